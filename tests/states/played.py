@@ -1,0 +1,178 @@
+"""What a played script has left, and the daemon's half of it: a fleet fed at the time of the script."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.host.page.page import Feed
+from ampwatch.settings import Settings
+from ampwatch.wire.records import EndRecord, StepRecord
+from ampwatch.wire.ring import RingReader
+from tests.states.clock import SECOND, START
+from tests.workshop.clocks import Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ampwatch.wire.records import Record, RunIdentity
+    from tests.states.acts import Act
+
+SCRAPE_SECONDS = 15
+AWAY_SECONDS = 30.0
+"""Time for which a daemon that is restarted is away."""
+
+
+@dataclass
+class Ring:
+    """The records of one rank with the time of each.
+
+    Attributes:
+        path: The file.
+        identity: Who wrote it.
+        records: Time, as Unix time in seconds, and record.
+        ended_s: Unix time from which on its process is gone; infinite while it lives.
+    """
+
+    path: Path
+    identity: RunIdentity
+    records: list[tuple[float, Record]]
+    ended_s: float
+
+    @classmethod
+    def read(cls, path: Path, *, lives: bool) -> Ring:
+        """Read the ring at ``path``, whose writer still ``lives`` when somebody looks."""
+        reader = RingReader(path)
+        now = reader.identity.started_ns / SECOND
+        records: list[tuple[float, Record]] = []
+        for record in reader.poll():
+            # Findings and ranges have no time of their own: they were written after the step before them.
+            if isinstance(record, (StepRecord, EndRecord)):
+                now = record.time_ns / SECOND
+            records.append((now, record))
+        assert not reader.joined_late
+        reader.close()
+        return cls(path, reader.identity, records, float("inf") if lives else now)
+
+
+class Daemon:
+    """A fleet whose clock the test sets, and all that shows it.
+
+    Attributes:
+        now: The time. Unit: s.
+    """
+
+    def __init__(self, rings: list[Ring], now: float) -> None:
+        self.clock = Clock(now)
+        self.fleet = Fleet(Settings(), self.clock)
+        passes = {"rings": CollectorPass(success=True, duration_seconds=0.001)}
+        self.exporter = PrometheusExporter(self.fleet, passes)
+        self._feed = Feed(self.fleet, self.clock)
+        self._rings = rings
+        self._read: dict[Path, int] = {}
+
+    def poll(self, now: float) -> None:
+        """Take in what the rings had at ``now``."""
+        self.clock.now = now
+        # Those that have ended first: a run that is started again must find its predecessor dead.
+        for ring in sorted(self._rings, key=lambda ring: ring.ended_s):
+            if ring.identity.started_ns / SECOND > now:
+                continue
+            first = self._read.get(ring.path, 0)
+            last = first
+            while last < len(ring.records) and ring.records[last][0] <= now:
+                last += 1
+            self._read[ring.path] = last
+            fresh = [record for _, record in ring.records[first:last]]
+            alive = now < ring.ended_s
+            self.fleet.apply(
+                str(ring.path), ring.identity, fresh, alive=alive, lost=0, dropped=0, pid=0
+            )
+        self.fleet.compare_views()
+
+    def scrape(self) -> str:
+        """Return what a Prometheus is answered now."""
+        return self.exporter.render("text/plain")[0].decode()
+
+    def state(self) -> dict[str, Any]:
+        """Return what a page is sent now, as JSON."""
+        state: dict[str, Any] = json.loads(json.dumps(self._feed.full()))
+        return state
+
+
+@dataclass
+class Played:
+    """A script that was played.
+
+    Attributes:
+        act: The script.
+        place: Where it has left what.
+        posted: Bodies that came in at the webhook, by the name of the training and the rank.
+    """
+
+    act: Act
+    place: Path
+    posted: dict[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict)
+
+    @cached_property
+    def looked_at(self) -> float:
+        """The moment at which all ways out are compared: the first scrape after the last word. Unit: s."""
+        said = float((self.place / "looked_at").read_text())
+        return START + -(-(said - START) // SCRAPE_SECONDS) * SCRAPE_SECONDS
+
+    @cached_property
+    def rings(self) -> list[Ring]:
+        lives = self.act.look != "ended"
+        return [Ring.read(p, lives=lives) for p in sorted((self.place / "rings").glob("*.ring"))]
+
+    @cached_property
+    def scrapes(self) -> list[tuple[float, str]]:
+        """Time and text of each scrape until somebody looks; empty text for a daemon that is away."""
+        return list(self._scraped())
+
+    def _scraped(self) -> Iterator[tuple[float, str]]:
+        daemon = Daemon(self.rings, START)
+        away_s = START + (self.act.daemon_restarts or float("inf"))
+        restarted = False
+        now = float(START)
+        while now <= self.looked_at:
+            if away_s <= now < away_s + AWAY_SECONDS:
+                yield now, ""
+            else:
+                if now >= away_s and not restarted:
+                    daemon, restarted = Daemon(self.rings, now), True
+                daemon.poll(now)
+                yield now, daemon.scrape()
+            now += SCRAPE_SECONDS
+        self.daemon = daemon
+
+    @cached_property
+    def daemon(self) -> Daemon:
+        """The daemon as it is when somebody looks."""
+        assert self.scrapes
+        daemon: Daemon = self.__dict__["daemon"]  # put there by the last scrape
+        return daemon
+
+    @cached_property
+    def page(self) -> dict[str, Any]:
+        """The state that the page is sent."""
+        return self.daemon.state()
+
+    def notes(self, file: str, rank: int = 0, training: str = "") -> list[dict[str, Any]]:
+        """Return what a rank has noted in ``file``, in order."""
+        path = self.place / f"{training or self.act.name}-{rank}" / file
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def report(self, name: str) -> str:
+        """Return what ``ampwatch report`` has said: text, json, html or all."""
+        if name == "html":
+            return (self.place / "report.html").read_text(encoding="utf-8")
+        return (self.place / f"report.{name}.out").read_text(encoding="utf-8")

@@ -1,0 +1,299 @@
+"""The table: what is true in each state, and so has to be said by every way out.
+
+The values are known from the scripts, not from ampwatch; what a row says of the loss scale and of
+lost gradients is compared with what the training itself has counted (``test_the_table``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LABELS = {"needs attention": "attention"}
+"""Words of a level in metrics, where they differ from those that are read."""
+
+NEVER_TRUE = (
+    r"true gradients are too large",
+    r"halved 0 times",
+    r"no scale would change anything",
+    r"[Tt]ensor cores? idle",
+    r"\bNone\b(?! of|:)",
+    r"<nil>|<no value>|%!",
+    r"\bnan\b",
+    r"\b\w+@\w[\w.:]*",
+    r"\bparam:",
+    r"\boptimizer:\d",
+)
+"""Sentences that are false in every state here, and notations that nobody is to read."""
+
+COLLAPSING = (r"is collapsing", r"becomes infinite in", r"At this pace")
+"""Sentences that are true only while steps are skipped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Root:
+    """A root cause.
+
+    Attributes:
+        kinds: Kinds that name it rightly.
+        where: Place as a finding has it; ``None`` where several are right.
+        place: The same in words.
+        op: The op; empty where there is none.
+        since: First step, and up to how much later it may be noticed.
+        severity: Worst of its story.
+        is_over: It is not current: it may be named, and need not be.
+    """
+
+    kinds: tuple[str, ...]
+    where: str | None
+    place: str
+    op: str
+    since: range
+    severity: str
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """The truth about one run in one state.
+
+    Attributes:
+        run: Label of the run; that of its name unless there are two of it.
+        levels: Words for the state that are right; one, but where two things have happened.
+        root: The root cause.
+        lost: Share of the gradient elements that the format loses; ``None`` where nobody can say.
+        scale: The loss scale; ``None`` without one.
+        cause: Rank whose end made the others end, and its error.
+        fires: Alerts that somebody is told of; one of each tuple.
+        silent: Alerts that do not fire when somebody looks.
+        pages: Whether any alert of severity warning or critical may ever have fired.
+        says: Patterns that page, alerts and report have each.
+        denies: Patterns that none of them may have.
+    """
+
+    run: str
+    levels: tuple[str, ...]
+    root: Root | None = None
+    lost: float | None = 0.0
+    scale: float | None = 32768.0
+    cause: tuple[int, str] | None = None
+    fires: tuple[tuple[str, ...], ...] = ()
+    silent: tuple[str, ...] = ()
+    pages: bool = True
+    says: tuple[str, ...] = ()
+    denies: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The words of the state in metrics."""
+        return tuple(LABELS.get(level, level) for level in self.levels)
+
+
+def _gate(since: int, **changes: bool) -> Root:
+    return Root(
+        kinds=("forward_overflow",),
+        where="encoder.gate",
+        place="module encoder.gate",
+        op="exp",
+        since=range(since, since + 1),
+        severity="critical",
+        **changes,
+    )
+
+
+def _flushed(since: range) -> Root:
+    # All parameters at once: which of them is named first does not matter.
+    return Root(
+        kinds=("grad_underflow",), where=None, place="", op="", since=since, severity="critical"
+    )
+
+
+def _diverged() -> Root:
+    return Root(
+        kinds=("forward_overflow",),
+        where="loss",
+        place="the loss, outside the model",
+        op="mse_loss",
+        since=range(101, 102),
+        severity="critical",
+    )
+
+
+_SCALE_ALERTS = (
+    "AmpwatchLossScaleCollapsed",
+    "AmpwatchLossScaleBelowOne",
+    "AmpwatchLossScaleLeftLow",
+    "AmpwatchSkipStorm",
+)
+_CRITICAL = ("AmpwatchLossScaleCollapsed", "AmpwatchCriticalFinding")
+
+TABLE: dict[str, tuple[Row, ...]] = {
+    "healthy": (Row(run="healthy", levels=("healthy",), pages=False, denies=COLLAPSING),),
+    "calibrating": (
+        Row(
+            run="calibrating",
+            levels=("calibrating",),
+            # Its gradients are infinite: how many would be lost nobody can say.
+            lost=None,
+            scale=2.0**21,
+            pages=False,
+            denies=COLLAPSING,
+        ),
+    ),
+    "saw_tooth": (
+        Row(run="saw-tooth", levels=("healthy",), scale=2.0**16, pages=False, denies=COLLAPSING),
+    ),
+    "storm": (
+        Row(
+            run="storm",
+            levels=("failing",),
+            root=_gate(60),
+            scale=2.0**-6,
+            fires=(_CRITICAL,),
+            says=(r"encoder\.gate", r"\bexp\b"),
+        ),
+    ),
+    "collapsed_and_left": (
+        Row(
+            run="collapsed-and-left",
+            levels=("failing",),
+            root=_gate(60),
+            lost=1.0,
+            scale=2.0**-29,
+            fires=(("AmpwatchLossScaleLeftLow",),),
+            silent=("AmpwatchLossScaleCollapsed",),
+            says=(r"encoder\.gate", r"\bexp\b"),
+            denies=(*COLLAPSING, r"has recovered"),
+        ),
+    ),
+    "recovering": (
+        Row(
+            run="recovering",
+            levels=("needs attention",),
+            root=_gate(60, is_over=True),
+            scale=32.0,
+            silent=("AmpwatchLossScaleCollapsed", "AmpwatchLossScaleLeftLow"),
+            denies=(*COLLAPSING, r"is stuck"),
+        ),
+    ),
+    "all_flushed": (
+        Row(
+            run="all-flushed",
+            levels=("failing",),
+            root=_flushed(range(100, 107)),
+            lost=1.0,
+            fires=(("AmpwatchUnderflowHigh", "AmpwatchCriticalFinding"),),
+            silent=_SCALE_ALERTS,
+            denies=COLLAPSING,
+        ),
+    ),
+    "never_learnt": (
+        Row(
+            run="never-learnt",
+            levels=("failing",),
+            root=_flushed(range(3)),
+            lost=1.0,
+            scale=2.0**-26,
+            fires=(
+                (
+                    "AmpwatchLossScaleLeftLow",
+                    "AmpwatchLossScaleBelowOne",
+                    "AmpwatchCriticalFinding",
+                ),
+            ),
+            silent=("AmpwatchLossScaleCollapsed", "AmpwatchSkipStorm"),
+            denies=COLLAPSING,
+        ),
+    ),
+    "never_applied": (
+        Row(
+            run="never-applied",
+            levels=("failing",),
+            root=_gate(0),
+            lost=None,
+            scale=0.0,
+            fires=(_CRITICAL,),
+            says=(r"encoder\.gate", r"\bexp\b"),
+            denies=(r"becomes infinite in",),
+        ),
+    ),
+    "diverged_and_finished": (
+        Row(
+            run="diverged-and-finished",
+            levels=("broken",),
+            root=_diverged(),
+            lost=None,
+            scale=None,
+            fires=(("AmpwatchRunEndedBroken",),),
+            silent=_SCALE_ALERTS,
+            says=(r"mse_loss",),
+        ),
+    ),
+    "diverged_and_killed": (
+        Row(
+            run="diverged-and-killed",
+            levels=("broken", "failed"),
+            root=_diverged(),
+            lost=None,
+            scale=None,
+            cause=(0, "killed"),
+            fires=(("AmpwatchRunFailed", "AmpwatchRunEndedBroken"),),
+            silent=_SCALE_ALERTS,
+            says=(r"mse_loss",),
+        ),
+    ),
+    "one_rank_dead": (
+        Row(
+            run="one-rank-dead",
+            levels=("failed",),
+            cause=(2, "killed"),
+            fires=(("AmpwatchRunFailed",),),
+            silent=_SCALE_ALERTS,
+            says=(r"[Rr]ank 2\b", r"killed"),
+            denies=(r"ranks alike",),
+        ),
+    ),
+    "one_rank_raised_of_eight": (
+        Row(
+            run="one-rank-raised-of-eight",
+            levels=("failed",),
+            cause=(3, "ValueError"),
+            fires=(("AmpwatchRunFailed",),),
+            silent=_SCALE_ALERTS,
+            says=(r"[Rr]ank 3\b", r"ValueError"),
+            denies=(r"ranks alike", r"out of memory"),
+        ),
+    ),
+    "stale": (
+        Row(
+            run="stale",
+            levels=("stale",),
+            fires=(("AmpwatchTrainingStalled",),),
+            silent=_SCALE_ALERTS,
+        ),
+    ),
+    "two_runs_of_one_name": (
+        Row(run="twins", levels=("healthy",), denies=COLLAPSING),
+        Row(
+            run="twins~2",
+            levels=("failing",),
+            root=_gate(240),
+            lost=None,
+            scale=2.0**-42,
+            fires=(("AmpwatchLossScaleCollapsed",),),
+            says=(r"encoder\.gate", r"\bexp\b"),
+        ),
+    ),
+    "bf16": (Row(run="bf16", levels=("healthy",), scale=None, pages=False, denies=COLLAPSING),),
+    "daemon_restarted": (
+        Row(
+            run="daemon-restarted",
+            levels=("healthy",),
+            scale=2.0**16,
+            pages=False,
+            denies=COLLAPSING,
+        ),
+    ),
+}
+"""The truth by state; two runs where two are trained."""
+
+WORST = {"critical": 2, "warning": 1, "info": 0, "": -1}

@@ -1,0 +1,38 @@
+"""In each scripted state every way out says the same, and what it says is so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.states.checks import WAYS, truth_of
+from tests.states.table import TABLE
+
+if TYPE_CHECKING:
+    from tests.states.score import Everything
+
+pytestmark = pytest.mark.services
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("state", TABLE)
+def test_what_is_said_is_so(everything: Everything, state: str, way: str) -> None:
+    """State, root, place, shares, scale and severities, and no sentence that the numbers refute."""
+    seen = everything.seen[state]
+
+    wrong = [f"{row.run}: {each}" for row in TABLE[state] for each in WAYS[way](seen, row)]
+
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("state", TABLE)
+def test_the_table(everything: Everything, state: str) -> None:
+    """The loss scale and the share that is lost are what the training itself has counted."""
+    seen = everything.seen[state]
+
+    for row in TABLE[state]:
+        last = truth_of(seen, row)[-1]
+        assert last["scale"] == row.scale
+        if row.lost is not None and last["finite_gradients"]:
+            assert last["zeros"] / last["elements"] == row.lost

@@ -33,8 +33,12 @@ REPORTED_EACH_TIME = 256
 """Up to this count a finding is reported each time: a scale that collapses from 65536 is gone
 after 166 steps, and until then its numbers should be current."""
 
+REPORTED_AGAIN_STEPS = 32
+"""Steps after which a finding that lasts is reported again: whoever reads it beside the newest step
+must not take for over what goes on. A record more in 32 steps, of which each makes two or more."""
+
 REPORTED_AGAIN_NS = 60 * 10**9
-"""Time after which a finding that lasts is reported again. Unit: ns."""
+"""Time after which it is reported again where steps take longer. Unit: ns."""
 
 
 class Notify(Protocol):
@@ -108,6 +112,7 @@ class FindingBook:
         self._entries: dict[str, _Entry] = {}
         self._unreported: dict[str, Finding] = {}
         self._reported_ns: dict[str, int] = {}
+        self._reported_step: dict[str, int] = {}
         self.now_ns = 0
         self._culprit: Finding | None = None
         self._attached = 0
@@ -185,13 +190,19 @@ class FindingBook:
     def count(self, finding: Finding, step: int) -> bool:
         """Count one more iteration; return whether it is time to report it again.
 
-        Every time at first, then once a minute: whoever watches sees that it lasts.
+        Every time at first, then every ``REPORTED_AGAIN_STEPS``, or once a minute: whoever watches
+        sees that it lasts.
         """
         finding.count += 1
         finding.last_step = step
         self._unreported[finding.key] = finding
         waited_ns = self.now_ns - self._reported_ns.get(finding.key, 0)
-        return finding.count <= REPORTED_EACH_TIME or waited_ns >= REPORTED_AGAIN_NS
+        waited_steps = step - self._reported_step.get(finding.key, 0)
+        return (
+            finding.count <= REPORTED_EACH_TIME
+            or waited_steps >= REPORTED_AGAIN_STEPS
+            or waited_ns >= REPORTED_AGAIN_NS
+        )
 
     def again(
         self, kind: str, where: str, step: int, says: Says | None = None, /, **evidence: float
@@ -229,14 +240,38 @@ class FindingBook:
         return made[-1]
 
     def make_once(self, finding: Finding) -> None:
-        """Enter a finding, or count its kind again if that has been made, wherever it was."""
-        if self.again_anywhere(finding.kind, finding.last_step, **finding.evidence) is None:
+        """Enter a finding, or count its kind again if that has been made, wherever it was.
+
+        Numbers and sentence are the newest at the place where it was made. Those of another place
+        would stand beside its name, and are only counted.
+        """
+        made = self.of_kind(finding.kind)
+        if not made:
             self.make(finding)
+        elif made[-1].where == finding.where:
+            self.renew(finding)
+        else:
+            self.again(finding.kind, made[-1].where, finding.last_step)
+
+    def renew(self, finding: Finding) -> bool:
+        """Count a finding again with the numbers and the sentence of a newer one of its place.
+
+        Returns:
+            Whether it had been made at all.
+        """
+        return self.again(
+            finding.kind,
+            finding.where,
+            finding.last_step,
+            lambda _: finding.summary,
+            **finding.evidence,
+        )
 
     def report_change(self, finding: Finding) -> None:
         """Pass on a finding that has changed, as an escalation if its severity has risen."""
         self._unreported.pop(finding.key, None)
         self._reported_ns[finding.key] = self.now_ns
+        self._reported_step[finding.key] = finding.last_step
         entry = self._entries.get(finding.key)
         risen_from = None if entry is None else entry.own.move(finding.severity, self.now_ns)
         if entry is not None and risen_from is not None:

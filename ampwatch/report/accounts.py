@@ -9,6 +9,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.places import in_words
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,12 +23,6 @@ _PHASES = {
     "optimizer": "optimizer step",
     "eval": "evaluation",
     "config": "set-up of the training",
-}
-_PLACES = {
-    "": "the model itself",
-    "loss": "the loss, outside the model",
-    "api": "the training loop",
-    "env": "the machine and its settings",
 }
 _MANY = 8
 
@@ -58,16 +54,7 @@ def cut(text: str, max_characters: int) -> str:
 
 def place(finding: Finding) -> str:
     """Say where it happened: what is called ``where`` in a finding, in words."""
-    prefix, colon, name = finding.where.partition(":")
-    if finding.where in _PLACES:
-        return _PLACES[finding.where]
-    if colon and prefix == "param":
-        return f"parameter {name}"
-    if colon and prefix == "buffer":
-        return f"buffer {name}"
-    if colon and prefix == "optimizer":
-        return f"optimizer {name}"
-    return f"module {finding.where}"
+    return in_words(finding.where)
 
 
 def circumstances(story: Story) -> list[str]:

@@ -25,7 +25,8 @@ _TERMS = (
             "loss scale",
             "float16 cannot hold very small gradients, so the loss is multiplied by a large number"
             " before backward() and the gradients are divided by it afterwards; torch.amp.GradScaler"
-            " chooses that number: it halves it after every overflow and doubles it after 2000 good steps",
+            " chooses that number: it halves it after every overflow and doubles it after as many good"
+            " steps in a row as its growth_interval says",
         ),
     ),
     (

@@ -57,7 +57,7 @@ def _finding(kind: str, where: str = "optimizer:0") -> Finding:
     return Finding(kind, Severity.WARNING, where, "what happened", "what to change")
 
 
-def test_a_finding_is_reported_each_time_at_first_and_then_once_a_minute() -> None:
+def test_a_finding_is_reported_each_time_at_first_and_then_every_few_steps() -> None:
     """Current while it is young; one that lasts for ever stays fresh and does not flood."""
     ear = Ear()
     book = FindingBook(ear)
@@ -66,10 +66,37 @@ def test_a_finding_is_reported_each_time_at_first_and_then_once_a_minute() -> No
         book.now_ns = step * 10**9 // 10  # ten steps a second
         book.again("a", "optimizer:0", step, loss_scale=float(step))
 
-    assert [count for _, count, _ in ear.heard] == [*range(1, 257), 856, 1456]
-    assert [new for _, _, new in ear.heard] == [True] + [False] * 257
+    later = [*range(288, 2001, 32)]
+    assert [count for _, count, _ in ear.heard] == [*range(1, 257), *later]
+    assert [new for _, _, new in ear.heard] == [True] + [False] * (255 + len(later))
     assert book.findings[0].evidence == {"loss_scale": 1999.0}
     assert book.findings[0].last_step == 1999
+
+
+def test_a_finding_of_long_steps_is_reported_once_a_minute() -> None:
+    """However few steps that are."""
+    ear = Ear()
+    book = FindingBook(ear)
+    book.make(_finding("a"))
+    for step in range(1, 300):
+        book.now_ns = step * 10 * 10**9  # ten seconds a step
+        book.again("a", "optimizer:0", step)
+
+    assert [count for _, count, _ in ear.heard][256:] == [262, 268, 274, 280, 286, 292, 298]
+
+
+def test_numbers_and_sentence_are_of_one_moment_and_of_one_place() -> None:
+    """What is seen elsewhere is counted; its numbers would stand beside another name."""
+    book = FindingBook(Ear())
+    for step, where in enumerate(("a", "a", "b")):
+        finding = _finding("slow", where)
+        finding.summary, finding.last_step = f"at step {step}", step
+        finding.evidence = {"share": step / 4}
+        book.make_once(finding)
+
+    (made,) = book.findings
+    assert (made.summary, made.evidence) == ("at step 1", {"share": 0.25})
+    assert (made.count, made.last_step) == (3, 2)
 
 
 def test_what_was_counted_and_not_reported_is_reported_at_the_end() -> None:
@@ -82,7 +109,7 @@ def test_what_was_counted_and_not_reported_is_reported_at_the_end() -> None:
     book.report_changes()
     book.report_changes()
 
-    assert ear.heard[-2:] == [("a@optimizer:0", 256, False), ("a@optimizer:0", 300, False)]
+    assert ear.heard[-2:] == [("a@optimizer:0", 288, False), ("a@optimizer:0", 300, False)]
 
 
 def test_a_kind_that_is_made_once_is_counted_wherever_it_is_seen_again() -> None:

@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import pytest
 
+from ampwatch.training import session
 from ampwatch.training.iteration import governor
+from tests.diagnosis.words import ReadDiagnosis
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _every_word_is_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What any story says, at each of its steps, has to hold: see ``tests.diagnosis.words``."""
+    monkeypatch.setattr(session, "Diagnosis", ReadDiagnosis)
+    ReadDiagnosis.readers.clear()
+    yield
+    complaints = [c for reader in ReadDiagnosis.readers for c in reader.complaints]
+    ReadDiagnosis.readers.clear()
+    assert complaints == []
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from ampwatch.diagnosis.performance.op_shares import (
     ops_in,
     place,
 )
+from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Finding, Severity
 
@@ -93,7 +94,7 @@ class AutocastState:
             census,
             Severity.WARNING if applies else Severity.INFO,
             lone.module,
-            f"{lone.module or 'the model'} was called without autocast"
+            f"{in_words(lone.module) if lone.module else 'the model'} was called without autocast"
             f" {'once' if calls == 1 else f'{calls} times'}: {REGION_ELSEWHERE[lone.reason]}"
             f" ({region})",
             {"calls": float(calls)},
@@ -119,7 +120,7 @@ class AutocastState:
             Severity.WARNING,
             where,
             f"{share:.0%} of the FLOPs of the forward pass ran without autocast, in"
-            f" {where or 'the model'}: {REGION_ELSEWHERE[reason]}",
+            f" {in_words(where)}: {REGION_ELSEWHERE[reason]}",
             {"float32_share": share},
         )
 

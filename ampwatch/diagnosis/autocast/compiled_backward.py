@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class CompiledBackward:
                 where=where,
                 op=seen.op,
                 summary=(
-                    f"The gradient of {where or 'a parameter'} is not finite after the backward of"
+                    f"The gradient of {in_words(where) if where else 'a parameter'} is not finite after the backward of"
                     f" step {seen.step}: its module is kept out of autocast, but torch.compile has"
                     f" traced the backward under the autocast of the forward, in {seen.dtype}"
                 ),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -41,6 +43,9 @@ class StaleCasts:
 
     def observe(self, seen: StaleCast) -> None:
         """Take in a forward with casts from before the last step."""
+        first = (
+            f", the first of them {in_words(f'param:{seen.parameter}')}" if seen.parameter else ""
+        )
         where = f"param:{seen.parameter}" if seen.parameter else "api"
         if any(f.last_step == seen.step for f in self._book.of_kind(STALE_AUTOCAST_CACHE.slug)):
             return  # another sensor has seen it in the same iteration
@@ -50,8 +55,8 @@ class StaleCasts:
                 severity=STALE_AUTOCAST_CACHE.severity,
                 where=where,
                 summary=(
-                    f"A forward in step {seen.step} used {seen.casts} weights as they had been before"
-                    f" they were last changed, the first of them {where}: the autocast region was"
+                    f"A forward in step {seen.step} used {counted(seen.casts, 'weight')} as before the"
+                    f" last change{first}: the autocast region was"
                     f" not left in between, and keeps what it has cast to {seen.dtype}. The model"
                     f" does not see its updates"
                 ),

@@ -12,7 +12,9 @@ from ampwatch.diagnosis.calls.known_errors import (
     RECURRENT,
     KnownError,
 )
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -80,9 +82,15 @@ def _finding(seen: Raised, known: KnownError, match: re.Match[str] | None) -> Fi
     op = known.op or _op_of(seen, match)
     names, evidence = _gradients(seen)
     if known is FLOAT16_GRADIENTS and seen.in_float16:
-        names += f". In float16: {_list(seen.in_float16)}, of {seen.parameters} parameters"
-        evidence = {**evidence, "in_float16": float(len(seen.in_float16))}
-    place = f" in {_words(where)}" if where != "api" else ""
+        names += (
+            f". In float16: {_list(seen.in_float16)}, of {counted(seen.parameters, 'parameter')}"
+        )
+        evidence = {
+            **evidence,
+            "in_float16": float(len(seen.in_float16)),
+            "parameters": float(seen.parameters),
+        }
+    place = f" in {in_words(where)}" if where != "api" else ""
     shown = seen.message.strip().splitlines()[0][:200] if seen.message.strip() else ""
     return Finding(
         kind=API_ERROR.slug,
@@ -109,10 +117,6 @@ def _where(seen: Raised, phase: str) -> str:
     if phase in ("forward", "backward") and seen.module is not None:
         return seen.module
     return "loss" if phase == "forward" else "api"
-
-
-def _words(where: str) -> str:
-    return where or "the model itself"
 
 
 def _op_of(seen: Raised, match: re.Match[str] | None) -> str:

@@ -14,6 +14,7 @@ from ampwatch.diagnosis.calls.kinds import (
     SCALE_CHANGED_MID_ACCUMULATION,
     UNSCALED_STEP,
 )
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
     MixedGradients,
@@ -24,6 +25,7 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledClip,
     ScaledStep,
 )
+from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.state.poisoned_state import PARAM_NONFINITE
 from ampwatch.wire.records import Finding, Severity
 
@@ -84,7 +86,7 @@ class ApiMisuse:
                 where,
                 seen.step,
                 "optimizer",
-                f"{seen.function} limited gradients of {where} to {seen.limit:g} at step {seen.step}"
+                f"{seen.function} limited gradients of {in_words(where)} to {seen.limit:g} at step {seen.step}"
                 f" while they were still multiplied by the loss scale of {scale:g}{norm}: after"
                 f" unscaling the limit is {seen.limit / scale:.3g}, and the optimizer all but stops",
                 source=seen.source,
@@ -124,16 +126,16 @@ class ApiMisuse:
             self._name(self._unnamed.step + WAIT_FOR_NAME)
 
     def _say_nonfinite(self, seen: NonfiniteClip, where: str) -> None:
-        count = f" ({seen.broken} elements)" if seen.broken else ""
+        count = f" ({counted(seen.broken, 'element')})" if seen.broken else ""
         self._say(
             _warning(
                 CLIP_NONFINITE_NORM,
                 where,
                 seen.step,
                 "optimizer",
-                f"clip_grad_norm_ scaled the gradients by a norm of {seen.norm:g} at step {seen.step},"
-                f" which turns all of them into zeros and NaN, and optimizer:{seen.optimizer} took the"
-                f" step; the gradient that was not finite{count} is that of {where}",
+                f"clip_grad_norm_ scaled the gradients by a norm of {_norm(seen.norm)} at step {seen.step},"
+                f" which turns all of them into zeros and NaN, and optimizer {seen.optimizer} took the"
+                f" step; the gradient that was not finite{count} is {_of(where)}",
                 source=seen.source,
                 evidence={"norm": seen.norm, "limit": seen.limit, "nonfinite": float(seen.broken)},
             )
@@ -149,8 +151,8 @@ class ApiMisuse:
                 where,
                 seen.step,
                 "optimizer",
-                f"{where} was stepped directly at step {seen.step} with the gradients of"
-                f" {seen.parameters} parameters still multiplied by the loss scale of {scale:g}:"
+                f"Optimizer {seen.optimizer} was stepped directly at step {seen.step} with the gradients"
+                f" of {counted(seen.parameters, 'parameter')} still multiplied by the loss scale of {scale:g}:"
                 f" nothing has divided them by it, and nothing skips a step with infinities",
                 source=seen.source,
                 evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
@@ -164,18 +166,18 @@ class ApiMisuse:
         where = f"optimizer:{seen.optimizer}"
         if seen.after_unscale:
             what = (
-                f"a scaled loss was added, after unscale_, to the gradients of {seen.parameters}"
-                f" parameters that had been divided by the scale already: it weighs {scale:g} times"
+                f"a scaled loss was added, after unscale_, to the gradients of"
+                f" {counted(seen.parameters, 'parameter')} that had been divided by the scale already: it weighs {scale:g} times"
                 f" too much"
             )
         elif seen.any_scaled:
             what = (
-                f"the gradients of {seen.parameters} parameters hold a loss that was not scaled"
+                f"the gradients of {counted(seen.parameters, 'parameter')} hold a loss that was not scaled"
                 f" beside others that were: after unscaling it weighs 1/{scale:g} of what it should"
             )
         else:
             what = (
-                f"the gradients of {seen.parameters} parameters come from losses that were not"
+                f"the gradients of {counted(seen.parameters, 'parameter')} come from losses that were not"
                 f" scaled, and are divided by the scale of {scale:g} all the same"
             )
         self._say(
@@ -184,8 +186,8 @@ class ApiMisuse:
                 where,
                 seen.step,
                 "backward",
-                f"Scaled and unscaled losses are mixed in {where} at step {seen.step}: {what}, for"
-                f" example param:{seen.parameter}",
+                f"Scaled and unscaled losses are mixed in {in_words(where)} at step {seen.step}: {what},"
+                f" for example {in_words(f'param:{seen.parameter}')}",
                 source=seen.source,
                 evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
             )
@@ -200,7 +202,8 @@ class ApiMisuse:
                 where,
                 seen.step,
                 "backward",
-                f"Gradients of {where} were accumulated over {seen.updates} updates of the scaler until"
+                f"Gradients of {in_words(where)} were accumulated over"
+                f" {counted(seen.updates, 'update')} of the scaler until"
                 f" step {seen.step}: a part of them was multiplied by {seen.other:g}, all of them are"
                 f" divided by {seen.scale:g}",
                 source=seen.source,
@@ -254,7 +257,17 @@ class ApiMisuse:
         if made is None:
             self._book.make(finding)
         elif made.last_step != finding.last_step:
-            self._book.again(made.kind, made.where, finding.last_step, **finding.evidence)
+            self._book.renew(finding)
+
+
+def _norm(norm: float) -> str:
+    return "NaN" if math.isnan(norm) else f"{norm:g}"
+
+
+def _of(where: str) -> str:
+    """Return whose a gradient is: a parameter's, or one of an optimizer's."""
+    of_one = where.startswith("param:")
+    return f"that of {in_words(where)}" if of_one else f"one of those of {in_words(where)}"
 
 
 def _warning(kind: Kind, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:

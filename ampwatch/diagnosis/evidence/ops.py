@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 
 
+TENSOR_CORES_FROM = (7, 0)
+"""Compute capability of the first GPUs that have tensor cores."""
+
+
 class OpKey(NamedTuple):
     """Properties that the ops of one tally have in common.
 
@@ -148,6 +152,12 @@ class Machine(NamedTuple):
     cudnn_benchmark: bool = False
     peak_flops: Mapping[str, float] = MappingProxyType({})
     memory_bandwidth: float = 0.0
+
+    @property
+    def has_no_tensor_cores(self) -> bool:
+        """Whether it is known to have none: a CPU, or a GPU from before they were built in."""
+        is_older = self.capability is not None and self.capability < TENSOR_CORES_FROM
+        return self.device_type == "cpu" or is_older
 
 
 class LayerShape(NamedTuple):

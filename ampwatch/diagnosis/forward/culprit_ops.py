@@ -104,6 +104,7 @@ class CulpritOps:
         if made is not None:
             if trace.tried and not made.advice.startswith(TRIED):
                 made.advice = _advice(found, trace)
+                made.evidence["tried_step"] = float(trace.step)
                 self._book.report_change(made)
             if trace.step > made.last_step:  # what arrives late may have been counted already
                 # The numbers stay those of the step that the summary is about.
@@ -166,7 +167,7 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
         source=birth.source,
         first_step=trace.step,
         last_step=trace.step,
-        evidence=_evidence(found),
+        evidence=_evidence(found) | ({"tried_step": float(trace.step)} if trace.tried else {}),
     )
 
 
@@ -189,6 +190,7 @@ def _evidence(found: Diagnosed) -> dict[str, float]:
         "out_amax": birth.out.amax,
         "dtype_max": limit_of(birth.out.dtype),
         "in_amin": min((v.amin for v in birth.inputs if not math.isnan(v.amin)), default=math.nan),
+        "number": birth.number,
         "other_births": float(found.others),
     }
     return {name: value for name, value in evidence.items() if not math.isnan(value)}

@@ -17,6 +17,7 @@ from ampwatch.diagnosis.forward.kinds import (
     REDUCE_OVERFLOW,
     SILENT_OVERFLOW,
 )
+from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import HALF
 from ampwatch.numerics.units.ops import Phase
 
@@ -36,7 +37,7 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "limit": f"{limit_of(birth.out.dtype):.6g}",
         "squashed": birth.absorbed_by.most_common(1)[0][0] if birth.absorbed_by else "",
         "hidden_by": birth.hidden_by,
-        "where": found.where.removeprefix("param:"),
+        "where": in_words(found.where),
         "step": str(step),
         "why": _why(found),
     }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, before, during, likely, since
+from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -150,11 +151,16 @@ class ForwardRange:
         self.focus -= {n for n in self.focus if step - self._focused[n][0] >= FOCUS_STEPS}
 
     def _say(self, name: str, amax: float, step: int, ahead: float) -> None:
-        evidence = {"amax": amax, "max": FLOAT16_MAX, "steps_to_overflow": ahead}
+        evidence = {
+            "amax": amax,
+            "max": FLOAT16_MAX,
+            "times_below_max": FLOAT16_MAX / amax,
+            "steps_to_overflow": ahead,
+        }
         says = (
-            f"The output of module {name or '(root)'} has come to {amax:.6g} at step {step},"
-            f" {FLOAT16_MAX / amax:.2g} times below the end of float16, and rises: at this"
-            f" rate it overflows in {counted(ahead, 'step')}"
+            f"The output of {in_words(name)} had come to {amax:.6g} at step {step}, where float16 ends"
+            f" at {FLOAT16_MAX:.6g}, and rose: at the rate of then it overflows"
+            f" {counted(ahead, 'step')} later"
         )
         if self._book.again(HEADROOM_LOW.slug, name, step, lambda _: says, **evidence):
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.gradients.kinds import FP16_WITHOUT_SCALER, GRAD_UNDERFLOW, RANGE_TOO_WIDE
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, of_parameters
 from ampwatch.diagnosis.gradients.low_scale import LowScale
+from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -152,35 +153,40 @@ class GradientRange:
             evidence["lost_share_here"] = worst
         made = self._book.of_kind(FP16_WITHOUT_SCALER.slug)
         stopped = self._stopped(step)
-        if made and (severity is Severity.INFO or made[-1].severity is not Severity.INFO):
-            self._book.again_anywhere(FP16_WITHOUT_SCALER.slug, step, **evidence)
-            if stopped and made[-1].severity is not Severity.CRITICAL:
-                made[-1].summary += stopped
-            self._escalate(FP16_WITHOUT_SCALER, stopped)
-            return
         harm = (
             f"{share:.1%} of all gradient elements are zero only because of float16, most of them"
-            f" in {where}"
+            f" in {in_words(where)}"
             if severity is Severity.WARNING
             else "so far the gradients are large enough for it"
         )
-        self._book.make(
-            Finding(
-                kind=FP16_WITHOUT_SCALER.slug,
-                severity=severity,
-                where=where,
-                summary=(
-                    f"Gradients come out of float16 without an enabled GradScaler; {harm}, as of step"
-                    f" {step}"
-                ),
-                advice=FP16_WITHOUT_SCALER.advice,
-                phase="backward",
-                dtype="float16",
-                first_step=step,
-                last_step=step,
-                evidence=evidence,
-            )
+        finding = Finding(
+            kind=FP16_WITHOUT_SCALER.slug,
+            severity=severity,
+            where=where,
+            summary=(
+                f"Gradients come out of float16 without an enabled GradScaler; {harm}, as of step"
+                f" {step}"
+            ),
+            advice=FP16_WITHOUT_SCALER.advice,
+            phase="backward",
+            dtype="float16",
+            first_step=step,
+            last_step=step,
+            evidence=evidence,
         )
+        if not made or (severity is not Severity.INFO and made[-1].severity is Severity.INFO):
+            self._book.make(finding)
+            return
+        if severity is not Severity.INFO and made[-1].severity is Severity.CRITICAL:
+            finding.summary += stopped
+        # Numbers of another parameter would stand beside the name of the one it was made for.
+        if made[-1].where == where:
+            self._book.renew(finding)
+        else:
+            self._book.again_anywhere(FP16_WITHOUT_SCALER.slug, step)
+        if stopped and made[-1].severity is not Severity.CRITICAL:
+            made[-1].summary += stopped
+        self._escalate(FP16_WITHOUT_SCALER, stopped)
 
     def _too_wide(
         self, iteration: Iteration, gradients: Mapping[str, Gradient], worst: str, share: float
@@ -203,8 +209,8 @@ class GradientRange:
 
         def says(since: int) -> str:
             return (
-                f"No loss scale fits, since step {since}: {where} overflows float16 at a scale of"
-                f" {cap.overflows_at:.6g}, while param:{worst} needs {needed:.3g} and is flushed to"
+                f"No loss scale fits, since step {since}: {in_words(where)} overflows float16 at a scale of"
+                f" {cap.overflows_at:.6g}, while {in_words(f'param:{worst}')} needs {needed:.3g} and is flushed to"
                 f" zero at the present {scale:.6g}, at step {iteration.step}"
             )
 
@@ -249,9 +255,9 @@ class GradientRange:
 
         def says(since: int) -> str:
             return (
-                f"{share_here:.1%} of the gradient elements of {where} are zero only because"
-                f" of float16, since step {since}, at a loss scale of {scale:.6g}; of all"
-                f" gradients {share:.1%}{stopped}"
+                f"{share_here:.1%} of the gradient elements of {in_words(where)} are zero only because"
+                f" of float16, since step {since}, at a loss scale of {scale:.6g} at step {step}; of"
+                f" all gradients {share:.1%}{stopped}"
             )
 
         if self._book.again(GRAD_UNDERFLOW.slug, where, step, says, **evidence):

@@ -111,7 +111,7 @@ SCALE_STUCK_LOW = Kind(
     ),
     advice=(
         "Raise the scale by hand (scaler.update(new_scale)) or make the scaler recover faster"
-        " (GradScaler(growth_interval=100)); find and drop the batches that brought it down."
+        " (a smaller growth_interval); find and drop the batches that brought it down."
     ),
     explained_by=(
         before(

@@ -49,7 +49,15 @@ class LossDtype:
             and scale >= FLOAT16.overflow_from
         ):
             return
-        if self._book.again(FP16_LOSS_CAPS_SCALE.slug, "loss", step, loss_scale=scale):
+
+        def says(since: int) -> str:
+            return (
+                f"The loss is a float16 tensor: a loss scale of {scale:.6g} becomes infinite in the"
+                f" first op of backward, so step {step} had to be skipped, and so has every step since"
+                f" step {since} at a scale above {FLOAT16.max:.6g}"
+            )
+
+        if self._book.again(FP16_LOSS_CAPS_SCALE.slug, "loss", step, says, loss_scale=scale):
             return
         self._book.make(
             Finding(
@@ -57,11 +65,7 @@ class LossDtype:
                 severity=FP16_LOSS_CAPS_SCALE.severity,
                 where="loss",
                 op="mul",
-                summary=(
-                    f"The loss is a float16 tensor: a loss scale of {scale:.6g} becomes infinite in"
-                    f" the first op of backward, so the step {step} had to be skipped, and so has"
-                    f" every step after a growth to 65536"
-                ),
+                summary=says(step),
                 advice=FP16_LOSS_CAPS_SCALE.advice,
                 phase="backward",
                 dtype="float16",

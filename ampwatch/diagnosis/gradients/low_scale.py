@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW, SCALE_STUCK_LOW
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
+from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_dynamics import SCALE_BELOW_ONE, SCALE_COLLAPSE
+from ampwatch.diagnosis.scale.scale_words import quick_interval
 from ampwatch.wire.records import Finding
 
 if TYPE_CHECKING:
@@ -32,6 +35,15 @@ SAME_LOSS = 2.0
 """Ratio of the loss to that under the largest scale up to which the two are comparable."""
 
 
+class _Then(Enum):
+    """What a scale that was stuck low has done since."""
+
+    STUCK = auto()
+    FELL = auto()
+    ROSE = auto()
+    CAME_BACK = auto()
+
+
 class LowScale:
     """Follows how far the scale is below the largest one that a step was taken with.
 
@@ -45,9 +57,15 @@ class LowScale:
         self._was_largest_at = 0
         self._rested = 0
         self._loss_then = math.nan
+        self._made: Finding | None = None
+        self._largest_then = 0.0
+        self._share = 0.0
+        self._then = _Then.STUCK
 
     def follow(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
+        if self._made is not None and iteration.loss_scale != verdict.scale_before:
+            self._renew(self._made, iteration)
         if verdict.set_by_hand:
             self._largest_applied = 0.0
         if verdict.skipped or verdict.grew:
@@ -128,48 +146,93 @@ class LowScale:
     ) -> Finding | None:
         if scale > STUCK_FALL * self._largest_applied or self._rested < STUCK_AFTER:
             return None
-        steps_back = self._steps_back(iteration, scale)
-        if steps_back < STUCK_STEPS:
+        if self._steps_back(iteration, scale) < STUCK_STEPS:
             return None
-        evidence = {
-            "loss_scale": scale,
-            "loss_scale_before": self._largest_applied,
-            "steps_back": steps_back,
-            "lost_share": share,
-        }
-        harm = (
-            f"{share:.1%} of all gradient elements are flushed to zero, most of them in {where}"
-            if share
-            else "the loss is being shrunk"
-        )
-        interval = iteration.scaler.growth_interval if iteration.scaler else 0
-        largest = self._largest_applied
-
-        def says(since: int) -> str:
-            return (
-                f"The loss scale is stuck at {scale:.6g}, low since step {since}: a burst of skipped"
-                f" steps brought it down from {largest:.6g}, which would fit again, the way back"
-                f" takes {counted(steps_back, 'step')} at the growth interval of {interval}, and"
-                f" meanwhile {harm}"
-            )
-
-        made = self._book.again_anywhere(SCALE_STUCK_LOW.slug, iteration.step, says, **evidence)
-        if made is not None:
-            return made
+        self._largest_then, self._share = self._largest_applied, share
+        self._then = _Then.STUCK
+        if self._made is not None:
+            again = self._book.count(self._made, iteration.step)
+            self._describe(self._made, iteration, scale)
+            if again:
+                self._book.report_change(self._made)
+            return self._made
         first = iteration.step - self._rested + 1
-        finding = Finding(
+        interval = iteration.scaler.growth_interval if iteration.scaler else 0
+        self._made = finding = Finding(
             kind=SCALE_STUCK_LOW.slug,
             severity=SCALE_STUCK_LOW.severity,
             where=where,
-            summary=says(first),
-            advice=SCALE_STUCK_LOW.advice.replace(
-                "growth_interval=100", f"growth_interval={min(100, max(1, interval // 10))}"
-            ),
+            summary="",
+            advice=_advice(self._largest_then, interval),
             phase="backward",
             dtype="float16",
             first_step=first,
             last_step=iteration.step,
-            evidence=evidence,
         )
+        self._describe(finding, iteration, scale)
         self._book.make(finding)
         return finding
+
+    def _describe(self, finding: Finding, iteration: Iteration, scale: float) -> None:
+        """Put the numbers as they stand into the finding of a scale that is low."""
+        scaler, largest, share = iteration.scaler, self._largest_then, self._share
+        growths = math.log(largest / scale) / math.log(scaler.growth_factor) if scaler else 0.0
+        interval = scaler.growth_interval if scaler else 0
+        steps_back = growths * interval
+        finding.evidence = {
+            "loss_scale": scale,
+            "loss_scale_before": largest,
+            "steps_back": steps_back,
+            "lost_share": share,
+        }
+        harm = (
+            f"{share:.1%} of all gradient elements are flushed to zero, most of them in"
+            f" {in_words(finding.where)}"
+            if share
+            else "the loss is being shrunk"
+        )
+        finding.summary = (
+            f"The loss scale is stuck at {scale:.6g}, low since step {finding.first_step}: a burst of"
+            f" skipped steps brought it down from {largest:.6g}, which would fit again, the way back"
+            f" takes {counted(steps_back, 'step')} at the growth interval of {interval}, and"
+            f" meanwhile {harm}"
+        )
+
+    def _renew(self, finding: Finding, iteration: Iteration) -> None:
+        """Bring the finding up to date: the scale has moved since."""
+        before, scale, largest = iteration.scale_before, iteration.loss_scale, self._largest_then
+        if scale < before:
+            now, words = _Then.FELL, "it was brought down again at step"
+        elif scale > STUCK_FALL * largest:
+            now, words = _Then.CAME_BACK, f"it has come back to {scale:.6g} by step"
+        else:
+            now, words = _Then.ROSE, f"it has grown to {scale:.6g} by step"
+        # Where it goes from there, up and down, is the scaler's business again.
+        if now is self._then and now is not _Then.ROSE:
+            return
+        self._then = now
+        finding.evidence = {
+            "loss_scale": scale,
+            "loss_scale_before": largest,
+            "newest_step": float(iteration.step),
+        }
+        finding.summary = (
+            f"The loss scale was stuck low from step {finding.first_step} to step {finding.last_step},"
+            f" after a burst of skipped steps had brought it down from {largest:.6g}; {words}"
+            f" {iteration.step}"
+        )
+        self._book.report_change(finding)
+
+
+def _advice(scale: float, interval: int) -> str:
+    """Return the advice of the kind, with the scale to raise it to and a growth interval that is less."""
+    quick = quick_interval(interval)
+    faster = (
+        f" or make the scaler recover faster (GradScaler(growth_interval={quick}))"
+        if quick < interval
+        else ""
+    )
+    return (
+        f"Raise the scale by hand (scaler.update({scale:.6g})){faster}; find and drop the batches that"
+        f" brought it down."
+    )

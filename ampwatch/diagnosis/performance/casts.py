@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
+from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import HALF_DTYPES, Fallback, OpKind
 from ampwatch.wire.records import Finding, Severity
 
@@ -162,7 +163,7 @@ class Casts:
         self, census: OpCensus, sums: _Sums, amounts: Counter[str], what: str, avoidable: float
     ) -> None:
         where = heaviest(amounts)
-        what = what.format(most=f"most in {where or '(root)'}")
+        what = what.format(most=f"most in {in_words(where)}")
         share = sums.cast_bytes / sums.bytes
         self._book.make_once(
             Finding(

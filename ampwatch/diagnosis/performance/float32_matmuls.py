@@ -15,6 +15,7 @@ from ampwatch.diagnosis.performance.op_shares import (
     ops_in,
     place,
 )
+from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Finding, Severity
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
     from ampwatch.settings import Settings
+
+_AUTOCAST = (
+    "Let autocast have the matmuls: take the torch.autocast(device_type, enabled=False) away, or"
+    " draw it around the ops that need float32 only, and cast their results back."
+)
 
 FP32_MATMUL = Kind(
     slug="fp32_matmul",
@@ -31,8 +37,7 @@ FP32_MATMUL = Kind(
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the dtypes of the matrix products were read as they ran"),
     advice=(
-        "Let autocast have the matmuls: take the torch.autocast(device_type, enabled=False) away, or"
-        " draw it around the ops that need float32 only, and cast their results back. What has to"
+        f"{_AUTOCAST} What has to"
         " stay in float32 runs on the tensor cores of GPUs of compute capability 8.0 and newer as"
         " TF32: torch.set_float32_matmul_precision('high')."
     ),
@@ -113,7 +118,7 @@ class Float32Matmuls:
         why = (
             "no autocast is used, and TF32 is off"
             if reason is None
-            else f"most of it in {where or '(root)'}, {WORDS[reason]}, although autocast is"
+            else f"most of it in {in_words(where)}, {WORDS[reason]}, although autocast is"
             f" {' and '.join(census.autocast_dtypes)}"
         )
         self._book.make_once(
@@ -126,7 +131,7 @@ class Float32Matmuls:
                     f"{share:.0%} of the FLOPs of the forward pass are float32 matmuls and"
                     f" convolutions at step {census.step}: {why}"
                 ),
-                advice=FP32_MATMUL.advice,
+                advice=_AUTOCAST if self._machine.has_no_tensor_cores else FP32_MATMUL.advice,
                 phase="forward",
                 dtype="float32",
                 first_step=census.step,

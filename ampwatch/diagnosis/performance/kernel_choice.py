@@ -146,9 +146,10 @@ class SlowKernels:
         if gain is not None:
             evidence["recoverable_seconds"] = gain
             evidence["gain_ratio"] = gain * window.iterations / window.wall_s
-        finding = self._book.again_anywhere(sort.kind.slug, last, **evidence)
+        summary = _summary(sort, last, kernels, evidence)
+        finding = self._book.again_anywhere(sort.kind.slug, last, lambda _: summary, **evidence)
         if finding is None:
-            finding = self._make(sort, last, kernels, evidence)
+            finding = self._make(sort, last, kernels, evidence, summary)
         large = evidence.get("gain_ratio", evidence["wall_share"])
         if large >= WARNING_SHARE and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
@@ -160,22 +161,17 @@ class SlowKernels:
         last: int,
         kernels: Sequence[KernelTime],
         evidence: dict[str, float],
+        summary: str,
     ) -> Finding:
         amounts = by_module(self._census, TRAINING, sort.ops) if self._census else None
         where = heaviest(amounts) if amounts else ""
-        gain = evidence.get("recoverable_seconds")
-        up_to = f", of which up to {_ms(gain)} could be won back" if gain is not None else ""
         ops = Counter({kernel.op: kernel.seconds for kernel in kernels if kernel.op})
         finding = Finding(
             kind=sort.kind.slug,
             severity=Severity.INFO,
             where=where,
             op=max(ops, key=lambda op: ops[op], default=""),
-            summary=(
-                f"{evidence['kernel_share']:.0%} of the time in which the GPU is busy,"
-                f" {_ms(evidence['kernel_seconds'])} a step, is spent in {sort.what}, as of step"
-                f" {last}{up_to}: {_names(kernels)}"
-            ),
+            summary=summary,
             advice=sort.kind.advice,
             phase="config" if sort.kind is not FP32_MATMUL else "forward",
             dtype=kernels[0].dtype,
@@ -194,6 +190,18 @@ class SlowKernels:
         total = sum(flops for _, _, flops in ops)
         low = next((d for d in self._autocast_dtypes if d in HALF_DTYPES), "float16")
         return saving([(k, t, seconds * flops / total) for k, t, flops in ops], self._machine, low)
+
+
+def _summary(
+    sort: _KernelSort, last: int, kernels: Sequence[KernelTime], evidence: dict[str, float]
+) -> str:
+    gain = evidence.get("recoverable_seconds")
+    up_to = f", of which up to {_ms(gain)} could be won back" if gain is not None else ""
+    return (
+        f"{evidence['kernel_share']:.0%} of the time in which the GPU is busy,"
+        f" {_ms(evidence['kernel_seconds'])} a step, is spent in {sort.what}, as of step"
+        f" {last}{up_to}: {_names(kernels)}"
+    )
 
 
 def _is_misaligned(kernel: KernelTime) -> bool:

@@ -54,8 +54,7 @@ CONVOLUTION_SHARE = 0.2
 """Share of the FLOPs that must be convolutions for cuDNN's search to be worth a word."""
 
 FLOAT16_ON_OLD = (
-    " This GPU has no bfloat16 units: with float16 autocast the scaler is needed, and the tensor"
-    " cores of compute capability 7.0 and newer are used."
+    " This GPU has no bfloat16 units: with float16 autocast the scaler is needed{units}."
 )
 """Advice on a scaler beside bfloat16 that a GPU emulates."""
 
@@ -107,7 +106,7 @@ class MachineFit:
             step,
             missing[0],
             f"This CPU has no instructions for {missing[0]}, {has}: ops in it are computed in"
-            f" float32 and cast back and forth, which is slower than float32, since step {step}",
+            f" float32 and cast back and forth, which is slower than float32, as of step {step}",
             {"cpu_dtypes": float(len(instead))},
         )
 
@@ -120,12 +119,14 @@ class MachineFit:
             "bfloat16",
             f"{self._machine.device_name or 'This GPU'} (compute capability {major}.{minor}) has no"
             f" bfloat16 units, they come with 8.0: bfloat16 is emulated, without tensor cores and"
-            f" slower than float16, since step {step}",
+            f" slower than float16, as of step {step}",
             evidence,
         )
         scaler = self._book.get(SCALER_WITH_BF16.slug, "api")
-        if scaler is not None and not scaler.advice.endswith(FLOAT16_ON_OLD):
-            scaler.advice += FLOAT16_ON_OLD
+        units = "" if self._machine.has_no_tensor_cores else ", and the tensor cores are used"
+        advice = FLOAT16_ON_OLD.format(units=units)
+        if scaler is not None and not scaler.advice.endswith(advice):
+            scaler.advice += advice
             scaler.evidence |= evidence
             self._book.report_change(scaler)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
@@ -14,6 +15,7 @@ from ampwatch.diagnosis.performance.op_shares import (
     low_flops_of,
     ops_in,
 )
+from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import ALIGNMENT, OpKind
 from ampwatch.wire.records import Finding, Severity
 
@@ -38,6 +40,12 @@ DIMS_UNALIGNED = Kind(
         " ignores classes that never occur."
     ),
 )
+
+PAD_FOR_A_GPU = (
+    "Leave it as it is on this device. For GPUs pad the dimension to a multiple of 8 (of 16 for float8):"
+    " a vocabulary, hidden sizes, channels, sequence lengths, the batch (DataLoader(drop_last=True))."
+)
+"""Advice where the device of the training has no such kernels."""
 
 LAYOUT_NCHW = Kind(
     slug="layout_nchw",
@@ -81,7 +89,11 @@ class _Dims(NamedTuple):
 
     @property
     def padded(self) -> str:
-        return " and ".join(str(-(-size // self.to) * self.to) for size in self.sizes.values())
+        return " and ".join(str(self.pad(size)) for size in self.sizes.values())
+
+    def pad(self, size: int) -> int:
+        """Return the next multiple."""
+        return -(-size // self.to) * self.to
 
     @property
     def are_worth_it(self) -> bool:
@@ -110,6 +122,7 @@ class OpShapes:
         self._book = book
         self._share = settings.unaligned_share
         self._is_gpu = machine.capability is not None
+        self._has_no_tensor_cores = machine.has_no_tensor_cores
         self._layers = layers
         self._autocast_dtypes = autocast_dtypes
         self._layers_are_open = bool(layers)
@@ -133,11 +146,19 @@ class OpShapes:
         dims = _dims_of_layer(unaligned[where])
         evidence = {"unaligned_weight_share": share, "layers": float(len(unaligned))}
         summary = (
-            f"{dims.words} of the weight of {where or '(root)'} are not multiples of {dims.to}, as"
-            f" tensor cores need for float16 and bfloat16: {dims.padded} would be. Of all weights"
-            f" that are multiplied {share:.0%} are like that, in {len(unaligned)} layers"
+            f"{dims.words} of the weight of {in_words(where)}"
+            f" {'is no multiple' if len(dims.sizes) == 1 else 'are no multiples'} of {dims.to}, as"
+            f" {self._whose_need} for float16 and bfloat16: {dims.padded} would be. Of all weights"
+            f" that are multiplied {share:.0%} are like that, in {counted(len(unaligned), 'layer')}"
         )
         self._make(where, 0, dims, evidence, summary)
+
+    @property
+    def _whose_need(self) -> str:
+        """What needs dimensions to be aligned; another device's where this one has nothing of it."""
+        if self._has_no_tensor_cores:
+            return "the fast kernels of newer GPUs need, of which this device is none,"
+        return "tensor cores need"
 
     def _counts(self, layer: LayerShape) -> bool:
         return (
@@ -175,8 +196,8 @@ class OpShapes:
         cost = "" if self._is_gpu else "; what that costs on this device is not known"
         summary = (
             f"{share:.0%} of the {key.dtype} FLOPs are multiplications with a dimension that is not"
-            f" a multiple of {dims.to}, as tensor cores need, at step {census.step}; most of them in"
-            f" {where or '(root)'}: {dims.words}, where {dims.padded} would be{cost}"
+            f" a multiple of {dims.to}, as {self._whose_need} at step {census.step}; most of them in"
+            f" {in_words(where)}: {dims.words}, where {dims.padded} would be{cost}"
         )
         self._make(where, census.step, dims, evidence, summary, key)
 
@@ -191,6 +212,7 @@ class OpShapes:
         key = max(
             ((t.nchw_flops, k) for k, t in ops_in(census, FORWARD) if k.module == where),
         )[1]
+        worker = "its fast kernels" if self._has_no_tensor_cores else "tensor cores"
         self._book.make_once(
             Finding(
                 kind=LAYOUT_NCHW.slug,
@@ -200,7 +222,7 @@ class OpShapes:
                 summary=(
                     f"{share:.0%} of the {key.dtype} convolution FLOPs of the forward pass read an input that is"
                     f" contiguous and not channels_last, at step {census.step}, most of them in"
-                    f" {where or '(root)'}: tensor cores work on channels_last, so each such"
+                    f" {in_words(where)}: {worker} work on channels_last, so each such"
                     f" convolution transposes its input and its output, or runs a slower kernel"
                 ),
                 advice=LAYOUT_NCHW.advice,
@@ -225,7 +247,11 @@ class OpShapes:
         summary: str,
         key: OpKey | None = None,
     ) -> None:
-        sizes = {name.lower().replace(" ", "_"): float(size) for name, size in dims.sizes.items()}
+        sizes = {"multiple_of": float(dims.to)}
+        for name, size in dims.sizes.items():
+            key_name = name.lower().replace(" ", "_")
+            sizes[key_name] = float(size)
+            sizes[f"{key_name}_padded"] = float(dims.pad(size))
         self._book.make_once(
             Finding(
                 kind=DIMS_UNALIGNED.slug,
@@ -233,7 +259,7 @@ class OpShapes:
                 where=where,
                 op="" if key is None else key.op,
                 summary=summary,
-                advice=DIMS_UNALIGNED.advice,
+                advice=PAD_FOR_A_GPU if self._has_no_tensor_cores else DIMS_UNALIGNED.advice,
                 phase="config",
                 dtype="" if key is None else key.dtype,
                 first_step=step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
+from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
@@ -171,7 +172,7 @@ class Accumulation:
             EMA_ROUNDING,
             stuck.site,
             stuck.dtype,
-            f"The moving average of {stuck.site.where} is kept in {stuck.dtype} and does not move:"
+            f"The moving average of {in_words(stuck.site.where)} is kept in {stuck.dtype} and does not move:"
             f" in each of the last {stuck.updates} updates up to step {stuck.site.step}"
             f" {stuck.unchanged / stuck.differing:.1%} of the elements that differ from the weights"
             f" stayed as they were. An update adds {stuck.weight:.3g} of the difference, which is"
@@ -190,7 +191,11 @@ class Accumulation:
         if still.stuck < STUCK_SHARE * still.compared:
             return
         share = still.stuck / still.compared
-        place = "outside of the model" if still.site.where == "loss" else f"of {still.site.where}"
+        place = (
+            "outside of the model"
+            if still.site.where == "loss"
+            else f"of {in_words(still.site.where)}"
+        )
         self._make(
             EMA_ROUNDING,
             still.site,
@@ -217,7 +222,7 @@ class Accumulation:
             GRAD_ACCUM_ROUNDING,
             summed.site,
             summed.dtype,
-            f"The gradient of {summed.site.where} is added up in {summed.dtype}: after"
+            f"The gradient of {in_words(summed.site.where)} is added up in {summed.dtype}: after"
             f" {summed.additions} backward passes in step {summed.site.step} it is off by"
             f" {summed.error:.1%} of its norm, and {summed.lost_share:.1%} of the elements of the"
             " newest one were lost",
@@ -236,8 +241,9 @@ class Accumulation:
             self._book.make(finding_at(site, kind, dtype, summary, evidence))
             return
         # Other sums of the same training stop as well: their numbers are not those of the first.
-        own = evidence if made[-1].where == site.where else {}
-        count_once_a_step(self._book, made[-1], site.step, **own)
+        is_same = made[-1].where == site.where
+        newest = finding_at(site, kind, dtype, summary, evidence) if is_same else None
+        count_once_a_step(self._book, made[-1], site.step, newest)
 
 
 def _times(share: float) -> str:

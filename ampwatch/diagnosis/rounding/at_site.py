@@ -48,7 +48,20 @@ def finding_at(
     )
 
 
-def count_once_a_step(book: FindingBook, finding: Finding, step: int, **evidence: float) -> None:
-    """Count a finding again, unless it was counted in this step: one incident has many places."""
-    if finding.last_step != step:
-        book.again(finding.kind, finding.where, step, **evidence)
+def count_once_a_step(
+    book: FindingBook, finding: Finding, step: int, newest: Finding | None = None
+) -> None:
+    """Count a finding again, unless it was counted in this step: one incident has many places.
+
+    Args:
+        book: Where it was made.
+        finding: The finding.
+        step: The iteration.
+        newest: One of the same place with the numbers and the sentence as they stand now.
+    """
+    if finding.last_step == step:
+        return
+    if newest is None:
+        book.again(finding.kind, finding.where, step)
+    else:
+        book.renew(newest)

@@ -117,12 +117,14 @@ class Fp8:
             cast.dtype,
             f"{share:.1%} of the numbers cast to {cast.dtype} in {_place(cast.site.where)} in step"
             f" {cast.site.step} were clipped: the largest is {cast.largest:.4g}, the format ends at"
-            f" {largest:g}. The scale is {cast.largest / largest:.3g} times too large for them",
+            f" {largest:g}. The scale is too large for them by a factor of"
+            f" {cast.largest / largest:.3g}",
             {
                 "clipped_share": share,
                 "largest": cast.largest,
                 "largest_of_format": largest,
                 "values": float(cast.num_values),
+                "times_too_large": cast.largest / largest,
             },
             severity=Severity.INFO if cast.is_first else Severity.WARNING,
         )

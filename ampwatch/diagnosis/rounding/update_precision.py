@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
+from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -117,31 +119,30 @@ class UpdatePrecision:
             "gradient_nonzero_share": self._nonzero_gradients[worst.name],
             "parameters": float(len(stuck)),
         }
-        made = self._book.again_anywhere(UPDATE_ROUNDING.slug, iteration.step, **evidence)
-        if made is not None:
-            if self._has_stopped(iteration.step) and made.severity is not Severity.CRITICAL:
-                made.severity = Severity.CRITICAL
-                made.summary += STOPPED
-                self._book.report_change(made)
-            return
         where = f"param:{worst.name}"
-        self._book.make(
-            Finding(
-                kind=UPDATE_ROUNDING.slug,
-                severity=UPDATE_ROUNDING.severity,
-                where=where,
-                summary=(
-                    f"Updates round away: {worst.histogram.zero_share:.1%} of the elements of {where}"
-                    f" ({dtype}) have not changed in the {worst.span} steps up to step"
-                    f" {iteration.step}, although their gradients are not zero; an update more than"
-                    f" 2^{mantissa} times smaller than the weight vanishes. {len(stuck)} parameters"
-                    f" are like that"
-                ),
-                advice=UPDATE_ROUNDING.advice,
-                phase="optimizer",
-                dtype=dtype,
-                first_step=max(0, iteration.step - worst.span),
-                last_step=iteration.step,
-                evidence=evidence,
-            )
+        stopped = STOPPED if self._has_stopped(iteration.step) else ""
+        alike = f"{counted(len(stuck), 'parameter')} {'is' if len(stuck) == 1 else 'are'} like that"
+        finding = Finding(
+            kind=UPDATE_ROUNDING.slug,
+            severity=UPDATE_ROUNDING.severity,
+            where=where,
+            summary=(
+                f"Updates round away: {worst.histogram.zero_share:.1%} of the elements of"
+                f" {in_words(where)} ({dtype}) have not changed in the {worst.span} steps up to step"
+                f" {iteration.step}, although their gradients are not zero; an update more than"
+                f" 2^{mantissa} times smaller than the weight vanishes. {alike}{stopped}"
+            ),
+            advice=UPDATE_ROUNDING.advice,
+            phase="optimizer",
+            dtype=dtype,
+            first_step=max(0, iteration.step - worst.span),
+            last_step=iteration.step,
+            evidence=evidence,
         )
+        self._book.make_once(finding)
+        made = self._book.of_kind(UPDATE_ROUNDING.slug)[-1]
+        if stopped and made.severity is not Severity.CRITICAL:
+            made.severity = Severity.CRITICAL
+            if stopped not in made.summary:  # it was made at another place
+                made.summary += stopped
+            self._book.report_change(made)

@@ -33,6 +33,7 @@ class SkipRateTest:
     Attributes:
         since: The skip that the test began with.
         skips: Unexplained skips since then.
+        scale_before: The scale before that skip.
 
     Source:
         E. S. Page, Continuous inspection schemes, Biometrika 41 (1954).
@@ -43,7 +44,7 @@ class SkipRateTest:
         self._evidence = 0.0
         self.skips = 0
         self._last = 0
-        self._scale_before = math.nan
+        self.scale_before = math.nan
 
     def skipped(self, step: int, scale_before: float, scaler: ScalerSettings) -> float | None:
         """Take in an unexplained skip; return the skip rate if it drives the scale down.
@@ -59,11 +60,11 @@ class SkipRateTest:
         self._last = step
         if self._evidence <= 0.0:
             self._evidence, self.skips = 0.0, 0
-            self.since, self._scale_before = step, scale_before
+            self.since, self.scale_before = step, scale_before
         self._evidence += math.log(RATE_RATIO)
         self.skips += 1
         scale_after = scale_before * scaler.backoff_factor
         # ``not <=`` and not ``>``: a scale that is not known is NaN, and proves no fall.
-        if self._evidence <= EVIDENCE or not scale_after <= self._scale_before * FALL:
+        if self._evidence <= EVIDENCE or not scale_after <= self.scale_before * FALL:
             return None
         return self.skips / (step - self.since + 1)

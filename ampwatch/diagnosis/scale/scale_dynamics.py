@@ -16,9 +16,19 @@ from ampwatch.diagnosis.kinds.kind import (
     during,
     since,
 )
+from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.drift import SkipRateTest
+from ampwatch.diagnosis.scale.falls import Fall
 from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, drift, steps_until
-from ampwatch.diagnosis.scale.scale_words import collapse_summary, gradients_seen
+from ampwatch.diagnosis.scale.scale_words import (
+    collapse_summary,
+    fallen_advice,
+    fallen_summary,
+    fitting_scale,
+    gradients_seen,
+    largest_gradient,
+)
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
@@ -30,6 +40,8 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.steps.skips import SkipClassifier
     from ampwatch.diagnosis.steps.steps import StepVerdict
     from ampwatch.settings import Settings
+
+FLOAT16 = FORMATS["float16"]
 
 ANNOUNCED_STEPS = 10
 """A collapse that begins so soon after an output was said to approach its limit is that."""
@@ -138,9 +150,8 @@ BELOW_ONE_STEPS = 2
 
 
 RECOVERED_GROWTHS = 3
-"""Growths in a row, with no skip in between, after which a collapse or a scale below one is over."""
-
-RECOVERED = "; it has recovered since"
+"""Growths in a row, with no skip in between, after which a scale that has come back to where it was
+is there to stay."""
 
 
 class ScaleDynamics:
@@ -168,7 +179,13 @@ class ScaleDynamics:
         self._growths_in_a_row = 0
         self._below_one = 0
         self._brought_low = False
-        self._gradients = ""
+        self._gradients: tuple[float | None, int] = (None, 0)
+        self._fell_from = math.nan
+        self._largest_applied = 0.0
+        self._falls: dict[str, Fall] = {}
+        self._rate = 1.0
+        self._since = 0
+        self._low = _Low()
 
     def detect(
         self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
@@ -184,26 +201,37 @@ class ScaleDynamics:
         if scaler is None:
             return
         if Topic.GRADIENT in iteration.topics:
-            self._gradients = gradients_seen(iteration)
+            self._gradients = largest_gradient(iteration), iteration.step
+            self._low.see_gradients(iteration)
         self._check_bfloat16(iteration, verdict, autocast_dtypes)
+        self._note_movement(iteration, verdict)
+        if verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
+            self._check_collapse(iteration, verdict, scaler)
+        for fall in self._falls.values():
+            if fall.finding.last_step < iteration.step:
+                self._follow(fall, iteration, verdict, scaler)
+        if verdict.applied and not verdict.skipped:
+            self._check_below_one(iteration, verdict)
+        if self._low.finding is not None and iteration.loss_scale != verdict.scale_before:
+            self._renew_below_one(self._low.finding, iteration)
+
+    def _note_movement(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # The test compares with the scale it began at, which is no longer the scaler's own doing.
         if verdict.set_by_hand:
             self._brought_low = False
+            self._largest_applied = 0.0
             self._skip_rate = SkipRateTest()
+        if verdict.skipped and 1 in (self._skips.streak, self._skips.unexplained):
+            self._fell_from = verdict.scale_before
+        if verdict.applied and not verdict.skipped:
+            self._largest_applied = max(self._largest_applied, verdict.scale_before)
         if verdict.backed_off:
             self._brought_low = True
+            self._end_runaway(iteration)
             self._growths_in_a_row = 0
         elif verdict.grew:
             self._growths_in_a_row += 1
             self._check_runaway(iteration)
-            if self._growths_in_a_row == RECOVERED_GROWTHS:
-                self._is_over(SCALE_COLLAPSE.slug)
-            if self._growths_in_a_row >= RECOVERED_GROWTHS and iteration.loss_scale >= 1.0:
-                self._is_over(SCALE_BELOW_ONE.slug)
-        if verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
-            self._check_collapse(iteration, verdict, scaler)
-        if verdict.applied and not verdict.skipped:
-            self._check_below_one(iteration, verdict)
 
     def _check_collapse(
         self, iteration: Iteration, verdict: StepVerdict, scaler: ScalerSettings
@@ -233,46 +261,89 @@ class ScaleDynamics:
                 last_step=iteration.step,
                 count=self._skips.unexplained if storm else self._skip_rate.skips,
             )
-            self._describe(finding, iteration, scaler, since=since, rate=rate)
+            before = self._fell_from if storm else self._skip_rate.scale_before
+            self._falls[where] = Fall(finding, before)
+            self._falls[where].goes_on(iteration.loss_scale)
+            self._rate, self._since = rate, since
+            self._describe(finding, iteration, scaler)
             self._book.make(finding)
             return
         self._is_back(finding)
         again = self._book.count(finding, iteration.step)
+        fall = self._falls[where]
+        # What is over has its remedy, what goes on another one.
+        if fall.is_over:
+            finding.advice, again = SCALE_COLLAPSE.advice, True
+        fall.goes_on(iteration.loss_scale)
+        self._rate, self._since = rate, since
         critical = self._skips.unexplained >= CRITICAL_SKIPS
         # Only up: a collapse that was critical once is not less so in its next step.
         worse = critical and finding.severity is Severity.WARNING
         if worse:
             finding.severity = Severity.CRITICAL
-        self._describe(finding, iteration, scaler, since=since, rate=rate)
+        self._describe(finding, iteration, scaler)
         if again or worse:
             self._book.report_change(finding)
 
-    def _describe(
-        self,
-        finding: Finding,
-        iteration: Iteration,
-        scaler: ScalerSettings,
-        *,
-        since: int,
-        rate: float,
-    ) -> None:
-        """Put the numbers as they stand, and the forecast, into the finding."""
+    def _describe(self, finding: Finding, iteration: Iteration, scaler: ScalerSettings) -> None:
+        """Put the numbers as they stand, and the forecast, into the finding of what goes on."""
+        rate = self._rate
         change = drift(rate, scaler)
         to_floor = steps_until(iteration.loss_scale, SCALE_FLOOR, change)
+        streak = self._skips.streak or int(finding.evidence.get("consecutive_skips", 0.0))
         finding.evidence = {
             "loss_scale": iteration.loss_scale,
-            "consecutive_skips": float(self._skips.streak),
+            "loss_scale_before": self._falls[finding.where].before,
+            "consecutive_skips": float(streak),
+            "skips_first_step": float(self._since),
             "skip_rate": rate,
             "steps_to_one": _number(steps_until(iteration.loss_scale, 1.0, change)),
             "steps_to_floor": _number(to_floor),
         }
         finding.summary = collapse_summary(
-            iteration, scaler, since, self._skips.streak, rate=rate, to_floor=to_floor
+            iteration, scaler, self._since, streak, rate=rate, to_floor=to_floor
         )
         if self._culprits.worst:
-            finding.summary += (
-                f"; most non-finite gradients are those of param:{self._culprits.worst}"
-            )
+            worst = in_words(f"param:{self._culprits.worst}")
+            finding.summary += f"; most non-finite gradients are those of {worst}"
+
+    def _follow(
+        self, fall: Fall, iteration: Iteration, verdict: StepVerdict, scaler: ScalerSettings
+    ) -> None:
+        """Say what has become of a collapse since its newest skip: it ends, or grows back."""
+        finding = fall.finding
+        is_new = fall.follow(iteration, skipped=verdict.skipped)
+        has_moved = iteration.loss_scale != verdict.scale_before
+        if not fall.is_over:
+            if has_moved:
+                self._describe(finding, iteration, scaler)
+                self._book.report_change(finding)
+            return
+        is_back = fall.has_come_back and self._growths_in_a_row >= RECOVERED_GROWTHS
+        if is_back and finding.severity is not Severity.INFO:
+            # Nobody has to be woken by what is over.
+            finding.severity, is_new = Severity.INFO, True
+        # Until it grows the scale may still be brought down by steps that are skipped now and then.
+        if not is_new and not (has_moved and fall.reached_step < 0):
+            return
+        scale = max(iteration.loss_scale, fall.reached)
+        steps_back = _growths(scale, fall.before, scaler) * scaler.growth_interval
+        finding.evidence = {
+            "loss_scale": iteration.loss_scale,
+            "loss_scale_before": fall.before,
+            "loss_scale_after": fall.after,
+            "loss_scale_reached": fall.reached,
+            "reached_step": float(fall.reached_step),
+            "newest_step": float(iteration.step),
+            "steps_back": float(steps_back),
+        }
+        if fall.reached_step < 0:
+            del finding.evidence["loss_scale_reached"], finding.evidence["reached_step"]
+        finding.summary = fallen_summary(fall, iteration.loss_scale, iteration.step)
+        finding.advice = fallen_advice(
+            fall, scaler, steps_back, fitted=fall.before <= self._largest_applied
+        )
+        self._book.report_change(finding)
 
     def _check_below_one(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # A scale that the user put there is the user's business.
@@ -280,42 +351,92 @@ class ScaleDynamics:
             self._below_one = 0
             return
         self._below_one += 1
+        self._low.deepest = min(self._low.deepest, verdict.scale_before)
         worst = self._culprits.worst
         # The worst parameter changes from step to step; the place is that of the first finding, or
         # each step would make a new one.
         where = f"param:{worst}" if worst else _optimizers_of(iteration)
         made = self._book.of_kind(SCALE_BELOW_ONE.slug)
         where = made[-1].where if made else where
-        scale = iteration.loss_scale
         if made:
             self._is_back(made[-1])
-
-        def says(since: int) -> str:
-            return (
-                f"Training goes on with a loss scale of {scale:.6g}, below 1 since step"
-                f" {since}: there the loss is being shrunk, so the true gradients are too large"
-                f" for float16"
-            )
-
-        if (
-            self._book.again(SCALE_BELOW_ONE.slug, where, iteration.step, says, loss_scale=scale)
-            or self._below_one < BELOW_ONE_STEPS
-        ):
+            again = self._book.count(made[-1], iteration.step)
+            self._describe_low(made[-1], iteration)
+            if again:
+                self._book.report_change(made[-1])
+            return
+        if self._below_one < BELOW_ONE_STEPS:
             return
         first = iteration.step - self._below_one + 1
         finding = Finding(
             kind=SCALE_BELOW_ONE.slug,
             severity=SCALE_BELOW_ONE.severity,
             where=where,
-            summary=says(first),
+            summary="",
             advice=SCALE_BELOW_ONE.advice,
             phase="backward",
             first_step=first,
             last_step=iteration.step,
             count=self._below_one,
-            evidence={"loss_scale": iteration.loss_scale},
         )
+        self._low.finding = finding
+        self._describe_low(finding, iteration)
         self._book.make(finding)
+
+    def _describe_low(self, finding: Finding, iteration: Iteration) -> None:
+        """Put the scale as it stands below one, and what is known of the gradients, into the finding."""
+        low, scale = self._low, iteration.loss_scale
+        finding.evidence = {"loss_scale": scale, "newest_step": float(iteration.step)}
+        says = (
+            f"Steps are taken at a loss scale below 1 since step {finding.first_step}, and it is"
+            f" {scale:.6g} at step {iteration.step}: below 1 the loss is being shrunk"
+        )
+        finding.advice = SCALE_BELOW_ONE.advice
+        if low.amax > 0.0:
+            finding.evidence["largest_gradient"] = low.amax
+            finding.evidence["measured_step"] = float(low.measured)
+            fits = min(fitting_scale(low.amax), self._largest_applied)
+            if low.amax >= FLOAT16.max:
+                says += (
+                    f", because the true gradients are too large for float16: the largest was"
+                    f" {low.amax:.3g} at step {low.measured}"
+                )
+            elif fits > max(1.0, scale):
+                finding.evidence["scale_that_fits"] = fits
+                says += (
+                    f", although the largest gradient, {low.amax:.3g} without the scale at step"
+                    f" {low.measured}, would fit a larger one"
+                )
+                finding.advice = (
+                    f"Raise the scale by hand once what brought it down is gone:"
+                    f" scaler.update({fits:.6g}) in place of one scaler.update(). It is the largest"
+                    f" that steps were taken with and that leaves the gradients room. If it falls"
+                    f" again, average the loss instead of summing it, normalise the targets, or use"
+                    f" bfloat16 autocast without a GradScaler."
+                )
+        finding.summary = says
+
+    def _renew_below_one(self, finding: Finding, iteration: Iteration) -> None:
+        """Bring what is said of a scale below one up to date: the scale has moved."""
+        scale, step = iteration.loss_scale, iteration.step
+        is_back = self._growths_in_a_row >= RECOVERED_GROWTHS and scale >= 1.0
+        if finding.severity is Severity.INFO:
+            return
+        if not is_back:
+            self._describe_low(finding, iteration)
+        else:
+            finding.severity = Severity.INFO
+            finding.summary = (
+                f"The loss scale was below 1 between steps {finding.first_step} and"
+                f" {finding.last_step}, {self._low.deepest:.6g} at the lowest; it has come back to"
+                f" {scale:.6g} by step {step}"
+            )
+            finding.evidence = {
+                "loss_scale": scale,
+                "loss_scale_lowest": self._low.deepest,
+                "newest_step": float(step),
+            }
+        self._book.report_change(finding)
 
     def _check_runaway(self, iteration: Iteration) -> None:
         if (
@@ -327,10 +448,14 @@ class ScaleDynamics:
             "loss_scale": iteration.loss_scale,
             "growths_in_a_row": float(self._growths_in_a_row),
         }
+        amax, measured = self._gradients
+        evidence["measured_step"] = float(measured)
+        if amax is not None:
+            evidence["largest_scaled_gradient"] = amax
         says = (
             f"The loss scale has grown {counted(self._growths_in_a_row, 'time')} in a row to"
             f" {iteration.loss_scale:.6g} at step {iteration.step} and never met an overflow"
-            f"{self._gradients}"
+            f"{gradients_seen(amax, measured)}"
         )
         if self._book.again(SCALE_RUNAWAY.slug, "api", iteration.step, lambda _: says, **evidence):
             return
@@ -347,19 +472,26 @@ class ScaleDynamics:
         )
         self._book.make(finding)
 
-    def _is_over(self, kind: str) -> None:
-        """Say of what the scale has come back from that it is over: nobody has to be woken."""
-        for finding in self._book.of_kind(kind):
-            if finding.severity is not Severity.INFO:
-                finding.severity = Severity.INFO
-                finding.summary += RECOVERED
-                self._book.report_change(finding)
+    def _end_runaway(self, iteration: Iteration) -> None:
+        """Say that a scale that grew without end has met an overflow."""
+        finding = self._book.get(SCALE_RUNAWAY.slug, "api")
+        if finding is None or not self._growths_in_a_row:
+            return
+        reached = finding.evidence["loss_scale"]
+        finding.evidence["loss_scale_reached"] = reached
+        finding.evidence["loss_scale"] = iteration.loss_scale
+        finding.evidence["newest_step"] = float(iteration.step)
+        finding.summary = (
+            f"The loss scale grew {counted(finding.evidence['growths_in_a_row'], 'time')} in a row, to"
+            f" {reached:.6g} by step {finding.last_step}, before it met an overflow at step"
+            f" {iteration.step}"
+        )
+        self._book.report_change(finding)
 
     def _is_back(self, finding: Finding) -> None:
         """Say that what was over begins again."""
         if finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
-            finding.summary = finding.summary.removesuffix(RECOVERED)
             self._book.report_change(finding)
 
     def _check_bfloat16(
@@ -398,6 +530,43 @@ class ScaleDynamics:
         if finding is not None and finding.severity is Severity.INFO:
             finding.severity = Severity.WARNING
             self._book.report_change(finding)
+
+
+class _Low:
+    """A scale below one, and the gradients that it is there for.
+
+    Attributes:
+        finding: The finding about it; ``None`` before it has been made.
+        deepest: The smallest scale that a step was taken with.
+        amax: The largest magnitude of a gradient in the newest sample in which all were finite, without
+            the loss scale; 0 before.
+        measured: The iteration of that sample.
+    """
+
+    def __init__(self) -> None:
+        self.finding: Finding | None = None
+        self.deepest = 1.0
+        self.amax = 0.0
+        self.measured = 0
+
+    def see_gradients(self, iteration: Iteration) -> None:
+        """Take in a sample of gradients."""
+        seen = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
+        scale = iteration.scale_before
+        if any(r.histogram.nonfinite for r in seen) or not scale > 0.0:
+            return
+        sizes = [r.histogram.amax / scale if r.scaled else r.histogram.amax for r in seen]
+        if sizes and max(sizes) > 0.0:
+            self.amax, self.measured = max(sizes), iteration.step
+
+
+def _growths(scale: float, target: float, scaler: ScalerSettings) -> float:
+    """Return how many growths it takes from a scale to a larger one; infinite from zero."""
+    if scale >= target:
+        return 0.0
+    if scale <= 0.0:
+        return math.inf
+    return math.ceil(math.log(target / scale) / math.log(scaler.growth_factor))
 
 
 def _optimizers_with_found_inf(iteration: Iteration) -> str:

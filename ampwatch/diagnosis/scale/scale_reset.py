@@ -24,7 +24,7 @@ SCALE_RESET = Kind(
     advice=(
         "Save scaler.state_dict() in every checkpoint, beside the model's and the optimizer's, and"
         " restore it with scaler.load_state_dict() before the first step. Without one set the scale"
-        " by hand: GradScaler(init_scale=...)."
+        " by hand, to that of the end of the run before: GradScaler(init_scale=...)."
     ),
 )
 
@@ -102,19 +102,23 @@ class ScaleReset:
             evidence["scale_before"] = self._before
         if self._skips < (SKIPS if change.known_before else SKIPS_UNKNOWN):
             return
-        if self._book.again(SCALE_RESET.slug, "api", step, **evidence):
-            return
         since = step - self._skips + 1
         how = "a new state was loaded into the scaler" if change.loaded else "a new GradScaler"
         summary = (
             f"The loss scale jumped from {self._before:.6g} to {self._after:.6g} at step {since}:"
-            f" {how}, while the optimizer went on; {self._skips} steps were skipped since then to"
-            f" find the scale again"
+            f" {how}, while the optimizer went on; {self._skips} steps were skipped up to step {step}"
+            f" to find the scale again"
             if change.known_before
-            else f"The optimizer had been restored, but the GradScaler began anew at"
+            else f"The optimizer had been restored, but the GradScaler began anew at a scale of"
             f" {self._after:.6g}: the first {self._skips} steps, from step {since} on, were skipped"
             f" to find the scale again"
         )
+        finding = self._book.get(SCALE_RESET.slug, "api")
+        if finding is not None and finding.first_step != since:
+            # Another jump of the same training: its numbers are those of now, its count goes on.
+            evidence["jump_first_step"] = float(since)
+        if self._book.again(SCALE_RESET.slug, "api", step, lambda _: summary, **evidence):
+            return
         self._book.make(
             Finding(
                 kind=SCALE_RESET.slug,
@@ -122,7 +126,7 @@ class ScaleReset:
                 severity=Severity.WARNING if change.known_before else Severity.INFO,
                 where="api",
                 summary=summary,
-                advice=SCALE_RESET.advice,
+                advice=_advice(self._before),
                 phase="config",
                 first_step=since,
                 last_step=step,
@@ -130,3 +134,12 @@ class ScaleReset:
                 evidence=evidence,
             )
         )
+
+
+def _advice(before: float) -> str:
+    """Return what to do; where the scale before is known, which one to begin with."""
+    known = "" if math.isnan(before) else f"{before:.6g}"
+    text = SCALE_RESET.advice
+    if known:
+        text = text.replace(", to that of the end of the run before", "").replace("...", known)
+    return text

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
+    from ampwatch.diagnosis.scale.falls import Fall
+
+FLOAT16 = FORMATS["float16"]
+
+QUICK_INTERVAL = 100
+"""Growth interval that is advised at most: 16 doublings take as many steps as a scaler's default takes
+for one."""
+
+ROOM = 16.0
+"""Factor that is left between a gradient and the end of float16 where a scale is advised for it:
+gradients of other batches are larger."""
 
 
 def collapse_summary(
@@ -48,15 +61,96 @@ def collapse_summary(
     )
 
 
-def gradients_seen(iteration: Iteration) -> str:
-    """Return, as the end of a sentence, whether there were any gradients, and how large they were."""
+def fallen_summary(fall: Fall, scale: float, step: int) -> str:
+    """Return the summary of a collapse that is over, with the numbers of its end.
+
+    Args:
+        fall: The fall of the scale.
+        scale: The scale now.
+        step: The newest iteration.
+    """
+    made = fall.finding
+    if fall.reached_step >= 0:
+        since = f"it has grown back to {fall.reached:.6g} by step {fall.reached_step}"
+    elif fall.was_skipped:
+        since = f"most steps are taken again, at a scale of {scale:.6g} at step {step}"
+    else:
+        since = "no step has been skipped since, and it was left there"
+    return (
+        f"The loss scale fell from {fall.before:.6g} to {fall.after:.6g} between steps"
+        f" {made.first_step} and {made.last_step}; {since}"
+    )
+
+
+def fallen_advice(fall: Fall, scaler: ScalerSettings, steps_back: float, *, fitted: bool) -> str:
+    """Return what to do about a scale that a collapse has left low.
+
+    Args:
+        fall: The fall of the scale.
+        scaler: The scaler's settings.
+        steps_back: Steps that growth takes to the scale before the fall.
+        fitted: Whether steps were taken with that one.
+    """
+    if not steps_back:
+        return f"Nothing has to be done about the scale: it has come back by itself. {_FIND_IT}"
+    if not fitted:
+        return (
+            "No step was ever taken with a larger scale: this one may be what the gradients need. If"
+            " it is not, gradients are flushed to zero; it grows by itself, and faster with a smaller"
+            f" growth_interval. {_FIND_IT}"
+        )
+    quicker = quicker_growth(scaler.growth_interval)
+    return (
+        f"Raise the scale by hand once what made the steps be skipped is gone:"
+        f" scaler.update({fall.before:.6g}) in place of one scaler.update(). By itself it takes"
+        f" {counted(steps_back, 'step')} to grow back{quicker}. {_FIND_IT}"
+    )
+
+
+_FIND_IT = (
+    "Find out what was special about the batches of these steps; the weights were not touched while"
+    " they were skipped."
+)
+
+
+def quicker_growth(interval: int) -> str:
+    """Return, as the end of a sentence, the call that has a scale grow faster than at ``interval``."""
+    quick = quick_interval(interval)
+    return f"; scaler.set_growth_interval({quick}) has it grow faster" if quick < interval else ""
+
+
+def quick_interval(interval: int) -> int:
+    """Return a growth interval that brings a scale back soon; the same if there is none."""
+    return min(QUICK_INTERVAL, max(1, interval // 10))
+
+
+def fitting_scale(amax: float) -> float:
+    """Return the largest power of two that gradients fit float16 with, and with room to spare.
+
+    Args:
+        amax: Largest magnitude of a gradient, without the loss scale.
+    """
+    return 2.0 ** math.floor(math.log2(FLOAT16.max / ROOM / amax)) if amax > 0.0 else math.inf
+
+
+def largest_gradient(iteration: Iteration) -> float | None:
+    """Return the largest magnitude of a gradient as it was measured; ``None`` if there was none."""
     seen = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
-    amax = max((r.histogram.amax for r in seen), default=0.0)
-    if not seen:
-        return f"; no parameter had a gradient at step {iteration.step}"
+    return max((r.histogram.amax for r in seen), default=None)
+
+
+def gradients_seen(amax: float | None, step: int) -> str:
+    """Return, as the end of a sentence, whether there were any gradients, and how large they were.
+
+    Args:
+        amax: The largest scaled one of a sample; ``None`` if there was none.
+        step: The iteration of that sample.
+    """
+    if amax is None:
+        return f"; no parameter had a gradient at step {step}"
     if not amax:
-        return f"; every gradient was zero at step {iteration.step}"
-    return f"; the largest scaled gradient was {amax:.3g} at step {iteration.step}"
+        return f"; every gradient was zero at step {step}"
+    return f"; the largest scaled gradient was {amax:.3g} at step {step}"
 
 
 def _share(rate: float) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, Precedence, very_likely
+from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
@@ -196,7 +197,7 @@ class Divergence:
             worst = max(grown, key=lambda name: grown[name])
             first, last = self._weights[worst]
             evidence["weight_first"], evidence["weight"] = first, last
-            weights = f"; the largest weight of param:{worst} from {first:.3g} to {last:.3g}"
+            weights = f"; the largest weight of {in_words(f'param:{worst}')} from {first:.3g} to {last:.3g}"
         since = self._record_since
         end = "before anything stopped being finite" if broke else "and nothing holds it any more"
         self._book.make(
@@ -206,7 +207,7 @@ class Divergence:
                 where="loss",
                 summary=(
                     f"The training diverges: since step {since} the loss has risen from"
-                    f" {self._level:.3g} to {self._newest:.3g}, larger than ever since"
+                    f" {self._level:.3g} to {self._newest:.3g}, larger than ever"
                     f" {counted(self._records, 'time')}, {end}{weights}. It would do so in float32 as well"
                 ),
                 advice=DIVERGENCE.advice,

@@ -16,6 +16,7 @@ from ampwatch.diagnosis.kinds.kind import (
     during,
     since,
 )
+from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.fp8 import FP8_SCALE_NONFINITE
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -158,7 +159,7 @@ class PoisonedState:
         def says(since: int) -> str:
             return (
                 f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements as of step"
-                f" {since}, most of them in {where}: {_words(worst)}; nothing this training does from"
+                f" {since}, most of them in {in_words(where)}: {_words(worst)}; nothing this training does from"
                 f" here on is of use"
             )
 
@@ -193,7 +194,7 @@ class PoisonedState:
             where=where,
             summary=(
                 f"The optimizer's eps of {eps:g} is zero in {worst.dtype}, and so is the square of a"
-                f" small gradient: its step divided by zero and left {_words(worst)} in {where},"
+                f" small gradient: its step divided by zero and left {_words(worst)} in {in_words(where)},"
                 f" as of step {iteration.step}"
             ),
             advice=OPTIMIZER_EPS_UNDERFLOW.advice,
@@ -218,7 +219,7 @@ class PoisonedState:
         def says(since: int) -> str:
             return (
                 f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements as of step"
-                f" {since}, the first of them {where}: {_words(first)}. Skipping the"
+                f" {since}, the first of them {in_words(where)}: {_words(first)}. Skipping the"
                 f" step of an optimizer does not undo what the forward has written: evaluation"
                 f" with it gives NaN"
             )

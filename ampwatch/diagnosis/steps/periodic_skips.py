@@ -198,7 +198,7 @@ class PeriodicSkips:
             is_not_scale = _is_never_found(list(skips), period)
         if not is_not_scale:
             return False
-        self._say(index, iteration, period)
+        self._say(index, iteration, period, every=every and _is_regular(list(skips)))
         return True
 
     def _is_data_fault(self, skips: Sequence[_Skip]) -> bool:
@@ -207,14 +207,24 @@ class PeriodicSkips:
             for f in self._book.of_kind(NONFINITE_INPUT.slug)
         )
 
-    def _say(self, index: int, iteration: Iteration, period: int) -> None:
+    def _say(self, index: int, iteration: Iteration, period: int, *, every: bool) -> None:
         where, step = f"optimizer:{index}", iteration.step
         evidence = {
             "period": float(period),
             "residue": float(step % period),
             "loss_scale": iteration.loss_scale,
         }
-        if self._book.again(PERIODIC_SKIP.slug, where, step, **evidence):
+        others = "and none in between" if every else "and others that the scaler's search explains"
+        newest = step
+
+        def says(since: int) -> str:
+            return (
+                f"Every {ordinal(period)} step of optimizer {index} was skipped from step {since} to"
+                f" step {newest}, {others}: what the loss contains in those steps only is never learnt"
+                f" from"
+            )
+
+        if self._book.again(PERIODIC_SKIP.slug, where, step, says, **evidence):
             return
         first = step - RECURRENCES * period
         self._book.make(
@@ -222,11 +232,7 @@ class PeriodicSkips:
                 kind=PERIODIC_SKIP.slug,
                 severity=PERIODIC_SKIP.severity,
                 where=where,
-                summary=(
-                    f"Every {ordinal(period)} step of optimizer {index} is skipped, since step {first}, and"
-                    f" none in between: what the loss contains in those steps only is never"
-                    f" learnt from"
-                ),
+                summary=says(first),
                 advice=PERIODIC_SKIP.advice,
                 phase="backward",
                 first_step=first,
@@ -250,6 +256,11 @@ def _period(skips: Sequence[_Skip]) -> int | None:
     # happens in a training.
     odd = sum(d != newest[0] for d in distances)
     return newest[0] if odd <= ODD * len(distances) else None
+
+
+def _is_regular(skips: Sequence[_Skip]) -> bool:
+    """Whether all distances are alike."""
+    return len({later.step - earlier.step for earlier, later in pairwise(skips)}) == 1
 
 
 def _is_never_found(skips: Sequence[_Skip], period: int) -> bool:

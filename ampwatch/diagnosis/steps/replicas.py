@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity
 
@@ -47,8 +48,8 @@ class Replicas:
                 where=f"optimizer:{seen.optimizer}",
                 summary=(
                     f"{seen.skipping} of {seen.replicas} replicas skip step {seen.step} at a loss"
-                    f" scale of {seen.loss_scale:.6g} (this one {here}), after {seen.common_steps}"
-                    f" steps together: from here on their weights and scales are different"
+                    f" scale of {seen.loss_scale:.6g} (this one {here}), after"
+                    f" {counted(seen.common_steps, 'step')} together: from here on their weights and scales are different"
                 ),
                 advice=RANK_FOUND_INF_MISMATCH.advice,
                 phase="optimizer",

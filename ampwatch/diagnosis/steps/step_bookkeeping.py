@@ -92,14 +92,14 @@ class StepBookkeeping:
             )
             return
         again = self._book.count(finding, step)
+        finding.summary = _summary(index, finding.count, finding.first_step)
+        finding.evidence["scheduler_steps_ahead"] = float(finding.count)
         alarm = (
             finding.count >= self._settings.scheduler_ahead_steps
             and finding.count >= AHEAD_SHARE * self._moves[index]
         )
         if again or (alarm and finding.severity is Severity.INFO):
             finding.severity = Severity.WARNING if alarm else Severity.INFO
-            finding.summary = _summary(index, finding.count, finding.first_step)
-            finding.evidence["scheduler_steps_ahead"] = float(finding.count)
             self._book.report_change(finding)
 
 

@@ -169,7 +169,7 @@ def test_mixed_losses_are_described_as_they_are(
         "backward",
     )
     assert words in finding.summary
-    assert "param:w" in finding.summary
+    assert "parameter w" in finding.summary
 
 
 def test_two_scales_in_one_sum_are_both_reported() -> None:

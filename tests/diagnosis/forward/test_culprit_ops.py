@@ -122,13 +122,13 @@ SENTENCES = {
     "backward_nonfinite_any_scale": (
         [backward("div", out=Values("float16", 4, nans=True, posinf=True), inputs=(BIG, TINY))],
         [
-            "The gradient of w is not finite at any loss scale",
+            "The gradient of parameter w is not finite at any loss scale",
             "in backward div in block made NaN and inf",
         ],
     ),
     "reduce_overflow": (
         [backward("add", is_hook=True, out=Values("float16", 4, neginf=True), inputs=(BIG,))],
-        ["add outside of the model overflowed float16", "the result for w is -inf"],
+        ["add outside of the model overflowed float16", "the result for parameter w is -inf"],
     ),
 }
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from ampwatch.numerics.units.ops import Fallback, Phase
 from ampwatch.wire.records import CensusSource, Severity
 from tests.workshop.censuses import CPU, HOPPER, Watched, matmul
 
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.ops import Machine
+
 REGION = Fallback.DISABLED_REGION
 
 
-def test_a_container_in_a_disabled_region_is_named_once_and_counted() -> None:
-    """The children have the matmuls; the region was drawn around their parent."""
-    watched = Watched()
+@pytest.mark.parametrize(("machine", "has_tf32"), [(HOPPER, True), (CPU, False)])
+def test_a_container_in_a_disabled_region_is_named_once_and_counted(
+    machine: Machine,
+    has_tf32: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    """The children have the matmuls; the region was drawn around their parent. TF32 is a GPU's."""
+    watched = Watched(machine)
     for _ in range(3):
         watched.take(
             matmul("encoder", 100),
@@ -26,7 +35,7 @@ def test_a_container_in_a_disabled_region_is_named_once_and_counted() -> None:
     assert (finding.count, finding.severity) == (3, Severity.INFO)
     assert finding.evidence["float32_share"] == 0.9
     assert "autocast(enabled=False)" in finding.summary
-    assert "set_float32_matmul_precision" in finding.advice
+    assert ("set_float32_matmul_precision" in finding.advice) is has_tf32
 
 
 @pytest.mark.parametrize(("float32", "named"), [(50, False), (51, True)])

@@ -59,7 +59,7 @@ def test_the_numbers_say_how_far_the_scale_is_off(fp8: Fp8, book: FindingBook) -
 
     assert finding.evidence["clipped_share"] == 0.3
     assert finding.evidence["largest"] / finding.evidence["largest_of_format"] == 20.0
-    assert "20 times too large" in finding.summary
+    assert "too large for them by a factor of 20" in finding.summary
 
 
 def test_what_a_first_cast_clips_is_an_info_until_a_second_does(

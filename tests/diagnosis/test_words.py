@@ -1,0 +1,257 @@
+"""Words of findings, and the reader of them itself."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.diagnosis.scale.scale_words import quicker_growth
+from ampwatch.wire.records import Finding, Severity
+from tests.diagnosis.words import Known, ReadDiagnosis, Reader, complaints_of
+from tests.workshop import replay as workshop
+from tests.workshop.iterations import iteration
+from tests.workshop.replay import Replay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OK, INF = False, True
+LEFT, HELD = "and it was left there", ScalerSettings(2.0, 0.5, 30)
+DEFAULT = HELD._replace(growth_interval=2000)
+
+
+@pytest.fixture(autouse=True)
+def _every_word_is_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(workshop, "Diagnosis", ReadDiagnosis)
+    yield
+    ReadDiagnosis.readers.clear()
+
+
+def read(run: Replay) -> Reader:
+    """Return the reader of a run."""
+    assert isinstance(run.diagnosis, ReadDiagnosis)
+    return run.diagnosis.reader
+
+
+def history(*runs: tuple[int, bool], **options: object) -> Replay:
+    """Return a run of so many steps each that were taken, or skipped."""
+    run = Replay(**options)  # type: ignore[arg-type]
+    for steps, skipped in runs:
+        for _ in range(steps):
+            run.take(found_inf=skipped)
+    return run
+
+
+STRETCH = st.tuples(st.integers(1, 60), st.booleans())
+OPTIONS = {
+    "growth_interval": st.sampled_from([1, 3, 20, 200]),
+    "scale": st.sampled_from([8.0, 2.0**16]),
+}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(STRETCH, min_size=2, max_size=8), st.fixed_dictionaries(OPTIONS))
+def test_no_word_about_a_scale_is_refuted(
+    stretches: list[tuple[int, bool]], options: dict[str, object]
+) -> None:
+    """Whatever the scale does, step by step, from when a finding is made to the end."""
+    # Below 2^-126 a scale is no normal number of float32, and the made-up one is none.
+    assume(sum(steps for steps, skipped in stretches if skipped) <= 120)
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(workshop, "Diagnosis", ReadDiagnosis)
+        run = history((20, OK), *stretches, **options)
+
+    assert read(run).complaints == []
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 20), st.sampled_from([0.0, 1e-9, 1e-4, 1.0, 1e6])), max_size=6
+    ),
+    st.sampled_from([3, 50, 2000]),
+)
+def test_no_word_about_gradients_is_refuted(
+    stretches: list[tuple[int, float]], interval: int
+) -> None:
+    """Gradients that vanish, come back, grow and overflow, measured in every step."""
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(workshop, "Diagnosis", ReadDiagnosis)
+        run = Replay(growth_interval=interval)
+        for steps, size in [(20, 1e-3), *stretches]:
+            for _ in range(steps):
+                large = run.gradient("large", [size, size / 2, size / 3])
+                run.take(large, run.gradient("small", [1e-3 * size] * 5))
+
+    assert read(run).complaints == []
+
+
+def test_a_collapse_that_is_over_is_told_in_the_past_tense() -> None:
+    """From where to where, between which steps, and no forecast; how to raise it, and to what."""
+    run = history((50, OK), (20, INF), (300, OK), growth_interval=2000)
+    finding = run.only("scale_collapse")
+
+    assert finding.summary == (
+        "The loss scale fell from 65536 to 0.0625 between steps 50 and 69; no step has been skipped"
+        " since, and it was left there"
+    )
+    assert "scaler.update(65536)" in finding.advice
+    assert "takes 40000 steps to grow back" in finding.advice
+    assert finding.evidence["steps_back"] == 40000
+    assert finding.severity is Severity.CRITICAL
+
+
+def test_a_collapse_that_begins_again_is_told_in_the_present_tense() -> None:
+    """With the remedy of one that goes on."""
+    run = history((50, OK), (10, INF), (300, OK), (10, INF), growth_interval=2000)
+    finding = run.only("scale_collapse")
+
+    assert finding.summary.startswith("The loss scale is collapsing: 10 steps skipped in a row")
+    assert finding.advice.startswith("Find the op")
+    assert finding.last_step == 369
+
+
+def test_a_scale_has_recovered_when_it_is_about_where_it_was() -> None:
+    """Three growths from a millionth are no recovery."""
+    run = history((50, OK), (30, INF), (45, OK), growth_interval=10)
+    rising = copy.deepcopy(run.only("scale_collapse"))
+    for _ in range(400):
+        run.take(found_inf=OK)
+    back = run.only("scale_collapse")
+
+    assert rising.severity is Severity.CRITICAL
+    assert "it has grown back to 0.03125 by step 119" in rising.summary
+    assert back.severity is Severity.INFO
+    assert back.evidence["loss_scale_reached"] >= 2.0**-4 * back.evidence["loss_scale_before"]
+    assert "recovered" not in rising.summary + back.summary
+
+
+def test_a_growth_interval_that_is_advised_is_less_than_the_one_there_is() -> None:
+    """Where there is no less, none is advised."""
+    for interval, advised in ((2000, "100"), (30, "3")):
+        run = history((50, OK), (8, INF), (40, OK), growth_interval=interval)
+        advice = run.only("scale_collapse").advice
+        assert re.findall(r"growth_interval\((\d+)\)", advice) == [advised]
+    assert quicker_growth(1) == ""
+
+
+def test_what_lasts_is_shown_as_it_is_beside_the_newest_step() -> None:
+    """After hundreds of steps the finding as it was reported last is a few steps old."""
+    run = history((50, OK), (900, INF))
+    shown = read(run).shown["scale_collapse@optimizer:0"]
+
+    assert run.step - 1 - shown.last_step < 32
+    assert (shown.first_step, shown.count) == (50, shown.last_step - 50 + 1)
+
+
+# --- the reader itself
+
+
+def _honest() -> Finding:
+    run = history((50, OK), (20, INF), (20, OK))
+    return copy.deepcopy(run.only("scale_collapse"))
+
+
+def test_the_reader_has_nothing_against_an_honest_finding() -> None:
+    """Else what it finds in others says nothing."""
+    assert list(complaints_of(_honest(), Known(DEFAULT))) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "lie"),
+    [
+        ("65536 to", "32768 to"),
+        ("0.0625", "0.0312"),
+        ("steps 50 and 69", "steps 50 and 70"),
+        ("steps 50 and 69", "steps 51 and 69"),
+        (LEFT, f"{LEFT} for 21 steps"),
+        (LEFT, f"{LEFT}: 12% of it"),
+        (LEFT, f"{LEFT} since step 69"),
+        (LEFT, f"{LEFT} by param:weight"),
+        (LEFT, f"{LEFT}, see scale_below_one@api"),
+        (LEFT, f"{LEFT} for 1 steps"),
+        (LEFT, f"{LEFT}."),
+        (LEFT, f"{LEFT} without tensor cores"),
+    ],
+)
+def test_a_lie_in_a_summary_is_found(old: str, lie: str) -> None:
+    """A wrong number, a wrong step, a share of nothing, a place that is not in words."""
+    finding = _honest()
+    assert old in finding.summary
+    finding.summary = finding.summary.replace(old, lie)
+
+    assert list(complaints_of(finding, Known(DEFAULT)))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "Call scaler.update(new_scale).",
+        "Call scaler.update(131072).",
+        "Call scaler.update(0.0625).",
+        "Take GradScaler(growth_interval=100).",
+        "Take GradScaler(growth_interval=30).",
+        "Call scaler.set_growth_interval(2000).",
+        "Wait for 77 steps.",
+        "Wait..",
+        "Wait",
+    ],
+)
+def test_a_lie_in_advice_is_found(lie: str) -> None:
+    """An API is called with what fits the scaler that is there; anything else is in the evidence."""
+    finding = _honest()
+    finding.advice = lie
+
+    assert list(complaints_of(finding, Known(HELD)))
+
+
+@pytest.mark.parametrize(
+    ("summary", "skips"),
+    [
+        (
+            "The loss scale is collapsing: 20 steps skipped in a row since step 50, scale now 0.0625",
+            [],
+        ),
+        ("The loss scale is stuck at 0.0625", []),
+        ("The loss scale was low; it has recovered since", []),
+        ("The loss scale was low; no step has been skipped since", [75]),
+    ],
+)
+def test_a_sentence_that_came_true_and_is_no_longer_is_found(
+    summary: str, skips: list[int]
+) -> None:
+    """It was right when it was reported, and the steps since have refuted it."""
+    reader, finding = Reader(), _honest()
+    finding.summary = summary
+    for step in range(200):
+        skipped = step in range(50, 70) or step in skips
+        taken = iteration(
+            step=step, found_inf={0: skipped}, scaler=HELD, scale_before=8.0, loss_scale=8.0
+        )
+        reader.begin(taken)
+        if step == 69:
+            reader.hear(finding)
+        reader.end(taken)
+
+    assert [c for c in reader.complaints if "nowhere" not in c.why]
+
+
+def test_a_burst_does_not_make_a_range_too_wide_that_fitted_before() -> None:
+    """What overflowed in the burst had fitted for 40 steps at a thousand times that scale."""
+    run = Replay()
+    for step in range(80):
+        burst = 40 <= step < 52
+        large = run.gradient("large", [0.9, 0.01] if not burst else [1e3, 1e9])
+        # At 65536 the small one is subnormal, and needs a scale that nobody ever had.
+        run.take(large, run.gradient("small", [4e-10] * 50))
+
+    assert "range_too_wide" not in [f.kind for f in run.findings]
+    assert [f.kind for f in run.findings if f.kind == "grad_underflow"]

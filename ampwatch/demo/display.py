@@ -63,10 +63,14 @@ def open_display(stream: TextIO) -> Iterator[Display]:
     with _best_display(stream) as display:
         handler = _Warnings(display)
         logger = logging.getLogger("ampwatch")
+        level = logger.level
         logger.addHandler(handler)
+        # The demo says itself where its page is.
+        logger.setLevel(logging.WARNING)
         try:
             yield display
         finally:
+            logger.setLevel(level)
             logger.removeHandler(handler)
 
 

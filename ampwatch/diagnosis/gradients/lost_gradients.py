@@ -74,11 +74,21 @@ class _Memory(NamedTuple):
         amax: Largest magnitude without the loss scale; 0 of a gradient whose zeros are true.
         scale: The loss scale of that time.
         step: The iteration.
+        loss: Magnitude of the loss of that time; NaN if that is not known.
     """
 
     amax: float
     scale: float
     step: int
+    loss: float
+
+    def amax_at(self, loss: float) -> float:
+        """Return the largest magnitude that is to be expected at a loss of magnitude ``loss``.
+
+        A gradient is proportional to what the loss is multiplied by, so one that shrinks takes its
+        gradients along; one that grows says nothing of that kind.
+        """
+        return self.amax * loss / self.loss if 0.0 < loss < self.loss else self.amax
 
 
 @dataclass(slots=True)
@@ -242,7 +252,7 @@ class LostGradients:
         if is_empty and _is_zero_loss(iteration):
             return  # one batch that has nothing to teach says nothing of the next one
         for key, gradient in sample.items():
-            self._remember(key, gradient, iteration.step)
+            self._remember(key, gradient, iteration)
 
     def _judge_one(self, key: Key, gradient: Gradient, largest: float) -> None:
         """Judge a gradient beside others, of which some are not zero."""
@@ -258,7 +268,7 @@ class LostGradients:
             gradient.flushed = histogram.zeros
         else:
             gradient.flushed = flushed_zeros(histogram, fmt, largest)
-        self._look_back(key, gradient)
+        self._look_back(key, gradient, math.nan)
 
     def _judge_zeros(self, iteration: Iteration, sample: Mapping[Key, Gradient]) -> None:
         """Judge a sample of nothing but zeros: the largest of all decides, as it last was.
@@ -267,8 +277,9 @@ class LostGradients:
         """
         if _is_zero_loss(iteration):
             return
+        loss = _magnitude_of_loss(iteration)
         foretold = [
-            _above_the_floor(g, memory)
+            _above_the_floor(g, memory, loss)
             for key, g in sample.items()
             if (memory := self._memory(key)) is not None
         ]
@@ -282,7 +293,7 @@ class LostGradients:
                 gradient.flushed = None
             elif is_flushed:
                 gradient.flushed = gradient.histogram.zeros
-                self._look_back(key, gradient)
+                self._look_back(key, gradient, loss)
 
     def _is_flushed_by_loss(self, iteration: Iteration) -> bool | None:
         """Whether gradients of which nothing but zeros is known were flushed; ``None`` if unknown.
@@ -297,7 +308,7 @@ class LostGradients:
         is_tiny = 0.0 < scaled < FLOAT16.min_normal
         return True if is_tiny and not self._was_zero_without_reason else None
 
-    def _look_back(self, key: Key, gradient: Gradient) -> None:
+    def _look_back(self, key: Key, gradient: Gradient, loss: float) -> None:
         """Take from the zeros that were flushed those that were there before, and say what was."""
         before = self._before(key)
         if not gradient.flushed or before is None:
@@ -306,7 +317,8 @@ class LostGradients:
             share = before.scaled.zero_share
             gradient.flushed = round(gradient.histogram.zeros * (1.0 - share))
         memory = self._memory(key)
-        amax = gradient.histogram.amax / gradient.scale or (0.0 if memory is None else memory.amax)
+        expected = 0.0 if memory is None else memory.amax_at(loss)
+        amax = gradient.histogram.amax / gradient.scale or expected
         if gradient.flushed and before.scaled.amax <= SIMILAR * amax * before.scale:
             gradient.before = before
 
@@ -321,29 +333,37 @@ class LostGradients:
     def _is_forgotten(self, step: int) -> bool:
         return self._learnt_at - step > FORGOTTEN_AFTER
 
-    def _remember(self, key: Key, gradient: Gradient, step: int) -> None:
-        histogram, scale = gradient.histogram, gradient.scale
+    def _remember(self, key: Key, gradient: Gradient, iteration: Iteration) -> None:
+        histogram, scale, step = gradient.histogram, gradient.scale, iteration.step
         if histogram.nonfinite or not (histogram.amax or gradient.flushed == 0):
             return
         memory = self._memory(key)
         # What is zero at a smaller scale only may be so for a reason that the scale has after all.
         if not (histogram.amax or memory is None or scale >= memory.scale):
             return
-        self._memories[key] = _Memory(histogram.amax / scale, scale, step)
+        loss = _magnitude_of_loss(iteration)
+        self._memories[key] = _Memory(histogram.amax / scale, scale, step, loss)
         if gradient.flushed == 0:
             self._befores[key] = Before(histogram, scale, step)
 
 
-def _above_the_floor(gradient: Gradient, memory: _Memory) -> float:
-    """Return how far above what its format flushes a gradient would be at the scale of now.
+def _above_the_floor(gradient: Gradient, memory: _Memory, loss: float) -> float:
+    """Return how far above what its format flushes a gradient would be at the scale and loss of now.
 
     1 is where a gradient that is nothing but zeros cannot have been flushed any more.
     """
     if gradient.format is None:
         return 0.0
-    has_fallen = gradient.scale < memory.scale
+    amax = memory.amax_at(loss)
+    has_fallen = gradient.scale < memory.scale or amax < memory.amax
     floor = gradient.format.min_normal * (SUMMED if has_fallen else 1.0)
-    return memory.amax * gradient.scale / floor
+    return amax * gradient.scale / floor
+
+
+def _magnitude_of_loss(iteration: Iteration) -> float:
+    """Return the magnitude of the newest loss; NaN without one that is finite."""
+    known = iteration.num_losses > 0 and math.isfinite(iteration.loss)
+    return abs(iteration.loss) if known else math.nan
 
 
 def _is_zero_loss(iteration: Iteration) -> bool:

@@ -332,6 +332,11 @@ class FindingBook:
             return entry.story.severity
         return self._severities_of_stories()[finding.key]
 
+    @property
+    def culprit(self) -> Finding | None:
+        """The op that was named last as being at fault; ``None`` before the first."""
+        return self._culprit
+
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""
         self._culprit = culprit

@@ -170,7 +170,7 @@ def _symptoms(story: Story) -> Markup | None:
         element(
             "li",
             element("code", f.kind),
-            f" at {f.where or 'the model'}, since step {f.first_step}. {accounts.sentence(f.summary)}",
+            f" in {accounts.place(f)}, since step {f.first_step}. {accounts.sentence(f.summary)}",
         )
         for f in shown
     ]

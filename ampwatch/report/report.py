@@ -199,7 +199,7 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
     lines += _part("What to change", accounts.sentence(finding.advice), width)
     for symptom in all_symptoms(story):
         f = symptom.finding
-        explained = f"{f.kind} at {f.where or 'the model'}, since step {f.first_step}"
+        explained = f"{f.kind} in {accounts.place(f)}, since step {f.first_step}"
         lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
     lines += _words(glossary.new_in(finding.summary, finding.advice), width)
     lines += _evidence([story, *all_symptoms(story)])
@@ -211,8 +211,7 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
 def _title(story: Story) -> str:
     finding = story.finding
     words = [f"{story.severity.value.upper()}  {finding.kind}"]
-    words += [finding.where] if finding.where else []
-    return "  ".join(words)
+    return "  ".join([*words, accounts.place(finding)])
 
 
 def _evidence(shown: Sequence[Story]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.causes import LASTING, is_left_behind
+from ampwatch.diagnosis.causes import INCIDENT_STEPS, LASTING, is_left_behind
 from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.forward.births import diagnose
 from ampwatch.diagnosis.forward.culprit_words import advice_of, summary_of
@@ -121,7 +121,10 @@ class CulpritOps:
         if made.count >= RECURS and made.severity is Severity.INFO:
             made.severity = Severity.CRITICAL
             self._book.report_change(made)
-        if made.count == LASTING and is_left_behind(self._book.root_of(made)):
+        left = self._book.root_of(made)
+        # What it has left behind was taken for the root because it seemed to be over.
+        is_one_incident = made.last_step - left.first_step <= INCIDENT_STEPS
+        if made.count >= LASTING and is_one_incident and is_left_behind(left):
             self._book.promote(made)
 
     def _same_incident(self, found: Diagnosed) -> Finding | None:

@@ -193,10 +193,17 @@ class LowScale:
         )
         finding.summary = (
             f"The loss scale is stuck at {scale:.6g}, low since step {finding.first_step}: a burst of"
-            f" skipped steps brought it down from {largest:.6g}, which would fit again, the way back"
+            f" skipped steps{self._why(finding)} brought it down from {largest:.6g}, which would fit again, the way back"
             f" takes {counted(steps_back, 'step')} at the growth interval of {interval}, and"
             f" meanwhile {harm}"
         )
+
+    def _why(self, finding: Finding) -> str:
+        """Name the op that was at fault in the burst, where it was found."""
+        culprit = self._book.culprit
+        if culprit is None or not culprit.op or self._book.root_of(culprit) is not finding:
+            return ""
+        return f" ({culprit.op} in {in_words(culprit.where)}, since step {culprit.first_step})"
 
     def _renew(self, finding: Finding, iteration: Iteration) -> None:
         """Bring the finding up to date: the scale has moved since."""
@@ -218,7 +225,7 @@ class LowScale:
         }
         finding.summary = (
             f"The loss scale was stuck low from step {finding.first_step} to step {finding.last_step},"
-            f" after a burst of skipped steps had brought it down from {largest:.6g}; {words}"
+            f" after a burst of skipped steps{self._why(finding)} had brought it down from {largest:.6g}; {words}"
             f" {iteration.step}"
         )
         self._book.report_change(finding)

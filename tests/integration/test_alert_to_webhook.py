@@ -266,7 +266,7 @@ def reads_as_a_collapse(tree: Path, message: dict[str, Any]) -> None:
     assert 10 <= halvings <= 1.5 * HALVINGS  # increase() extrapolates
     assert steps > 0
     assert "What to do first: Keep the newest checkpoint from being overwritten." in text
-    assert f"Page: http://{alert['labels']['instance']}/#run={RUN}&rank=0" in text
+    assert f"Page: {alert['labels']['instance']}/#run={RUN}&rank=0" in text
     assert f"Runbook: {RUNBOOKS}AmpwatchLossScaleCollapsed.md" in text
     assert f"/d/ampwatch-run?var-job=ampwatch&var-run={RUN}&var-rank=0" in text
     title = written(tree, "title", message)

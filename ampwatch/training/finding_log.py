@@ -69,7 +69,7 @@ class FindingLog:
         url: Address of the daemon; empty without one.
         said: What the ranks of this machine have said; ``None`` if each rank writes for itself.
         clock: Monotonic time. Unit: s.
-        wait: Waits for so many seconds, on the thread of the log; until ``close`` by default.
+        wait: Waits a number of seconds, on the thread of the log. By default ``close`` ends it.
     """
 
     def __init__(
@@ -100,9 +100,11 @@ class FindingLog:
 
     def close(self) -> None:
         """Write what waits, without waiting any longer, and end the thread."""
+        # In a fork there is no thread, and the file is the parent's to leave.
+        if self._pid != os.getpid():
+            return
         thread, self._thread = self._thread, None
-        # A thread does not live on in a fork: there it is the parent's.
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None:
             self._ending.set()
             self._lines.put(None)
             thread.join(JOIN_SECONDS)

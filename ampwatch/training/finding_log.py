@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.guard import Guard
-from ampwatch.report.one_line import LEVELS, one_line
+from ampwatch.report.one_line import address, level_of, one_line
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class FindingLog:
         wait: Callable[[float], object] | None = None,
     ) -> None:
         self._identity = identity
-        self._url = url
+        self._page = address(url, identity.run, identity.rank, identity.started_ns)
         self._said = said
         self._clock = clock
         self._guard = Guard("log", is_thread_safe=True)
@@ -113,8 +113,8 @@ class FindingLog:
 
     def _take(self, news: News) -> None:
         identity = self._identity
-        write = partial(one_line, _snapshot(news), identity.run, url=self._url)
-        level = LEVELS[news.finding.severity]
+        write = partial(one_line, _snapshot(news), identity.run, page=self._page)
+        level = level_of(news)
         if self._said is None or self._pid != os.getpid():
             logger.log(level, "%s", write([identity.rank] if identity.world_size > 1 else []))
             return

@@ -19,7 +19,6 @@ from ampwatch.report.markup import Markup, element, joined
 from ampwatch.report.pages import more_about
 from ampwatch.report.report import one_line, summary_of, told_by
 from ampwatch.report.standing import judge_boxes
-from ampwatch.report.stories import Story, all_symptoms
 from ampwatch.report.svg import NARROW, WIDE
 from ampwatch.report.words import percent
 from ampwatch.wire.blackbox.culprit import about
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ampwatch.report.glossary import Term
+    from ampwatch.report.stories import Story
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import Finding, RangeRecord
@@ -163,7 +163,7 @@ def _of_record(record: RangeRecord, limits: str) -> str:
 
 
 def _symptoms(story: Story) -> Markup | None:
-    shown = [s.finding for s in all_symptoms(story)]
+    shown = [symptom.finding for symptom in story.symptoms]
     if not shown:
         return None
     items = [
@@ -178,7 +178,7 @@ def _symptoms(story: Story) -> Markup | None:
 
 
 def _numbers(story: Story) -> Markup | None:
-    shown = [(s.finding, accounts.evidence(s.finding)) for s in (story, *all_symptoms(story))]
+    shown = [(s.finding, accounts.evidence(s.finding)) for s in story.members]
     rows = []
     for finding, numbers in shown:
         if numbers and finding is not story.finding:

@@ -13,7 +13,6 @@ from ampwatch.report.endings import Failure
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.pages import more_about
 from ampwatch.report.standing import judge_boxes
-from ampwatch.report.stories import Story, all_symptoms
 from ampwatch.report.words import plain
 from ampwatch.wire.records import SKIP_CLASSES, RunState
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.report.glossary import Term
+    from ampwatch.report.stories import Story
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
 
@@ -123,7 +123,7 @@ def one_line(box: Box, cause: Failure | None = None) -> str:
     ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
     if cause is not None and box.state is RunState.FAILED and cause.rank != box.identity.rank:
         error = Failure(box.identity.rank, box.reason, 0.0).error
-        ended = f". It ended because rank {cause.rank} did ({error})"
+        ended = f". It ended ({error}) after rank {cause.rank} had"
     return f"rank {summary.rank}, on {box.identity.host}: {', '.join(parts)}{ended}"
 
 
@@ -197,12 +197,12 @@ def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
     lines += _part("Since", accounts.since(story), width)
     lines += _part("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), width)
     lines += _part("What to change", accounts.sentence(finding.advice), width)
-    for symptom in all_symptoms(story):
+    for symptom in story.symptoms:
         f = symptom.finding
         explained = f"{f.kind} in {accounts.place(f)}, since step {f.first_step}"
         lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
     lines += _words(glossary.new_in(finding.summary, finding.advice), width)
-    lines += _evidence([story, *all_symptoms(story)])
+    lines += _evidence(story.members)
     if more := more_about(finding.kind):
         lines += _part("More", more, width)
     return lines

@@ -33,7 +33,8 @@ class Story:
         finding: As the rank has it that saw it first.
         ranks: The ranks that found it.
         is_current: Whether the finding itself still holds, on any rank.
-        symptoms: What it explains, in the order in which it was found.
+        symptoms: What it explains, in the order in which it was found, and what that explains.
+            They have no symptoms of their own.
     """
 
     finding: Finding
@@ -42,9 +43,14 @@ class Story:
     symptoms: list[Story] = field(default_factory=list)
 
     @property
+    def members(self) -> list[Story]:
+        """The finding itself, and what it explains."""
+        return [self, *self.symptoms]
+
+    @property
     def goes_on(self) -> bool:
         """Whether the finding or anything that it explains still holds."""
-        return any(member.is_current for member in all_members(self))
+        return any(member.is_current for member in self.members)
 
     @property
     def severity(self) -> Severity:
@@ -52,14 +58,13 @@ class Story:
 
         While any of it goes on, what is over does not count.
         """
-        members = all_members(self)
-        current = [member for member in members if member.is_current]
-        return min((m.finding.severity for m in current or members), key=_ORDER.__getitem__)
+        current = [member for member in self.members if member.is_current]
+        return min((m.finding.severity for m in current or self.members), key=_ORDER.__getitem__)
 
     @property
     def first_step(self) -> int:
         """The first iteration in which the finding or anything that it explains was seen."""
-        return min(member.finding.first_step for member in all_members(self))
+        return min(member.finding.first_step for member in self.members)
 
 
 def stories(
@@ -85,33 +90,34 @@ def stories(
             story.is_current |= holds
             if finding.first_step < story.finding.first_step:
                 story.finding = finding
-    roots = []
+    roots = _roots(by_key)
+    for key, story in by_key.items():
+        if roots[key] is not story:
+            roots[key].symptoms.append(story)
+    shown = [story for key, story in by_key.items() if roots[key] is story]
+    return sorted(shown, key=lambda s: (not s.goes_on, _ORDER[s.severity], s.first_step))
+
+
+def _roots(by_key: dict[str, Story]) -> dict[str, Story]:
+    """Return for the key of each story the one that explains it; itself if none does.
+
+    Where causes go round in a circle each of them is one.
+    """
+    roots: dict[str, Story] = {}
+    # The findings are another process's: a chain of them may be of any length, and lead nowhere.
     for story in by_key.values():
-        cause = by_key.get(story.finding.caused_by)
-        if story.finding.root or cause is None or _leads_back(story, by_key):
-            roots.append(story)
-        else:
-            cause.symptoms.append(story)
-    return sorted(roots, key=lambda s: (not s.goes_on, _ORDER[s.severity], s.first_step))
-
-
-def all_symptoms(story: Story) -> list[Story]:
-    """Return what a story explains, and what that explains, and so on."""
-    return [each for s in story.symptoms for each in (s, *all_symptoms(s))]
-
-
-def all_members(story: Story) -> list[Story]:
-    """Return a story and what it explains, and what that explains, and so on."""
-    return [story, *all_symptoms(story)]
-
-
-def _leads_back(story: Story, by_key: dict[str, Story]) -> bool:
-    """Return whether the causes of ``story`` go round in a circle: none would ever be shown."""
-    seen = set()
-    step: Story | None = story
-    while step is not None and not step.finding.root:
-        if step.finding.key in seen:
-            return True
-        seen.add(step.finding.key)
-        step = by_key.get(step.finding.caused_by)
-    return False
+        path = [story]
+        keys = {story.finding.key}
+        while path[-1].finding.key not in roots and not path[-1].finding.root:
+            cause = by_key.get(path[-1].finding.caused_by)
+            if cause is None:
+                break
+            if cause.finding.key in keys:
+                roots.update((one.finding.key, one) for one in path)
+                break
+            path.append(cause)
+            keys.add(cause.finding.key)
+        root = roots.get(path[-1].finding.key, path[-1])
+        for one in path:
+            roots.setdefault(one.finding.key, root)
+    return roots

@@ -242,7 +242,6 @@ class Kind:
             lost if it comes once.
         is_aftermath: It stays when a few bad batches are over, or brings them about.
         proven_late: Iterations that consequences may be found earlier, as it takes as long to prove.
-        is_final: Nothing that the training goes on to do mends it: somebody has to.
     """
 
     slug: str
@@ -257,7 +256,6 @@ class Kind:
     is_transient: bool = False
     is_aftermath: bool = False
     proven_late: int = 0
-    is_final: bool = False
 
     @property
     def severity(self) -> Severity:

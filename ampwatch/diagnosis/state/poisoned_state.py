@@ -56,7 +56,6 @@ PARAM_NONFINITE = Kind(
         + during("compile_backward_autocast", "divergence")
     ),
     precedence=Precedence.IF_BLOWN_UP,
-    is_final=True,
 )
 
 BUFFER_NONFINITE = Kind(
@@ -82,7 +81,6 @@ BUFFER_NONFINITE = Kind(
     ),
     precedence=Precedence.IF_PASSING,
     is_aftermath=True,
-    is_final=True,
 )
 
 OPTIMIZER_EPS_UNDERFLOW = Kind(

@@ -50,7 +50,7 @@ LABELS: dict[str, str] = {
     + _values(CAPABILITY_STATES)
     + ".",
     "health": _values(level.label for level in Level)
-    + ", the worst first: a critical finding goes on; it did so at the end, or the weights are lost; the process raised or was killed; it ends no step any more; a warning goes on, or a critical finding is over.",
+    + ", the worst first: a critical finding goes on; one did so at the end; the process raised or was killed; it ends no step any more; a warning goes on, or a critical finding is over.",
     "place": "Where a finding was made, in words: `module encoder.0`, `parameter fc.weight`, `the loss, outside the model`; `other` where a rank has had too many.",
     "op": "Base name of the ATen op at fault; empty where no op is.",
     "first_step": "First iteration in which a finding was seen.",

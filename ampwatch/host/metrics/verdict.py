@@ -44,7 +44,8 @@ def _root(rank: RankView) -> Table:
         else:
             rank.roots.add(where)
     kind, *rest = (encodable(text)[:MAX_TEXT] for text in where)
-    remedy = encodable(cut(first_sentence(finding.advice), MAX_TEXT)) if finding.advice else ""
+    # That of a place that is not named may be another one each time, too.
+    remedy = "" if OTHER in where else encodable(cut(first_sentence(finding.advice), MAX_TEXT))
     yield (kind, story.severity.value, *rest, remedy), 1
 
 

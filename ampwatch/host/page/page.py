@@ -193,10 +193,9 @@ def _words(verdict: Verdict) -> State:
     return words if verdict.root is None else {**words, "root": verdict.root.finding.key}
 
 
-def _order(story: Story, depth: int = 0) -> list[list[str | int]]:
+def _order(story: Story) -> list[list[str | int]]:
     """Return the keys of a story's findings in reading order, each with how deep it stands."""
-    rows: list[list[str | int]] = [[story.finding.key, depth]]
-    return rows + [row for symptom in story.symptoms for row in _order(symptom, depth + 1)]
+    return [[member.finding.key, int(member is not story)] for member in story.members]
 
 
 def _finding(finding: Finding, standing: Standing) -> State:

@@ -12,7 +12,7 @@ from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_dynamics import SCALE_BELOW_ONE, SCALE_COLLAPSE
 from ampwatch.diagnosis.scale.scale_words import quick_interval
-from ampwatch.wire.records import Finding
+from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,9 @@ STUCK_STEPS = 100
 
 STUCK_AFTER = 8
 """Steps taken at the low scale before it counts as a rest."""
+
+STILL_STEPS = 50
+"""Steps taken at a scale that flushes every gradient from which a training learns nothing."""
 
 SAME_LOSS = 2.0
 """Ratio of the loss to that under the largest scale up to which the two are comparable."""
@@ -186,12 +189,22 @@ class LowScale:
             "lost_share": share,
             **self._fault_steps(finding),
         }
+        worst = (
+            f", most of them in {in_words(finding.where)}"
+            if share < 1.0 and finding.where.startswith("param:")
+            else ""
+        )
         harm = (
-            f"{share:.1%} of all gradient elements are flushed to zero, most of them in"
-            f" {in_words(finding.where)}"
+            f"{share:.1%} of all gradient elements are flushed to zero{worst}"
             if share
             else "the loss is being shrunk"
         )
+        # Measured once, it holds while the scale rests: weights that do not change have the gradients
+        # that they had.
+        is_still = share >= 1.0 and self._rested >= STILL_STEPS
+        finding.severity = Severity.CRITICAL if is_still else SCALE_STUCK_LOW.severity
+        if is_still:
+            harm += ", so nothing is learnt"
         finding.summary = (
             f"The loss scale is stuck at {scale:.6g}, low since step {finding.first_step}: a burst of"
             f" skipped steps{self._why(finding)} brought it down from {largest:.6g}, which would fit again, the way back"
@@ -228,6 +241,7 @@ class LowScale:
         if now is self._then and now is not _Then.ROSE:
             return
         self._then = now
+        finding.severity = SCALE_STUCK_LOW.severity
         finding.evidence = {
             "loss_scale": scale,
             "loss_scale_before": largest,

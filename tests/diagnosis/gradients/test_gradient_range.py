@@ -154,6 +154,28 @@ def test_a_burst_of_bad_batches_leaves_the_scale_stuck_low() -> None:
     assert replay.only("grad_underflow").caused_by == finding.key
 
 
+def test_a_scale_that_flushes_everything_is_critical_while_it_rests() -> None:
+    """No weight changes any more: that costs GPU hours, whatever the loss looks like."""
+    replay = Replay(scale=65536.0)
+    for step in range(24):
+        replay.take(replay.gradient("w", normal(1e-5, 512, step)))
+    for _ in range(44):
+        replay.take(found_inf=True, loss=float("inf"))
+    for _ in range(40):
+        replay.take(replay.gradient("w", [0.0] * 512))
+    early = replay.only("scale_stuck_low").severity
+    for _ in range(20):
+        replay.take(replay.gradient("w", [0.0] * 512))
+    finding = replay.only("scale_stuck_low")
+
+    assert early is Severity.WARNING
+    assert finding.severity is Severity.CRITICAL
+    assert (
+        "100.0% of all gradient elements are flushed to zero, so nothing is learnt"
+        in finding.summary
+    )
+
+
 def test_a_scale_that_grows_back_soon_is_not_stuck() -> None:
     """With a growth interval of 5 it is back before it matters."""
     replay = Replay(scale=65536.0, growth_interval=5)

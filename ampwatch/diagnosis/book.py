@@ -129,6 +129,16 @@ class FindingBook:
         """Return the finding that explains ``finding``; itself if it is a root."""
         return self._by_key.get(finding.caused_by, finding)
 
+    def fault_behind(self, finding: Finding) -> Finding | None:
+        """Return the op at fault that ``finding`` is the root of, or will be once it is made."""
+        culprit = self._culprit
+        if culprit is None:
+            return None
+        root = self.root_of(culprit)
+        is_made = finding.key in self._by_key
+        is_behind = root is finding if is_made else outranks(finding, culprit, root)
+        return culprit if is_behind else None
+
     def make(self, finding: Finding) -> None:
         """Enter a new finding, and attach it, and what is known, to what explains it.
 
@@ -351,11 +361,6 @@ class FindingBook:
         if finding.severity is entry.severity:
             return entry.story.severity
         return self._severities_of_stories()[finding.key]
-
-    @property
-    def culprit(self) -> Finding | None:
-        """The op that was named last as being at fault; ``None`` before the first."""
-        return self._culprit
 
     def led_to_by(self, culprit: Finding) -> None:
         """Attach the symptoms there are, and those that come, to the op that is at fault."""

@@ -299,9 +299,21 @@ def test_a_scale_that_is_stuck_after_a_long_burst_is_the_root(*, is_over: bool) 
     culprit.count, culprit.last_step = 2 * LASTING, 40 if is_over else 60
     book.make(culprit)
     book.led_to_by(culprit)
+    before = book.fault_behind(stuck)
     book.make(stuck)
 
     assert (culprit.root, stuck.root) == (not is_over, is_over)
+    # Its first sentence is made before it is, and names the op as later ones do.
+    assert before is book.fault_behind(stuck) is (culprit if is_over else None)
+
+
+def test_no_op_is_behind_a_finding_before_one_was_at_fault() -> None:
+    """Neither one that is to be made, nor one that was."""
+    book, stuck = FindingBook(Ear()), _at("scale_stuck_low", 60)
+    before = book.fault_behind(stuck)
+    book.make(stuck)
+
+    assert before is book.fault_behind(stuck) is None
 
 
 @pytest.mark.parametrize("root_first", [False, True])

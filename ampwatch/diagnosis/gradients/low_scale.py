@@ -190,6 +190,7 @@ class LowScale:
             "loss_scale_before": largest,
             "steps_back": steps_back,
             "lost_share": share,
+            **self._fault_steps(finding),
         }
         worst = (
             f", most of them in {in_words(finding.where)}"
@@ -216,10 +217,19 @@ class LowScale:
 
     def _why(self, finding: Finding) -> str:
         """Name the op that was at fault in the burst, where it was found."""
-        culprit = self._book.culprit
-        if culprit is None or not culprit.op or self._book.root_of(culprit) is not finding:
+        culprit = self._fault(finding)
+        if culprit is None:
             return ""
         return f" ({culprit.op} in {in_words(culprit.where)}, since step {culprit.first_step})"
+
+    def _fault_steps(self, finding: Finding) -> dict[str, float]:
+        culprit = self._fault(finding)
+        return {} if culprit is None else {"fault_first_step": float(culprit.first_step)}
+
+    def _fault(self, finding: Finding) -> Finding | None:
+        """Return the op that was at fault in the burst; ``None`` where none was found."""
+        culprit = self._book.fault_behind(finding)
+        return culprit if culprit is not None and culprit.op else None
 
     def _renew(self, finding: Finding, iteration: Iteration) -> None:
         """Bring the finding up to date: the scale has moved since."""
@@ -239,6 +249,7 @@ class LowScale:
             "loss_scale": scale,
             "loss_scale_before": largest,
             "newest_step": float(iteration.step),
+            **self._fault_steps(finding),
         }
         finding.summary = (
             f"The loss scale was stuck low from step {finding.first_step} to step {finding.last_step},"

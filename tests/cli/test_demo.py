@@ -41,8 +41,8 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     assert "\nhealthy   0%  step 0  loss " in said
     assert "\nfaulty " in said
     assert "\nampwatch report: run demo, rank 0, on " in said
-    assert "\nCRITICAL  forward_overflow  blocks.2.mlp\n" in said
-    assert "\n  It explains: scale_collapse at optimizer:0" in said
+    assert "\nCRITICAL  forward_overflow  module blocks.2.mlp\n" in said
+    assert "\n  It explains: scale_collapse in optimizer 0" in said
     assert f"another 10 min: {info.url}" in said
 
     def metrics() -> str:

@@ -299,9 +299,21 @@ def test_a_scale_that_is_stuck_after_a_long_burst_is_the_root(*, is_over: bool) 
     culprit.count, culprit.last_step = 2 * LASTING, 40 if is_over else 60
     book.make(culprit)
     book.led_to_by(culprit)
+    before = book.fault_behind(stuck)
     book.make(stuck)
 
     assert (culprit.root, stuck.root) == (not is_over, is_over)
+    # Its first sentence is made before it is, and names the op as later ones do.
+    assert before is book.fault_behind(stuck) is (culprit if is_over else None)
+
+
+def test_no_op_is_behind_a_finding_before_one_was_at_fault() -> None:
+    """Neither one that is to be made, nor one that was."""
+    book, stuck = FindingBook(Ear()), _at("scale_stuck_low", 60)
+    before = book.fault_behind(stuck)
+    book.make(stuck)
+
+    assert before is book.fault_behind(stuck) is None
 
 
 @pytest.mark.parametrize("root_first", [False, True])
@@ -628,3 +640,25 @@ def test_a_cause_that_is_a_symptom_of_the_finding_itself_does_not_hide_the_next_
     book.attach_symptoms()
 
     assert [f.caused_by for f in (period, desync)] == [blown_up.key, blown_up.key]
+
+
+def test_a_finding_is_restated_as_it_stands_for_better_and_for_worse() -> None:
+    """Another severity is reported at once, however often it was reported before."""
+    ear = Ear()
+    book = FindingBook(ear)
+    made = _finding("grad_underflow", "param:w")
+    made.evidence = {"lost_share": 0.5, "loss_scale": 1.0}
+    book.make(made)
+    for step in range(1, 500):
+        book.restate(made, step, Severity.WARNING, f"at step {step}", lost_share=0.5)
+    before = len(ear.heard)
+    book.restate(made, 500, Severity.CRITICAL, "all is lost", lost_share=1.0)
+    book.report_escalations()
+    book.restate(made, 501, Severity.WARNING, "it was lost", lost_share=0.1)
+    book.report_escalations()
+
+    assert [reason for _, reason, _, _ in ear.news] == [Reason.MADE, Reason.WORSE]
+    assert len(ear.heard) == before + 2
+    assert (made.severity, made.summary) == (Severity.WARNING, "it was lost")
+    assert (made.count, made.last_step) == (502, 501)
+    assert made.evidence == {"lost_share": 0.1, "loss_scale": 1.0}

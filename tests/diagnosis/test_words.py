@@ -135,12 +135,12 @@ def test_a_scale_has_recovered_when_it_is_about_where_it_was() -> None:
 
 
 def test_a_growth_interval_that_is_advised_is_less_than_the_one_there_is() -> None:
-    """Where there is no less, none is advised."""
-    for interval, advised in ((2000, "100"), (30, "3")):
+    """Where there is no less, none is advised; nor one with which the scale would overflow all the time."""
+    for interval, advised in ((2000, "100"), (500, "50"), (30, "20")):
         run = history((50, OK), (8, INF), (40, OK), growth_interval=interval)
         advice = run.only("scale_collapse").advice
         assert re.findall(r"growth_interval\((\d+)\)", advice) == [advised]
-    assert quicker_growth(1) == ""
+    assert quicker_growth(20) == quicker_growth(1) == ""
 
 
 def test_what_lasts_is_shown_as_it_is_beside_the_newest_step() -> None:

@@ -103,6 +103,13 @@ def _says(row: Row, text: str, what: str) -> Iterator[str]:
             yield f"{what}: expected a word of {pattern!r}, got {' '.join(text.split())[:160]!r}"
 
 
+def _tells(row: Row, text: str, what: str) -> Iterator[str]:
+    """Complain about a sentence of the root that leaves out what only it can tell."""
+    for pattern in row.tells:
+        if not re.search(pattern, text):
+            yield f"{what}: expected {pattern!r} in {' '.join(text.split())[:240]!r}"
+
+
 def _growth_interval(seen: Seen, text: str, what: str) -> Iterator[str]:
     """Complain about advice to set a growth interval that is no smaller than the one in use."""
     used = (seen.played.act.trainings[-1].scaler or {}).get("growth_interval", 2000)
@@ -145,19 +152,21 @@ def findings(seen: Seen, row: Row) -> list[str]:
     complaints = list(_roots(row, found))
     for finding in found:
         scale = finding["evidence"].get("loss_scale")
-        if scale is None or finding["last_step"] >= len(truth):
+        # What is over is followed by newer numbers: those have a step of their own.
+        step = int(finding["evidence"].get("newest_step", finding["last_step"]))
+        if scale is None or step >= len(truth):
             continue
         # The scale after the step, or that which the step was taken with.
-        then = [
-            truth[s]["scale"] for s in (finding["last_step"], finding["last_step"] - 1) if s >= 0
-        ]
+        then = [truth[s]["scale"] for s in (step, step - 1) if s >= 0]
         if scale not in then:
-            what = f"loss_scale of {_key(finding)}, last seen at {finding['last_step']}"
-            complaints.append(_wrong(what, then, scale))
+            complaints.append(_wrong(f"loss_scale of {_key(finding)} at step {step}", then, scale))
         if "lost_share" in finding["evidence"] and row.lost is not None:
             share = finding["evidence"]["lost_share"]
             if finding["last_step"] > len(truth) - 32 and abs(share - row.lost) > LOST:
                 complaints.append(_wrong(f"lost_share of {_key(finding)}", row.lost, share))
+    if row.root is not None:
+        root = " ".join(f["summary"] for f in found if _fits(row.root, f))
+        complaints += _tells(row, root, "the root")
     text = " ".join(f"{f['summary']} {f['advice']}" for f in found)
     complaints += _sentences(row, text, "a finding")
     complaints += _growth_interval(seen, text, "a finding")
@@ -171,8 +180,8 @@ def page(seen: Seen, row: Row) -> list[str]:
         return [_wrong("run", row.run, list(seen.played.page["runs"]))]
     speaker = 0 if row.cause is None else row.cause[0]
     complaints = []
-    if run["level"] not in row.levels:
-        complaints.append(_wrong("level", row.levels[0], run["level"]))
+    if run["level"] != row.level:
+        complaints.append(_wrong("level", row.level, run["level"]))
     if run["speaker"] != speaker:
         complaints.append(_wrong("speaker", speaker, run["speaker"]))
     of_rank = run["ranks"][str(speaker)]
@@ -185,6 +194,7 @@ def page(seen: Seen, row: Row) -> list[str]:
     complaints += _figures(row, of_rank["figures"])
     headline = f"{run['sentence']}. {run['advice']}"
     complaints += _says(row, headline, "headline")
+    complaints += _tells(row, run["sentence"], "headline")
     complaints += _sentences(row, headline, "headline")
     complaints += _growth_interval(seen, headline, "headline")
     known = [*_known_numbers(seen, row), seen.played.act.later]
@@ -221,8 +231,8 @@ def metrics(seen: Seen, row: Row) -> list[str]:
     words = [
         dict(k)["health"] for k, v in scraped.now("ampwatch_run_health", **of).items() if v == 1
     ]
-    if len(words) != 1 or words[0] not in row.labels:
-        complaints.append(_wrong("ampwatch_run_health", row.labels, words))
+    if words != [row.label]:
+        complaints.append(_wrong("ampwatch_run_health", row.label, words))
     roots = [dict(k) for k in scraped.now("ampwatch_root_info", run=row.run)]
     complaints += _root_info(row, roots)
     scale = scraped.one("ampwatch_loss_scale", **of)
@@ -381,8 +391,8 @@ def boards(seen: Seen, row: Row) -> list[str]:
     complaints: list[str] = []
     for shown in mine:
         place = f"{shown.board}: {shown.panel}"
-        if _is_state(shown) and not any(shown.text.startswith(level) for level in row.levels):
-            complaints.append(_wrong(f"{place}: State", row.levels[0], shown.text))
+        if _is_state(shown) and not shown.text.startswith(row.level):
+            complaints.append(_wrong(f"{place}: State", row.level, shown.text))
         if shown.title == "Loss scale" and shown.panel == "Loss scale" and shown.value != row.scale:
             complaints.append(_wrong(place, row.scale, shown.value))
         if re.search(r"become infinite", shown.panel) and set(COLLAPSING) <= set(row.denies):
@@ -474,8 +484,14 @@ def webhook(seen: Seen, row: Row) -> list[str]:
 def _wrong_roots_posted(row: Row, bodies: list[dict[str, Any]]) -> Iterator[str]:
     """Complain if the last word about a root is not the truth."""
     newest = {_key(b["finding"]): b["finding"] for b in bodies}
-    if row.root is not None and not any(_fits(row.root, f) for f in newest.values()):
+    if row.root is None:
+        return
+    posted = [b["finding"]["summary"] for b in bodies if _fits(row.root, b["finding"])]
+    if not any(_fits(row.root, f) for f in newest.values()):
         yield _wrong("root among the posts", row.root.kinds, sorted(newest))
+    else:
+        # What comes first wakes somebody, and nobody waits for a second one.
+        yield from _tells(row, posted[0], "the first post")
 
 
 def report_text(seen: Seen, row: Row) -> list[str]:
@@ -493,9 +509,10 @@ def _is_first_of_two(seen: Seen, row: Row) -> bool:
 
 def _report(seen: Seen, row: Row, text: str) -> Iterator[str]:
     flat = " ".join(text.split())
-    if not any(re.search(rf"(?i)\b{level}\b", flat[:1500]) for level in row.levels):
-        yield _wrong("state", row.levels[0], flat[:200])
+    if not re.search(rf"(?i)\b{row.level}\b", flat[:1500]):
+        yield _wrong("state", row.level, flat[:200])
     yield from _says(row, flat, "the report")
+    yield from _tells(row, flat, "the report")
     yield from _sentences(row, flat, "the report")
     yield from _growth_interval(seen, flat, "the report")
     if row.root is not None and row.root.place and row.root.place not in flat:
@@ -535,8 +552,9 @@ def report_json(seen: Seen, row: Row) -> list[str]:
     if last != ("NaN" if row.scale is None else row.scale):
         complaints.append(_wrong("loss_scale", row.scale, last))
     verdict = document.get("verdict") or {}
-    if verdict.get("level") not in row.levels:
-        complaints.append(_wrong("level of the verdict", row.levels[0], verdict.get("level")))
+    if verdict.get("level") != row.level:
+        complaints.append(_wrong("level of the verdict", row.level, verdict.get("level")))
+    complaints += _tells(row, str(verdict.get("sentence")), "the verdict")
     known = {_key(f): f["severity"] for f in findings_of(seen, row, speaker)}
     got = {_key(f): f["severity"] for f in rank["findings"]}
     if known != got:

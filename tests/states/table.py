@@ -58,7 +58,7 @@ class Row:
 
     Attributes:
         run: Label of the run; that of its name unless there are two of it.
-        levels: Words for the state that are right; one, but where two things have happened.
+        level: The word for the state.
         root: The root cause.
         lost: Share of the gradient elements that the format loses; ``None`` where nobody can say.
         scale: The loss scale; ``None`` without one.
@@ -67,11 +67,13 @@ class Row:
         silent: Alerts that do not fire when somebody looks.
         pages: Whether any alert of severity warning or critical may ever have fired.
         says: Patterns that page, alerts and report have each.
+        tells: Patterns of what only a whole sentence tells: the summary of the root and what shows
+            it have each. An alert has the kind and the place of the root, and not its sentence.
         denies: Patterns that none of them may have.
     """
 
     run: str
-    levels: tuple[str, ...]
+    level: str
     root: Root | None = None
     lost: float | None = 0.0
     scale: float | None = 32768.0
@@ -80,15 +82,16 @@ class Row:
     silent: tuple[str, ...] = ()
     pages: bool = True
     says: tuple[str, ...] = ()
+    tells: tuple[str, ...] = ()
     denies: tuple[str, ...] = ()
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """The words of the state in metrics."""
-        return tuple(LABELS.get(level, level) for level in self.levels)
+    def label(self) -> str:
+        """The word for the state in metrics."""
+        return LABELS.get(self.level, self.level)
 
 
-def _gate(since: int, **changes: bool) -> Root:
+def _gate(since: int) -> Root:
     return Root(
         kinds=("forward_overflow",),
         where="encoder.gate",
@@ -96,7 +99,6 @@ def _gate(since: int, **changes: bool) -> Root:
         op="exp",
         since=range(since, since + 1),
         severity="critical",
-        **changes,
     )
 
 
@@ -118,6 +120,9 @@ def _diverged() -> Root:
     )
 
 
+_BURST = (r"\bexp in module encoder\.gate, since step 60\b",)
+"""What has brought the scale down, in the sentence about a scale that was left low."""
+
 _SCALE_ALERTS = (
     "AmpwatchLossScaleCollapsed",
     "AmpwatchLossScaleBelowOne",
@@ -127,11 +132,11 @@ _SCALE_ALERTS = (
 _CRITICAL = ("AmpwatchLossScaleCollapsed", "AmpwatchCriticalFinding")
 
 TABLE: dict[str, tuple[Row, ...]] = {
-    "healthy": (Row(run="healthy", levels=("healthy",), pages=False, denies=COLLAPSING),),
+    "healthy": (Row(run="healthy", level="healthy", pages=False, denies=COLLAPSING),),
     "calibrating": (
         Row(
             run="calibrating",
-            levels=("calibrating",),
+            level="calibrating",
             # Its gradients are infinite: how many would be lost nobody can say.
             lost=None,
             scale=2.0**21,
@@ -140,12 +145,12 @@ TABLE: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "saw_tooth": (
-        Row(run="saw-tooth", levels=("healthy",), scale=2.0**16, pages=False, denies=COLLAPSING),
+        Row(run="saw-tooth", level="healthy", scale=2.0**16, pages=False, denies=COLLAPSING),
     ),
     "storm": (
         Row(
             run="storm",
-            levels=("failing",),
+            level="failing",
             root=_gate(60),
             scale=2.0**-6,
             fires=(_CRITICAL,),
@@ -155,22 +160,42 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "collapsed_and_left": (
         Row(
             run="collapsed-and-left",
-            levels=("failing",),
-            root=_gate(60),
+            level="failing",
+            # The burst is over. What is wrong now, and is to be changed, is the scale. All gradients
+            # are lost alike: which parameter is named does not matter.
+            root=Root(
+                kinds=("scale_stuck_low",),
+                where=None,
+                place="",
+                op="",
+                since=range(104, 105),
+                severity="critical",
+            ),
             lost=1.0,
             scale=2.0**-29,
             fires=(("AmpwatchLossScaleLeftLow",),),
             silent=("AmpwatchLossScaleCollapsed",),
-            says=(r"encoder\.gate", r"\bexp\b"),
+            says=(r"scale is stuck|scale_stuck_low",),
+            tells=(*_BURST, r"\b65536\b"),
             denies=(*COLLAPSING, r"has recovered"),
         ),
     ),
     "recovering": (
         Row(
             run="recovering",
-            levels=("needs attention",),
-            root=_gate(60, is_over=True),
+            level="needs attention",
+            # No gradient is lost any more: the place is that of the scale.
+            root=Root(
+                kinds=("scale_stuck_low",),
+                where="optimizer:0",
+                place="optimizer 0",
+                op="",
+                since=range(90, 91),
+                severity="critical",
+                is_over=True,
+            ),
             scale=32.0,
+            tells=_BURST,
             silent=("AmpwatchLossScaleCollapsed", "AmpwatchLossScaleLeftLow"),
             denies=(*COLLAPSING, r"is stuck"),
         ),
@@ -178,7 +203,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "all_flushed": (
         Row(
             run="all-flushed",
-            levels=("failing",),
+            level="failing",
             root=_flushed(range(100, 107)),
             lost=1.0,
             fires=(("AmpwatchUnderflowHigh", "AmpwatchCriticalFinding"),),
@@ -189,7 +214,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "never_learnt": (
         Row(
             run="never-learnt",
-            levels=("failing",),
+            level="failing",
             root=_flushed(range(3)),
             lost=1.0,
             scale=2.0**-26,
@@ -207,7 +232,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "never_applied": (
         Row(
             run="never-applied",
-            levels=("failing",),
+            level="failing",
             root=_gate(0),
             lost=None,
             scale=0.0,
@@ -219,7 +244,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "diverged_and_finished": (
         Row(
             run="diverged-and-finished",
-            levels=("broken",),
+            level="broken",
             root=_diverged(),
             lost=None,
             scale=None,
@@ -231,20 +256,21 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "diverged_and_killed": (
         Row(
             run="diverged-and-killed",
-            levels=("broken", "failed"),
+            # Broken is what comes to its end: this one did not, and its root stays beside that.
+            level="failed",
             root=_diverged(),
             lost=None,
             scale=None,
             cause=(0, "killed"),
-            fires=(("AmpwatchRunFailed", "AmpwatchRunEndedBroken"),),
-            silent=_SCALE_ALERTS,
+            fires=(("AmpwatchRunFailed",),),
+            silent=("AmpwatchRunEndedBroken", *_SCALE_ALERTS),
             says=(r"mse_loss",),
         ),
     ),
     "one_rank_dead": (
         Row(
             run="one-rank-dead",
-            levels=("failed",),
+            level="failed",
             cause=(2, "killed"),
             fires=(("AmpwatchRunFailed",),),
             silent=_SCALE_ALERTS,
@@ -255,7 +281,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "one_rank_raised_of_eight": (
         Row(
             run="one-rank-raised-of-eight",
-            levels=("failed",),
+            level="failed",
             cause=(3, "ValueError"),
             fires=(("AmpwatchRunFailed",),),
             silent=_SCALE_ALERTS,
@@ -266,16 +292,16 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "stale": (
         Row(
             run="stale",
-            levels=("stale",),
+            level="stale",
             fires=(("AmpwatchTrainingStalled",),),
             silent=_SCALE_ALERTS,
         ),
     ),
     "two_runs_of_one_name": (
-        Row(run="twins", levels=("healthy",), denies=COLLAPSING),
+        Row(run="twins", level="healthy", denies=COLLAPSING),
         Row(
             run="twins~2",
-            levels=("failing",),
+            level="failing",
             root=_gate(240),
             lost=None,
             scale=2.0**-42,
@@ -283,11 +309,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
             says=(r"encoder\.gate", r"\bexp\b"),
         ),
     ),
-    "bf16": (Row(run="bf16", levels=("healthy",), scale=None, pages=False, denies=COLLAPSING),),
+    "bf16": (Row(run="bf16", level="healthy", scale=None, pages=False, denies=COLLAPSING),),
     "daemon_restarted": (
         Row(
             run="daemon-restarted",
-            levels=("healthy",),
+            level="healthy",
             scale=2.0**16,
             pages=False,
             denies=COLLAPSING,

@@ -51,4 +51,4 @@ def test_the_way_back_of_a_scale_is_that_of_its_own_growth_interval() -> None:
     assert "at the growth interval of 60" in stuck.summary
     assert f"stuck at {stuck.evidence['loss_scale']:.6g}," in stuck.summary
     assert f"takes {stuck.evidence['steps_back']:.0f} steps" in stuck.summary
-    assert "growth_interval=6)" in stuck.advice
+    assert "growth_interval=20)" in stuck.advice

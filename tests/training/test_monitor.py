@@ -494,7 +494,7 @@ def test_the_report_says_in_words_what_happened() -> None:
     assert report.startswith("ampwatch report: run words, rank 0, on ")
     assert "\n  FINISHED: 12 steps, 8 steps skipped" in report
     assert "\n  12 iterations, 12 optimizer steps attempted\n" in report
-    assert "WARNING  scale_collapse  optimizer:0\n" in report
+    assert "WARNING  scale_collapse  optimizer 0\n" in report
     assert "Since: step 6; last seen at step 11" in report
     assert "What to change: Find the op that overflows" in report
 

@@ -105,7 +105,7 @@ SCALE_STUCK_LOW = Kind(
     number=16,
     family=KindFamily.SCALE_DYNAMICS,
     meaning="a burst of bad batches has brought the scale down, and it does not come back",
-    severities=(Severity.WARNING,),
+    severities=(Severity.WARNING, Severity.CRITICAL),
     certainty=very_likely(
         "the loss scale was read from the scaler, and what gradients lose at it was measured"
     ),

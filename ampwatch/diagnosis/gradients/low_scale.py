@@ -12,7 +12,7 @@ from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_dynamics import SCALE_BELOW_ONE, SCALE_COLLAPSE
 from ampwatch.diagnosis.scale.scale_words import quick_interval
-from ampwatch.wire.records import Finding
+from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +30,9 @@ STUCK_STEPS = 100
 
 STUCK_AFTER = 8
 """Steps taken at the low scale before it counts as a rest."""
+
+STILL_STEPS = 50
+"""Steps taken at a scale that flushes every gradient from which a training learns nothing."""
 
 SAME_LOSS = 2.0
 """Ratio of the loss to that under the largest scale up to which the two are comparable."""
@@ -49,11 +52,14 @@ class LowScale:
 
     Args:
         book: Where findings go.
+
+    Attributes:
+        largest_applied: The largest scale that a step was taken with since it was last set by hand.
     """
 
     def __init__(self, book: FindingBook) -> None:
         self._book = book
-        self._largest_applied = 0.0
+        self.largest_applied = 0.0
         self._was_largest_at = 0
         self._rested = 0
         self._loss_then = math.nan
@@ -67,13 +73,13 @@ class LowScale:
         if self._made is not None and iteration.loss_scale != verdict.scale_before:
             self._renew(self._made, iteration)
         if verdict.set_by_hand:
-            self._largest_applied = 0.0
+            self.largest_applied = 0.0
         if verdict.skipped or verdict.grew:
             self._rested = 0
         elif verdict.applied and iteration.scaler is not None:
             self._rested += 1
-            if verdict.scale_before >= self._largest_applied:
-                self._largest_applied = verdict.scale_before
+            if verdict.scale_before >= self.largest_applied:
+                self.largest_applied = verdict.scale_before
                 self._was_largest_at = iteration.step
                 self._loss_then = abs(iteration.loss) if iteration.num_losses else math.nan
 
@@ -82,7 +88,7 @@ class LowScale:
     ) -> bool:
         """Whether the scale is on its way back to where it came from, and soon there."""
         recent = iteration.step - self._was_largest_at < STUCK_STEPS
-        fallen = scale < self._largest_applied
+        fallen = scale < self.largest_applied
         return (
             recent
             and fallen
@@ -93,24 +99,24 @@ class LowScale:
     def _would_fit(self, gradients: Mapping[str, Gradient]) -> bool:
         """Whether the gradients would fit at the largest scale that a step was taken with."""
         amax = max(g.true_amax for g in gradients.values())
-        return amax * self._largest_applied < FLOAT16.overflow_from
+        return amax * self.largest_applied < FLOAT16.overflow_from
 
     def _steps_back(self, iteration: Iteration, scale: float) -> float:
         """Return how many steps the way back to the largest applied scale takes."""
         scaler = iteration.scaler
         if scaler is None:
             return 0.0
-        growths = math.log(self._largest_applied / scale) / math.log(scaler.growth_factor)
+        growths = math.log(self.largest_applied / scale) / math.log(scaler.growth_factor)
         return growths * scaler.growth_interval
 
     def has_fitted(self, scale: float, gradients: Mapping[str, Gradient]) -> bool:
         """Whether steps were taken at ``scale`` or a larger one, that would fit again."""
-        return self._largest_applied >= scale and self._would_fit(gradients)
+        return self.largest_applied >= scale and self._would_fit(gradients)
 
     def brought_here(self, scale: float) -> Finding | None:
         """Return what has brought the scale down to where gradients underflow."""
         made = self._book.of_kind(SCALE_BELOW_ONE.slug) if scale < 1.0 else []
-        if not made and scale <= STUCK_FALL * self._largest_applied:
+        if not made and scale <= STUCK_FALL * self.largest_applied:
             made = self._book.of_kind(SCALE_COLLAPSE.slug)
         return self._book.root_of(made[-1]) if made else None
 
@@ -144,11 +150,11 @@ class LowScale:
     def _stuck(
         self, iteration: Iteration, scale: float, where: str, share: float
     ) -> Finding | None:
-        if scale > STUCK_FALL * self._largest_applied or self._rested < STUCK_AFTER:
+        if scale > STUCK_FALL * self.largest_applied or self._rested < STUCK_AFTER:
             return None
         if self._steps_back(iteration, scale) < STUCK_STEPS:
             return None
-        self._largest_then, self._share = self._largest_applied, share
+        self._largest_then, self._share = self.largest_applied, share
         self._then = _Then.STUCK
         if self._made is not None:
             again = self._book.count(self._made, iteration.step)
@@ -184,13 +190,24 @@ class LowScale:
             "loss_scale_before": largest,
             "steps_back": steps_back,
             "lost_share": share,
+            **self._fault_steps(finding),
         }
+        worst = (
+            f", most of them in {in_words(finding.where)}"
+            if share < 1.0 and finding.where.startswith("param:")
+            else ""
+        )
         harm = (
-            f"{share:.1%} of all gradient elements are flushed to zero, most of them in"
-            f" {in_words(finding.where)}"
+            f"{share:.1%} of all gradient elements are flushed to zero{worst}"
             if share
             else "the loss is being shrunk"
         )
+        # Measured once, it holds while the scale rests: weights that do not change have the gradients
+        # that they had.
+        is_still = share >= 1.0 and self._rested >= STILL_STEPS
+        finding.severity = Severity.CRITICAL if is_still else SCALE_STUCK_LOW.severity
+        if is_still:
+            harm += ", so nothing is learnt"
         finding.summary = (
             f"The loss scale is stuck at {scale:.6g}, low since step {finding.first_step}: a burst of"
             f" skipped steps{self._why(finding)} brought it down from {largest:.6g}, which would fit again, the way back"
@@ -200,10 +217,19 @@ class LowScale:
 
     def _why(self, finding: Finding) -> str:
         """Name the op that was at fault in the burst, where it was found."""
-        culprit = self._book.culprit
-        if culprit is None or not culprit.op or self._book.root_of(culprit) is not finding:
+        culprit = self._fault(finding)
+        if culprit is None:
             return ""
         return f" ({culprit.op} in {in_words(culprit.where)}, since step {culprit.first_step})"
+
+    def _fault_steps(self, finding: Finding) -> dict[str, float]:
+        culprit = self._fault(finding)
+        return {} if culprit is None else {"fault_first_step": float(culprit.first_step)}
+
+    def _fault(self, finding: Finding) -> Finding | None:
+        """Return the op that was at fault in the burst; ``None`` where none was found."""
+        culprit = self._book.fault_behind(finding)
+        return culprit if culprit is not None and culprit.op else None
 
     def _renew(self, finding: Finding, iteration: Iteration) -> None:
         """Bring the finding up to date: the scale has moved since."""
@@ -218,10 +244,12 @@ class LowScale:
         if now is self._then and now is not _Then.ROSE:
             return
         self._then = now
+        finding.severity = SCALE_STUCK_LOW.severity
         finding.evidence = {
             "loss_scale": scale,
             "loss_scale_before": largest,
             "newest_step": float(iteration.step),
+            **self._fault_steps(finding),
         }
         finding.summary = (
             f"The loss scale was stuck low from step {finding.first_step} to step {finding.last_step},"

@@ -19,6 +19,10 @@ QUICK_INTERVAL = 100
 """Growth interval that is advised at most: 16 doublings take as many steps as a scaler's default takes
 for one."""
 
+MIN_QUICK_INTERVAL = 20
+"""Growth interval that is advised at least: each growth that goes too far costs a step, which is one
+in twenty of them then."""
+
 ROOM = 16.0
 """Factor that is left between a gradient and the end of float16 where a scale is advised for it:
 gradients of other batches are larger."""
@@ -121,7 +125,7 @@ def quicker_growth(interval: int) -> str:
 
 def quick_interval(interval: int) -> int:
     """Return a growth interval that brings a scale back soon; the same if there is none."""
-    return min(QUICK_INTERVAL, max(1, interval // 10))
+    return min(interval, QUICK_INTERVAL, max(MIN_QUICK_INTERVAL, interval // 10))
 
 
 def fitting_scale(amax: float) -> float:

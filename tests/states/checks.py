@@ -480,7 +480,8 @@ def webhook(seen: Seen, row: Row) -> list[str]:
         # root becomes as bad as what it explains.
         story = [f for f in findings_of(seen, row) if f["caused_by"] == _key(finding)]
         worst = min((f["severity"] for f in (finding, *story)), key=_SEVERITIES.index)
-        if body["severity"] != worst:
+        # A root that was explained later was worse when it was posted.
+        if _SEVERITIES.index(body["severity"]) > _SEVERITIES.index(worst):
             complaints.append(_wrong(f"severity of {_key(finding)}", worst, body["severity"]))
     complaints += list(_wrong_roots_posted(row, bodies))
     if not [f for f in findings_of(seen, row) if f["severity"] != "info"] and bodies:

@@ -262,8 +262,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
             lost=None,
             scale=None,
             cause=(0, "killed"),
-            fires=(("AmpwatchRunFailed",),),
-            silent=("AmpwatchRunEndedBroken", *_SCALE_ALERTS),
+            # Whoever restarts it from its last checkpoint has to know: it holds back AmpwatchRunFailed.
+            fires=(("AmpwatchRunEndedBroken",),),
+            silent=_SCALE_ALERTS,
             says=(r"mse_loss",),
         ),
     ),

@@ -149,7 +149,8 @@ class Training:
 
     def scraped(self) -> dict[str, Any]:
         """Return what a scrape would read, by series."""
-        over = self.state in {"finished", "failed"}
+        failing = self.state == "running" and self.failing > 0
+        broken = self.state == "finished" and self.broken
         flushed = 1.0 if self.log2 < -20 else self.zeros
         elements = round(self.steps * 100)
         self.counts["zeros"] += round(flushed * max(elements - self.counts["elements"], 0))
@@ -164,10 +165,9 @@ class Training:
             for c in ("calibrating", "probe", "unprovoked", "storm")
         }
         row |= {
-            'ampwatch_run_health{health="failing"}': int(
-                self.failing > 0 and self.state == "running"
-            ),
-            'ampwatch_run_health{health="broken"}': int(over and self.broken),
+            'ampwatch_run_health{health="failing"}': int(failing),
+            'ampwatch_run_health{health="broken"}': int(broken),
+            'ampwatch_run_health{health="failed"}': int(self.state == "failed"),
             "ampwatch_run_start_timestamp_seconds": self.begun,
             "ampwatch_steps_total": round(self.steps),
             "ampwatch_loss_scale": 2.0**self.log2,
@@ -181,7 +181,7 @@ class Training:
             "ampwatch_parameter_nonfinite_elements": self.nan_weights,
             "ampwatch_loss_nonfinite_total": self.counts["losses"],
         }
-        if self.root and (self.failing or (over and self.broken)):
+        if self.root and (failing or broken or (self.state == "failed" and self.broken)):
             kind, place = self.root
             row[
                 f'ampwatch_root_info{{kind="{kind}",severity="critical",place="{place}",op="addmm",first_step="812",remedy="x"}}'
@@ -307,6 +307,11 @@ def _ends_broken(at: int, _: random.Random) -> Plan:
     return Plan({at: end}, (at, at + 20), pages=True)
 
 
+def _ends_killed(at: int, _: random.Random) -> Plan:
+    end = _all(_fail("divergence", 400), _set(broken=True, state="failed"))
+    return Plan({at: _fail("divergence", 400), at + 5: end}, (at, at + 20), pages=True)
+
+
 PLANS: dict[str, Callable[[int, random.Random], Plan]] = {
     "few skips": lambda at, _: Plan({at: _skips(3)}),
     "evaluation": _evaluation,
@@ -321,6 +326,7 @@ PLANS: dict[str, Callable[[int, random.Random], Plan]] = {
     "weights": _weights,
     "finding": _finding,
     "ends broken": _ends_broken,
+    "ends killed": _ends_killed,
     "storm": lambda at, _: Plan({at: _skips(7)}, (at, at + 20)),
     "hang": lambda at, _: Plan(
         {at: _set(state="stale"), at + 40: _set(state="failed")}, (at, at + 40)
@@ -340,6 +346,7 @@ BROKEN = (
     "weights",
     "finding",
     "ends broken",
+    "ends killed",
     "storm",
     "hang",
     "death",
@@ -385,7 +392,7 @@ def lived(name: str, kind: str, chance: random.Random, ranks: int = 0) -> Run:
         run.trouble, run.pages = (span[0] * TICK, max([span[1], *low]) * TICK), pages
     if kind == "straggler":
         _straggles(run, span, chance)
-    if kind in {"death", "hang"}:
+    if kind in {"death", "hang", "ends killed"}:
         _dies(run, plan)
     if "daemon away" in kind:
         begin = (span[0] + 3) if span else chance.randint(20, 60)

@@ -1,7 +1,7 @@
 """What an Alertmanager with the shipped configuration tells whom, computed instead of waited for.
 
 Routes, groups, waits, inhibition and deduplication as Alertmanager 0.25 does them (``dispatch``, ``inhibit``,
-``notify.DedupStage``). ``tests/alerts/test_nights.py`` compares it with a real one.
+``notify.DedupStage``), written from their documentation and source.
 """
 
 from __future__ import annotations

@@ -105,9 +105,9 @@ def _wishes(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--scrape-interval",
-        default="15s",
+        default="10s",
         metavar="DURATION",
-        help="of that Prometheus; a wrong one makes gaps (15s)",
+        help="of that Prometheus; a wrong one makes gaps (10s)",
     )
     add("--force", action="store_true", help="replace what was changed by hand in Grafana")
     _what(parser)

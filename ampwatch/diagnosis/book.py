@@ -277,14 +277,34 @@ class FindingBook:
             **finding.evidence,
         )
 
+    def restate(
+        self, finding: Finding, step: int, severity: Severity, summary: str, /, **evidence: float
+    ) -> None:
+        """Count one more iteration of a finding as it stands now, be it better or worse than before.
+
+        Args:
+            finding: A finding of this book.
+            step: The iteration.
+            severity: What the present evidence makes of it. Another one is reported at once.
+            summary: The sentence about the present evidence.
+            evidence: Numbers as they stand now.
+        """
+        has_moved = finding.severity is not severity
+        finding.severity, finding.summary = severity, summary
+        finding.evidence.update(evidence)
+        if self.count(finding, step) or has_moved:
+            self.report_change(finding)
+
     def report_change(self, finding: Finding) -> None:
         """Pass on a finding that has changed, as an escalation if its severity has risen."""
         self._unreported.pop(finding.key, None)
         self._reported_ns[finding.key] = self.now_ns
         self._reported_step[finding.key] = finding.last_step
         entry = self._entries.get(finding.key)
-        risen_from = None if entry is None else entry.own.move(finding.severity, self.now_ns)
-        if entry is not None and risen_from is not None:
+        risen_from = None
+        if entry is not None and entry.own.severity is not finding.severity:
+            risen_from = entry.own.move(finding.severity, self.now_ns)
+            # Its story has been reported with it, and is not to be again at the end of the iteration.
             entry.story.move(self._severity_of_story(finding), self.now_ns)
         reason = Reason.CHANGED if risen_from is None else Reason.WORSE
         self._pass_on(finding, reason, risen_from)

@@ -26,7 +26,16 @@ _PHASES = {
 }
 _MANY = 8
 
-_END_OF_SENTENCE = re.compile(r"[.!?](?=\s+[A-Z])")
+_END_OF_SENTENCE = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bcf)(?<!\bvs)[.!?](?=\s+[A-Z])")
+_END_OF_CLAUSE = re.compile(r"[,;:](?= )")
+_NUMBER = re.compile(r"\W*\d[\d.,e^+%-]*\W*")
+_JOIN = re.compile(
+    r"an?|about|above|and|are|as|at|be|became|becomes?|below|between|but|by|every|for|from|had|has|have"
+    r"|if|in|into|is|its?|not|now|of|on|only|or|over|per|since|so|step|than|that|the|then|there|this|to"
+    r"|under|until|was|were|when|where|which|while|will|with",
+    re.IGNORECASE,
+)
+"""Words that want another one after them: alone they end nothing."""
 
 
 def sentence(text: str) -> str:
@@ -38,18 +47,30 @@ def sentence(text: str) -> str:
 def first_sentence(text: str) -> str:
     """Return the first sentence of ``text``, in one line, with a full stop."""
     text = " ".join(text.split())
-    # A full stop within a name, as in torch.finfo, ends no sentence.
+    # A full stop within a name, as in torch.finfo, ends no sentence, nor does one after "e.g".
     end = _END_OF_SENTENCE.search(text)
     return sentence(text if end is None else text[: end.end()])
 
 
 def cut(text: str, max_characters: int) -> str:
-    """Return ``text``, or as many whole words of it as there is room for."""
+    """Return ``text``, or as much of it as there is room for, up to where it can be left.
+
+    That is the end of a clause in the second half and outside of brackets, else a word. It is
+    never a number, of which nobody could say whether it is whole, nor a word that leads up to one.
+    """
     if len(text) <= max_characters:
         return text
     room = max_characters - len("...")
-    words = text[:room].rpartition(" ")[0] or text[:room]
-    return f"{words.rstrip(',;: ')}..."
+    ends = (match.start() for match in _END_OF_CLAUSE.finditer(text, room // 2, room + 1))
+    clauses = [text[:end] for end in ends if text.count("(", 0, end) <= text.count(")", 0, end)]
+    for clause in reversed(clauses):
+        if not _NUMBER.fullmatch(clause.rpartition(" ")[2]):
+            return f"{clause}..."
+    # With the character after it: a word that just fits is whole.
+    words = clauses[0].split(" ") if clauses else text[: room + 1].split(" ")[:-1]
+    while words and (_JOIN.fullmatch(words[-1]) or _NUMBER.fullmatch(words[-1])):
+        words.pop()
+    return f"{' '.join(words).rstrip(',;: ') or text[:room]}..."
 
 
 def place(finding: Finding) -> str:

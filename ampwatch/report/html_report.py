@@ -6,13 +6,15 @@ escaped where it is put in (``markup.py``), and the browser is told to run and l
 
 from __future__ import annotations
 
-from dataclasses import fields
+import math
+from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
 from ampwatch.diagnosis.kinds.registry import certainty
+from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.report import accounts, course_picture, exponent_picture
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.markup import Markup, element, joined
@@ -133,11 +135,30 @@ def _exponents(finding: Finding, box: Box) -> Markup | None:
     if record is None:
         return None
     fmt = exponent_picture.limits_of(record, finding, box.facts)
-    drawn = [exponent_picture.exponents(record, fmt, w) for w in (WIDE, NARROW)]
+    shown = _before_flushing(record)
+    drawn = [exponent_picture.exponents(shown, fmt, w) for w in (WIDE, NARROW)]
     if drawn[0] is None:
         return None
-    said = _of_record(record, "" if fmt is None else fmt.name)
+    said = _of_record(shown, "" if fmt is None else fmt.name)
+    if shown is not record:
+        share = percent(record.flushed / record.histogram.binned)
+        said += (
+            f" {share} of them are zero at step {record.step} only because of the format: what became"
+            f" zero is drawn as it was in step {record.before_step}, at the loss scale of step {record.step}."
+        )
     return element("figure", element("figcaption", said), *drawn)
+
+
+def _before_flushing(record: RangeRecord) -> RangeRecord:
+    """Return a measurement as it would be had its format flushed nothing, at its own loss scale.
+
+    The measurement itself where nothing was flushed, or nothing is known of what that was.
+    """
+    if record.before is None or record.flushed <= 0 or not record.histogram.binned:
+        return record
+    if not 0.0 < record.loss_scale < math.inf:
+        return record
+    return replace(record, histogram=record.before.shifted(nearest_exponent(record.loss_scale)))
 
 
 def _of_record(record: RangeRecord, limits: str) -> str:

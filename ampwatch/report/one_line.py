@@ -33,11 +33,40 @@ LEVELS = {
 """Level in a log, by severity."""
 
 
-def address(url: str, run: str, rank: int | None = None) -> str:
-    """Return the address of the page of a run, or of one of its ranks; empty without a page."""
+def level_of(news: News) -> int:
+    """Return the level in a log: that of the severity, or INFO where nothing has become worse."""
+    return logging.INFO if news.reason is Reason.EXPLAINED else LEVELS[news.finding.severity]
+
+
+def printable(text: str) -> str:
+    r"""Return ``text`` in one line, whatever it holds: what nobody would see is written as ``\x1b``.
+
+    A name with a line break would otherwise write lines of its own into a log.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def address(url: str, run: str, rank: int | None = None, started_ns: int | None = None) -> str:
+    """Return the address of the page of a run, or of one of its ranks; empty without a page.
+
+    Args:
+        url: Address of the daemon.
+        run: Name of the run.
+        rank: One of its ranks.
+        started_ns: Unix time at which that rank, or any, began to be watched. It tells the run
+            from others of the same name. Unit: ns.
+    """
     if not url:
         return ""
-    fragment = f"run={quote(run, safe=':/')}" + ("" if rank is None else f"&rank={rank}")
+    fragment = f"run={quote(run, safe=':/', errors='replace')}"
+    if rank is not None:
+        fragment += f"&rank={rank}"
+    if started_ns is not None:
+        fragment += f"&started={started_ns / 1e9:.3f}"
     return f"{url.rstrip('/')}/#{fragment}"
 
 
@@ -47,25 +76,29 @@ def named(finding: Finding) -> str:
     return f"{finding.kind} in {place(finding)}{op}"
 
 
-def one_line(news: News, run: str, numbers: Sequence[int], url: str = "") -> str:
+def one_line(news: News, run: str, numbers: Sequence[int], page: str = "") -> str:
     """Write news of a finding in one line.
 
     Args:
         news: The finding, and why it is written about.
         run: Name of the run.
         numbers: The ranks that have found it; none if there is only one rank.
-        url: Address of the daemon; a command is named without one.
+        page: Address of the page about it; a command is named without one.
     """
-    finding = news.finding
+    finding, run = news.finding, printable(run)
     who = f" {ranks(numbers)}" if numbers else ""
-    severity = finding.severity.value.upper()
-    head = f"{NAME}{severity} run {run}{who} step {finding.last_step}: {named(finding)}"
-    tail = address(url, run, min(numbers, default=0)) or f"More: ampwatch explain {finding.kind}"
-    if news.reason is Reason.EXPLAINED:
-        return f"{head} is explained by {named(news.root)}. {tail}"
+    tail = page or f"More: ampwatch explain {finding.kind}"
+    is_explained = news.reason is Reason.EXPLAINED
+    severity = (Severity.INFO if is_explained else finding.severity).value.upper()
+    what = printable(named(finding))
+    head = f"{NAME}{severity} run {run}{who} step {finding.last_step}: {what}"
+    root = printable(named(news.root))
+    if is_explained:
+        # It was seen before its root as often as after it: nothing here says what came first.
+        return f"{head} is now part of: {root}, since step {news.root.first_step}. {tail}"
     if news.reason is Reason.WORSE and news.escalated_from is not None:
         head += f", escalated from {news.escalated_from.value}"
     if news.root.key != finding.key:
-        head += f", explained by {named(news.root)}"
+        head += f", explained by {root}"
     room = max(MIN_SENTENCE, MAX_LENGTH - len(head) - len(tail) - len(": ") - len(" "))
-    return f"{head}: {cut(first_sentence(finding.summary), room)} {tail}"
+    return f"{head}: {cut(printable(first_sentence(finding.summary)), room)} {tail}"

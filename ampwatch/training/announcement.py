@@ -14,18 +14,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ampwatch")
 
 _announced: set[tuple[int, str]] = set()
-"""Process and words: a cell of a notebook that is run again has nothing new to tell."""
+"""Process and topic: a cell of a notebook that is run again has nothing new to tell."""
 
 
-def announce(words: str) -> None:
+def announce(words: str, topic: str = "") -> None:
     """Say ``words`` once in this process: in the log if that takes them, else on stderr.
 
     A program that has not set up logging, or only from warnings on, would never show its address
     in the log. Who wants none sets a level above ``INFO`` for the logger ``ampwatch``.
+
+    Args:
+        words: One line.
+        topic: What they are about: of one topic the first words are the only ones. By default the words.
     """
-    if (os.getpid(), words) in _announced or not _is_wanted():
+    topic = topic or words
+    if (os.getpid(), topic) in _announced or not _is_wanted():
         return
-    _announced.add((os.getpid(), words))
+    _announced.add((os.getpid(), topic))
     # A log handler is user code, and stderr may be closed.
     with suppress(Exception):
         if logger.isEnabledFor(logging.INFO) and any(map(_takes_info, _handlers())):

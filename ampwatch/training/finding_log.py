@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.guard import Guard
-from ampwatch.report.one_line import LEVELS, one_line
+from ampwatch.report.one_line import address, level_of, one_line
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class FindingLog:
         url: Address of the daemon; empty without one.
         said: What the ranks of this machine have said; ``None`` if each rank writes for itself.
         clock: Monotonic time. Unit: s.
-        wait: Waits for so many seconds, on the thread of the log; until ``close`` by default.
+        wait: Waits a number of seconds, on the thread of the log. By default ``close`` ends it.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FindingLog:
         wait: Callable[[float], object] | None = None,
     ) -> None:
         self._identity = identity
-        self._url = url
+        self._page = address(url, identity.run, identity.rank, identity.started_ns)
         self._said = said
         self._clock = clock
         self._guard = Guard("log", is_thread_safe=True)
@@ -100,9 +100,11 @@ class FindingLog:
 
     def close(self) -> None:
         """Write what waits, without waiting any longer, and end the thread."""
+        # In a fork there is no thread, and the file is the parent's to leave.
+        if self._pid != os.getpid():
+            return
         thread, self._thread = self._thread, None
-        # A thread does not live on in a fork: there it is the parent's.
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None:
             self._ending.set()
             self._lines.put(None)
             thread.join(JOIN_SECONDS)
@@ -111,8 +113,8 @@ class FindingLog:
 
     def _take(self, news: News) -> None:
         identity = self._identity
-        write = partial(one_line, _snapshot(news), identity.run, url=self._url)
-        level = LEVELS[news.finding.severity]
+        write = partial(one_line, _snapshot(news), identity.run, page=self._page)
+        level = level_of(news)
         if self._said is None or self._pid != os.getpid():
             logger.log(level, "%s", write([identity.rank] if identity.world_size > 1 else []))
             return

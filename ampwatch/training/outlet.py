@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.errors import RingError
 from ampwatch.guard import Guard
-from ampwatch.report.one_line import address
+from ampwatch.report.one_line import address, printable
 from ampwatch.runtime import ring_directories
 from ampwatch.training.announcement import announce
 from ampwatch.training.finding_log import FindingLog
@@ -84,9 +84,10 @@ class Outlet:
         for trouble in (self._ring.fell_back, status.message):
             if trouble and _is_to_say(said, trouble):
                 logger.warning("%s", trouble)
-        page = address(self.url, identity.run)
-        if page and not identity.local_rank and _is_to_say(said, page):
-            announce(f"watching run {identity.run}: {page}")
+        run = address(self.url, identity.run)
+        if run and not identity.local_rank and _is_to_say(said, run):
+            page = address(self.url, identity.run, started_ns=identity.started_ns)
+            announce(f"watching run {printable(identity.run)}: {page}", run)
 
     def remember(self, *, is_durable: bool, describe: Callable[[Box], None]) -> None:
         """Keep the newest evidence, for reports; on disk as well when something goes wrong.

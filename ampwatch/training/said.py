@@ -2,19 +2,29 @@
 
 Ranks of a run are started by one launcher, and share the directory of their rings. A small file
 there is theirs: each appends what it would say, and who is first to append that it says it now
-does so. Appending a line is atomic, so nothing is locked, nobody waits, and no rank asks another.
+does so. The kernel puts what is appended into an order, so nothing is locked, nobody waits, and no
+rank asks another.
+
+A launcher may start the same job again, after a crash above all. Each line therefore names the
+process that wrote it, and what was written by a process that had ended when a rank came is not
+said: it was another start of the job.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import socket
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ampwatch.wire.records import RunIdentity
 
 SUFFIX = ".said"
@@ -24,22 +34,50 @@ MAX_BYTES = 2**20
 
 _HERE, _GONE, _FOUND, _SAYS = "here", "gone", "found", "says"
 
+_NAME = re.compile(
+    r"(?P<machine>[0-9a-f]{16})-(?P<launcher>\d{1,9}-\d{1,20})-[0-9a-f]{16}\.said", re.ASCII
+)
+_LINE = re.compile(r"(here|gone|found|says) (\S+) (\d{1,9}) (\d{1,9}-\d{1,20})", re.ASCII)
+
+_STARTS = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
+"""Variables that all ranks of one start of a job share, and the next start may not."""
+
 _opened: Counter[str] = Counter()
 """Monitors of each run in this process so far: the ranks of a run make them in one order."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of the file.
+
+    Attributes:
+        verb: What its writer does.
+        mark: Digest of what it is about.
+        rank: The writer.
+        process: The writer's process, as ``_process`` names it.
+    """
+
+    verb: str
+    mark: str
+    rank: int
+    process: str
+
+
 def path_for(directory: Path, identity: RunIdentity) -> Path:
-    """Return the file of the ranks of one run that one launcher has started; removes stale ones."""
+    """Return the file of the ranks of one run that one launcher has started; removes stale ones.
+
+    Raises:
+        OSError: If the directory cannot be read.
+    """
     _opened[identity.run] += 1
-    launcher = f"{os.getppid()}-{_began(os.getppid())}"
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
-    _remove_those_of_dead_launchers(directory)
-    name = _digest(f"{identity.run} {restart} {_opened[identity.run]}")
-    return directory / f"{launcher}-{name}{SUFFIX}"
+    _remove_those_that_are_over(directory)
+    start = [os.environ.get(name, "") for name in _STARTS]
+    job = _digest(repr((identity.run, start, _opened[identity.run])))
+    return directory / f"{_machine()}-{_process(os.getppid())}-{job}{SUFFIX}"
 
 
 class Said:
-    """One rank's end of the file. Every method may raise ``OSError``.
+    """One rank's end of the file. Every method may raise ``OSError``, and nothing else.
 
     Args:
         path: The file, in a directory that is this user's alone.
@@ -52,7 +90,10 @@ class Said:
     def __init__(self, path: Path, rank: int) -> None:
         self.path = path
         self._rank = rank
+        self._process = _process(os.getpid())
         self._append(_HERE, "-")
+        writers = {line.process for line in _read(path)}
+        self._predecessors = {writer for writer in writers if not _lives(writer)}
 
     def found(self, what: str) -> None:
         """Note that this rank would say ``what``."""
@@ -62,59 +103,98 @@ class Said:
         """Return whether this rank is to say ``what``: the first one that asks."""
         mark = _digest(what)
         self._append(_SAYS, mark)
-        return next(
-            (
-                rank == self._rank
-                for verb, key, rank in self._lines()
-                if (verb, key) == (_SAYS, mark)
-            ),
-            True,
-        )
+        return next((rank == self._rank for rank in self._ranks(_SAYS, mark)), True)
 
     def finders(self, what: str) -> list[int]:
         """Return the ranks that would have said ``what`` as well, in order."""
-        mark = _digest(what)
-        found = {rank for verb, key, rank in self._lines() if (verb, key) == (_FOUND, mark)}
-        return sorted(found | {self._rank})
+        return sorted({self._rank, *self._ranks(_FOUND, _digest(what))})
 
     def close(self) -> None:
-        """Take leave; the last one removes the file."""
+        """Take leave; the last one that lives removes the file."""
         self._append(_GONE, "-")
-        lines = list(self._lines())
-        here, gone = ({rank for verb, _, rank in lines if verb == each} for each in (_HERE, _GONE))
-        if here <= gone:
+        if _is_over(_read(self.path)):
             self.path.unlink(missing_ok=True)
 
     def _append(self, verb: str, mark: str) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags, 0o600)
+        descriptor = _open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             if os.fstat(descriptor).st_size < MAX_BYTES:
-                os.write(descriptor, f"{verb} {mark} {self._rank}\n".encode())
+                os.write(descriptor, f"{verb} {mark} {self._rank} {self._process}\n".encode())
         finally:
             os.close(descriptor)
 
-    def _lines(self) -> list[tuple[str, str, int]]:
-        lines = (line.split() for line in self.path.read_text(errors="replace").splitlines())
-        return [(e[0], e[1], int(e[2])) for e in lines if len(e) == 3 and e[2].isdigit()]
+    def _ranks(self, verb: str, mark: str) -> list[int]:
+        """Return who has written this in this start of the job, the first one first."""
+        return [
+            line.rank
+            for line in _read(self.path)
+            if (line.verb, line.mark) == (verb, mark) and line.process not in self._predecessors
+        ]
+
+
+def _open(path: Path, flags: int) -> int:
+    # Whatever has the name of a file of ours: a link is not followed, a pipe not waited for.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
+def _read(path: Path) -> list[_Line]:
+    """Return the lines of a file, without those that are not ours."""
+    descriptor = _open(path, os.O_RDONLY)
+    try:
+        text = os.read(descriptor, min(os.fstat(descriptor).st_size, 2 * MAX_BYTES))
+    finally:
+        os.close(descriptor)
+    found = (_LINE.fullmatch(line) for line in text.decode("ascii", "replace").split("\n"))
+    return [_Line(m[1], m[2], int(m[3]), m[4]) for m in found if m is not None]
+
+
+def _is_over(lines: Iterable[_Line]) -> bool:
+    """Return whether all that have come have taken leave, or have ended without."""
+    writers = {(line.rank, line.process) for line in lines}
+    gone = {(line.rank, line.process) for line in lines if line.verb == _GONE}
+    return not any(_lives(process) for _, process in writers - gone)
 
 
 def _digest(text: str) -> str:
-    return blake2b(text.encode(), digest_size=8).hexdigest()
+    return blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
-def _began(pid: int) -> str:
-    """Return when a process began, in ticks since boot; 0 where that cannot be known."""
+def _machine() -> str:
+    """Return a name of where process ids mean the same: a host, or a container on it.
+
+    A directory may be shared with others, and whether their processes live is not to be seen here.
+    """
+    namespace = ""
+    with suppress(OSError):
+        namespace = Path("/proc/self/ns/pid").readlink().name
+    return _digest(f"{socket.gethostname()} {namespace}")
+
+
+def _process(pid: int) -> str:
+    """Name a process by its id and when it began, in ticks since boot; 0 where that is unknown."""
     with suppress(OSError, IndexError):
-        # After the name, which may hold anything: the 20th field from there.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return "0"
+        # After the name, which may hold anything: the state, and the 20th field from there.
+        state, *fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        # A zombie has ended, though nobody has asked for its status.
+        if state not in (b"Z", b"X"):
+            return f"{pid}-{int(fields[18])}"
+    return f"{pid}-0"
 
 
-def _remove_those_of_dead_launchers(directory: Path) -> None:
-    """Remove the files of runs that were killed: nobody else will."""
-    for path in directory.glob(f"*{SUFFIX}"):
-        pid, began, *_ = path.name.split("-")
-        if not (pid.isdigit() and _began(int(pid)) == began):
-            with suppress(OSError):
+def _lives(process: str) -> bool:
+    """Return whether a process has not ended; where that cannot be known, it has not."""
+    return _process(int(process.partition("-")[0])) == process
+
+
+def _remove_those_that_are_over(directory: Path) -> None:
+    """Remove the files of ranks that were killed: nobody else will."""
+    machine = _machine()
+    for path in directory.iterdir():
+        name = _NAME.fullmatch(path.name)
+        if name is None or name["machine"] != machine:
+            continue
+        with suppress(OSError):
+            # One that is empty is of a rank that is just coming, if its launcher lives.
+            lines = _read(path)
+            if _is_over(lines) if lines else not _lives(name["launcher"]):
                 path.unlink()

@@ -224,7 +224,8 @@ print(found[0].split("{")[0], page)
     assert done.returncode == 0, done.stderr
     name, page = done.stdout.split()
     assert name == "ampwatch_steps_total"
-    assert done.stderr == f"ampwatch: watching run mine: {page}#run=mine\n"
+    assert done.stderr.startswith(f"ampwatch: watching run mine: {page}#run=mine&started=")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_log_of_the_program_is_its_own(tmp_path: Path) -> None:

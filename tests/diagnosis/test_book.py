@@ -640,3 +640,25 @@ def test_a_cause_that_is_a_symptom_of_the_finding_itself_does_not_hide_the_next_
     book.attach_symptoms()
 
     assert [f.caused_by for f in (period, desync)] == [blown_up.key, blown_up.key]
+
+
+def test_a_finding_is_restated_as_it_stands_for_better_and_for_worse() -> None:
+    """Another severity is reported at once, however often it was reported before."""
+    ear = Ear()
+    book = FindingBook(ear)
+    made = _finding("grad_underflow", "param:w")
+    made.evidence = {"lost_share": 0.5, "loss_scale": 1.0}
+    book.make(made)
+    for step in range(1, 500):
+        book.restate(made, step, Severity.WARNING, f"at step {step}", lost_share=0.5)
+    before = len(ear.heard)
+    book.restate(made, 500, Severity.CRITICAL, "all is lost", lost_share=1.0)
+    book.report_escalations()
+    book.restate(made, 501, Severity.WARNING, "it was lost", lost_share=0.1)
+    book.report_escalations()
+
+    assert [reason for _, reason, _, _ in ear.news] == [Reason.MADE, Reason.WORSE]
+    assert len(ear.heard) == before + 2
+    assert (made.severity, made.summary) == (Severity.WARNING, "it was lost")
+    assert (made.count, made.last_step) == (502, 501)
+    assert made.evidence == {"lost_share": 0.1, "loss_scale": 1.0}

@@ -39,7 +39,7 @@ NEAR = 2.0**-4
 
 _NUMBER = re.compile(
     r"(?<![\w.^\-])(?:(?P<power>2\^-?\d+)|(?P<number>-?\d+(?:\.\d+)?(?:e[+-]?\d+)?))"
-    r"(?P<ordinal>(?:st|nd|rd|th)\b)?(?P<percent>%)?(?![\w^])"
+    r"(?P<ordinal>(?:st|[nr]d|th)\b)?(?P<percent>%)?(?![\w^])"
 )
 _NAMES = re.compile(
     r"\b(?:\d+\.)+[A-Za-z_][\w.]*|\b[A-Za-z_][\w]*(?:\.\w+)*|'[^']*'|\"[^\"]*\"|`[^`]*`"

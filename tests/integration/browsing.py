@@ -37,6 +37,7 @@ class Trainer:
     ) -> None:
         who = identity(run=run, rank=rank, world_size=world_size, started_ns=time.time_ns())
         self.run = run
+        self.started_ns = who.started_ns
         self.writer = RingWriter.create([place.rings], who, slots=4096)
         self.step = -1
 

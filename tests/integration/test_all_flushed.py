@@ -94,13 +94,14 @@ def train(
     loss_of: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor],
     *,
     collapses: bool,
+    level: str = "deep",
 ) -> Told:
     torch.manual_seed(0)
     model = Body()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     reported: list[tuple[str, Severity]] = []
-    with ampwatch.monitor(model, scaler, level="deep") as watch:
+    with ampwatch.monitor(model, scaler, level=level) as watch:
         watch.on_finding(lambda finding: reported.append((finding.kind, finding.severity)))
         (path,) = rings.rglob("*.ring")
         reader = RingReader(path)
@@ -192,6 +193,14 @@ def test_a_scale_that_has_collapsed_is_the_same_everywhere(
     for cells in state["modules"].values():
         module = dict(zip(MODULE_COLUMNS, cells, strict=True))
         assert (module["lost"], module["why"]) == (1.0, "lost")
+
+
+def test_a_collapse_by_hand_is_found_in_steps_too_quick_to_pay_for_samples(serving: Path) -> None:
+    """The fall itself asks for a sample of the gradients: nothing else is alarming about it."""
+    told = train(serving, lambda error, head, _: error + head, collapses=True, level="standard")
+
+    (finding,) = told.findings
+    assert (finding.kind, finding.evidence["lost_share"]) == ("grad_underflow", 1.0)
 
 
 def test_a_dead_head_is_not_lost_when_all_the_rest_is(serving: Path) -> None:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from selenium.webdriver.common.by import By
 
+from ampwatch.report.one_line import address
 from ampwatch.wire.records import FactsRecord, FindingRecord, Severity, SkipClass
 from tests.host.daemon.parts import eventually
 from tests.integration.browsing import Page, Trainer
@@ -209,6 +210,28 @@ def test_a_run_that_ended_broken_is_shown_before_a_healthy_one_and_can_be_linked
     assert page.run("return location.hash") == "#run=calm"
     page.browser.get(f"{page.url}#run=lost&rank=0")
     page.says("#run h1", words)
+
+
+def test_an_address_from_a_log_leads_to_its_own_run_of_two_of_one_name(
+    place: Place, page: Page
+) -> None:
+    """The daemon numbers the one that started later, which its log cannot know."""
+    first, second = Trainer(place, "gpt"), Trainer(place, "gpt")
+    first.train(30)
+    second.train(50)
+    eventually(
+        lambda: page.run("return document.querySelectorAll('#runs [data-key]').length == 2"), "both"
+    )
+
+    for trainer, words in ((second, "step 49"), (first, "step 29"), (second, "step 49")):
+        page.browser.get(address(page.url, "gpt", 0, trainer.started_ns))
+        page.says("#run h1", words)
+    page.browser.get(address(page.url, "gpt", 0, 1))
+    page.says("#run h1", "step 29")
+    page.choose("gpt~2")
+    page.says("#run h1", "step 49")
+    for trainer in (first, second):
+        trainer.finish()
 
 
 def test_when_the_daemon_is_gone_the_page_says_so_and_comes_back_with_it(

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +16,9 @@ from ampwatch.wire.records import FactsRecord, RunState, Severity, Topic
 from tests.host.page.test_static import AA, contrast
 from tests.workshop.boxes import box, measured
 from tests.workshop.records import IDENTITY, alarm, histogram, step
+
+if TYPE_CHECKING:
+    from ampwatch.wire.records import RangeRecord
 
 VOID = {"meta", "br"}
 EVIL = "\"'><img src=x onerror=alert(1)><script>alert(2)</script></style></svg>&amp;"
@@ -163,6 +167,51 @@ def test_exponents_stand_in_the_region_that_says_what_becomes_of_them() -> None:
     ]
     assert "becomes zero" in picture
     assert "overflows" in picture
+
+
+def flushed_record(module: str, **changes: Any) -> RangeRecord:
+    """Ranges at step 40, at a scale of 2^-20: all six elements are zero, that were not at step 29."""
+    known = {"loss_scale": 2.0**-20, "flushed": 6, "before_step": 29}
+    known["before"] = histogram(-12, 4, 2)
+    zeros = measured(40, module, counts=histogram(0, zeros=6))
+    return replace(zeros, **{**known, **changes})
+
+
+def test_gradients_that_are_gone_are_drawn_as_they_were() -> None:
+    """Where the loss scale of now puts them: below what float16 holds. The caption says of when."""
+    finding = alarm("grad_underflow", "param:fc.weight", phase="backward", dtype="float16")
+    made = Box(IDENTITY, findings=[finding], ranges=[flushed_record("fc")])
+    page = render_html([made])
+    bars = re.findall(r'class="bar (\w+)"[^>]*><title>(.*?)</title>', page)
+
+    assert len(bars) == 4  # two for each width
+    assert [(sort, title.split(": ")[1].split(" ")[0]) for sort, title in bars[:2]] == [
+        ("flushed", "4"),
+        ("flushed", "2"),
+    ]
+    said = Reader(page).text
+    assert "100 % of them are zero at step 40 only because of the format" in said
+    assert "drawn as it was in step 29, at the loss scale of step 40." in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"before": None, "before_step": -1},
+        {"flushed": 0},
+        {"flushed": -1},
+        {"loss_scale": 0.0},
+        {"loss_scale": math.inf},
+    ],
+)
+def test_what_is_not_known_to_have_been_flushed_is_drawn_as_it_is(changes: dict[str, Any]) -> None:
+    """Zeros, and no word of another step."""
+    finding = alarm("grad_underflow", "param:fc.weight", phase="backward", dtype="float16")
+    made = Box(IDENTITY, findings=[finding], ranges=[flushed_record("fc", **changes)])
+    page = render_html([made])
+
+    assert re.findall(r'class="bar (\w+)"', page) == ["zeros", "zeros"]
+    assert "drawn as it was" not in page
 
 
 def test_updates_are_held_against_the_spacing_of_numbers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.diagnosis.news import News, Reason
-from ampwatch.report.accounts import first_sentence
-from ampwatch.report.one_line import MAX_LENGTH, address, one_line
+from ampwatch.report.accounts import cut, first_sentence
+from ampwatch.report.one_line import MAX_LENGTH, address, level_of, one_line
 from ampwatch.wire.records import Finding, Severity
 
 URL = "http://127.0.0.1:10917/"
+PAGE = "http://127.0.0.1:10917/#run=gpt&rank=3"
 OVERFLOW = Finding(
     "forward_overflow",
     Severity.CRITICAL,
@@ -40,7 +42,7 @@ def news(
 
 def test_a_line_says_severity_run_rank_step_kind_place_and_what_happened() -> None:
     """And leads to the rest."""
-    assert one_line(news(OVERFLOW), "gpt", [3], URL) == (
+    assert one_line(news(OVERFLOW), "gpt", [3], PAGE) == (
         "ampwatch CRITICAL run gpt rank 3 step 812: forward_overflow in module encoder.4 (op exp):"
         " In forward exp made inf of 12.5 since step 812. http://127.0.0.1:10917/#run=gpt&rank=3"
     )
@@ -55,16 +57,16 @@ def test_without_a_page_a_command_is_named() -> None:
 
 
 def test_ranks_that_find_the_same_share_a_line() -> None:
-    """It leads to the lowest of them."""
-    line = one_line(news(OVERFLOW), "gpt", [1, 2, 3, 7], URL)
+    """It leads to the one that writes."""
+    line = one_line(news(OVERFLOW), "gpt", [1, 2, 3, 7], PAGE)
 
     assert line.startswith("ampwatch CRITICAL run gpt ranks 1-3, 7 step 812: forward_overflow")
-    assert line.endswith("#run=gpt&rank=1")
+    assert line.endswith(PAGE)
 
 
 def test_a_line_says_what_it_has_become_worse_than_and_what_explains_it() -> None:
     """Whoever has read the first line knows that this one is about the same."""
-    line = one_line(news(COLLAPSE, Reason.WORSE, OVERFLOW, Severity.WARNING), "gpt", [], URL)
+    line = one_line(news(COLLAPSE, Reason.WORSE, OVERFLOW, Severity.WARNING), "gpt", [], PAGE)
 
     assert (
         "step 820: scale_collapse in optimizer 0, escalated from warning,"
@@ -72,16 +74,46 @@ def test_a_line_says_what_it_has_become_worse_than_and_what_explains_it() -> Non
     ) in line
 
 
-def test_a_root_that_is_none_has_a_line_with_what_explains_it() -> None:
-    """And without what happened, which its first line has."""
-    assert one_line(news(COLLAPSE, Reason.EXPLAINED, OVERFLOW), "gpt", [0], URL) == (
-        "ampwatch CRITICAL run gpt rank 0 step 820: scale_collapse in optimizer 0 is explained by"
-        " forward_overflow in module encoder.4 (op exp). http://127.0.0.1:10917/#run=gpt&rank=0"
+@pytest.mark.parametrize("since", [812, 850])
+def test_a_root_that_is_none_has_a_quiet_line_with_what_it_is_part_of(since: int) -> None:
+    """Without what happened, which its first line has; and true of a root that was seen later."""
+    root = replace(OVERFLOW, first_step=since)
+    explained = news(COLLAPSE, Reason.EXPLAINED, root)
+
+    assert one_line(explained, "gpt", [3], PAGE) == (
+        "ampwatch INFO run gpt rank 3 step 820: scale_collapse in optimizer 0 is now part of:"
+        f" forward_overflow in module encoder.4 (op exp), since step {since}. {PAGE}"
     )
+    assert level_of(explained) == logging.INFO
+    assert level_of(news(COLLAPSE)) == logging.ERROR
 
 
 @given(
-    summary=st.text(max_size=600),
+    run=st.text(max_size=40),
+    where=st.text(max_size=40),
+    op=st.text(max_size=20),
+    reason=st.sampled_from(Reason),
+)
+def test_a_line_is_one_line_whatever_things_are_called(
+    run: str, where: str, op: str, reason: Reason
+) -> None:
+    """Nothing in it moves a cursor, breaks a line or turns the direction of what follows."""
+    finding = replace(OVERFLOW, where=where, op=op, summary=f"{where} made inf")
+    line = one_line(news(finding, reason, finding), run, [], address(URL, run, 0, 1))
+
+    assert line.isprintable()
+    assert line.startswith("ampwatch ")
+
+
+def test_a_name_cannot_forge_a_line() -> None:
+    """It is written so that a reader sees what it is."""
+    line = one_line(news(OVERFLOW), "gpt\nampwatch CRITICAL run other\x1b[2J\u202e", [])
+
+    assert "run gpt\\nampwatch CRITICAL run other\\x1b[2J\\u202e step 812" in line
+
+
+@given(
+    summary=st.text(st.characters(exclude_characters="@:"), max_size=600),
     where=st.sampled_from(
         ["", "a.b", "param:a.w", "buffer:x", "optimizer:1", "loss", "api", "env"]
     ),
@@ -94,13 +126,12 @@ def test_a_line_is_one_line_that_is_read_at_a_glance(
     """Short, with the address whole, and with places as people call them."""
     finding = replace(OVERFLOW, where=where, summary=summary, kind="scale_collapse")
     root = OVERFLOW if is_explained else finding
-    line = one_line(news(finding, reason, root, Severity.INFO), "gpt", [0, 1], URL)
-    ours = line.replace(first_sentence(summary), "")
+    line = one_line(news(finding, reason, root, Severity.INFO), "gpt", [0, 1], PAGE)
 
     assert len(line.splitlines()) == 1
     assert len(line) <= MAX_LENGTH + 60  # a sentence is never cut below its beginning
-    assert line.endswith(" http://127.0.0.1:10917/#run=gpt&rank=0")
-    assert not re.search(r"param:|buffer:|optimizer:\d|@", ours.partition(": ")[2][:60])
+    assert line.endswith(f" {PAGE}")
+    assert not re.search(r"param:|buffer:|optimizer:\d|@", line.removesuffix(PAGE))
 
 
 @pytest.mark.parametrize("run", ["gpt", "a/b:c", "my.run-1"])
@@ -110,3 +141,81 @@ def test_the_address_leads_to_the_run(run: str) -> None:
 
     assert fragment == {"run": [run], "rank": ["3"]}
     assert address("", run) == ""
+
+
+def test_the_address_tells_runs_of_one_name_apart() -> None:
+    """By when they began, to the millisecond."""
+    fragment = urlsplit(address(URL, "gpt", 3, 1_700_000_000_250_000_000)).fragment
+
+    assert parse_qs(fragment)["started"] == ["1700000000.250"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Use torch.nn.X, e.g. LayerNorm. Or", "Use torch.nn.X, e.g. LayerNorm."),
+        ("Fill with less, i.e. Two. Or", "Fill with less, i.e. Two."),
+        ("See cf. Micikevicius. Or", "See cf. Micikevicius."),
+        ("Take torch.finfo(x).min\n/ 2. Never two", "Take torch.finfo(x).min / 2."),
+        ("One", "One."),
+    ],
+)
+def test_a_sentence_ends_at_its_full_stop(text: str, expected: str) -> None:
+    """And neither within a name nor within an abbreviation."""
+    assert first_sentence(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("max_characters", "expected"),
+    [
+        (300, "it falls every 7 steps; at this rate 1/scale becomes infinite in 151 steps"),
+        (73, "it falls every 7 steps; at this rate 1/scale becomes infinite..."),
+        (70, "it falls every 7 steps; at this rate 1/scale becomes infinite..."),
+        (45, "it falls every 7 steps..."),
+        (21, "it falls..."),
+    ],
+)
+def test_what_is_cut_ends_where_it_can_be_left(max_characters: int, expected: str) -> None:
+    """At the end of a clause; else at a word, and before a number whose unit is gone."""
+    text = "it falls every 7 steps; at this rate 1/scale becomes infinite in 151 steps"
+
+    assert cut(text, max_characters) == expected
+
+
+@pytest.mark.parametrize("max_characters", [80, 85, 95, 110, 115])
+def test_where_all_clauses_end_with_a_number_what_leads_up_to_it_goes_as_well(
+    max_characters: int,
+) -> None:
+    """And no other clause is begun."""
+    text = (
+        "The loss scale is collapsing: 5 steps skipped in a row since step 808, scale now 2048;"
+        " at this rate 1/scale becomes infinite in 139 steps"
+    )
+
+    assert cut(text, max_characters) == "The loss scale is collapsing: 5 steps skipped in a row..."
+
+
+def test_a_cut_leaves_no_bracket_open_if_it_can() -> None:
+    """The end of a clause in brackets is none."""
+    text = "Look at this module now, put a norm before it, or use (torch.autocast(device, False)) there"
+
+    assert cut(text, 80) == "Look at this module now, put a norm before it..."
+
+
+@given(
+    st.lists(
+        st.sampled_from(["scale", "is", "0.25,", "151", "(2^24)", "lost;", "now"]), min_size=3
+    ),
+    st.integers(10, 80),
+)
+def test_what_is_cut_begins_like_the_whole_and_ends_with_no_number(
+    words: list[str], max_characters: int
+) -> None:
+    """However little room there is."""
+    text = "overflow " + " ".join(words)
+    short = cut(text, max_characters)
+
+    assert len(short) <= max(max_characters, len("overflow..."))
+    if short != text:
+        assert text.startswith(short.removesuffix("..."))
+        assert not re.search(r"\d\W*\.\.\.$", short)

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 _shipped = cache(alerts)
 
+MAX_LINE = 250
+"""Characters of a line in the log, without the address of the page."""
+
+_SEVERITIES = ("critical", "warning", "info")
+
 LOST = 0.02
 """How far two shares of lost elements may be apart: they are of different samples."""
 
@@ -432,7 +437,9 @@ def log(seen: Seen, row: Row) -> list[str]:
     run = seen.played.act.trainings[-1].run_name
     complaints = [f"not on one line: {w['text'][:60]!r}" for w in warned if "\n" in w["text"]]
     complaints += [
-        f"{len(w['text'])} characters: {w['text'][:60]!r}" for w in warned if len(w["text"]) > 300
+        f"{len(w['text'])} characters: {w['text'][:60]!r}"
+        for w in warned
+        if len(w["text"].partition(" http")[0]) > MAX_LINE
     ]
     if not found and warned:
         complaints.append(_wrong("warnings", [], [w["text"][:80] for w in warned]))
@@ -469,12 +476,12 @@ def webhook(seen: Seen, row: Row) -> list[str]:
             if finding["root"]:
                 complaints.append(f"nothing about {_key(finding)}")
             continue
-        if body["finding"]["severity"] != finding["severity"]:
-            complaints.append(
-                _wrong(
-                    f"severity of {_key(finding)}", finding["severity"], body["finding"]["severity"]
-                )
-            )
+        # Of a root that of its story: who was told that it is critical is not told again when the
+        # root becomes as bad as what it explains.
+        story = [f for f in findings_of(seen, row) if f["caused_by"] == _key(finding)]
+        worst = min((f["severity"] for f in (finding, *story)), key=_SEVERITIES.index)
+        if body["severity"] != worst:
+            complaints.append(_wrong(f"severity of {_key(finding)}", worst, body["severity"]))
     complaints += list(_wrong_roots_posted(row, bodies))
     if not [f for f in findings_of(seen, row) if f["severity"] != "info"] and bodies:
         complaints.append(_wrong("posts", [], sorted(newest)))

@@ -60,6 +60,17 @@ def test_it_is_on_stderr_however_logging_is_set_up(
     assert capsys.readouterr() == ("", expected)
 
 
+def test_of_one_topic_the_first_words_are_the_only_ones(
+    capsys: pytest.CaptureFixture[str], bare: Callable[[], None]
+) -> None:
+    """The cell of a notebook begins its run anew, and the address says when."""
+    bare()
+    announce(f"{WORDS}&started=1", WORDS)
+    announce(f"{WORDS}&started=2", WORDS)
+
+    assert capsys.readouterr().err == f"ampwatch: {WORDS}&started=1\n"
+
+
 @pytest.mark.parametrize("handler", [logging.NullHandler(), logging.Handler(logging.WARNING)])
 def test_a_handler_that_shows_nothing_is_none(
     handler: logging.Handler, capsys: pytest.CaptureFixture[str], bare: Callable[[], None]

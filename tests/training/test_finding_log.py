@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.diagnosis.news import News, Reason
+from ampwatch.training import said
 from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.said import Said, path_for
 from ampwatch.wire.records import Finding, Severity
@@ -284,6 +288,161 @@ def test_the_file_is_private_and_goes_with_the_last_rank(own_places: Path) -> No
     assert list((own_places / "rings").iterdir()) == []
 
 
+RANK = """
+import sys
+from pathlib import Path
+from ampwatch.training.said import Said, path_for
+from tests.workshop.records import identity
+directory, rank = Path(sys.argv[1]), int(sys.argv[2])
+said = Said(path_for(directory, identity(run="again", rank=rank, world_size=4)), rank)
+for what in sys.stdin:
+    said.found(what)
+    print(said.says(what), said.finders(what), flush=True)
+said.close()
+"""
+
+
+class Ranks:
+    """Ranks of one start of a job, as processes of this launcher, that speak when they are asked."""
+
+    def __init__(self, directory: Path, *ranks: int) -> None:
+        self._processes = {
+            rank: subprocess.Popen(
+                [sys.executable, "-c", RANK, str(directory), str(rank)],
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in ranks
+        }
+
+    def ask(self, rank: int, what: str) -> str:
+        process = self._processes[rank]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{what}\n")
+        process.stdin.flush()
+        return process.stdout.readline().strip()
+
+    def kill(self, rank: int) -> None:
+        process = self._processes.pop(rank)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+    def finish(self) -> None:
+        for process in self._processes.values():
+            process.communicate()
+
+
+def test_a_job_that_was_killed_says_again_what_it_finds_when_it_is_started_again(
+    own_places: Path,
+) -> None:
+    """From the same launcher: a loop of a shell, a notebook, torch.multiprocessing.spawn."""
+    rings = own_places / "rings"
+    first = Ranks(rings, 2, 3)
+    assert first.ask(2, "overflow") == "True [2]"
+    assert first.ask(3, "overflow") == "False [2, 3]"
+    first.kill(2)
+    first.kill(3)
+
+    second = Ranks(rings, 0, 1)
+    assert second.ask(0, "overflow") == "True [0]"
+    assert second.ask(1, "overflow") == "False [0, 1]"
+    second.finish()
+    assert list(rings.iterdir()) == []
+
+
+def test_who_dies_has_said_what_it_has_said(own_places: Path) -> None:
+    """To the ranks that have seen it alive; and the last one of them that lives removes the file."""
+    rings = own_places / "rings"
+    ranks = Ranks(rings, 0, 1)
+    assert ranks.ask(0, "first") == "True [0]"
+    assert ranks.ask(1, "second") == "True [1]"
+    assert ranks.ask(0, "third") == "True [0]"
+    ranks.kill(0)
+
+    assert ranks.ask(1, "third") == "False [0, 1]"
+    ranks.finish()
+    assert list(rings.iterdir()) == []
+
+
+def test_a_start_of_a_launcher_that_names_it_has_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the ranks of the last start are still dying."""
+    who, paths = identity(run="elastic", world_size=2), set()
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"):
+        for value in "12":
+            monkeypatch.setattr(said, "_opened", Counter())
+            monkeypatch.setenv(name, value)
+            paths.add(path_for(tmp_path, who))
+
+    assert len(paths) == 6
+
+
+def test_a_fork_that_closes_leaves_the_file_to_its_parent(tmp_path: Path) -> None:
+    """It has inherited the monitor, and has never been a rank."""
+    path = tmp_path / "gpt.said"
+    log = FindingLog(identity(run="gpt", world_size=2), said=Said(path, 0))
+    if not (child := os.fork()):
+        with suppress(BaseException):
+            log.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert path.exists()
+    log.close()
+
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["notes.said", "²-1-x.said", ".said", "1-1.said", f"{'9' * 200}-1-ab.said", b"\xff-1-a.said"],
+)
+def test_a_file_of_somebody_else_is_left_alone(name: str | bytes, own_places: Path) -> None:
+    """Whatever it is called, and whatever is in it."""
+    rings = own_places / "rings"
+    foreign = rings / os.fsdecode(name)
+    foreign.write_bytes(b"says \xff \xc2\xb2\n")
+    path_for(rings, identity(run="left", world_size=2))
+
+    assert list(rings.iterdir()) == [foreign]
+
+
+def test_lines_that_nobody_of_ours_has_written_are_none(tmp_path: Path) -> None:
+    """Digits that are no decimals, numbers without end, bytes that are no text."""
+    path = tmp_path / "gpt.said"
+    path.write_bytes(
+        b"says a \xc2\xb2 1-1\nhere - 1\n\xff\n" + b"says a 1 " + b"9" * 9999 + b"-1\n"
+    )
+    rank = Said(path, 0)
+
+    assert rank.says("it")
+    assert rank.finders("it") == [0]
+    rank.close()
+    assert not path.exists()
+
+
+def test_the_name_of_a_launcher_may_be_any_bytes(own_places: Path) -> None:
+    """Also such as stand around it in /proc."""
+    code = (
+        "import subprocess, sys\n"
+        "open('/proc/self/comm', 'wb').write(b'\\xff) Z 1')\n"
+        f"sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1], {str(own_places / 'rings')!r},"
+        " '0'], input=b'it\\n').returncode)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, RANK],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "True [0]\n"), done.stderr
+
+
 def test_each_monitor_of_a_run_has_a_file_of_its_own(tmp_path: Path) -> None:
     """A second training of the process says again what it finds."""
     who = identity(run="twice", world_size=2)
@@ -292,14 +451,16 @@ def test_each_monitor_of_a_run_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_a_launcher_that_is_gone_has_left_is_removed(own_places: Path) -> None:
-    """Its ranks were killed; what lives, and what is not ours, stays."""
-    gone, alive, other = (
-        own_places / "rings" / name for name in ("1-99999999999-ab.said", "", "x.ring")
-    )
-    alive = path_for(own_places / "rings", identity(run="left", world_size=2))
-    for path in (gone, alive, other):
+    """What lives, what another machine has left, and what is not ours, stays."""
+    rings = own_places / "rings"
+    alive = path_for(rings, identity(run="left", world_size=2))
+    machine, launcher, began, job = alive.name.split("-")
+    assert launcher == str(os.getppid())
+    gone = rings / f"{machine}-{launcher}-{int(began) + 1}-{job}"
+    elsewhere = rings / f"{'0' * 16}-{launcher}-{int(began) + 1}-{job}"
+    other = rings / "x.ring"
+    for path in (gone, alive, elsewhere, other):
         path.write_text("")
-    path_for(own_places / "rings", identity(run="left", world_size=2))
+    path_for(rings, identity(run="left", world_size=2))
 
-    assert sorted((own_places / "rings").iterdir()) == sorted([alive, other])
-    assert alive.name.startswith(f"{os.getppid()}-")
+    assert sorted(rings.iterdir()) == sorted([alive, elsewhere, other])

@@ -9,6 +9,7 @@ from ampwatch.diagnosis.gradients.kinds import FP16_WITHOUT_SCALER, GRAD_UNDERFL
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, of_parameters
 from ampwatch.diagnosis.gradients.low_scale import LowScale
 from ampwatch.diagnosis.places import in_words
+from ampwatch.diagnosis.scale.scale_words import fitting_scale
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.gradients.culprits import Cap, Culprits
     from ampwatch.diagnosis.gradients.lost_gradients import Gradient, Gradients, LostGradients
-    from ampwatch.diagnosis.kinds.kind import Kind
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 LOST_SHARE = 0.01
@@ -63,8 +63,7 @@ class GradientRange:
         self._lost = lost
         self._samples = 0
         self._agreeing = 0
-        self._still_samples = 0
-        self._still_since = 0
+        self._stillness = _Stillness()
         self._low = LowScale(book)
 
     def detect(self, iteration: Iteration, verdict: StepVerdict, judged: Gradients) -> None:
@@ -90,19 +89,20 @@ class GradientRange:
         worst = max(lost, key=lambda name: lost[name])
         total = sum(histogram.numel for histogram in seen)
         share = sum(lost.values()) / total if total else 0.0
-        self._follow_stillness(iteration, gradients)
+        self._stillness.follow(iteration.step, gradients)
+        if not self._stillness.has_stopped:
+            self._learns_again(iteration, gradients, share)
         if share < LOST_SHARE or shares[worst] < LOST_OF_ONE:
             self._agreeing = 0
             if iteration.scaler is None and self._samples >= HARMLESS_SAMPLES:
-                self._say_without_scaler(iteration, Severity.INFO, "api", share, math.nan)
+                self._say_without_scaler(iteration, shares, worst, share, is_harmful=False)
             elif iteration.scaler is not None and gradients[worst].scale < 1.0:
                 # The range fits: what is wrong is where the scale was left, even if nothing is lost.
                 self._low.stuck(iteration, gradients, worst, share)
             return
         self._agreeing += 1
         if iteration.scaler is None:
-            where = f"param:{worst}"
-            self._say_without_scaler(iteration, Severity.WARNING, where, share, shares[worst])
+            self._say_without_scaler(iteration, shares, worst, share, is_harmful=True)
             return
         if self._agreeing < MIN_SAMPLES and not self._is_known(worst):
             return
@@ -114,79 +114,100 @@ class GradientRange:
             or self._too_wide(iteration, gradients, worst, share)
             or self._low.brought_here(scale)
         )
-        self._say_underflow(iteration, worst, scale, shares[worst], share, root)
+        fits = self._scale_that_fits(gradients, worst, scale)
+        self._say_underflow(iteration, worst, scale, shares[worst], share, root, fits)
 
-    def _follow_stillness(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
-        """Take in whether any gradient was left in a sample whose step was taken."""
-        if any(g.histogram.amax or g.histogram.nonfinite for g in gradients.values()):
-            self._still_samples = 0
-        elif not self._still_samples:
-            self._still_samples, self._still_since = 1, iteration.step
-        else:
-            self._still_samples += 1
-
-    def _stopped(self, step: int) -> str:
-        """Say that no weight has had a gradient for so long that the training does nothing.
-
-        Empty as long as that may pass.
-        """
-        if self._still_samples < STILL_SAMPLES or step - self._still_since < STILL_STEPS:
-            return ""
-        return f"; not one gradient is left, so nothing is learnt since step {self._still_since}"
-
-    def _escalate(self, kind: Kind, stopped: str) -> None:
-        """Make the newest finding of a kind critical if the training has stopped to learn."""
-        made = self._book.of_kind(kind.slug)[-1]
-        if stopped and made.severity is not Severity.CRITICAL:
-            made.severity = Severity.CRITICAL
+    def _learns_again(
+        self, iteration: Iteration, gradients: Mapping[str, Gradient], share: float
+    ) -> None:
+        """Take back that nothing is learnt, wherever that was said: there are gradients again."""
+        for made in self._book.of_kind(GRAD_UNDERFLOW.slug):
+            if made.severity is not Severity.CRITICAL:
+                continue
+            here = gradients.get(made.where.partition(":")[2])
+            scale, step = iteration.scale_before, iteration.step
+            made.severity = GRAD_UNDERFLOW.severity
+            made.evidence |= {"loss_scale": scale, "lost_share": share, "newest_step": float(step)}
+            made.evidence["lost_share_here"] = 0.0 if here is None else here.share
+            made.summary = (
+                f"Gradients of {in_words(made.where)} were zero only because of float16"
+                f"{self._stillness.then(made)}; at step {step}, at a loss scale of {scale:.6g}, that"
+                f" is so for {share:.1%} of all gradient elements"
+            )
             self._book.report_change(made)
 
     def _is_known(self, worst: str) -> bool:
         return self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is not None
 
     def _say_without_scaler(
-        self, iteration: Iteration, severity: Severity, where: str, share: float, worst: float
+        self,
+        iteration: Iteration,
+        shares: Mapping[str, float],
+        worst: str,
+        share: float,
+        *,
+        is_harmful: bool,
     ) -> None:
+        """Say what the format does to gradients that nobody scales, as of this sample."""
         step = iteration.step
-        evidence = {"lost_share": share}
-        if not math.isnan(worst):
-            evidence["lost_share_here"] = worst
         made = self._book.of_kind(FP16_WITHOUT_SCALER.slug)
-        stopped = self._stopped(step)
-        harm = (
-            f"{share:.1%} of all gradient elements are zero only because of float16, most of them"
-            f" in {in_words(where)}"
-            if severity is Severity.WARNING
-            else "so far the gradients are large enough for it"
+        newest = made[-1] if made else None
+        is_new = newest is None or (is_harmful and newest.severity is Severity.INFO)
+        where = (
+            (f"param:{worst}" if is_harmful else "api")
+            if newest is None or is_new
+            else newest.where
         )
-        finding = Finding(
-            kind=FP16_WITHOUT_SCALER.slug,
-            severity=severity,
-            where=where,
-            summary=(
-                f"Gradients come out of float16 without an enabled GradScaler; {harm}, as of step"
-                f" {step}"
-            ),
-            advice=FP16_WITHOUT_SCALER.advice,
-            phase="backward",
-            dtype="float16",
-            first_step=step,
-            last_step=step,
-            evidence=evidence,
-        )
-        if not made or (severity is not Severity.INFO and made[-1].severity is Severity.INFO):
-            self._book.make(finding)
-            return
-        if severity is not Severity.INFO and made[-1].severity is Severity.CRITICAL:
-            finding.summary += stopped
         # Numbers of another parameter would stand beside the name of the one it was made for.
-        if made[-1].where == where:
-            self._book.renew(finding)
+        name = where.partition(":")[2]
+        has_stopped = is_harmful and self._stillness.has_stopped
+        if has_stopped:
+            severity = Severity.CRITICAL
+        elif is_harmful or (newest is not None and newest.severity is not Severity.INFO):
+            severity = FP16_WITHOUT_SCALER.severity
         else:
-            self._book.again_anywhere(FP16_WITHOUT_SCALER.slug, step)
-        if stopped and made[-1].severity is not Severity.CRITICAL:
-            made[-1].summary += stopped
-        self._escalate(FP16_WITHOUT_SCALER, stopped)
+            severity = Severity.INFO
+        evidence = {"lost_share": share}
+        harm = f"so far the gradients are large enough for it, as of step {step}"
+        if severity is not Severity.INFO:
+            peak = 0.0 if newest is None else newest.evidence.get("largest_lost_share", 0.0)
+            evidence["largest_lost_share"] = peak = max(peak, share)
+            evidence["lost_share_here"] = shares.get(name, 0.0)
+            most = (
+                f"most of them in {in_words(where)}"
+                if name == worst
+                else f"{evidence['lost_share_here']:.1%} of those of {in_words(where)}"
+            )
+            harm = (
+                f"{share:.1%} of all gradient elements are zero only because of float16, {most}, as"
+                f" of step {step}"
+                if is_harmful
+                else f"up to {peak:.1%} of all gradient elements were zero only because of float16,"
+                f" and {share:.1%} are as of step {step}"
+            )
+        if has_stopped:
+            harm += self._stillness.says
+            evidence |= self._stillness.evidence
+        elif newest is not None and not is_new:
+            harm += self._stillness.then(newest)
+        summary = f"Gradients come out of float16 without an enabled GradScaler; {harm}"
+        if newest is not None and not is_new:
+            self._book.restate(newest, step, severity, summary, **evidence)
+            return
+        self._book.make(
+            Finding(
+                kind=FP16_WITHOUT_SCALER.slug,
+                severity=severity,
+                where=where,
+                summary=summary,
+                advice=FP16_WITHOUT_SCALER.advice,
+                phase="backward",
+                dtype="float16",
+                first_step=step,
+                last_step=step,
+                evidence=evidence,
+            )
+        )
 
     def _too_wide(
         self, iteration: Iteration, gradients: Mapping[str, Gradient], worst: str, share: float
@@ -237,6 +258,25 @@ class GradientRange:
         amax = self._lost.true_amax(cap.name)
         return amax is not None and amax * cap.overflows_at >= CAPPING_SHARE * FLOAT16.max
 
+    def _scale_that_fits(
+        self, gradients: Mapping[str, Gradient], worst: str, scale: float
+    ) -> float | None:
+        """Return a larger scale that would keep what is lost; ``None`` if none is known.
+
+        It leaves the largest gradient room, and where the scale has fallen it is none that no step
+        was ever taken with.
+        """
+        needed, cap = self._lost.scale_needed(worst), self._culprits.cap(apart_from=worst)
+        sizes = [g.true_amax for g in gradients.values()]
+        fits = fitting_scale(
+            max([*sizes, *(self._lost.true_amax(name) or 0.0 for name in gradients)])
+        )
+        if self._low.largest_applied > scale:
+            fits = min(fits, self._low.largest_applied)
+        if needed is None or not max(needed, 2.0 * scale) <= fits < math.inf:
+            return None
+        return None if cap is not None and cap.overflows_at <= fits and self._is_why(cap) else fits
+
     def _say_underflow(
         self,
         iteration: Iteration,
@@ -245,37 +285,95 @@ class GradientRange:
         share_here: float,
         share: float,
         root: Finding | None,
+        fits: float | None,
     ) -> None:
         where, step = f"param:{worst}", iteration.step
+        made = self._book.get(GRAD_UNDERFLOW.slug, where)
         evidence = {"loss_scale": scale, "lost_share": share, "lost_share_here": share_here}
-        stopped = self._stopped(step)
+        advice = GRAD_UNDERFLOW.advice
+        if fits is not None:
+            evidence["scale_that_fits"] = fits
+            advice = (
+                f"Raise the loss scale: scaler.update({fits:.6g}) in place of one scaler.update()."
+                f" That leaves the largest gradient room. Or use bfloat16 autocast, which has the range"
+                f" of float32. The what-if panel shows what each scale would keep of these gradients."
+            )
         if root is not None:
             for symptom in self._book.of_kind(GRAD_UNDERFLOW.slug):
                 self._book.explain(symptom, root)
-
-        def says(since: int) -> str:
-            return (
-                f"{share_here:.1%} of the gradient elements of {in_words(where)} are zero only because"
-                f" of float16, since step {since}, at a loss scale of {scale:.6g} at step {step}; of"
-                f" all gradients {share:.1%}{stopped}"
+        severity, stopped = GRAD_UNDERFLOW.severity, ""
+        if self._stillness.has_stopped:
+            severity, stopped = Severity.CRITICAL, self._stillness.says
+            evidence |= self._stillness.evidence
+        elif made is not None:
+            stopped = self._stillness.then(made)
+        since = step if made is None else made.first_step
+        summary = (
+            f"{share_here:.1%} of the gradient elements of {in_words(where)} are zero only because"
+            f" of float16, since step {since}, at a loss scale of {scale:.6g} at step {step}; of"
+            f" all gradients {share:.1%}{stopped}"
+        )
+        if made is not None:
+            made.advice = advice
+            if fits is None:
+                made.evidence.pop("scale_that_fits", None)
+            self._book.restate(made, step, severity, summary, **evidence)
+            return
+        self._book.make(
+            Finding(
+                kind=GRAD_UNDERFLOW.slug,
+                severity=severity,
+                where=where,
+                summary=summary,
+                advice=advice,
+                phase="backward",
+                dtype="float16",
+                root=root is None,
+                caused_by="" if root is None else root.key,
+                first_step=step,
+                last_step=step,
+                evidence=evidence,
             )
+        )
 
-        if self._book.again(GRAD_UNDERFLOW.slug, where, step, says, **evidence):
-            self._escalate(GRAD_UNDERFLOW, stopped)
-        else:
-            self._book.make(
-                Finding(
-                    kind=GRAD_UNDERFLOW.slug,
-                    severity=Severity.CRITICAL if stopped else GRAD_UNDERFLOW.severity,
-                    where=where,
-                    summary=says(step),
-                    advice=GRAD_UNDERFLOW.advice,
-                    phase="backward",
-                    dtype="float16",
-                    root=root is None,
-                    caused_by="" if root is None else root.key,
-                    first_step=step,
-                    last_step=step,
-                    evidence=evidence,
-                )
-            )
+
+class _Stillness:
+    """Follows whether any gradient is left in the samples whose step was taken."""
+
+    def __init__(self) -> None:
+        self._samples = 0
+        self._since = 0
+        self._newest = 0
+
+    def follow(self, step: int, gradients: Mapping[str, Gradient]) -> None:
+        """Take in a sample."""
+        if any(g.histogram.amax or g.histogram.nonfinite for g in gradients.values()):
+            self._samples = 0
+            return
+        if not self._samples:
+            self._since = step
+        self._samples += 1
+        self._newest = step
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether no weight has had a gradient for so long that the training learns nothing."""
+        return self._samples >= STILL_SAMPLES and self._newest - self._since >= STILL_STEPS
+
+    @property
+    def says(self) -> str:
+        """The end of a sentence about a training that has stopped to learn."""
+        return f"; not one gradient is left, so nothing is learnt since step {self._since}"
+
+    @property
+    def evidence(self) -> dict[str, float]:
+        """The numbers of that."""
+        return {"still_first_step": float(self._since), "still_last_step": float(self._newest)}
+
+    def then(self, finding: Finding) -> str:
+        """Return, as the end of a sentence, when nothing was learnt; empty if it never said so."""
+        first = finding.evidence.get("still_first_step")
+        if first is None:
+            return ""
+        last = finding.evidence["still_last_step"]
+        return f"; not one gradient was left from step {first:.0f} to step {last:.0f}, so nothing was learnt then"

@@ -52,11 +52,14 @@ class LowScale:
 
     Args:
         book: Where findings go.
+
+    Attributes:
+        largest_applied: The largest scale that a step was taken with since it was last set by hand.
     """
 
     def __init__(self, book: FindingBook) -> None:
         self._book = book
-        self._largest_applied = 0.0
+        self.largest_applied = 0.0
         self._was_largest_at = 0
         self._rested = 0
         self._loss_then = math.nan
@@ -70,13 +73,13 @@ class LowScale:
         if self._made is not None and iteration.loss_scale != verdict.scale_before:
             self._renew(self._made, iteration)
         if verdict.set_by_hand:
-            self._largest_applied = 0.0
+            self.largest_applied = 0.0
         if verdict.skipped or verdict.grew:
             self._rested = 0
         elif verdict.applied and iteration.scaler is not None:
             self._rested += 1
-            if verdict.scale_before >= self._largest_applied:
-                self._largest_applied = verdict.scale_before
+            if verdict.scale_before >= self.largest_applied:
+                self.largest_applied = verdict.scale_before
                 self._was_largest_at = iteration.step
                 self._loss_then = abs(iteration.loss) if iteration.num_losses else math.nan
 
@@ -85,7 +88,7 @@ class LowScale:
     ) -> bool:
         """Whether the scale is on its way back to where it came from, and soon there."""
         recent = iteration.step - self._was_largest_at < STUCK_STEPS
-        fallen = scale < self._largest_applied
+        fallen = scale < self.largest_applied
         return (
             recent
             and fallen
@@ -96,24 +99,24 @@ class LowScale:
     def _would_fit(self, gradients: Mapping[str, Gradient]) -> bool:
         """Whether the gradients would fit at the largest scale that a step was taken with."""
         amax = max(g.true_amax for g in gradients.values())
-        return amax * self._largest_applied < FLOAT16.overflow_from
+        return amax * self.largest_applied < FLOAT16.overflow_from
 
     def _steps_back(self, iteration: Iteration, scale: float) -> float:
         """Return how many steps the way back to the largest applied scale takes."""
         scaler = iteration.scaler
         if scaler is None:
             return 0.0
-        growths = math.log(self._largest_applied / scale) / math.log(scaler.growth_factor)
+        growths = math.log(self.largest_applied / scale) / math.log(scaler.growth_factor)
         return growths * scaler.growth_interval
 
     def has_fitted(self, scale: float, gradients: Mapping[str, Gradient]) -> bool:
         """Whether steps were taken at ``scale`` or a larger one, that would fit again."""
-        return self._largest_applied >= scale and self._would_fit(gradients)
+        return self.largest_applied >= scale and self._would_fit(gradients)
 
     def brought_here(self, scale: float) -> Finding | None:
         """Return what has brought the scale down to where gradients underflow."""
         made = self._book.of_kind(SCALE_BELOW_ONE.slug) if scale < 1.0 else []
-        if not made and scale <= STUCK_FALL * self._largest_applied:
+        if not made and scale <= STUCK_FALL * self.largest_applied:
             made = self._book.of_kind(SCALE_COLLAPSE.slug)
         return self._book.root_of(made[-1]) if made else None
 
@@ -147,11 +150,11 @@ class LowScale:
     def _stuck(
         self, iteration: Iteration, scale: float, where: str, share: float
     ) -> Finding | None:
-        if scale > STUCK_FALL * self._largest_applied or self._rested < STUCK_AFTER:
+        if scale > STUCK_FALL * self.largest_applied or self._rested < STUCK_AFTER:
             return None
         if self._steps_back(iteration, scale) < STUCK_STEPS:
             return None
-        self._largest_then, self._share = self._largest_applied, share
+        self._largest_then, self._share = self.largest_applied, share
         self._then = _Then.STUCK
         if self._made is not None:
             again = self._book.count(self._made, iteration.step)

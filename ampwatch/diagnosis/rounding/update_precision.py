@@ -47,7 +47,7 @@ have stopped to learn."""
 
 
 STOPPED = ". No parameter changes any more: nothing is learnt"
-"""End of the summary once a training has stopped to learn."""
+"""End of the summary while a training has stopped to learn."""
 
 
 class UpdatePrecision:
@@ -63,6 +63,8 @@ class UpdatePrecision:
         self._nonzero_gradients: dict[str, float] = {}
         self._skipped_at = -math.inf
         self._still_since: dict[str, float] = {}
+        self._stopped: tuple[float, float] | None = None
+        self._summary = ""
 
     def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
@@ -82,6 +84,7 @@ class UpdatePrecision:
         stuck = [r for r in stuck if r.span < taken and self._rounds_away(r)]
         if stuck:
             self._say(iteration, stuck)
+        self._take_back(iteration)
 
     def _follow_stillness(self, iteration: Iteration, taken: float) -> None:
         """Take in since when each parameter has not changed at all; infinite for one that has."""
@@ -120,29 +123,59 @@ class UpdatePrecision:
             "parameters": float(len(stuck)),
         }
         where = f"param:{worst.name}"
-        stopped = STOPPED if self._has_stopped(iteration.step) else ""
         alike = f"{counted(len(stuck), 'parameter')} {'is' if len(stuck) == 1 else 'are'} like that"
-        finding = Finding(
-            kind=UPDATE_ROUNDING.slug,
-            severity=UPDATE_ROUNDING.severity,
-            where=where,
-            summary=(
+        made = self._book.of_kind(UPDATE_ROUNDING.slug)
+        # Numbers of another parameter would stand beside the name of the one it was made for.
+        if not made or made[-1].where == where:
+            self._summary = (
                 f"Updates round away: {worst.histogram.zero_share:.1%} of the elements of"
                 f" {in_words(where)} ({dtype}) have not changed in the {worst.span} steps up to step"
                 f" {iteration.step}, although their gradients are not zero; an update more than"
-                f" 2^{mantissa} times smaller than the weight vanishes. {alike}{stopped}"
-            ),
-            advice=UPDATE_ROUNDING.advice,
-            phase="optimizer",
-            dtype=dtype,
-            first_step=max(0, iteration.step - worst.span),
-            last_step=iteration.step,
-            evidence=evidence,
+                f" 2^{mantissa} times smaller than the weight vanishes. {alike}"
+            )
+        else:
+            evidence = {}
+        severity, stopped = UPDATE_ROUNDING.severity, self._once_stopped()
+        if self._has_stopped(iteration.step):
+            severity, stopped = Severity.CRITICAL, STOPPED
+            # An update is measured over the steps before it as well, of which there may be fewer.
+            self._stopped = max(0.0, *self._still_since.values()), float(iteration.step)
+        if self._stopped is not None:
+            evidence["still_first_step"], evidence["still_last_step"] = self._stopped
+        if made:
+            summary = self._summary + stopped
+            self._book.restate(made[-1], iteration.step, severity, summary, **evidence)
+            return
+        self._book.make(
+            Finding(
+                kind=UPDATE_ROUNDING.slug,
+                severity=severity,
+                where=where,
+                summary=self._summary + stopped,
+                advice=UPDATE_ROUNDING.advice,
+                phase="optimizer",
+                dtype=dtype,
+                first_step=max(0, iteration.step - worst.span),
+                last_step=iteration.step,
+                evidence=evidence,
+            )
         )
-        self._book.make_once(finding)
-        made = self._book.of_kind(UPDATE_ROUNDING.slug)[-1]
-        if stopped and made.severity is not Severity.CRITICAL:
-            made.severity = Severity.CRITICAL
-            if stopped not in made.summary:  # it was made at another place
-                made.summary += stopped
-            self._book.report_change(made)
+
+    def _take_back(self, iteration: Iteration) -> None:
+        """Take back that nothing is learnt: weights change again."""
+        made = self._book.of_kind(UPDATE_ROUNDING.slug)
+        if (
+            made
+            and made[-1].severity is Severity.CRITICAL
+            and not self._has_stopped(iteration.step)
+        ):
+            made[-1].severity = UPDATE_ROUNDING.severity
+            made[-1].summary = self._summary + self._once_stopped()
+            self._book.report_change(made[-1])
+
+    def _once_stopped(self) -> str:
+        """Return, as the end of a summary, when nothing was learnt; empty if that never was so."""
+        if self._stopped is None:
+            return ""
+        first, last = self._stopped
+        return f". No parameter changed from step {first:.0f} to step {last:.0f}: nothing was learnt then"

@@ -55,19 +55,19 @@ class BoardWishes:
         datasource: uid of the datasource they open on.
         prometheus_url: Where Prometheus is, as seen from Grafana; ``None`` to leave the datasource
             as it is.
-        scrape_interval: Of Prometheus, ``15s``.
+        scrape_interval: Of Prometheus, ``10s``.
         force: Replace what was changed by hand.
     """
 
     folder: str = FOLDER
     datasource: str = DATASOURCE
     prometheus_url: str | None = None
-    scrape_interval: str = "15s"
+    scrape_interval: str = "10s"
     force: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"(\d+(ms|[smh]))+", self.scrape_interval):
-            msg = f"`--scrape-interval`: expected a duration as in prometheus.yml, like 15s, got {self.scrape_interval!r}"
+            msg = f"`--scrape-interval`: expected a duration as in prometheus.yml, like 10s, got {self.scrape_interval!r}"
             raise SettingsError(msg)
         for option, uid in (("--folder", self.folder), ("--datasource", self.datasource)):
             if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", uid):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError, StopTraining
-from ampwatch.report.one_line import LEVELS, one_line
+from ampwatch.report.one_line import level_of, one_line
 from ampwatch.training.actions.base import Action, makes_callback
 from ampwatch.training.actions.webhook import Webhook
 from ampwatch.training.arguments import check_callable, check_count, check_headers, check_number
@@ -169,7 +169,7 @@ class _Log(Action):
     def notify(self, news: News) -> None:
         line = one_line(news, self._run, self._ranks)
         extra = {"finding": news.finding}
-        self._out.log(LEVELS[news.finding.severity], "%s", line, extra=extra)
+        self._out.log(level_of(news), "%s", line, extra=extra)
 
 
 class _Checkpoint(Action):

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.guard import Guard
-from ampwatch.report.one_line import NAME
+from ampwatch.report.one_line import NAME, printable
 from ampwatch.settings import ATTACH, FINDINGS_ONLY
 from ampwatch.training.announcement import announce
 from ampwatch.training.hooks.taps import Listener, listen
@@ -203,7 +203,7 @@ class Attacher:
         self._stop_waiting(now)
         # With a page the monitor has said so, once; on each machine, one of the ranks does.
         if watch.settings.level != "off" and not watch.url and not watch.identity.local_rank:
-            announce(f"watching run {watch.identity.run}: findings only, at the end")
+            announce(f"watching run {printable(watch.identity.run)}: findings only, at the end")
 
     def _covers(self, models: list[nn.Module], scaler: GradScaler | None) -> bool:
         """Whether a monitor of ours will find optimizers of ``models`` by itself."""

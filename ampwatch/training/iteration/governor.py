@@ -170,17 +170,21 @@ class Governor:
         self._deaf_until = self.step + QUIET_AFTER_ALARM
         self._turn = self._turns.index(STATE)
 
-    def calm(self) -> None:
-        """Sample what the scale that is left does, after a streak of skipped steps.
+    def calm(self) -> bool:
+        """Sample what the scale that is left does, after a streak of skipped steps or a far fall.
 
         Nothing happens within ``QUIET_AFTER_ALARM`` iterations of the time before: a growth probe
         is a streak of one, and would have every one of them sampled.
+
+        Returns:
+            Whether the next iterations are sampled.
         """
         if self.step <= self._calm_until or self._level != "standard":
-            return
+            return False
         self._alarmed_until = max(self._alarmed_until, self.step + len(self._turns))
         self._calm_until = self.step + QUIET_AFTER_ALARM
         self._turn = self._turns.index(GRADIENTS)
+        return True
 
     @property
     def is_alert(self) -> bool:

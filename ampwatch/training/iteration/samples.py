@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.iteration import TensorRange
+    from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.events import (
         DevicesKnown,
@@ -23,6 +25,10 @@ if TYPE_CHECKING:
     from ampwatch.training.model.home import Home
     from ampwatch.training.transfer.deferred import Deferred
     from ampwatch.training.transfer.measuring import Measuring, Sample
+
+FAR_FALL = 2.0**-10
+"""Ratio of the loss scale to that of the newest sample of gradients from which that sample says
+nothing any more of what is left of them. Noisy gradients and probes fall by far less."""
 
 
 class DeferredReads(Sensor):
@@ -66,6 +72,7 @@ class Planner(Sensor):
         self._bus = bus
         self._step = 0
         self._was_quiet = False
+        self._sampled_scale = math.nan
 
     def failed(self) -> None:
         """Have nothing measured any more: the last plan is not to be carried out for ever."""
@@ -85,11 +92,22 @@ class Planner(Sensor):
         self._was_quiet = is_quiet
 
     def iteration_arrived(self, event: IterationArrived) -> None:
-        """Plan more samples after an alarm, and after the end of a streak of alarms."""
+        """Plan more samples after an alarm, after a streak of alarms, and after a far fall of the scale.
+
+        One that was set by hand falls without any alarm.
+        """
+        has_fallen = self._has_fallen_far(event.iteration)
         if event.is_alarming:
             self._governor.alarm()
-        elif event.ends_alarm:
-            self._governor.calm()
+        elif (event.ends_alarm or has_fallen) and self._governor.calm():
+            # Once for each fall, whatever becomes of the sample.
+            self._sampled_scale = event.iteration.loss_scale
+
+    def _has_fallen_far(self, iteration: Iteration) -> bool:
+        """Whether the scale is far below that of the newest sample of gradients."""
+        if Topic.GRADIENT in iteration.topics:
+            self._sampled_scale = iteration.scale_before
+        return iteration.loss_scale <= FAR_FALL * self._sampled_scale
 
 
 class RangeSamples(Sensor):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ampwatch.diagnosis.news import Reason
 from ampwatch.wire.records import Severity, Topic
+from tests.diagnosis.words import Known, complaints_of
 from tests.workshop.replay import Replay, measured
 
 if TYPE_CHECKING:
@@ -312,3 +315,103 @@ def _branches(replay: Replay, step: int) -> tuple[TensorRange, TensorRange]:
         replay.gradient("branch", normal(1e-2, 64, step)),
         replay.gradient("other", normal(1e-5, 256, step)),
     )
+
+
+def test_a_training_without_a_scaler_that_learns_again_is_no_longer_critical() -> None:
+    """It lost everything for 130 steps, and a quarter since: the sentence says both, each in its time."""
+    replay = Replay(scaled=False)
+    told = {}
+    for step in range(260):
+        loss = 1e-7 if 20 <= step < 150 else 1.0
+        last = 1e-7 if step < 150 else 2e-8
+        replay.take(
+            replay.gradient("first.weight", normal(1e-2 * loss, 750, step)),
+            replay.gradient("last.weight", normal(last * loss, 250, step)),
+            loss=loss,
+        )
+        told[step] = [(f.severity, f.summary, dict(f.evidence)) for f in replay.findings][-1:]
+
+    ((then, summary, evidence),) = told[149]
+    assert then is Severity.CRITICAL
+    assert "not one gradient is left, so nothing is learnt since step 20" in summary
+    assert evidence["lost_share"] == 1.0
+    ((now, summary, evidence),) = told[259]
+    assert now is Severity.WARNING
+    assert "nothing is learnt" not in summary
+    assert "from step 20 to step 149, so nothing was learnt then" in summary
+    assert "as of step 259" in summary
+    assert evidence["lost_share"] == pytest.approx(0.25 * 0.86, rel=0.1)
+    assert evidence["largest_lost_share"] == 1.0
+    assert evidence["lost_share_here"] == 0.0  # of first.weight, for which it was made
+    assert told[150][0][0] is Severity.WARNING  # at once
+    finding = replay.findings[-1]
+    assert finding.where == "param:first.weight"
+    assert list(complaints_of(finding, Known())) == []
+
+
+def test_a_training_without_a_scaler_that_stops_again_is_critical_again() -> None:
+    """Since the second time, not since the first one."""
+    replay = Replay(scaled=False)
+    for step in range(300):
+        loss = 1.0 if step < 20 or 100 <= step < 200 else 1e-7
+        replay.take(replay.gradient("w", normal(1e-2 * loss, 500, step)), loss=loss)
+    finding = replay.findings[-1]
+
+    assert finding.severity is Severity.CRITICAL
+    assert "nothing is learnt since step 200" in finding.summary
+    assert list(complaints_of(finding, Known())) == []
+    reasons = [r for k, r in replay.notified if k == "fp16_without_scaler"]
+    assert reasons.count(Reason.WORSE) == 2
+
+
+def test_underflow_that_stopped_a_training_recedes_when_it_learns_again() -> None:
+    """Nothing is lost since, so it is not counted any more; what it says is brought up to date."""
+    replay = Replay(scale=1024.0)
+    told = []
+    for step in range(130):
+        gone = 20 <= step < 100
+        if step in (20, 100):
+            replay.scale = 2.0**-30 if gone else 1024.0
+        replay.take(replay.gradient("w", normal(1e-2, 512, step)))
+        told.append(
+            [(f.severity, f.summary) for f in replay.findings if f.kind == "grad_underflow"]
+        )
+    made = replay.only("grad_underflow")
+
+    ((severity, summary),) = told[99]
+    assert severity is Severity.CRITICAL
+    assert "nothing is learnt since step 20" in summary
+    assert made.severity is Severity.WARNING
+    assert "from step 20 to step 99, so nothing was learnt then" in made.summary
+    assert "nothing is learnt" not in made.summary
+    assert list(complaints_of(made, Known(replay.scaler))) == []
+
+
+def test_underflow_is_advised_with_the_scale_that_keeps_the_gradients() -> None:
+    """It leaves the largest one room, and it keeps what is lost at the scale of now."""
+    replay = Replay(scale=16.0)
+    for step in range(4):
+        replay.take(
+            replay.gradient("w", normal(2e-9, 256, step)), replay.gradient("b", normal(1e-2, 64))
+        )
+    finding = replay.only("grad_underflow")
+    fits = finding.evidence["scale_that_fits"]
+
+    largest = max(abs(v) for v in normal(1e-2, 64))
+    assert 8 * fits * largest < 65504 < 64 * fits * largest
+    assert finding.advice.startswith(f"Raise the loss scale: scaler.update({fits:.6g}) in place")
+    assert list(complaints_of(finding, Known(replay.scaler))) == []
+
+
+def test_underflow_is_advised_with_no_scale_where_none_fits() -> None:
+    """One gradient overflows at the scale that the other one needs."""
+    replay = Replay(scale=65536.0)
+    for step in range(24):
+        replay.take(
+            replay.gradient("hot.weight", normal(3000.0, 64, step)),
+            replay.gradient("cold.weight", normal(3e-9, 64, step)),
+        )
+    finding = replay.only("grad_underflow")
+
+    assert "scale_that_fits" not in finding.evidence
+    assert not re.search(r"scaler\.update\(\d", finding.advice)

@@ -6,6 +6,7 @@ import pytest
 
 from ampwatch.diagnosis.news import Reason
 from ampwatch.wire.records import Severity, Topic
+from tests.diagnosis.words import Known, complaints_of
 from tests.workshop.replay import Replay, measured
 
 STILL = [0.0] * 95 + [2.0**-8] * 5
@@ -107,3 +108,30 @@ def test_a_training_of_which_no_weight_changes_any_more_is_critical() -> None:
     assert "nothing is learnt" in finding.summary
     reasons = [reason for kind, reason in stands.notified if kind == "update_rounding"]
     assert [r for r in reasons if r is not Reason.CHANGED] == [Reason.MADE, Reason.WORSE]
+
+
+def test_a_training_whose_weights_change_again_is_no_longer_critical() -> None:
+    """Nothing changed for 100 steps; since then one parameter does, and the other one rounds away."""
+    replay = Replay(scaled=False, dtypes=())
+    told = []
+    for step in range(200):
+        moves = step >= 100
+        replay.take(
+            *(measured(Topic.GRADIENT, n, [1.0]) for n in ("w", "b")),
+            *(measured(Topic.WEIGHT, n, [1.0], "bfloat16") for n in ("w", "b")),
+            *(
+                measured(Topic.UPDATE, n, update, span=8)
+                for n, update in (("w", [0.0] * 99), ("b", [2.0**-8 * moves] * 9))
+                if step % 8 == 7
+            ),
+        )
+        told += [(f.severity, f.summary) for f in replay.findings] or [(None, "")]
+
+    assert told[99][0] is Severity.CRITICAL
+    assert told[99][1].endswith("No parameter changes any more: nothing is learnt")
+    for severity, summary in (told[104], told[-1]):
+        assert severity is Severity.WARNING
+        assert "any more" not in summary
+        assert "No parameter changed from step 0 to step 95: nothing was learnt then" in summary
+    assert "up to step 199" in told[-1][1]
+    assert list(complaints_of(replay.only("update_rounding"), Known())) == []

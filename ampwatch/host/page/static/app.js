@@ -9,7 +9,7 @@ import { Stream } from "/static/state.js";
 import * as view from "/static/view.js";
 
 const THEMES = ["system", "light", "dark"];
-const selected = { run: null, rank: null }; // null: what the daemon would speak of first
+const selected = { run: null, rank: null, started: NaN }; // null: what the daemon would speak of first
 const charts = new Charts();
 const ranges = new Ranges(show);
 const precision = new Precision(show);
@@ -23,7 +23,7 @@ function show() {
   view.showProblems(state.problems);
   document.getElementById("version").textContent = `ampwatch ${state.version}.`;
   if (!names.length) return;
-  const name = names.includes(selected.run) ? selected.run : worst(names);
+  const name = asked(names) ?? worst(names);
   const run = state.runs[name];
   const rank = selected.rank in run.ranks ? selected.rank : String(run.speaker);
   view.showRuns(state.runs, name, (chosen) => select(chosen, null));
@@ -42,6 +42,15 @@ function show() {
   charts.show(subject, state.columns, run.ranks[rank].series, exponents);
 }
 
+/** The run that was selected. Of several of one name the daemon numbers those that started later, which
+ * a log of the training cannot know: the time at which its rank started tells which one it is. */
+function asked(names) {
+  const startedThen = (rank) => Math.abs(rank.started - selected.started) < 0.001;
+  const ofThatName = names.filter((name) => name === selected.run || name.startsWith(`${selected.run}~`));
+  return ofThatName.find((name) => Object.values(state.runs[name].ranks).some(startedThen))
+    ?? names.find((name) => name === selected.run);
+}
+
 /** The first of the runs that are worst off. */
 function worst(names) {
   return names.reduce((a, b) => (state.runs[b].badness < state.runs[a].badness ? b : a));
@@ -49,16 +58,17 @@ function worst(names) {
 
 /** Choose a run and a rank of it, and put them into the address, so that it can be handed on. */
 function select(run, rank) {
-  Object.assign(selected, { run, rank });
+  Object.assign(selected, { run, rank, started: NaN });
   const chosen = new URLSearchParams(rank === null ? { run } : { run, rank });
   history.replaceState(null, "", `#${chosen}`);
   show();
 }
 
-/** Take the run and the rank from the address: alerts, logs and reports link to them. */
+/** Take the run, the rank and its start from the address: alerts, logs and reports link to them. */
 function selectFromAddress() {
-  const asked = new URLSearchParams(location.hash.slice(1));
-  Object.assign(selected, { run: asked.get("run"), rank: asked.get("rank") });
+  const address = new URLSearchParams(location.hash.slice(1));
+  const started = Number.parseFloat(address.get("started"));
+  Object.assign(selected, { run: address.get("run"), rank: address.get("rank"), started });
   show();
 }
 

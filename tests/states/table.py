@@ -262,8 +262,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
             lost=None,
             scale=None,
             cause=(0, "killed"),
-            fires=(("AmpwatchRunFailed",),),
-            silent=("AmpwatchRunEndedBroken", *_SCALE_ALERTS),
+            # It says more than that the run has failed, and so that is not told.
+            fires=(("AmpwatchRunEndedBroken",),),
+            silent=_SCALE_ALERTS,
             says=(r"mse_loss",),
         ),
     ),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import logging
+import multiprocessing
 import os
 import socket
 import sys
 import time
 import weakref
 from dataclasses import fields
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ampwatch
@@ -181,6 +183,9 @@ class Monitor:
         # atexit runs before modules are torn down, and not at all after a signal that kills: the daemon
         # sees from the ring that the process is gone.
         atexit.register(self._at_exit)
+        # A process of multiprocessing catches its exception itself, and a forked one runs no atexit.
+        is_child = multiprocessing.parent_process() is not None
+        self._at_end = Finalize(None, self._at_exit, exitpriority=0) if is_child else None
 
     @property
     def models(self) -> list[nn.Module]:
@@ -338,6 +343,8 @@ class Monitor:
         self._closed = True
         # Bound methods compare equal, which is all that unregister asks for.
         atexit.unregister(self._at_exit)
+        if self._at_end is not None:
+            self._at_end.cancel()
         _open.remove(self)
         # Sensors go last: values of the newest iterations are still on their way to the host.
         try:
@@ -354,7 +361,7 @@ class Monitor:
     def _at_exit(self) -> None:
         # The interpreter leaves an uncaught exception here before it runs us; an
         # interactive one leaves there every error the user has ever made.
-        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None) or _in_flight()
         self._traceback = traceback_of(error)
         self._end(error)
 
@@ -385,6 +392,14 @@ _FORMATS: dict[str, Callable[[list[Box]], str]] = {
     "html": render_html,
 }
 """The formats of a report."""
+
+
+def _in_flight() -> BaseException | None:
+    """Return the exception that is about to end a process of multiprocessing."""
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit) and error.code and error.__context__ is not None:
+        return error.__context__  # torch.multiprocessing.spawn has kept it for the parent
+    return error
 
 
 def _how_it_ended(error: BaseException | None) -> tuple[RunState, str]:

@@ -200,6 +200,9 @@ def test_a_run_that_ended_broken_is_shown_before_a_healthy_one_and_can_be_linked
     broken.train(30)
     lost = finding("param_nonfinite", "param:w", last_step=29, count=9).finding
     broken.write(FindingRecord(replace(lost, summary="Weights are NaN.", advice="Restore.")))
+    page.says(
+        "#run h1", "✖ failing: Weights are NaN"
+    )  # a ring that nobody has opened goes with its run
     broken.finish()
 
     words = "✖ broken: Weights are NaN; it ended so, after 30 steps"

@@ -45,7 +45,7 @@ _NAMES = re.compile(
     r"\b(?:\d+\.)+[A-Za-z_][\w.]*|\b[A-Za-z_][\w]*(?:\.\w+)*|'[^']*'|\"[^\"]*\"|`[^`]*`"
 )
 _IDIOMS = re.compile(
-    r"\b0/0\b|\b0 \* inf\b|\b1/scale\b|1/(?=\d)|compute capability \d\.\d|\bwith 8\.0\b"
+    r"\bmodule \d+(?:\.\d+)*|\b0/0\b|\b0 \* inf\b|\b1/scale\b|1/(?=\d)|compute capability \d\.\d|\bwith 8\.0\b"
     r"|growth_interval(?:=|\()\d+"  # held against the scaler's own
 )
 _STEP = re.compile(r"\b(?:in|of|at|up to|until|since|from|by|after|the|between)? ?steps? ?$")

@@ -10,6 +10,7 @@ from ampwatch.diagnosis.forward.kinds import (
     FORWARD_OVERFLOW,
     SILENT_OVERFLOW,
 )
+from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import HALF_DTYPES
 
 if TYPE_CHECKING:
@@ -68,13 +69,13 @@ def words_of(tried: Sequence[Tried], step: int) -> str:
 
 
 def _remedy(remedy: Remedy) -> str:
-    return _WORDS[remedy.measure].format(module=remedy.module or "the root module")
+    return _WORDS[remedy.measure].format(module=in_words(remedy.module))
 
 
 def _then(tried: Tried) -> str:
     if not tried.then_op:
         return "its output is not finite either"
-    return f"then {tried.then_op} in {tried.then_module or 'the root module'} fails"
+    return f"then {tried.then_op} in {in_words(tried.then_module)} fails"
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -426,6 +426,7 @@ class ScaleDynamics:
             self._describe_low(finding, iteration)
         else:
             finding.severity = Severity.INFO
+            finding.advice = SCALE_BELOW_ONE.advice  # there is nothing to raise by hand any more
             finding.summary = (
                 f"The loss scale was below 1 between steps {finding.first_step} and"
                 f" {finding.last_step}, {self._low.deepest:.6g} at the lowest; it has come back to"

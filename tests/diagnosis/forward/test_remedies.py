@@ -61,12 +61,12 @@ BFLOAT16 = Remedy(Measure.BFLOAT16)
         ([], ""),
         (
             [Tried(MODULE, cures=True)],
-            "Tried on the batch of step 7: blocks.2 in float32 cures it.",
+            "Tried on the batch of step 7: module blocks.2 in float32 cures it.",
         ),
         (
             [Tried(MODULE, cures=False, then_op="_to_copy", then_module="blocks.3")],
             (
-                "Tried on the batch of step 7: blocks.2 in float32 (then _to_copy in blocks.3 fails)"
+                "Tried on the batch of step 7: module blocks.2 in float32 (then _to_copy in module blocks.3 fails)"
                 " does not cure it."
             ),
         ),
@@ -77,7 +77,7 @@ BFLOAT16 = Remedy(Measure.BFLOAT16)
                 Tried(BFLOAT16, cures=True),
             ],
             (
-                "Tried on the batch of step 7: the root module in float32 and bfloat16 instead of"
+                "Tried on the batch of step 7: the model itself in float32 and bfloat16 instead of"
                 " float16 each cure it; the residual stream in float32 (its output is not finite"
                 " either) does not."
             ),

@@ -48,7 +48,9 @@ def on_two_devices(flavour: str) -> Training:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[Iteration]:
     """The iterations whose ranges have arrived."""
     seen: list[Iteration] = []
-    monkeypatch.setattr(RangeRecorder, "record", lambda _self, iteration: seen.append(iteration))
+    monkeypatch.setattr(
+        RangeRecorder, "record", lambda _self, iteration, _judged: seen.append(iteration)
+    )
     return seen
 
 

@@ -86,7 +86,7 @@ def forward(
     net = Net(fault)
     net.load_state_dict(state)
     net.blocks[1].is_faulty = True
-    net.blocks[1].in_float32 = remedy == "blocks.1 in float32"
+    net.blocks[1].in_float32 = remedy == "module blocks.1 in float32"
     for block in net.blocks:
         block.sums_in_float32 = remedy == "the residual stream in float32"
     dtype = torch.bfloat16 if remedy == "bfloat16 instead of float16" else torch.float16
@@ -123,7 +123,7 @@ def test_what_is_said_to_cure_cures_and_what_is_said_not_to_does_not(name: str) 
 
     assert said.startswith(f"Tried on the batch of step {FAULTY}")
     for remedy in (
-        "blocks.1 in float32",
+        "module blocks.1 in float32",
         "the residual stream in float32",
         "bfloat16 instead of float16",
     ):

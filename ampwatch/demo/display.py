@@ -113,4 +113,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say it in lines of readable length."""
-        self._display.say(textwrap.fill(f"{record.name}: {record.getMessage()}", TEXT_WIDTH))
+        words = record.getMessage()
+        # A line about a finding says by itself whose it is.
+        text = words if words.startswith(record.name) else f"{record.name}: {words}"
+        self._display.say(textwrap.fill(text, TEXT_WIDTH))

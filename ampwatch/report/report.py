@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.report import accounts
-from ampwatch.report.endings import Failure
+from ampwatch.report.endings import Failure, num_led_to
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.pages import more_about
 from ampwatch.report.standing import judge_boxes
@@ -33,7 +33,6 @@ class Summary:
     """The numbers a report begins with.
 
     Attributes:
-        run: Name of the run.
         rank: Global rank.
         iterations: Iterations seen.
         steps: Optimizer steps attempted.
@@ -46,7 +45,6 @@ class Summary:
         ending: How the rank ended, or that it hangs; empty while it runs or if it ended well.
     """
 
-    run: str
     rank: int
     iterations: int = 0
     steps: int = 0
@@ -62,7 +60,7 @@ class Summary:
 def summary_of(box: Box) -> Summary:
     """Return the numbers of a box."""
     newest = {record.index: record for record in box.optimizers}.values()
-    summary = Summary(box.identity.run, box.identity.rank, not_seen=box.notes, ending=ending(box))
+    summary = Summary(box.identity.rank, not_seen=box.notes, ending=ending(box))
     summary.steps = sum(record.total_steps for record in newest)
     summary.skipped = [sum(r.total_skipped[i] for r in newest) for i in range(len(SKIP_CLASSES))]
     if box.steps:
@@ -121,9 +119,9 @@ def one_line(box: Box, cause: Failure | None = None) -> str:
         parts.append(f"{_plural(sum(summary.skipped), 'step')} skipped")
         parts.append(f"loss scale {summary.loss_scale:g}")
     ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
-    if cause is not None and box.state is RunState.FAILED and cause.rank != box.identity.rank:
-        error = Failure(box.identity.rank, box.reason, 0.0).error
-        ended = f". It ended ({error}) after rank {cause.rank} had"
+    failure = Failure(box.identity.rank, box.reason, box.last_ns / 1e9)
+    if box.state is RunState.FAILED and num_led_to(cause, [failure]) and cause is not None:
+        ended = f". It ended ({failure.error}) after rank {cause.rank} had"
     return f"rank {summary.rank}, on {box.identity.host}: {', '.join(parts)}{ended}"
 
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ampwatch.wire.records import Severity
+from ampwatch.diagnosis.news import SEVERITIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ampwatch.wire.records import Finding
+    from ampwatch.wire.records import Finding, Severity
 
     IsCurrent = Callable[[int, Finding], bool]
     """Returns whether a finding of a rank still holds."""
-
-_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 
 
 def _always(_rank: int, _finding: Finding) -> bool:
@@ -59,7 +57,7 @@ class Story:
         While any of it goes on, what is over does not count.
         """
         current = [member for member in self.members if member.is_current]
-        return min((m.finding.severity for m in current or self.members), key=_ORDER.__getitem__)
+        return max((m.finding.severity for m in current or self.members), key=SEVERITIES.index)
 
     @property
     def first_step(self) -> int:
@@ -95,7 +93,7 @@ def stories(
         if roots[key] is not story:
             roots[key].symptoms.append(story)
     shown = [story for key, story in by_key.items() if roots[key] is story]
-    return sorted(shown, key=lambda s: (not s.goes_on, _ORDER[s.severity], s.first_step))
+    return sorted(shown, key=lambda s: (not s.goes_on, -SEVERITIES.index(s.severity), s.first_step))
 
 
 def _roots(by_key: dict[str, Story]) -> dict[str, Story]:

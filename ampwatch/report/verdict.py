@@ -8,10 +8,11 @@ show it and judge nothing by themselves, so that they cannot contradict one anot
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.book import REPORTED_AGAIN_NS, REPORTED_AGAIN_STEPS
 from ampwatch.report.endings import Failure, cause_of, num_led_to
 from ampwatch.report.stories import Story, stories
 from ampwatch.report.words import number, plural, time_span
@@ -27,7 +28,7 @@ RECENT_STEPS = 1000
 longer may be over. Half of GradScaler's growth interval, so that a healthy run shows at most
 one probe."""
 
-MIN_RECENT_STEPS = 64
+MIN_RECENT_STEPS = 2 * REPORTED_AGAIN_STEPS
 """Steps back that "now" reaches at least: twice the steps after which a finding that lasts is
 reported again."""
 
@@ -35,7 +36,7 @@ RECENT_GAPS = 10
 """Times the mean distance between two sightings of a finding after which it is over: one that was
 seen in every step is over soon, one that comes every hundred steps is not."""
 
-RECENT_SECONDS = 120.0
+RECENT_SECONDS = 2 * REPORTED_AGAIN_NS / 1e9
 """Time back that "now" reaches at least while a run goes on: long enough to be read, and twice the
 minute after which a finding that lasts is reported again, however slow the steps. Unit: s."""
 
@@ -127,6 +128,7 @@ class Verdict:
         root: The finding it speaks of, with what that explains; ``None`` where nothing alarming is
             current.
         is_cause: Whether this rank's failure is what made the others end.
+        stories: The findings that it rests on, in the order in which they are shown.
     """
 
     level: Level
@@ -134,6 +136,7 @@ class Verdict:
     advice: str = ""
     root: Story | None = None
     is_cause: bool = False
+    stories: Sequence[Story] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +146,11 @@ class RunVerdict(Verdict):
     Attributes:
         speaker: Rank that the sentence is about.
         by_rank: The verdict on each rank.
-        stories: The findings of all ranks, in the order in which they are shown.
         cause: The failure that made the ranks end; ``None`` if none failed, or it is not known.
     """
 
     speaker: int = 0
     by_rank: Mapping[int, Verdict] = field(default_factory=dict)
-    stories: Sequence[Story] = ()
     cause: Failure | None = None
 
 
@@ -197,9 +198,9 @@ def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVer
         said.advice,
         None if said.root is None else shown[place[said.root.finding.key]],
         is_cause=said.is_cause,
+        stories=shown,
         speaker=speaker,
         by_rank=by_rank,
-        stories=shown,
         cause=cause,
     )
 
@@ -248,6 +249,12 @@ def _is_alarming(story: Story) -> bool:
 
 def _judged(standing: Standing, now_s: float, cause: Failure | None) -> Verdict:
     shown = stories_of([standing])
+    return replace(_of_stories(standing, shown, now_s, cause), stories=shown)
+
+
+def _of_stories(
+    standing: Standing, shown: Sequence[Story], now_s: float, cause: Failure | None
+) -> Verdict:
     root = next((story for story in shown if _is_alarming(story)), None)
     if standing.state is RunState.FAILED:
         return _failed(standing, root, cause)
@@ -265,8 +272,9 @@ def _failed(standing: Standing, root: Story | None, cause: Failure | None) -> Ve
     reason = (standing.reason or "ended with an error").rstrip(".")
     newest = standing.newest
     last = "no step was finished" if newest is None else f"last step {number(newest.step)}"
-    if cause is not None and not is_cause:
-        reason = f"ended ({_failure(standing).error}) after rank {cause.rank} had"
+    failure = _failure(standing)
+    if cause is not None and num_led_to(cause, [failure]):
+        reason = f"ended ({failure.error}) after rank {cause.rank} had"
     if root is None:
         return Verdict(Level.FAILED, f"{reason}; {last}", is_cause=is_cause)
     sentence = f"{_summary(root)}; then: {reason}; {last}"

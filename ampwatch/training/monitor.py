@@ -222,9 +222,10 @@ class Monitor:
     ) -> None:
         """Call ``callback(finding)`` when a finding is made, and again when it has become worse.
 
-        It has become worse when its severity has risen, or that of what it explains. A callback that raises is logged once and not called again. It runs where the finding is
-        made, as a rule on the training thread inside of ``scaler.update()``: it should be quick.
-        ``ampwatch.actions`` has ready ones, also for what has to wait for the end of the step.
+        It has become worse when its severity has risen, or that of what it explains. A callback that
+        raises is logged once and not called again. It runs where the finding is made, as a rule on
+        the training thread inside of ``scaler.update()``: it should be quick. ``ampwatch.actions``
+        has ready ones, also for what has to wait for the end of the step.
 
         Args:
             callback: A function, or an action of ``ampwatch.actions``, made for this monitor alone.

@@ -397,6 +397,23 @@ def test_one_that_ended_long_before_did_not_end_because_of_it() -> None:
     assert num_led_to(failures[0], failures) == 1
 
 
+def test_a_rank_that_ended_long_before_the_cause_says_its_own_reason() -> None:
+    """It did not end after the one that broke the job."""
+    ends = [(0, "ValueError: x", 100), (1, "RuntimeError: Connection closed by peer", 20)]
+    ranks = [
+        rank_after(
+            [*calm(8), end(RunState.FAILED, reason, time_ns=int((START + after) * 1e9))],
+            rank=rank,
+            world_size=2,
+        )
+        for rank, reason, after in ends
+    ]
+    verdict = of_run(*ranks)
+
+    assert verdict.by_rank[1].sentence == f"{ends[1][1]}; last step 7"
+    assert verdict.sentence == "rank 0: ValueError: x; last step 7"
+
+
 def test_a_cause_on_another_machine_is_not_made_up() -> None:
     """All that is known here is that a connection was lost."""
     failures = [Failure(r, "DistNetworkError: gone", 1.0) for r in (0, 1)]

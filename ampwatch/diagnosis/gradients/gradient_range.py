@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.kinds import FP16_WITHOUT_SCALER, GRAD_UNDERFLOW, RANGE_TOO_WIDE
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, of_parameters
-from ampwatch.diagnosis.gradients.low_scale import LowScale
+from ampwatch.diagnosis.gradients.low_scale import STILL_STEPS, LowScale
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_words import fitting_scale
 from ampwatch.wire.records import Finding, Severity
@@ -33,10 +33,6 @@ MIN_SAMPLES = 2
 
 STILL_SAMPLES = 3
 """Samples in a row without any gradient from which a training may have stopped to learn."""
-
-STILL_STEPS = 50
-"""Steps over which those samples lie at least: a scale that a few bad batches have brought down may
-be back by then."""
 
 CAPPING_SHARE = 2.0**-12
 """Share of float16's largest number that the gradient of a parameter must have, at the scale at

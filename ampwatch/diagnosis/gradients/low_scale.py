@@ -32,7 +32,8 @@ STUCK_AFTER = 8
 """Steps taken at the low scale before it counts as a rest."""
 
 STILL_STEPS = 50
-"""Steps taken at a scale that flushes every gradient from which a training learns nothing."""
+"""Steps without any gradient from which a training learns nothing: a scale that a few bad batches
+have brought down may be back by then."""
 
 SAME_LOSS = 2.0
 """Ratio of the loss to that under the largest scale up to which the two are comparable."""

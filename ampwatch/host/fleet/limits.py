@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.records import RangeRecord
 
-GRADIENTS = (Topic.GRADIENT, Topic.ACTIVATION_GRADIENT)
-"""Topics whose small values are lost by a format."""
-
 
 def limit_of(record: RangeRecord, autocast: FloatFormat | None) -> FloatFormat | None:
     """Return the format that the values have to fit, ``None`` if it is not known.

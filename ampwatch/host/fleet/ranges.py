@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import GradientHistory, unscaled
 from ampwatch.host.fleet.histogram import Histogram
-from ampwatch.host.fleet.limits import GRADIENTS, finite_amax, headroom, limit_of, lost_share
+from ampwatch.host.fleet.limits import finite_amax, headroom, limit_of, lost_share
 from ampwatch.host.fleet.modules import Modules
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.trouble import Trouble, notable, worst

@@ -23,7 +23,6 @@ from ampwatch.host.page.range_state import (
 )
 from ampwatch.report.accounts import place
 from ampwatch.report.pages import route_about
-from ampwatch.report.verdict import stories_of
 from ampwatch.wire.records import SKIP_CLASSES
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import Bucket, Fleet, RankView
     from ampwatch.host.fleet import Cursor as HistoryCursor
     from ampwatch.report.stories import Story
-    from ampwatch.report.verdict import RunVerdict, Standing, Verdict
+    from ampwatch.report.verdict import RunVerdict, Verdict
     from ampwatch.wire.records import Finding
 
 State = dict[str, Any]
@@ -99,7 +98,8 @@ class Feed:
             return self._newest
 
     def _made(self, now: float) -> State:
-        ranks = self._fleet.ranks()
+        runs = self._fleet.judge()
+        ranks = [rank for members, _ in runs.values() for rank in members]
         self._series = {rank: self._series_of(rank) for rank in ranks}
         self._ranges = {rank: self._ranges.get(rank, RangeState()) for rank in ranks}
         self._precision = {r: self._precision.get(r, PrecisionState()) for r in ranks}
@@ -113,7 +113,7 @@ class Feed:
             "op_columns": OP_COLUMNS,
             "kernel_columns": KERNEL_COLUMNS,
             "formats": self._formats,
-            "runs": {run: self._run(*judged) for run, judged in self._fleet.judge().items()},
+            "runs": {run: self._run(*judged) for run, judged in runs.items()},
             "gpus": gpu_state(self._fleet),
             "problems": dict(self._fleet.problems),
         }
@@ -139,7 +139,7 @@ class Feed:
         }
 
     def _rank(self, rank: RankView, verdict: Verdict) -> State:
-        standing = rank.standing
+        members = [member for story in verdict.stories for member in story.members]
         state: State = {
             **_words(verdict),
             "state": rank.state.value,
@@ -150,8 +150,8 @@ class Feed:
             "last_seen": rank.last_record_ns / 1e9,
             "figures": {title: list(figure) for title, figure in figures(rank).items()},
             "facts": dict(rank.facts),
-            "findings": {key: _finding(f, standing) for key, f in rank.findings.items()},
-            "stories": [row for story in stories_of([standing]) for row in _order(story)],
+            "findings": {m.finding.key: _finding(m.finding, current=m.is_current) for m in members},
+            "stories": [row for story in verdict.stories for row in _order(story)],
             "series": self._series[rank][1],
             "ranges": self._ranges[rank].of(rank),
             "precision": self._precision[rank].of(rank),
@@ -198,7 +198,7 @@ def _order(story: Story) -> list[list[str | int]]:
     return [[member.finding.key, int(member is not story)] for member in story.members]
 
 
-def _finding(finding: Finding, standing: Standing) -> State:
+def _finding(finding: Finding, *, current: bool) -> State:
     return {
         "kind": finding.kind,
         "severity": finding.severity.value,
@@ -217,7 +217,7 @@ def _finding(finding: Finding, standing: Standing) -> State:
         "caused_by": finding.caused_by,
         "source": finding.source,
         "page": route_about(finding.kind),
-        "current": standing.is_current(finding),
+        "current": current,
     }
 
 

@@ -205,9 +205,10 @@ def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVer
     )
 
 
-def _reason(verdict: Verdict) -> tuple[Level, str]:
-    """Return the state of a rank and what it is due to: ranks that have both in common are alike."""
-    return verdict.level, "" if verdict.root is None else verdict.root.finding.key
+def _reason(verdict: Verdict) -> tuple[Level, str, bool]:
+    """Return the state of a rank and what it is due to: ranks that have all in common are alike."""
+    root = "" if verdict.root is None else verdict.root.finding.key
+    return verdict.level, root, verdict.is_cause
 
 
 def stories_of(of_ranks: Sequence[Standing]) -> list[Story]:

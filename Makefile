@@ -55,7 +55,7 @@ $(FRAMEWORKS_INSTALLED): $(FRAMEWORKS)/requirements.txt constraints.txt
 	@touch $@
 
 $(FRAMEWORKS_ALL_INSTALLED): $(FRAMEWORKS)/requirements-all.txt $(FRAMEWORKS_INSTALLED)
-	DS_BUILD_OPS=0 $(FRAMEWORKS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -r $<
+	DS_BUILD_OPS=0 $(FRAMEWORKS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
 	@touch $@
 
 .PHONY: test-frameworks

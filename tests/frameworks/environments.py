@@ -26,6 +26,7 @@ class Environment:
         ranks: Processes that train.
         by_torchrun: Whether torchrun starts them; else the program itself does.
         needs: Modules that have to be importable.
+        truths: Findings that are made of the healthy training, and are true; and why.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Environment:
     ranks: int = 1
     by_torchrun: bool = False
     needs: tuple[str, ...] = ()
+    truths: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,14 @@ ENVIRONMENTS = (
     Environment("ddp", "DDP, gloo, 2 ranks", ("ddp.py",), ranks=2, by_torchrun=True),
     Environment(
         "fsdp2", "FSDP2 (`fully_shard`), gloo, 2 ranks", ("fsdp2.py",), ranks=2, by_torchrun=True
+    ),
+    Environment(
+        "fsdp2-policy",
+        "FSDP2 with MixedPrecisionPolicy, gloo, 2 ranks",
+        ("fsdp2.py", "policy"),
+        where=Where.HAND,
+        ranks=2,
+        by_torchrun=True,
     ),
     Environment(
         "fsdp1",
@@ -111,6 +121,16 @@ ENVIRONMENTS = (
         CALLBACK,
         where=Where.HAND,
         needs=("lightning",),
+        truths=(
+            (
+                "backward_under_autocast",
+                (
+                    "`backward_under_autocast` is said, and true: the Trainer runs all of"
+                    " `training_step` inside of autocast ([what to"
+                    " do](diagnoses/backward_under_autocast.md#the-remedy))"
+                ),
+            ),
+        ),
     ),
     Environment(
         "fabric", "Lightning Fabric", ("fabric.py",), where=Where.HAND, needs=("lightning",)

@@ -39,15 +39,30 @@ class Cell(NamedTuple):
     note: str = ""
 
 
-def judge(bare: Outcomes, watched: Outcomes, leftovers: list[str]) -> dict[str, Cell]:
+def judge(
+    bare: Outcomes,
+    watched: Outcomes,
+    leftovers: list[str],
+    truths: tuple[tuple[str, str], ...] = (),
+) -> dict[str, Cell]:
     """Return the cells of one environment, watched in one way.
 
     Args:
         bare: The same program without ampwatch.
         watched: The program, watched.
         leftovers: Rings that nobody has removed.
+        truths: Kinds of findings that are made of the healthy training and are true, and why.
     """
-    return {column: check(bare, watched, leftovers) for column, check in COLUMNS.items()}
+    true = dict(truths)
+    for outcome in watched.values():
+        for report in outcome.reports:
+            report["true"] = [f for f in report["findings"] if f["kind"] in true]
+            report["findings"] = [f for f in report["findings"] if f["kind"] not in true]
+    cells = {column: check(bare, watched, leftovers) for column, check in COLUMNS.items()}
+    seen = {f["kind"] for report in watched[Fault.NONE].reports for f in report["true"]}
+    if seen and cells["quiet"].answer == YES:
+        cells["quiet"] = Cell(YES, "; ".join(true[kind] for kind in sorted(seen)))
+    return cells
 
 
 def names(_: Outcomes, watched: Outcomes, __: list[str]) -> Cell:

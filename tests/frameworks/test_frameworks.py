@@ -47,7 +47,10 @@ def test_what_the_support_matrix_says_of(
             for way in WATCHED
         }
     leftovers = runner.leftovers()
-    found = {way.value: judge(bare, outcomes, leftovers) for way, outcomes in watched.items()}
+    found = {
+        way.value: judge(bare, outcomes, leftovers, environment.truths)
+        for way, outcomes in watched.items()
+    }
     if request.config.getoption("--write"):
         today = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
         write(environment.name, Result(today, _versions(bare[Fault.NONE]), found))

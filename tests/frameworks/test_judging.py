@@ -146,6 +146,14 @@ def test_what_is_accused_besides_the_fault_makes_it_half_an_answer() -> None:
     assert (cell.answer, cell.note) == (PARTLY, "scheduler_ahead as a cause of its own")
 
 
+def test_a_finding_that_is_true_of_a_healthy_run_is_a_footnote() -> None:
+    found = {"kind": "backward_under_autocast", "where": "api", "root": True}
+    watched = {fault: outcome(fault, findings=[*FOUND[fault], found]) for fault in Fault}
+    cells = judge(outcomes(), watched, [], (("backward_under_autocast", "it is"),))
+    assert cells["quiet"] == (YES, "it is")
+    assert {cell.answer for cell in cells.values()} == {YES}
+
+
 def test_a_fault_that_one_rank_does_not_name_is_half_an_answer() -> None:
     watched = outcomes()
     overflow = watched[Fault.OVERFLOW]

@@ -8,6 +8,7 @@ only, ``watch``, and only where ``PROGRAM_WATCH`` asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -166,7 +167,10 @@ class Course:
         if self.step < FAULT_AT:
             return None
         poisoned = gradient.clone()
-        poisoned.view(-1)[:1].fill_(float("inf"))
+        if not hasattr(poisoned, "to_local"):
+            poisoned.view(-1)[:1].fill_(float("inf"))
+        elif rank() == 0:  # of a DTensor one shard
+            poisoned.to_local().view(-1)[:1].fill_(float("inf"))
         return poisoned
 
     def begins(self) -> None:
@@ -236,11 +240,12 @@ def loop(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     rank: int = 0,
+    region: contextlib.AbstractContextManager[Any] | None = None,
 ) -> None:
-    """The loop that PyTorch documents for mixed precision."""
+    """The loop that PyTorch documents for mixed precision; forward in another ``region`` if one is given."""
     for x, y in batches(rank):
         course.begins()
-        with torch.autocast("cpu", dtype=torch.float16):
+        with region or torch.autocast("cpu", dtype=torch.float16):
             loss = loss_of(model(x), y)
         scaler.scale(loss).backward()
         scaler.step(optimizer)

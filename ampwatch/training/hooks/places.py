@@ -29,7 +29,12 @@ from ampwatch.training.devices import (
     graph_classes,
     is_unheard,
 )
-from ampwatch.training.hooks.compiling import BACKENDS, is_traced
+from ampwatch.training.hooks.compiling import (
+    BACKENDS,
+    is_traced,
+    keep_from_compiler,
+    uncompiled,
+)
 from ampwatch.training.hooks.entering import Entrance
 from ampwatch.training.hooks.events import (
     AlteredCalled,
@@ -317,10 +322,11 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     outermost: int | None = None
     begun: set[int] = set()
 
+    @uncompiled
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        # A step that is being compiled or captured must not get our code into its graph.
-        if is_compiling() or (captures and is_unheard()):
+        # A step that is being captured must not get our code into its graph.
+        if captures and is_unheard():
             return
         if outermost is None or id(optimizer) in begun:
             # A step that raised never returned: what begins again is not inside of it.
@@ -331,9 +337,10 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
         if stepping.subscribers:
             stepping.emit(OptimizerStepping(optimizer))
 
+    @uncompiled
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        if is_compiling() or (captures and is_unheard()):
+        if captures and is_unheard():
             return
         is_outermost = outermost == id(optimizer)
         if is_outermost:
@@ -475,6 +482,16 @@ def _capture(bus: Bus, handles: list[Any]) -> None:
     handles += [
         listen(backend, "__call__", before=before, always_heard=True) for backend in _backends()
     ]
+
+
+def _keep_from_compiler(_bus: Bus, handles: list[Any]) -> None:
+    # Now, if the compiler is there already; else whoever calls torch.compile has just imported it.
+    keep_from_compiler()
+
+    def before(_backend: object, _args: Any, _kwargs: Any) -> None:
+        keep_from_compiler()
+
+    handles += [listen(backend, "__init__", before=before) for backend in _backends()]
 
 
 class _ForgetCaptures:
@@ -673,6 +690,8 @@ PLACES: tuple[Place, ...] = (
         _compile,
     ),
     Place("__call__ of the backends of torch.compile", REPLACED, (GraphCaptured,), _capture),
+    # For no sensor: what is replaced here is not to be compiled.
+    Place("__init__ of the backends of torch.compile", REPLACED, (), _keep_from_compiler),
     Place(
         "torch.nn.modules.module.register_module_forward_pre_hook",
         HOOK,

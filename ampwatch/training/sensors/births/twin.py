@@ -82,17 +82,17 @@ class Twin:
             why = f"its code {effect}"
             raise ReplayRefusedError(why)
         memo: dict[int, Any] = {}
-        names = {id(module): name for name, module in model.named_modules()}
+        names = {id(module): canonical(name, model) for name, module in model.named_modules()}
         self.parameters: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
-            self.parameters[canonical(name)] = memo[id(parameter)] = _alias(parameter)
+            self.parameters[canonical(name, model)] = memo[id(parameter)] = _alias(parameter)
         _leave_hooks(model, memo)
         _Inventory(memo, max_bytes).take(model)
         self.model = _copied(model, memo)
         if any(id(module) in names for module in self.model.modules()):
             why = "a copy of it has parts of the original"
             raise ReplayRefusedError(why)
-        self.names = {id(memo[key]): canonical(name) for key, name in names.items() if key in memo}
+        self.names = {id(memo[key]): name for key, name in names.items() if key in memo}
         aliases = {id(alias) for alias in self.parameters.values()}
         self._own = [
             value

@@ -109,12 +109,12 @@ class Said:
         """Return the ranks that would have said ``what`` as well, in order."""
         return sorted({self._rank, *self._ranks(_FOUND, _digest(what))})
 
-    def finders_among(self, whats: Iterable[str]) -> dict[str, list[int]]:
+    def finders_among(self, things: Iterable[str]) -> dict[str, list[int]]:
         """Return the ranks that have found each of several things, in order of rank; what no rank has found is left out.
 
         Cost: one read of the file, whatever their number.
         """
-        marks = {_digest(what): what for what in whats}
+        marks = {_digest(what): what for what in things}
         found: dict[str, set[int]] = {}
         for line in _read(self.path):
             if (

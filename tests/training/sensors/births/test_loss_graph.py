@@ -12,7 +12,7 @@ def test_a_number_of_the_program_in_the_loss_is_read_under_a_mode() -> None:
     """The graph has saved it as a tensor, which the dispatcher hands to a mode as a number."""
     weight = torch.zeros(2, requires_grad=True)
     before = torch._C._autograd._get_sequence_nr()
-    loss = weight.log().sum() * 0.25
+    loss = (weight * 0.25).log().sum()
     mode = OpMode(lambda *_: None)
     mode.put_on()
     try:

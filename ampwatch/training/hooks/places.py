@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as module_state
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
@@ -597,6 +598,10 @@ ALTERED_FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (torch.linalg, "cond"),
     (torch.linalg, "matrix_rank"),
     (torch, "pinverse"),
+    # Forward-mode AD, also that of torch.func.jvp, jacfwd and hessian: its zeros have no memory, and to
+    # add a number to them raises while a mode is on. A mode cannot leave at the op that makes them: the
+    # transform restores the dispatcher's state of before, and runs into a stack without modes.
+    (forward_ad, "enter_dual_level"),
 )
 """Modules and names of functions that are altered by any dispatch mode at every call."""
 
@@ -829,7 +834,7 @@ PLACES: tuple[Place, ...] = (
     ),
     Place(
         "torch.linalg.svdvals, eigvalsh, pinv, cond, matrix_rank, norm, matrix_norm;"
-        " torch.pinverse",
+        " torch.pinverse; torch.autograd.forward_ad.enter_dual_level",
         FUNCTION,
         (AlteredCalled,),
         _altered,

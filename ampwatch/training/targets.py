@@ -66,8 +66,8 @@ def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
     if scaler is None:
         foreign = foreign or list(living(models))
         loss_scaler = _made(*foreign[0]) if foreign else None
-        if not models and foreign and foreign[0][0].model is not None:
-            models = (foreign[0][0].model(foreign[0][1]),)
+    if not models and foreign and foreign[0][0].model is not None:
+        models = (foreign[0][0].model(foreign[0][1]),)
     return Targets(models, checked, tuple(_innermost(o) for o in optimizers), loss_scaler)
 
 

@@ -31,12 +31,8 @@ from ampwatch.training.devices import (
     graph_classes,
     is_unheard,
 )
-from ampwatch.training.hooks.compiling import (
-    BACKENDS,
-    is_traced,
-    keep_from_compiler,
-    uncompiled,
-)
+from ampwatch.training.hooks.compiling import BACKENDS, is_traced, keep_from_compiler, uncompiled
+from ampwatch.training.hooks.ends import Ends
 from ampwatch.training.hooks.entering import Entrance
 from ampwatch.training.hooks.events import (
     AlteredCalled,
@@ -49,6 +45,8 @@ from ampwatch.training.hooks.events import (
     CollectiveWaited,
     CompileCalled,
     CompiledEntering,
+    EndCalled,
+    EndReturned,
     ForwardBegan,
     ForwardEnded,
     ForwardReturned,
@@ -298,6 +296,11 @@ def _update(bus: Bus, handles: list[Any]) -> None:
                 bus.settle()
 
     _on_scaler(bus, handles, "update", before=before, after=after)
+
+
+def _ends(bus: Bus, handles: list[Any]) -> None:
+    if bus.loss_scaler is not None:
+        Ends(bus, bus.loss_scaler, handles)
 
 
 def _load_scaler(bus: Bus, handles: list[Any]) -> None:
@@ -742,6 +745,13 @@ SCALER_PLACES: tuple[Place, ...] = (
 
 PLACES: tuple[Place, ...] = (
     *SCALER_PLACES,
+    Place(
+        "the methods that an ampwatch.LossScaler, or the row of a framework, says end an iteration",
+        REPLACED,
+        (EndCalled, EndReturned),
+        _ends,
+        when="with a scaler that is not torch's",
+    ),
     Place("torch.optim.Optimizer.load_state_dict", REPLACED, (OptimizerLoaded,), _load_optimizer),
     Place(
         "torch.optim.optimizer.register_optimizer_step_pre_hook, ..._post_hook",

@@ -14,7 +14,7 @@ from ampwatch.runtime import ring_directories
 from ampwatch.training.announcement import announce
 from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.launcher import daemon_is_running, ensure_daemon
-from ampwatch.training.said import Said, path_for
+from ampwatch.training.said import Said, join
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.blackbox.writer import BoxWriter
 from ampwatch.wire.records import EndRecord, FindingRecord
@@ -36,6 +36,8 @@ logger = logging.getLogger("ampwatch")
 class Outlet:
     """The way out of one monitor.
 
+    What several ranks of a machine would say alike, one of them says, with a daemon or without.
+
     Args:
         settings: Where rings and daemon are.
         identity: Who is watched.
@@ -50,6 +52,7 @@ class Outlet:
         self._settings = settings
         self._identity = identity
         self._ring: RingWriter | None = None
+        self._said: Said | None = None
         self._log = FindingLog(identity)
         self._acting = Guard("actions")
         self._subscriptions: list[Subscription] = []
@@ -59,25 +62,27 @@ class Outlet:
         self._remember: Callable[[Record], None] | None = None
         self._box: BoxWriter | None = None
 
+    def agree(self) -> None:
+        """Speak with one voice with the other ranks of this machine. Cost: 1 ms."""
+        self._said = join(self._directories(), self._identity, "log")
+        self._log = FindingLog(self._identity, said=self._said)
+
+    def _directories(self) -> list[Path]:
+        return ring_directories(self._settings.ring_dir, self._settings.runtime_dir)
+
     def serve(self) -> None:
         """Make the ring and see that a daemon reads it; trouble is a warning, not an error.
-
-        What several ranks of a machine would say alike, the address first of all, one of them says.
 
         Cost: a few ms; half a second where the daemon has to be started.
         """
         settings, identity = self._settings, self._identity
         try:
-            directories = ring_directories(settings.ring_dir, settings.runtime_dir)
+            directories = self._directories()
             self._ring = RingWriter.create(directories, identity, slots=settings.ring_slots)
         except RingError as error:
             logger.warning("no ring, so findings only, no page and no metrics: %s", error)
             return
-        said = None
-        # Alone, a rank has nobody to agree with; and without the file, each speaks for itself.
-        if identity.world_size > 1:
-            with suppress(OSError):
-                said = Said(path_for(self._ring.path.parent, identity), identity.rank)
+        said = self._said
         status = ensure_daemon(settings)
         self.url = status.url
         self._log = FindingLog(identity, self.url, said)

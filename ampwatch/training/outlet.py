@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from msgspec import DecodeError, json
+
+from ampwatch.diagnosis.evidence.replicas import WeightCheck
 from ampwatch.errors import RingError
 from ampwatch.guard import Guard
 from ampwatch.report.one_line import address, printable
@@ -21,7 +25,7 @@ from ampwatch.wire.records import EndRecord, FindingRecord
 from ampwatch.wire.ring import RingWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ampwatch.diagnosis.news import News
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Finding, Record, RunIdentity, RunState
 
 logger = logging.getLogger("ampwatch")
+
+KEPT_CHECKS = 4
+"""Newest checks of its weights that a rank leaves for the others."""
 
 
 class Outlet:
@@ -53,6 +60,7 @@ class Outlet:
         self._identity = identity
         self._ring: RingWriter | None = None
         self._said: Said | None = None
+        self._checks: deque[WeightCheck] = deque(maxlen=KEPT_CHECKS)
         self._log = FindingLog(identity)
         self._acting = Guard("actions")
         self._subscriptions: list[Subscription] = []
@@ -134,6 +142,27 @@ class Outlet:
         """The ring file, ``None`` without one."""
         return None if self._ring is None else self._ring.path
 
+    @property
+    def has_replicas(self) -> bool:
+        """Whether there are further ranks."""
+        return self._identity.world_size > 1
+
+    def leave_check(self, check: WeightCheck) -> None:
+        """Leave a check of this rank's weights for the others of its machine. Never raises."""
+        self._checks.append(check)
+        if self._said is not None:
+            with suppress(OSError):
+                self._said.leave(to_note(self._checks))
+
+    def checks(self) -> dict[int, list[WeightCheck]]:
+        """Return the newest checks of the ranks of this machine, the oldest first. Never raises."""
+        notes = dict[int, bytes]()
+        if self._said is not None:
+            with suppress(OSError):
+                notes = self._said.left()
+        found = ((rank, from_note(note)) for rank, note in notes.items())
+        return {rank: checks for rank, checks in found if checks}
+
     def put(self, record: Record) -> None:
         """Write a record to the ring, if there is one, and remember it. Never raises."""
         if self._ring is not None:
@@ -197,6 +226,19 @@ class Outlet:
             # nobody would.
             keep = daemon_is_running(self._settings)
             self._ring.close(end, keep=keep)
+
+
+def to_note(checks: Iterable[WeightCheck]) -> bytes:
+    """Return checks as other ranks read them."""
+    return json.encode(tuple(checks))
+
+
+def from_note(note: bytes) -> list[WeightCheck]:
+    """Return the checks of a note; none if it is no such note."""
+    try:
+        return json.decode(note, type=list[WeightCheck])
+    except DecodeError:
+        return []
 
 
 def _is_to_say(said: Said | None, what: str) -> bool:

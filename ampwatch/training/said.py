@@ -38,6 +38,8 @@ BOXES = ".boxes"
 MAX_BYTES = 2**20
 """Size from which a file is neither written nor read any more: each rank speaks for itself then."""
 
+_NOTE, _DRAFT = ".note", ".part"
+
 _HERE, _GONE, _FOUND, _SAYS = "here", "gone", "found", "says"
 
 _NAME = re.compile(
@@ -161,6 +163,29 @@ class Said:
         """Return the ranks that have come, and have ended without taking leave, in order."""
         dead = {rank for rank, process in self._those_that_stay() if not _lives(process)}
         return sorted(dead.difference(self.present()))
+
+    def leave(self, note: bytes) -> None:
+        """Leave a note for the other ranks, in the place of this rank's last one."""
+        directory = private_directory(self.boxes)
+        draft = directory / f"{self._rank}.{os.getpid()}{_DRAFT}"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, note)
+        finally:
+            os.close(descriptor)
+        draft.replace(directory / f"{self._rank}{_NOTE}")
+
+    def left(self) -> dict[int, bytes]:
+        """Return the newest note of each rank that lives."""
+        notes = {}
+        for rank in self.present():
+            with suppress(FileNotFoundError):
+                descriptor = _open(self.boxes / f"{rank}{_NOTE}", os.O_RDONLY)
+                try:
+                    notes[rank] = os.read(descriptor, MAX_BYTES)
+                finally:
+                    os.close(descriptor)
+        return notes
 
     @property
     def boxes(self) -> Path:

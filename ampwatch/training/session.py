@@ -61,6 +61,7 @@ from ampwatch.training.sensors.scaler.losses import RootLosses
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.sensors.state.checksums import ChecksumSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
@@ -256,6 +257,7 @@ class Session:
             clock=Clock(),
             observe=self.diagnosis.observe,
             out=outlet,
+            peers=outlet,
         )
         samples = RangeSamples(context.governor, measuring, home, bus) if self._samples else None
         self._notices = Notices(context)
@@ -296,6 +298,7 @@ class Session:
             yield ActivationSensor(context)
             yield WeightSensor(context)
             yield UpdateSensor(context)
+            yield ChecksumSensor(context)
             yield context.regions
             yield InputSensor(context)
             yield from (sensor for sensor in (self._census, self._births) if sensor is not None)

@@ -1,4 +1,5 @@
-"""Records of a run as a whole: who it is, what is known of it, how it ended, which sensors failed."""
+"""Records of a run as a whole: who it is, what is known of it, how it ended, which sensors failed,
+and by what its ranks see that they have the same weights."""
 
 from __future__ import annotations
 
@@ -67,6 +68,25 @@ class EndRecord:
     state: RunState
     reason: str
     time_ns: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksumRecord:
+    """Checksums of a part of the weights, in two iterations that follow one another.
+
+    Attributes:
+        step: Index of the first of the two iterations.
+        part: Which part of the weights, from 0; the parts take turns.
+        parts: How many parts there are.
+        first: Sum of the bits at the end of the first iteration, less than 2^48.
+        then: Sum of the bits at the end of the next one, less than 2^48.
+    """
+
+    step: Count
+    part: Count
+    parts: Count
+    first: Count
+    then: Count
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,9 +90,7 @@ def short_line(news: News, run: str, numbers: Sequence[int], of: int) -> str:
     return f"{NAME}{severity} {who} step {news.finding.last_step}: {printable(named(news.finding))}"
 
 
-def one_line(
-    news: News, run: str, numbers: Sequence[int], page: str = "", *, of: int = 0
-) -> str:
+def one_line(news: News, run: str, numbers: Sequence[int], page: str = "", *, of: int = 0) -> str:
     """Write news of a finding in one line.
 
     Args:

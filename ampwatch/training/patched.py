@@ -111,6 +111,7 @@ class _NoOutlet:
     """A way out that leads nowhere: the page only asks which sensors there are."""
 
     ring_path: Path | None = None
+    has_replicas = True
 
     def put(self, record: Record) -> None:
         """Take a record."""

@@ -298,7 +298,8 @@ class Session:
             yield ActivationSensor(context)
             yield WeightSensor(context)
             yield UpdateSensor(context)
-            yield ChecksumSensor(context)
+            if context.peers.has_replicas:
+                yield ChecksumSensor(context)
             yield context.regions
             yield InputSensor(context)
             yield from (sensor for sensor in (self._census, self._births) if sensor is not None)

@@ -67,7 +67,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def ranks_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = (re.search(r"run gpt ((?:also )?ranks? [\d, -]+?)(?: of \d+)? step", line) for line in caplog.messages)
+    found = (
+        re.search(r"run gpt ((?:also )?ranks? [\d, -]+?)(?: of \d+)? step", line)
+        for line in caplog.messages
+    )
     return [match[1] for match in found if match]
 
 

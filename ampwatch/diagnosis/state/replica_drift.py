@@ -139,9 +139,7 @@ class ReplicaDrift:
         if drifts:
             self._report(step, cohort, drifts)
 
-    def _lasting(
-        self, doubtful: Mapping[Ranks, list[_Drift]], met: set[Ranks]
-    ) -> Iterable[_Drift]:
+    def _lasting(self, doubtful: Mapping[Ranks, list[_Drift]], met: set[Ranks]) -> Iterable[_Drift]:
         """Return those that were never found together again; remember who was."""
         for ranks in met:
             if self._apart.pop(ranks, 0):

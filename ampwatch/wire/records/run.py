@@ -1,5 +1,4 @@
-"""Records of a run as a whole: who it is, what is known of it, how it ended, which sensors failed,
-and by what its ranks see that they have the same weights."""
+"""Records of a run as a whole: who it is, its facts and weights, how it ended, what has failed."""
 
 from __future__ import annotations
 
@@ -72,21 +71,18 @@ class EndRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChecksumRecord:
-    """Checksums of a part of the weights, in two iterations that follow one another.
+    """Checksum of a part of the weights in two iterations that follow one another, and move it.
 
     Attributes:
         step: Index of the first of the two iterations.
         part: Which part of the weights, from 0; the parts take turns.
-        parts: How many parts there are.
-        first: Sum of the bits at the end of the first iteration, less than 2^48.
-        then: Sum of the bits at the end of the next one, less than 2^48.
+        checksum: Digest of that index and of the weights at the end of both iterations, of less than
+            2^48: equal on two ranks that train in lockstep.
     """
 
     step: Count
     part: Count
-    parts: Count
-    first: Count
-    then: Count
+    checksum: Count
 
 
 @dataclass(frozen=True, slots=True)

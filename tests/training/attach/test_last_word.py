@@ -65,7 +65,9 @@ def job(own_places: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
 def box(rank: int, *places: str, error: str = "", severity: Severity = Severity.WARNING) -> Box:
     who = identity(run="gpt", rank=rank, local_rank=rank, world_size=RANKS)
     state = RunState.FAILED if error else RunState.FINISHED
-    findings = [Finding("scale_collapse", severity, place, "It broke", "Mend it") for place in places]
+    findings = [
+        Finding("scale_collapse", severity, place, "It broke", "Mend it") for place in places
+    ]
     return Box(who, state, error, ended_ns=who.started_ns + 1, findings=findings)
 
 
@@ -157,6 +159,8 @@ def test_ranks_that_cannot_agree_each_print_theirs(own_places: Path, job: Job) -
     assert "rank 1, on node" in job.texts[1]
 
 
+UNDER_AMPWATCH = (sys.executable, "-m", "ampwatch", "run", "--no-serve", "--run", "gpt")
+
 PROGRAM = """
 import os, signal, torch
 torch.set_num_threads(1)
@@ -182,8 +186,7 @@ def test_when_the_lowest_rank_is_killed_the_next_one_speaks(own_places: Path) ->
     """Without a daemon, in real processes under `ampwatch run`."""
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "ampwatch", "run", "--no-serve", "--run", "gpt"]
-            + [sys.executable, "-c", PROGRAM],
+            [*UNDER_AMPWATCH, sys.executable, "-c", PROGRAM],
             env=os.environ
             | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "3"}
             | {"RANK": str(rank), "LOCAL_RANK": str(rank)},

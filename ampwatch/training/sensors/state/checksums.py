@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
@@ -89,7 +90,7 @@ class ChecksumSensor(Sensor):
     Weights that are spread over the ranks (DTensor, FSDP) are left out.
 
     Args:
-        context: Shared parts of the training.
+        context: Shared parts of a training of several ranks.
     """
 
     name = "checksums"
@@ -103,7 +104,6 @@ class ChecksumSensor(Sensor):
         self._peers = context.peers
         self._first: tuple[int, list[int]] | None = None
         self._plan: _Plan | None = None
-        self.is_dormant = not context.peers.has_replicas
 
     def iteration_closing(self, _event: IterationClosing) -> None:
         """Sum what is due: after the step of the optimizer, before the next forward."""
@@ -154,16 +154,8 @@ class ChecksumSensor(Sensor):
         if first is None or first[0] != check.step:
             return
         whole = check._replace(first=tuple(first[1]), then=tuple(sums))
-        limit = 1 << (_LIMB * _LIMBS)
-        self._out.put(
-            ChecksumRecord(
-                step=check.step,
-                part=check.part,
-                parts=check.parts,
-                first=sum(whole.first) % limit,
-                then=sum(whole.then) % limit,
-            )
-        )
+        if whole.first != whole.then:
+            self._out.put(ChecksumRecord(check.step, check.part, _digest(whole)))
         self._peers.leave_check(whole)
 
     def iteration_closed(self, _event: IterationClosed) -> None:
@@ -173,6 +165,11 @@ class ChecksumSensor(Sensor):
             checks = self._peers.checks()
             if len(checks) > 1:
                 self._observe(CheckedWeights(step, checks))
+
+
+def _digest(check: WeightCheck) -> int:
+    text = repr((check.step, check.layout, check.parts, check.first, check.then))
+    return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big")
 
 
 def _plan(weights: Sequence[tuple[str, Tensor]]) -> _Plan:

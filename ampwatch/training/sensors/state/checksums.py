@@ -181,8 +181,8 @@ def _plan(weights: Sequence[tuple[str, Tensor]]) -> _Plan:
         return _Plan(layout, [])
     is_on_host = all(p.device.type == HOST for _, p in weights)
     num_parts = math.ceil(total / (HOST_BYTES if is_on_host else DEVICE_BYTES))
-    # At least an element of the largest kind: a group may be one, and is never none.
-    room = max(math.ceil(total / (num_parts * GROUPS)), 8)
+    # Whole elements of every kind: a group is one at least, and a small model has one part.
+    room = 8 * math.ceil(total / (num_parts * GROUPS * 8))
     groups: list[list[_Span]] = [[]]
     left = room
     for number, (name, p) in enumerate(weights):
@@ -215,7 +215,11 @@ def _sum(weights: Sequence[tuple[str, Tensor]], group: Sequence[_Span]) -> Tenso
         bits = flat.view(_AS_INTEGERS[flat.element_size()])
         for begin in range(span.begin, span.end, BLOCK):
             block = bits[begin : min(begin + BLOCK, span.end)]
-            wide = block if block.element_size() >= 4 else block.to(torch.int32)
+            if block.element_size() == 8:
+                # A product carries bits upwards only, and the low 48 are kept.
+                wide = block ^ (block >> 32)
+            else:
+                wide = block.to(torch.int32)
             # Not linear: two elements that move by a bit in opposite directions do not cancel.
             mixed = (wide + _MIX).mul_(wide)
             sums.append(mixed.sum(dtype=torch.int64).to(weights[group[0].number][1].device))

@@ -66,6 +66,7 @@ from ampwatch.training.sensors.scaler.no_iteration import NoIteration
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.sensors.state.checksums import ChecksumSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
@@ -276,6 +277,7 @@ class Session:
             clock=Clock(),
             observe=self.diagnosis.observe,
             out=outlet,
+            peers=outlet,
         )
         samples = RangeSamples(context.governor, measuring, home, bus) if self._samples else None
         self._notices = Notices(context)
@@ -319,6 +321,8 @@ class Session:
             yield ActivationSensor(context)
             yield WeightSensor(context)
             yield UpdateSensor(context)
+            if context.peers.world_size > 1:
+                yield ChecksumSensor(context)
             yield context.regions
             yield CollectiveSensor()
             yield InputSensor(context)

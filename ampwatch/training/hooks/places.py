@@ -836,7 +836,8 @@ PLACES: tuple[Place, ...] = (
         when="at standard and deep, unless `replay` is off",
     ),
     Place(
-        "methods of torch.distributed.ProcessGroup that return a handle; torch.distributed.Work.wait",
+        "all methods of torch.distributed.ProcessGroup that return a handle (Work), and"
+        " _start_coalescing; torch.distributed.Work.wait",
         REPLACED,
         (CollectiveBegan, CollectiveWaited),
         _collectives,

@@ -30,6 +30,7 @@ from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
@@ -44,6 +45,7 @@ from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
+from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
 from ampwatch.training.sensors.ranges.gradients import (
     DirectGradientSensor,
     ScaledGradientSensor,
@@ -233,7 +235,13 @@ class Session:
             notify=outlet.notify,
             cost=self.cost,
             sampling_cost=self.sampling_cost,
-            known=Known(dtypes, lost_eps, machine, layers),
+            known=Known(
+                dtypes,
+                lost_eps,
+                machine,
+                layers,
+                OtherRanks(outlet.world_size, lambda: outlet.said, names),
+            ),
             run_guarded=self._diagnosing.run,
         )
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
@@ -297,6 +305,7 @@ class Session:
             yield WeightSensor(context)
             yield UpdateSensor(context)
             yield context.regions
+            yield CollectiveSensor()
             yield InputSensor(context)
             yield from (sensor for sensor in (self._census, self._births) if sensor is not None)
             yield LossyCasts(context)

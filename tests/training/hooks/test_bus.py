@@ -52,6 +52,8 @@ OWNERS: tuple[Any, ...] = (
     torch._TorchCompileWrapper,
     torch._TorchCompileInductorWrapper,
     *graph_classes(),
+    torch.distributed.ProcessGroup,
+    torch.distributed.Work,
     torch,
     torch.utils,
     torch.linalg,

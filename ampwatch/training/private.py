@@ -119,13 +119,16 @@ saved_self = _on_instances(
 )
 
 tracing_state: Callable[[], Any] = _find(
-    "_C._get_tracing_state", "Tells whether torch.jit.trace writes down what is called: then not None."
+    "_C._get_tracing_state",
+    "Tells whether torch.jit.trace writes down what is called: then not None.",
 )
 
 # Tensors.
 
 version_of: Callable[[Any], int] = attrgetter(
-    _on_instances("Tensor._version", "How often a tensor was written to; documented in notes/autograd.")
+    _on_instances(
+        "Tensor._version", "How often a tensor was written to; documented in notes/autograd."
+    )
 )
 
 is_view: Callable[[Any], bool] = methodcaller(
@@ -277,7 +280,9 @@ initial_scale: Callable[[Any], float] = attrgetter(
     _on_instances("amp.GradScaler._init_scale", "The scale that a scaler begins with.")
 )
 initial_tracker: Callable[[Any], int] = attrgetter(
-    _on_instances("amp.GradScaler._init_growth_tracker", "Tells a scaler that was loaded from a new one.")
+    _on_instances(
+        "amp.GradScaler._init_growth_tracker", "Tells a scaler that was loaded from a new one."
+    )
 )
 device_of_scaler: Callable[[Any], str] = attrgetter(
     _on_instances("amp.GradScaler._device", "The type of device that a scaler is for.")
@@ -334,7 +339,9 @@ def forget_builtin(function: Any) -> None:
 # Profiling.
 
 prepare_trace: Callable[[Any], None] = methodcaller(
-    _on_instances("autograd.profiler.profile._prepare_trace", "Starts a profiler as torch.profiler does.")
+    _on_instances(
+        "autograd.profiler.profile._prepare_trace", "Starts a profiler as torch.profiler does."
+    )
 )
 start_trace: Callable[[Any], None] = methodcaller(
     _on_instances("autograd.profiler.profile._start_trace", "Likewise.")
@@ -363,13 +370,36 @@ def is_profiled() -> bool:
 _OF_FRAMES = (
     ("cached_backends", "Tells whether torch.compile was called.", "It counts as called."),
     ("skip_code", "Has functions of ampwatch never be compiled.", "They may be, at a graph break."),
-    ("_callback_from_stance", "Is called when compiled code is entered.", "Compiling is expected from the first call of torch.compile on."),
-    ("_stance", "Tells whether the user has set another stance meanwhile.", "The stance of before is not brought back."),
-    ("OptimizedModule", "The class of what torch.compile(module) returns.", "Its names keep their prefix."),
+    (
+        "_callback_from_stance",
+        "Is called when compiled code is entered.",
+        "Compiling is expected from the first call of torch.compile on.",
+    ),
+    (
+        "_stance",
+        "Tells whether the user has set another stance meanwhile.",
+        "The stance of before is not brought back.",
+    ),
+    (
+        "OptimizedModule",
+        "The class of what torch.compile(module) returns.",
+        "Its names keep their prefix.",
+    ),
 )
 
 for _name, _use, _without in _OF_FRAMES:
     _on_instances(f"_dynamo.eval_frame.{_name}", _use, _without)
+
+_on_instances(
+    "_dynamo.trace_rules.check",
+    "Tells whether the compiler traces a function that another one stands before, or breaks its graph there.",
+    "A step that is compiled as a whole has more graph breaks, and is not seen.",
+)
+_on_instances(
+    "_torchdynamo_disable",
+    "Has a graph break at a function, as torch.compiler.disable does.",
+    "Likewise.",
+)
 
 
 def eval_frame() -> Any:

@@ -238,7 +238,8 @@ class ScaleDynamics:
         rate = self._skip_rate.skipped(iteration.step, verdict.scale_before, scaler)
         storm = (
             self._skips.unexplained >= self._settings.collapse_skips
-            and iteration.loss_scale <= self._skips.lowest_applied * STORM_FALL
+            # ``not >`` and not ``<=``: of a scale that is not known the skips alone are evidence.
+            and not iteration.loss_scale > self._skips.lowest_applied * STORM_FALL
         )
         if storm:
             rate = 1.0
@@ -324,7 +325,8 @@ class ScaleDynamics:
         if not is_new and not (has_moved and fall.reached_step < 0):
             return
         scale = max(iteration.loss_scale, fall.reached)
-        steps_back = _growths(scale, fall.before, scaler) * scaler.growth_interval
+        growths = _growths(scale, fall.before, scaler)
+        steps_back = growths * scaler.growth_interval if growths else 0.0
         finding.evidence = {
             "loss_scale": iteration.loss_scale,
             "loss_scale_before": fall.before,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module as module_state
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.utils import clip_grad
@@ -30,12 +31,8 @@ from ampwatch.training.devices import (
     graph_classes,
     is_unheard,
 )
-from ampwatch.training.hooks.compiling import (
-    BACKENDS,
-    is_traced,
-    keep_from_compiler,
-    uncompiled,
-)
+from ampwatch.training.hooks.compiling import BACKENDS, is_traced, keep_from_compiler, uncompiled
+from ampwatch.training.hooks.ends import Ends
 from ampwatch.training.hooks.entering import Entrance
 from ampwatch.training.hooks.events import (
     AlteredCalled,
@@ -48,6 +45,8 @@ from ampwatch.training.hooks.events import (
     CollectiveWaited,
     CompileCalled,
     CompiledEntering,
+    EndCalled,
+    EndReturned,
     ForwardBegan,
     ForwardEnded,
     ForwardReturned,
@@ -297,6 +296,11 @@ def _update(bus: Bus, handles: list[Any]) -> None:
                 bus.settle()
 
     _on_scaler(bus, handles, "update", before=before, after=after)
+
+
+def _ends(bus: Bus, handles: list[Any]) -> None:
+    if bus.loss_scaler is not None:
+        Ends(bus, bus.loss_scaler, handles)
 
 
 def _load_scaler(bus: Bus, handles: list[Any]) -> None:
@@ -597,6 +601,10 @@ ALTERED_FUNCTIONS: tuple[tuple[Any, str], ...] = (
     (torch.linalg, "cond"),
     (torch.linalg, "matrix_rank"),
     (torch, "pinverse"),
+    # Forward-mode AD, also that of torch.func.jvp, jacfwd and hessian: its zeros have no memory, and to
+    # add a number to them raises while a mode is on. A mode cannot leave at the op that makes them: the
+    # transform restores the dispatcher's state of before, and runs into a stack without modes.
+    (forward_ad, "enter_dual_level"),
 )
 """Modules and names of functions that are altered by any dispatch mode at every call."""
 
@@ -737,6 +745,13 @@ SCALER_PLACES: tuple[Place, ...] = (
 
 PLACES: tuple[Place, ...] = (
     *SCALER_PLACES,
+    Place(
+        "the methods that an ampwatch.LossScaler, or the row of a framework, says end an iteration",
+        REPLACED,
+        (EndCalled, EndReturned),
+        _ends,
+        when="with a scaler that is not torch's",
+    ),
     Place("torch.optim.Optimizer.load_state_dict", REPLACED, (OptimizerLoaded,), _load_optimizer),
     Place(
         "torch.optim.optimizer.register_optimizer_step_pre_hook, ..._post_hook",
@@ -829,7 +844,7 @@ PLACES: tuple[Place, ...] = (
     ),
     Place(
         "torch.linalg.svdvals, eigvalsh, pinv, cond, matrix_rank, norm, matrix_norm;"
-        " torch.pinverse",
+        " torch.pinverse; torch.autograd.forward_ad.enter_dual_level",
         FUNCTION,
         (AlteredCalled,),
         _altered,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
@@ -57,14 +57,43 @@ def admit(tensor: Tensor) -> tuple[list[Tensor], str]:
     return _admit(tensor)
 
 
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a transform of ``torch.func`` hands out a tensor in place of the one with the elements.
+
+    Its class is that of any other tensor, and it has no memory: to ask for an address raises. Nor
+    may it be kept, since it means nothing once the transform is over.
+    """
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - nothing public tells
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """Return the tensor that one handed out by a transform stands for, also after its end."""
+    while is_wrapped(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)  # noqa: SLF001 - no public name for it
+    return tensor
+
+
+def is_ordinary(value: object) -> TypeGuard[Tensor]:
+    """Whether ``value`` is a tensor or parameter itself: no subclass, and none of a transform.
+
+    Ops of a subclass (DTensor, FakeTensor) run code that is not PyTorch's, and where its memory is
+    it hides.
+    """
+    # Not isinstance: that is true of subclasses.
+    return type(value) in _PLAIN and not is_wrapped(cast("Tensor", value))
+
+
 def local_part(tensor: Tensor) -> Tensor | None:
     """Return the tensor in whose memory this process has the elements of another one.
 
     Returns:
         The tensor itself, of a DTensor the local shard, of the result of a functional collective
         the memory that it comes to lie in; ``None`` of one whose memory is hidden by another
-        subclass: to read it would run code that is not PyTorch's.
+        subclass, or by a transform of ``torch.func``: to read it would run code that is not
+        PyTorch's, or raise.
     """
+    if is_wrapped(tensor):
+        return None
     if type(tensor) in _PLAIN:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented, for this use
@@ -83,6 +112,8 @@ def whole_part(tensor: Tensor) -> Tensor | None:
         The tensor itself, of a DTensor the local one if each process has all of it; ``None`` where
         the elements are spread over processes, are still to be added up, or have yet to arrive.
     """
+    if is_wrapped(tensor):
+        return None
     if type(tensor) in _PLAIN:
         return tensor
     if is_dtensor(tensor) and not all(p.is_replicate() for p in _placements(tensor)):
@@ -231,7 +262,7 @@ def stored(tensor: Tensor) -> Tensor:
 
 def _refusal(tensor: Tensor) -> str:
     """Return why a tensor of no special class cannot be measured; empty if it can."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - nothing public tells
+    if is_wrapped(tensor):
         return "functorch"
     if tensor.is_nested:
         return "nested"

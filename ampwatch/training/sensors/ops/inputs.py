@@ -12,7 +12,7 @@ from ampwatch.diagnosis.evidence.births import BadInput
 from ampwatch.training.hooks.events import ForwardBegan
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.admission import is_pending, local_part
+from ampwatch.training.kernels.admission import is_pending, is_wrapped, local_part
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import FLOATS, is_dense
 
@@ -113,6 +113,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return (
         is_dense(tensor)
         and tensor.numel() > 0
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
         and not is_pending(tensor)
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - no public name for it
+        and not is_wrapped(tensor)
     )

@@ -390,6 +390,17 @@ _OF_FRAMES = (
 for _name, _use, _without in _OF_FRAMES:
     _on_instances(f"_dynamo.eval_frame.{_name}", _use, _without)
 
+_on_instances(
+    "_dynamo.trace_rules.check",
+    "Tells whether the compiler traces a function that another one stands before, or breaks its graph there.",
+    "A step that is compiled as a whole has more graph breaks, and is not seen.",
+)
+_on_instances(
+    "_torchdynamo_disable",
+    "Has a graph break at a function, as torch.compiler.disable does.",
+    "Likewise.",
+)
+
 
 def eval_frame() -> Any:
     """Return ``torch._dynamo.eval_frame``, or ``None`` before it is loaded."""

@@ -215,11 +215,9 @@ def _sum(weights: Sequence[tuple[str, Tensor]], group: Sequence[_Span]) -> Tenso
         bits = flat.view(_AS_INTEGERS[flat.element_size()])
         for begin in range(span.begin, span.end, BLOCK):
             block = bits[begin : min(begin + BLOCK, span.end)]
-            if block.element_size() == 8:
-                # A product carries bits upwards only, and the low 48 are kept.
-                wide = block ^ (block >> 32)
-            else:
-                wide = block.to(torch.int32)
+            # A product carries bits upwards only, and the low 48 are kept.
+            is_wide = block.element_size() == 8
+            wide = block ^ (block >> 32) if is_wide else block.to(torch.int32)
             # Not linear: two elements that move by a bit in opposite directions do not cancel.
             mixed = (wide + _MIX).mul_(wide)
             sums.append(mixed.sum(dtype=torch.int64).to(weights[group[0].number][1].device))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ampwatch.guard import Channel, Guard, Subscriber
 from ampwatch.training.hooks import events
 from ampwatch.training.hooks.events import SensorFailed
+from ampwatch.training.hooks.ownership import Ownership
 from ampwatch.training.hooks.places import ON_DEMAND, PLACES, SCALER_PLACES, GradScaler
 from ampwatch.training.hooks.roots import SETTLED
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.open_iteration import OpenIteration
     from ampwatch.training.hooks.places import Handle, Place
     from ampwatch.training.hooks.sensor import Sensor
+    from ampwatch.training.scalers.loss_scaler import LossScaler
 
 
 def handler_name(event: type) -> str:
@@ -51,12 +53,16 @@ class Bus:
         iteration: The open iteration.
         more_events: Events that others emit, besides those of `events.py`.
         models: Returns the watched models that are still there.
+        loss_scaler: The watched scaler that is not torch's, or ``None``.
 
     Attributes:
         account: The account.
         guards: The guards of the sensors, and those that were asked for by name.
         scaler: The watched scaler. Another one may take over while the training runs.
         models: As given.
+        loss_scaler: As given.
+        infers_scale: Whether the scale is that which losses were seen to be multiplied by.
+        ownership: Says which modules and optimizers are another training's.
         is_stepping: Whether a step through the watched scaler is running.
         is_optimizer_stepping: Whether any optimizer is stepping.
         runs_compiled: Whether compiled code has run while this training is watched, or may have
@@ -70,12 +76,16 @@ class Bus:
         iteration: OpenIteration,
         more_events: tuple[type, ...] = (),
         models: Callable[[], Iterable[nn.Module]] = tuple,
+        loss_scaler: LossScaler | None = None,
     ) -> None:
         self._events = {handler_name(kind): kind for kind in (*TORCH_EVENTS, *more_events)}
         self.account = account
         self.guards: list[Guard] = []
         self.scaler = scaler
         self.models = models
+        self.loss_scaler = loss_scaler
+        self.infers_scale = False
+        self.ownership = Ownership(models)
         self.is_stepping = False
         self.is_optimizer_stepping = False
         self.runs_compiled = False
@@ -207,6 +217,7 @@ class Bus:
                 for sensor, guard in self._sensors:
                     self._subscribe_to_all(sensor, guard)
             self._is_installed, self._is_removed = True, False
+            self.ownership.begin()
             self._place()
             for sensor, _ in self._sensors:
                 sensor.installed()
@@ -220,6 +231,7 @@ class Bus:
         Never raises: a sensor that fails at its end is logged like one that fails in a step.
         """
         self._is_installed, self._is_removed = False, True
+        self.ownership.end()
         # A callback may close the monitor in the middle of an iteration. The code that called it
         # goes on afterwards, and what it emits must not have a sensor place something again.
         for channel in (*self._channels.values(), *self._others.values()):

@@ -33,7 +33,7 @@ dist.init_process_group("gloo")
 RANK = dist.get_rank()
 OUT = Path(sys.argv[1])
 MESH = init_device_mesh("cpu", (2,))
-OVERFLOW, INFINITE, STEPS = 8, 12, 22
+OVERFLOW, INFINITE, STEPS = 6, 9, 18
 
 
 class Boost(nn.Module):

@@ -21,6 +21,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.context import Context
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
+from ampwatch.training.iteration.programs import Programs
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.model.facts import layer_shapes, run_facts
@@ -315,6 +316,7 @@ class Session:
             if self._replay is not None:
                 yield self._replay
             yield samples
+            yield Programs(context, self.diagnosis.book)
             yield Planner(context.governor, self.bus)
             gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
             yield gradients(context)

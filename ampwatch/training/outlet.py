@@ -50,6 +50,7 @@ class Outlet:
         self._settings = settings
         self._identity = identity
         self._ring: RingWriter | None = None
+        self._said: Said | None = None
         self._log = FindingLog(identity)
         self._acting = Guard("actions")
         self._subscriptions: list[Subscription] = []
@@ -73,11 +74,11 @@ class Outlet:
         except RingError as error:
             logger.warning("no ring, so findings only, no page and no metrics: %s", error)
             return
-        said = None
         # Alone, a rank has nobody to agree with; and without the file, each speaks for itself.
         if identity.world_size > 1:
             with suppress(OSError):
-                said = Said(path_for(self._ring.path.parent, identity), identity.rank)
+                self._said = Said(path_for(self._ring.path.parent, identity), identity.rank)
+        said = self._said
         status = ensure_daemon(settings)
         self.url = status.url
         self._log = FindingLog(identity, self.url, said)
@@ -123,6 +124,16 @@ class Outlet:
         if self._box is not None and self._box.failures:
             sentences.append(f"{self._box.failures} reports could not be written to disk")
         return sentences
+
+    @property
+    def said(self) -> Said | None:
+        """What the ranks of this machine have said; ``None`` where they share no file."""
+        return self._said
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the run."""
+        return self._identity.world_size
 
     @property
     def ring_path(self) -> Path | None:

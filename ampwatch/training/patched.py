@@ -111,6 +111,8 @@ class _NoOutlet:
     """A way out that leads nowhere: the page only asks which sensors there are."""
 
     ring_path: Path | None = None
+    said = None
+    world_size = 1
 
     def put(self, record: Record) -> None:
         """Take a record."""

@@ -30,6 +30,7 @@ from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.training.scalers.loss_scaler import as_outcome, as_value
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
@@ -45,6 +46,7 @@ from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
+from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
 from ampwatch.training.sensors.ranges.gradients import (
     DirectGradientSensor,
     ScaledGradientSensor,
@@ -245,7 +247,13 @@ class Session:
             notify=outlet.notify,
             cost=self.cost,
             sampling_cost=self.sampling_cost,
-            known=Known(dtypes, lost_eps, machine, layers),
+            known=Known(
+                dtypes,
+                lost_eps,
+                machine,
+                layers,
+                OtherRanks(outlet.world_size, lambda: outlet.said, names),
+            ),
             run_guarded=self._diagnosing.run,
         )
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
@@ -312,6 +320,7 @@ class Session:
             yield WeightSensor(context)
             yield UpdateSensor(context)
             yield context.regions
+            yield CollectiveSensor()
             yield InputSensor(context)
             yield from (sensor for sensor in (self._census, self._births) if sensor is not None)
             yield LossyCasts(context)

@@ -16,7 +16,6 @@ from ampwatch.diagnosis.kinds.kind import (
     during,
     since,
 )
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.drift import SkipRateTest
 from ampwatch.diagnosis.scale.falls import Fall
 from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, drift, steps_until
@@ -304,9 +303,7 @@ class ScaleDynamics:
         finding.summary = collapse_summary(
             iteration, scaler, self._since, streak, rate=rate, to_floor=to_floor
         )
-        if self._culprits.worst:
-            worst = in_words(f"param:{self._culprits.worst}")
-            finding.summary += f"; most non-finite gradients are those of {worst}"
+        finding.summary += self._culprits.in_words()
 
     def _follow(
         self, fall: Fall, iteration: Iteration, verdict: StepVerdict, scaler: ScalerSettings

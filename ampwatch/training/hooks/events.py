@@ -335,6 +335,28 @@ class DevicesKnown(NamedTuple):
     has_accelerator: bool
 
 
+class CollectiveBegan(NamedTuple):
+    """A collective has begun, and the memory of its results is not to be read yet.
+
+    Attributes:
+        targets: The tensors that it writes.
+        work: The handle to wait for.
+    """
+
+    targets: Sequence[Tensor]
+    work: Any
+
+
+class CollectiveWaited(NamedTuple):
+    """The program has waited for a collective: what it has written can be read.
+
+    Attributes:
+        work: The handle.
+    """
+
+    work: Any
+
+
 class SensorFailed(NamedTuple):
     """A sensor has failed and is switched off.
 

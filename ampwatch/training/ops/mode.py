@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.places import before_any_forward
+from ampwatch.training.kernels.admission import has_parts
 from ampwatch.training.ops.info import lets_autocast_through
 
 if TYPE_CHECKING:
@@ -24,18 +25,24 @@ if TYPE_CHECKING:
     Note = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 
 
+TRANSFORMS = "torch._functorch."
+"""How the names of the modules begin that transform functions; each has its frame while one runs."""
+
+
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is not typed
     """Reports every op of the threads that it is on, and changes nothing.
 
     It is put on and taken off below the modes of the user, not as a context manager: these may
     be entered and left before, between and after the two.
 
-    An op of a tensor subclass, and what runs below a mode of PyTorch's own that traces (fake
-    tensors, proxies), is let through and not reported, nor are the ops that it is made of:
-    tensors there may hold nothing.
+    An op of a ``DTensor`` is left to that class, and the ops on this process's part that it is made of
+    are reported. An op of another tensor subclass, and what runs below a mode of PyTorch's own that
+    traces (fake tensors, proxies), is let through and not reported, nor are the ops that it is made
+    of: tensors there may hold nothing.
 
     What enters compiled code restores the dispatcher's state when it leaves it, this mode's share
     included. So inside the mode is neither put on nor taken off, and has to be taken off later.
+    A transform of ``torch.func`` does so with each op: there it is not taken off within an op.
 
     Autograd gives every node the modes that its thread had when backward was called, and after
     an op its mode is put back. What is taken off inside of these comes again, so
@@ -90,6 +97,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any, compiler: Any) -> Any:
         # PyTorch has taken this mode off the stack for the time of the call, so nothing that is
         # called here comes back to it, and puts it back after the return, whatever happened.
+        if not self.is_inherited and _is_of_parts(types):
+            # Its class is asked next, with this mode back on the stack (CommDebugMode does likewise).
+            return NotImplemented
         me = get_ident()
         self._inside.add(me)
         if self.is_inherited:
@@ -230,7 +240,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
 
 
 class _Leaving:
-    """Takes a mode off when nobody holds this object any more."""
+    """Takes a mode off when nobody holds this object any more.
+
+    Not below a transform of ``torch.func``, nor in a thread of autograd, where one is not to be seen:
+    the transform restores the dispatcher's state of before the op, which calls for a mode, and
+    without one on the stack the next op raises. The mode stays, silent, and is taken off later.
+    """
 
     def __init__(self, mode: OpMode) -> None:
         self._mode = mode
@@ -238,6 +253,8 @@ class _Leaving:
     @never_compiled
     def __del__(self) -> None:
         # CPython counts references, so this runs at once and in the same thread; it must not raise.
+        if get_ident() not in self._mode.threads or _is_in_transform():
+            return
         compiler = set_compiler(None)
         self._mode.take_off()
         set_compiler(compiler)
@@ -288,9 +305,30 @@ def _is_in_other_mode() -> bool:
     return False
 
 
+def _is_in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is at work in the calling thread.
+
+    Cost: 0.1 us a frame.
+    """
+    # By frames: below a transform, where ops of the tensors themselves arrive, its level is off the stack
+    # of levels, and nothing else tells.
+    frame = sys._getframe(1).f_back  # noqa: SLF001 - documented, and the only way
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(TRANSFORMS):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _is_backward() -> bool:
     # Of this thread: a node may run in the thread that called backward, or in one of autograd.
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+
+
+def _is_of_parts(types: Any) -> bool:
+    """Whether an op is of a class whose tensors are made of plain ones that hold something."""
+    # Types come only with arguments that are of a subclass.
+    return bool(types) and any(map(has_parts, types)) and not _traces(_modes())
 
 
 def _traces(modes: list[Any]) -> bool:

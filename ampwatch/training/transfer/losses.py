@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ampwatch.training.devices import is_readable
+from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 
@@ -50,6 +51,9 @@ class LossSum:
             for output in outputs:
                 self.add(output, divisor)
             return
+        # Of a DTensor where it lies: what is asked of itself is asked of all processes.
+        if isinstance(outputs, torch.Tensor):
+            outputs = whole_part(outputs)
         if not is_plain_scalar(outputs) or not outputs.is_floating_point():
             return
         if outputs.device.type == "cpu":

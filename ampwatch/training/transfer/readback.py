@@ -16,26 +16,21 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 
 from ampwatch.training.devices import HOST, Link, PinningError
+from ampwatch.training.kernels.admission import is_ordinary, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ampwatch.training.devices import Event
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
 
 def is_plain_scalar(value: object) -> TypeGuard[torch.Tensor]:
     """Whether ``value`` is an ordinary dense tensor with exactly one element.
 
-    Tensor subclasses (DTensor, FakeTensor) hide where their memory is and are refused.
+    Tensor subclasses (DTensor, FakeTensor), and those that a transform of ``torch.func`` hands
+    out, hide where their memory is and are refused.
     """
-    return (
-        type(value) in _PLAIN
-        and isinstance(value, torch.Tensor)
-        and value.layout is torch.strided
-        and value.numel() == 1
-    )
+    return is_ordinary(value) and value.layout is torch.strided and value.numel() == 1
 
 
 def host_scalar(value: torch.Tensor) -> float:
@@ -53,14 +48,20 @@ def host_scalar(value: torch.Tensor) -> float:
     Cost:
         About 0.4 us; no copy, no sync.
     """
+    try:
+        address = value.data_ptr()
+    except RuntimeError:
+        # GradScaler makes its scale at the first call of scale(): within torch.func.grad that is one of
+        # the transform, with its memory hidden, for as long as the scaler lives.
+        address = unwrapped(value).data_ptr()
     kind = _TYPES.get(value.dtype)
     if kind is not None:
-        return kind.from_address(value.data_ptr()).value  # type: ignore[no-any-return]
+        return kind.from_address(address).value  # type: ignore[no-any-return]
     read = _READERS.get(value.dtype)
     if read is None:
         msg = f"expected a float or an int scalar, got {value.dtype}"
         raise TypeError(msg)
-    return read(value.data_ptr())
+    return read(address)
 
 
 def _bfloat16(address: int) -> float:

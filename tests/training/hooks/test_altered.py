@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import ampwatch
 from ampwatch.training.hooks import taps
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 MATRIX = torch.linspace(-1.0, 1.0, 48, dtype=torch.float64).sin().reshape(8, 6).float()
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+"""PyTorch scripts its rules for forward-mode AD at the first use."""
+
 SQUARE = MATRIX[:6] @ MATRIX[:6].T + torch.eye(6)
 
 
@@ -33,6 +37,12 @@ def _named(name: str, module: Any = torch.linalg) -> Callable[[torch.Tensor], An
         return getattr(module, name)(x)
 
     return call
+
+
+def forward_ad_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Any:
+    """Return the derivative of a function along its input, in forward mode."""
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, x))).tangent
 
 
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -46,6 +56,8 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "matrix_rank": _named("matrix_rank"),
     "pinverse": _named("pinverse", torch),
     "Tensor.pinverse": lambda x: x.pinverse(),
+    "enter_dual_level": lambda x: forward_ad_of(lambda t: t.sum(0) * 2 + 1, x),
+    "jvp": lambda x: torch.func.jvp(lambda t: t.sum(0) * 2 + 1, (x,), (x,))[1],
 }
 
 
@@ -131,7 +143,8 @@ def test_each_function_is_heard_of_by_name(heard: list[str]) -> None:
     for call in CALLS.values():
         call(MATRIX)
 
-    assert {"svdvals", "eigvalsh", "pinv", "norm", "cond", "matrix_rank", "pinverse"} == set(heard)
+    names = {"svdvals", "eigvalsh", "pinv", "norm", "cond", "matrix_rank", "pinverse"}
+    assert names | {"enter_dual_level"} == set(heard)
 
 
 def test_norms_that_need_no_singular_values_are_nothing(heard: list[str]) -> None:
@@ -205,7 +218,6 @@ def test_what_is_called_while_nothing_is_seen_changes_nothing() -> None:
     assert traced.sensor.uncounted == ""
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_functions_that_are_listened_to_can_be_scripted_as_ever(heard: list[str]) -> None:
     """``torch.jit.script`` knows them by their identity."""
 
@@ -218,7 +230,6 @@ def test_functions_that_are_listened_to_can_be_scripted_as_ever(heard: list[str]
     assert len(heard) == 2
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_what_scripting_knows_is_the_same_afterwards() -> None:
     """Nothing of ours stays in its table, and nothing of PyTorch's is missing."""
     before = dict(torch.jit._builtins._get_builtin_table())

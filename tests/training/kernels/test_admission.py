@@ -12,7 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.numerics.exponents import merged
 from ampwatch.training.kernels import admission, reference
-from ampwatch.training.kernels.admission import admit, is_gapless, stored
+from ampwatch.training.kernels.admission import (
+    admit,
+    is_gapless,
+    is_ordinary,
+    is_wrapped,
+    local_part,
+    stored,
+)
 from tests.training.kernels import oracle
 
 if TYPE_CHECKING:
@@ -200,12 +207,12 @@ def test_tensors_inside_a_function_transform_are_refused(transform: Any) -> None
     seen = []
 
     def function(tensor: torch.Tensor) -> torch.Tensor:
-        seen.append(admit(tensor))
+        seen.append((admit(tensor), local_part(tensor), is_ordinary(tensor), is_wrapped(tensor)))
         return tensor.sum()
 
     transform(function)(torch.ones(3))
 
-    assert seen == [([], "functorch")]
+    assert seen == [(([], "functorch"), None, False, True)]
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")  # PyTorch calls compressed layouts a beta

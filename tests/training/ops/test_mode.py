@@ -376,3 +376,35 @@ def test_a_forked_child_loses_it_with_its_first_op() -> None:
     assert os.read(reader, 8) == b"0"
     os.close(reader)
     os.close(writer)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("transform", "function"),
+    [
+        (torch.func.grad, lambda x: torch.linalg.svd(x)[1].sum()),
+        (torch.func.hessian, lambda x: x.prod(0).sigmoid().sum()),
+        (lambda f: torch.func.vmap(torch.func.grad(f)), lambda x: x.prod(0).sum()),
+    ],
+    ids=["grad", "hessian", "vmap"],
+)
+def test_it_does_not_leave_at_an_op_of_a_transform(transform: Any, function: Any) -> None:
+    """The transform goes on as without a mode; the mode is silent at once, and gone when asked to."""
+    noted: list[str] = []
+    mode = OpMode(
+        lambda func, *_: noted.append(func._opname),
+        is_altered=lambda func, _args: func._opname in ("prod", "_linalg_svd"),
+    )
+    x = torch.linspace(0.5, 1.5, 9).reshape(3, 3)
+    expected = transform(function)(x)
+
+    mode.put_on()
+    found = transform(function)(x)
+    after = x + 1
+    mode.silence()
+
+    assert torch.equal(found, expected)
+    assert torch.equal(after, torch.linspace(1.5, 2.5, 9).reshape(3, 3))
+    assert not {"prod", "_linalg_svd"} & set(noted)
+    assert depth() == 0
+    assert not mode.threads

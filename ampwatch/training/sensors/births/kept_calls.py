@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.training.devices import HOST, autocast_types
+from ampwatch.training.kernels.admission import is_wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -176,7 +177,7 @@ class KeptCall:
         if tensor.layout is not torch.strided or tensor.is_nested:
             why = "its inputs are sparse or nested"
             raise ReplayRefusedError(why)
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001 - no public name for it
+        if is_wrapped(tensor):
             why = "it was called by a transform of torch.func"
             raise ReplayRefusedError(why, is_lasting=False)
         # Of the same memory and with the same version counter, but of no graph. Most are of none.

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
 from ampwatch.training.transfer.measuring import WHOLE, How, Item
@@ -87,7 +88,8 @@ class _Gradients(Sensor):
         index = self._registry.admit(optimizer)
         for name, parameter in self._names.of_optimizer(optimizer, index):
             if parameter.grad is not None:
-                yield Item(name, module_of(name), parameter.grad)
+                for part, gradient in parts_of(name, parameter, parameter.grad):
+                    yield Item(part, module_of(part), gradient)
 
 
 class ScaledGradientSensor(_Gradients):

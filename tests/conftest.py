@@ -56,6 +56,15 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def first_fit() -> None:
+    """Have each test be the first of its process that fits its program."""
+    # By its name: the half of the host is tested without torch.
+    programs = sys.modules.get("ampwatch.training.iteration.programs")
+    if programs is not None:
+        programs.forget()
+
+
 @pytest.fixture
 def no_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a read-only root, and no directory that is named instead."""

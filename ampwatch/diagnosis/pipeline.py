@@ -14,6 +14,7 @@ from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
 from ampwatch.diagnosis.evidence.ops import Machine
+from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.evidence.rounding import (
     BrokenScale,
     Fp8Cast,
@@ -52,6 +53,7 @@ from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
 from ampwatch.diagnosis.state.divergence import Divergence
 from ampwatch.diagnosis.state.poisoned_state import PoisonedState
+from ampwatch.diagnosis.state.replica_drift import ReplicaDrift
 from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
 from ampwatch.diagnosis.steps.replicas import Replicas
 from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
@@ -209,6 +211,7 @@ class Diagnosis:
             ScalerChange: self._reset.observe,
             CompiledGradients: self._compiled.observe,
             ReplicaVerdicts: Replicas(self.book).observe,
+            CheckedWeights: ReplicaDrift(self.book).observe,
             StaleCast: StaleCasts(self.book).observe,
             **self._api.observers,
         }

@@ -83,8 +83,9 @@ def monitor(
         level: How much is watched: ``off``, ``light``, ``standard`` or ``deep``.
         run: Name of the run, stable between restarts; the script's name by default.
         serve: Whether to write a ring and to start the host's daemon if none runs.
-            Without it nothing leaves the process: no file (unless ``report_dir`` is given),
-            no port, findings only.
+            Without it nothing leaves the process: no file (unless ``report_dir`` is given, and
+            but for a few lines by which the ranks of a machine agree who writes the log), no
+            port, findings only.
         settings: Any setting of ``ampwatch.settings.Settings`` by name.
 
     Returns:
@@ -176,6 +177,7 @@ class Monitor:
             is_durable=serve or bool(settings.report_dir), describe=self._describe
         )
         try:
+            self._outlet.agree()
             if serve:
                 self._outlet.serve()
             self._session.install()
@@ -268,12 +270,16 @@ class Monitor:
         if format not in _FORMATS:
             msg = f"expected `format` to be text, json or html, got {format!r}"
             raise ValueError(msg)
+        return _FORMATS[format]([self.box()])
+
+    def box(self) -> Box:
+        """Return what a report rests on. Cost: some ms."""
         # First: iterations that catching up delivers belong to the evidence, too.
         self._session.catch_up()
         box = self._outlet.evidence() or Box(self.identity, written_ns=time.time_ns())
         box.findings = list(self.findings)
         self._describe(box)
-        return _FORMATS[format]([box])
+        return box
 
     def end_iteration(self, *, loss_scale: object = None, skipped: object = False) -> None:
         """End the open iteration, where nothing that is watched does; from then on only this ends one.

@@ -112,7 +112,7 @@ class _NoOutlet:
 
     ring_path: Path | None = None
     said = None
-    world_size = 1
+    world_size = 2  # a rank among others checks its weights against theirs
 
     def put(self, record: Record) -> None:
         """Take a record."""

@@ -390,6 +390,17 @@ _OF_FRAMES = (
 for _name, _use, _without in _OF_FRAMES:
     _on_instances(f"_dynamo.eval_frame.{_name}", _use, _without)
 
+_on_instances(
+    "_dynamo.trace_rules.check",
+    "Tells whether the compiler traces a function that another one stands before, or breaks its graph there.",
+    "A step that is compiled as a whole has more graph breaks, and is not seen.",
+)
+_on_instances(
+    "_torchdynamo_disable",
+    "Has a graph break at a function, as torch.compiler.disable does.",
+    "Likewise.",
+)
+
 
 def eval_frame() -> Any:
     """Return ``torch._dynamo.eval_frame``, or ``None`` before it is loaded."""
@@ -438,7 +449,7 @@ def missing() -> Iterator[PrivateName]:
     Cost: a second, as it imports the compiler.
     """
     import torch._dynamo.eval_frame  # noqa: PLC0415 - see above
-    import torch._functorch.config
+    import torch._functorch.config  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
 
     scaler = torch.amp.GradScaler("cpu")
@@ -461,12 +472,15 @@ def missing() -> Iterator[PrivateName]:
             yield row
 
 
-def _main() -> None:
+def page() -> str:
+    """Return what this torch has and lacks, for a person."""
     absent = {row.name for row in missing()}
-    print(f"torch {torch.__version__}: {len(NAMES) - len(absent)} of {len(NAMES)} private names\n")
+    lines = [f"torch {torch.__version__} has {len(NAMES) - len(absent)} of {len(NAMES)} names"]
     for name, use, without in NAMES:
-        print(f"{'-' if name in absent else '+'} {name}\n    {use} Without it: {without}")
+        mark = "-" if name in absent else "+"
+        lines += [f"{mark} {name}", f"    {use} Without it: {without}"]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    _main()
+    sys.stdout.write(page())

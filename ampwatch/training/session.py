@@ -21,6 +21,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.context import Context
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
+from ampwatch.training.iteration.programs import Programs
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.model.facts import layer_shapes, run_facts
@@ -66,6 +67,7 @@ from ampwatch.training.sensors.scaler.no_iteration import NoIteration
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.sensors.state.checksums import ChecksumSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
@@ -276,6 +278,7 @@ class Session:
             clock=Clock(),
             observe=self.diagnosis.observe,
             out=outlet,
+            peers=outlet,
         )
         samples = RangeSamples(context.governor, measuring, home, bus) if self._samples else None
         self._notices = Notices(context)
@@ -313,12 +316,15 @@ class Session:
             if self._replay is not None:
                 yield self._replay
             yield samples
+            yield Programs(context, self.diagnosis.book)
             yield Planner(context.governor, self.bus)
             gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
             yield gradients(context)
             yield ActivationSensor(context)
             yield WeightSensor(context)
             yield UpdateSensor(context)
+            if context.peers.world_size > 1:
+                yield ChecksumSensor(context)
             yield context.regions
             yield CollectiveSensor()
             yield InputSensor(context)

@@ -225,8 +225,14 @@ def _found(
         right = [f for f in findings if f["kind"] in fitting and is_right(f, place)]
         if not right:
             missing.append(rank)
-        roots = {f["kind"] for f in findings if f["root"] and f["severity"] != "info"}
-        others |= roots - {f["kind"] for f in right} - SCALE_KINDS
+        others |= {
+            f"`{f['kind']}` in `{f['where']}`"
+            for f in findings
+            if f["root"]
+            and f["severity"] != "info"
+            and f["kind"] not in SCALE_KINDS
+            and f not in right
+        }
     besides = f"{', '.join(sorted(others))} as a cause of its own" if others else ""
     if len(missing) == len(outcome.ranks):
         return Cell(NO, f"not named{'; ' + besides if besides else ''}")

@@ -46,7 +46,7 @@ ABOUT_TABLES = {
 
 def page() -> str:
     """Return the page."""
-    results = {row: result for row in ENVIRONMENTS if (result := read(row.name)) is not None}
+    results = {row: read(row.name) for row in ENVIRONMENTS}
     notes: list[str] = []
     parts = [HEAD]
     for way, heading in ABOUT_TABLES.items():
@@ -61,13 +61,16 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _table(way: str, results: dict[Environment, Result], notes: list[str]) -> list[str]:
+def _table(way: str, results: dict[Environment, Result | None], notes: list[str]) -> list[str]:
     """Return a table of all environments, watched in one way; new notes are appended to ``notes``."""
     lines = [
         f"| environment | {' | '.join(COLUMNS)} | tried |",
         f"| --- |{' --- |' * len(COLUMNS)} --- |",
     ]
     for row, result in results.items():
+        if result is None:
+            lines.append(f"| {row.title} |{' |' * len(COLUMNS)} not yet |")
+            continue
         cells = [_cell(result.ways[way][column], notes) for column in COLUMNS]
         tried = f"{row.where.value}, {result.date}"
         lines.append(f"| {_title(row, result)} | {' | '.join(cells)} | {tried} |")
@@ -87,12 +90,12 @@ def _cell(cell: Cell, notes: list[str]) -> str:
     return f"{SIGNS[cell.answer]} ({notes.index(cell.note) + 1})"
 
 
-def _edits(results: dict[Environment, Result]) -> list[str]:
+def _edits(results: dict[Environment, Result | None]) -> list[str]:
     lines = ["## The edits", "", "| environment | edit | program | torch | Python |"]
     lines.append("| --- | --- | --- | --- | --- |")
     lines += [
-        f"| {row.title} | {row.edit} | `{' '.join(row.program)}` | {result.versions['torch']}"
-        f" | {result.versions['python']} |"
+        f"| {row.title} | {row.edit} | `{' '.join(row.program)}`"
+        f" | {result.versions['torch'] if result else ''} | {result.versions['python'] if result else ''} |"
         for row, result in results.items()
     ]
     on_cpu = (

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.environments import ENVIRONMENTS
+from tests.frameworks.environments import ENVIRONMENTS, RECIPES
 from tests.frameworks.judging import COLUMNS, NO, PARTLY, YES, Outcomes, judge
+from tests.frameworks.matrix import page
 from tests.frameworks.running import PROGRAMS, Fault, Outcome
 
 SAMPLES = {
@@ -143,7 +144,7 @@ def test_what_is_accused_besides_the_fault_makes_it_half_an_answer() -> None:
     more = {"kind": "scheduler_ahead", "where": "api", "root": True}
     watched[Fault.GRADIENT] = outcome(Fault.GRADIENT, findings=[*FOUND[Fault.GRADIENT], more])
     cell = judge(outcomes(), watched, [])["gradient found"]
-    assert (cell.answer, cell.note) == (PARTLY, "scheduler_ahead as a cause of its own")
+    assert (cell.answer, cell.note) == (PARTLY, "`scheduler_ahead` in `api` as a cause of its own")
 
 
 def test_a_finding_that_is_true_of_a_healthy_run_is_a_footnote() -> None:
@@ -177,7 +178,7 @@ def test_an_exit_is_clean_or_not(fields: dict[str, Any], column: str) -> None:
 
 def test_other_weights_are_seen() -> None:
     watched = outcomes()
-    watched[Fault.GRADIENT].ranks[0]["weights"] = "abd"
+    watched[Fault.GRADIENT].ranks[0]["weights"] = "xyz"
     assert judge(outcomes(), watched, [])["identical"].answer == NO
 
 
@@ -185,3 +186,12 @@ def test_rows_have_programs_and_names_of_their_own() -> None:
     assert all((PROGRAMS / row.program[0]).is_file() for row in ENVIRONMENTS)
     assert len({row.name for row in ENVIRONMENTS}) == len(ENVIRONMENTS)
     assert len(COLUMNS) == len(set(COLUMNS))
+
+
+def test_the_page_is_made_of_the_results() -> None:
+    """Each row stands in both tables, each recipe in its own."""
+    lines = page().splitlines()
+    for row in ENVIRONMENTS:
+        # Two tables of cells, and the table of edits.
+        assert sum(line.startswith(f"| {row.title} ") for line in lines) == 3
+    assert all(any(line.startswith(f"| {r.title} |") for line in lines) for r in RECIPES)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ampwatch.guard import Channel, Guard, Subscriber
 from ampwatch.training.hooks import events
 from ampwatch.training.hooks.events import SensorFailed
+from ampwatch.training.hooks.ownership import Ownership
 from ampwatch.training.hooks.places import ON_DEMAND, PLACES, SCALER_PLACES, GradScaler
 from ampwatch.training.hooks.roots import SETTLED
 
@@ -61,6 +62,7 @@ class Bus:
         models: As given.
         loss_scaler: As given.
         infers_scale: Whether the scale is that which losses were seen to be multiplied by.
+        ownership: Says which modules and optimizers are another training's.
         is_stepping: Whether a step through the watched scaler is running.
         is_optimizer_stepping: Whether any optimizer is stepping.
         runs_compiled: Whether compiled code has run while this training is watched, or may have
@@ -83,6 +85,7 @@ class Bus:
         self.models = models
         self.loss_scaler = loss_scaler
         self.infers_scale = False
+        self.ownership = Ownership(models)
         self.is_stepping = False
         self.is_optimizer_stepping = False
         self.runs_compiled = False
@@ -214,6 +217,7 @@ class Bus:
                 for sensor, guard in self._sensors:
                     self._subscribe_to_all(sensor, guard)
             self._is_installed, self._is_removed = True, False
+            self.ownership.begin()
             self._place()
             for sensor, _ in self._sensors:
                 sensor.installed()
@@ -227,6 +231,7 @@ class Bus:
         Never raises: a sensor that fails at its end is logged like one that fails in a step.
         """
         self._is_installed, self._is_removed = False, True
+        self.ownership.end()
         # A callback may close the monitor in the middle of an iteration. The code that called it
         # goes on afterwards, and what it emits must not have a sensor place something again.
         for channel in (*self._channels.values(), *self._others.values()):

@@ -31,12 +31,7 @@ from ampwatch.training.devices import (
     graph_classes,
     is_unheard,
 )
-from ampwatch.training.hooks.compiling import (
-    BACKENDS,
-    is_traced,
-    keep_from_compiler,
-    uncompiled,
-)
+from ampwatch.training.hooks.compiling import BACKENDS, is_traced, keep_from_compiler, uncompiled
 from ampwatch.training.hooks.ends import Ends
 from ampwatch.training.hooks.entering import Entrance
 from ampwatch.training.hooks.events import (
@@ -331,6 +326,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     # ``monitor()`` as well and leave no trace in an optimizer that is copied. They do not tell
     # skipped steps from applied ones (fused optimizers are called for both).
     stepping, stepped = bus.channel(OptimizerStepping), bus.channel(OptimizerStepped)
+    ownership = bus.ownership
     outermost: int | None = None
     begun: set[int] = set()
 
@@ -338,7 +334,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
         # A step that is being captured must not get our code into its graph.
-        if captures and is_unheard():
+        if (captures and is_unheard()) or ownership.is_of_another(optimizer):
             return
         if outermost is None or id(optimizer) in begun:
             # A step that raised never returned: what begins again is not inside of it.
@@ -352,7 +348,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     @uncompiled
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        if captures and is_unheard():
+        if (captures and is_unheard()) or ownership.is_of_another(optimizer):
             return
         is_outermost = outermost == id(optimizer)
         if is_outermost:
@@ -371,7 +367,8 @@ def _zero_grad(bus: Bus, handles: list[Any]) -> None:
     channel = bus.channel(Zeroed)
 
     def after(owner: Optimizer | nn.Module, _args: Any, _kwargs: Any) -> None:
-        channel.emit(Zeroed(owner))
+        if not bus.ownership.is_of_another(owner):
+            channel.emit(Zeroed(owner))
 
     handles.append(listen(Optimizer, "zero_grad", after=after))
     handles.append(listen(nn.Module, "zero_grad", after=after))
@@ -559,9 +556,11 @@ def _before_forward(bus: Bus, handles: list[Any]) -> None:
 
 def _after_forward(bus: Bus, handles: list[Any]) -> None:
     channel = bus.channel(ForwardReturned)
+    # Once: the place comes and goes with the iterations whose outputs are measured.
+    of_others = bus.ownership.modules_of_others()
 
     def returned(module: nn.Module, _args: Any, output: Any) -> None:
-        if not is_traced():
+        if id(module) not in of_others and not is_traced():
             channel.emit(ForwardReturned(module, output))
 
     handles.append(register_module_forward_hook(returned))
@@ -841,7 +840,8 @@ PLACES: tuple[Place, ...] = (
         when="at standard and deep, unless `replay` is off",
     ),
     Place(
-        "methods of torch.distributed.ProcessGroup that return a handle; torch.distributed.Work.wait",
+        "all methods of torch.distributed.ProcessGroup that return a handle (Work), and"
+        " _start_coalescing; torch.distributed.Work.wait",
         REPLACED,
         (CollectiveBegan, CollectiveWaited),
         _collectives,

@@ -61,7 +61,7 @@ def user_source() -> str:
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
     while frame is not None:
-        if _is_of_user(frame):
+        if is_of_user(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -77,13 +77,14 @@ def is_in_users_hook() -> bool:
     """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
     while frame is not None and frame.f_code.co_name != "_engine_run_backward":
-        if _is_of_user(frame):
+        if is_of_user(frame):
             return True
         frame = frame.f_back
     return False
 
 
-def _is_of_user(frame: FrameType) -> bool:
+def is_of_user(frame: FrameType) -> bool:
+    """Whether a frame runs code of the user's, or of an installed package that is not PyTorch."""
     name = frame.f_code.co_filename
     known = _is_users.get(name)
     return _classify(name, frame) if known is None else known

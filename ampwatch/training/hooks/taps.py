@@ -99,7 +99,7 @@ class _Tap:
         always_heard = self._always_heard
 
         @functools.wraps(original)
-        def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - in line: it runs in each step
+        def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912 - in line: it runs in each step
             # A call that is being compiled must not get our code into its graph. Dynamo takes
             # is_compiling() for the constant True, so the rest of the wrapper is not even traced.
             # What is captured into a graph of an accelerator is not done now either: whatever a
@@ -208,7 +208,7 @@ class _FunctionTap(_Tap):
         builtin = _builtins._find_builtin(original)  # type: ignore[no-untyped-call] # noqa: SLF001 - no public name for it
 
         @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912 - as above
             if torch.compiler.is_compiling() or (captures and is_unheard()):
                 return original(*args, **kwargs)
             listeners = self._listeners

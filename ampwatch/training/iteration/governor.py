@@ -10,7 +10,8 @@ wait for one another in every step, sample in the same steps even where they do 
 the period. Else each would pay for itself and delay all the others.
 
 The first ``OPENING`` iterations are sampled whatever it costs: then a scale calibrates and
-most mistakes show, and it is over before anyone notices. A few iterations after an alarm are
+most mistakes show, and it is over before anyone notices. In later fits of a program in a process
+(`programs.py`) only so many as earlier ones have left. A few iterations after an alarm are
 sampled at any cost as well.
 """
 
@@ -127,6 +128,7 @@ class Governor:
         self._first = FIRST | OPS if counts_ops else FIRST
         self._budget = settings.overhead_budget
         self._purse = purse
+        self._opening = OPENING
         self.step = 0
         self._turn = 0
         self._owed_ns = 0.0
@@ -157,6 +159,15 @@ class Governor:
         self.wanted = frozenset()
         self.observes_skips = False
         self.is_opening = False
+
+    def shorten_opening(self, by: int) -> None:
+        """Have an opening that is shorter by the iterations that earlier fits of the program have shown.
+
+        Without any opening left, no ops are observed in the first iteration either.
+        """
+        self._opening = max(OPENING - by, 0)
+        if self.step == 0:
+            self.wanted = self._plan()
 
     def owe(self, cost_ns: float) -> None:
         """Account for what was spent outside of guarded calls. Unit: ns."""
@@ -232,7 +243,7 @@ class Governor:
     def _settle(self, cost_ns: float, duration_ns: float) -> None:
         left_ns = self._owed_ns + cost_ns - self._budget * duration_ns
         # No credit is kept: what quiet hours saved must not be spent in one burst.
-        self._owed_ns = 0.0 if self.step < OPENING else max(left_ns, 0.0)
+        self._owed_ns = 0.0 if self.step < self._opening else max(left_ns, 0.0)
         if not self._owed_ns and self._paid_at is None:
             self._paid_at = self.step
         if self.wanted:
@@ -261,12 +272,12 @@ class Governor:
         """
         if measured in (GRADIENTS, OPS):
             return
-        parts = 1 if self.step < OPENING else self._parts.get(measured, 1)
+        parts = 1 if self.step < self._opening else self._parts.get(measured, 1)
         cost_ns += self._device_ns.get(measured, 0.0) / parts
         share = cost_ns / self._usual_ns if self._usual_ns else 0.0
         if share > WORST_SHARE and cost_ns > UNNOTICED_NS:
             needed = 2 * parts
-            while self.step < OPENING and share / needed > WORST_SHARE and needed < MAX_PARTS:
+            while self.step < self._opening and share / needed > WORST_SHARE and needed < MAX_PARTS:
                 needed *= 2
             self._parts[measured] = min(needed, MAX_PARTS)
         elif share < WORST_SHARE / 4 and parts > 1:
@@ -274,13 +285,13 @@ class Governor:
 
     def _plan(self) -> Wanted:
         self.part = (0, 1)
-        self.is_opening = self.step < OPENING or self._level == "deep"
+        self.is_opening = self.step < self._opening or self._level == "deep"
         if self._level in ("off", "light") or self.is_held:
             return frozenset()
         if self._level == "deep":
             return EVERYTHING if self.step % UPDATES_EVERY == 0 else EVERYTHING - UPDATES
         if self.step == 0:
-            return self._first
+            return self._first if self._opening else self._first - OPS
         if not self._is_due():
             return frozenset()
         self.interval = self.step - self._sampled_at
@@ -289,7 +300,7 @@ class Governor:
         turn = self._turns[self._turn % len(self._turns)]
         self._turn += 1
         # The opening is sampled whatever it costs.
-        parts = 1 if self.step < OPENING else self._parts.get(turn, 1)
+        parts = 1 if self.step < self._opening else self._parts.get(turn, 1)
         number = self._rounds[turn] = self._rounds.get(turn, -1) + 1
         self.part = (number % parts, parts)
         return turn
@@ -300,7 +311,7 @@ class Governor:
         since = self.step - self._sampled_at
         if self._every:
             return since >= self._every
-        if self.step < OPENING:
+        if self.step < self._opening:
             return True
         # A multiple of the period, not a distance from the last sample: so ranks with different
         # periods still sample in the same steps.

@@ -18,6 +18,10 @@ MAX_MARKS = 100_000
 """Numbers that are remembered of one thread; nodes that are made after them have no name."""
 
 
+FOREIGN = "\0foreign"
+"""Name of what is computed for another training: in its modules, and after them until others run."""
+
+
 class _Frame(NamedTuple):
     """A module that is running.
 
@@ -44,17 +48,20 @@ class ModuleStack:
         self._stacks: dict[int, list[_Frame]] = {}
         self._numbers: dict[int, list[int]] = {}
         self._names: dict[int, list[str]] = {}
+        self._foreign: set[int] = set()
 
     def clear(self) -> None:
         """Forget everything, at the end of an iteration."""
         self._stacks.clear()
         self._numbers.clear()
         self._names.clear()
+        self._foreign.clear()
 
     def enter(self, key: int, name: str) -> bool:
         """Take in a module that begins; return whether it is the outermost of its thread."""
         stack = self._stacks.setdefault(get_ident(), [])
         stack.append(_Frame(key, name, torch.is_grad_enabled()))
+        self._note_owner(name)
         self._mark(name)
         return len(stack) == 1
 
@@ -66,8 +73,22 @@ class ModuleStack:
         if any(frame.key == key for frame in stack):
             while stack.pop().key != key:
                 pass
-        self._mark(stack[-1].name if stack else "")
+        if stack:
+            self._note_owner(stack[-1].name)
+        # What follows the outermost module is a loss, as a rule: that of the model that has run.
+        outside = FOREIGN if self.is_foreign() else ""
+        self._mark(stack[-1].name if stack else outside)
         return not stack
+
+    def _note_owner(self, name: str) -> None:
+        if name == FOREIGN:
+            self._foreign.add(get_ident())
+        else:
+            self._foreign.discard(get_ident())
+
+    def is_foreign(self) -> bool:
+        """Whether the calling thread computes for another training, as far as its forward tells."""
+        return get_ident() in self._foreign
 
     def name(self) -> str:
         """Return the name of the module that is running; empty outside of all."""

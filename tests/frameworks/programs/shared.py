@@ -8,7 +8,6 @@ only, ``watch``, and only where ``PROGRAM_WATCH`` asks for it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,10 +15,13 @@ import platform
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    import contextlib
 
 STEPS = 44
 FAULT_AT = 24

@@ -18,7 +18,7 @@ from ampwatch.training.hooks.compiling import SEES_COMPILED, ForcedEager, may_co
 from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import Observation
-from ampwatch.training.model.module_stack import ModuleStack
+from ampwatch.training.model.module_stack import FOREIGN, ModuleStack
 from ampwatch.training.ops.call import OpCall, OpCounts, tensors_among
 from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 from ampwatch.training.ops.frames import FramePlaces
@@ -124,6 +124,7 @@ class OpCensusSensor(Sensor):
         self._is_observing = False
         self._forced: ForcedEager | None = None
         self._modules: dict[int, tuple[str, weakref.ref[nn.Module]]] = {}
+        self._foreign: set[int] = set()
         self._former: list[OpMode] = []
         self._infos: dict[Any, OpInfo] = {}
         self._stack = ModuleStack()
@@ -228,6 +229,7 @@ class OpCensusSensor(Sensor):
         self._thread = get_ident()
         # Collected each time: modules are added and replaced while a training runs.
         self._modules = {id(m): (name, weakref.ref(m)) for name, m in self._names.modules()}
+        self._foreign = self._bus.ownership.modules_of_others()
         if self._by_frames:
             self._frames.begin()
         else:
@@ -302,6 +304,7 @@ class OpCensusSensor(Sensor):
             self._forced.end()
             self._forced = None
         self._modules.clear()
+        self._foreign.clear()
 
     def compiled_entering(self, _event: CompiledEntering) -> None:
         """Do without hooks from now on: what is compiled must not be compiled with them."""
@@ -344,6 +347,8 @@ class OpCensusSensor(Sensor):
         module = event.module
         known = self._modules.get(id(module))
         if known is None or known[1]() is not module:
+            if id(module) in self._foreign:
+                self._stack.enter(id(module), FOREIGN)
             return
         self._num_calls += 1
         is_idle = not self._num_ops and self._num_calls > MAX_CALLS and not self._notifies
@@ -366,7 +371,7 @@ class OpCensusSensor(Sensor):
         module = event.module
         if (
             self._mode is None
-            or id(module) not in self._modules
+            or (id(module) not in self._modules and id(module) not in self._foreign)
             or not self._stack.leave(id(module))
         ):
             return
@@ -403,6 +408,8 @@ class OpCensusSensor(Sensor):
             return
         phase = self._phase(info.name, args, self._stack.is_inside(), self._stack.has_grad())
         module = self._module(phase)
+        if module == FOREIGN:
+            return
         # Not before the first forward: until then data is prepared, and other models may run.
         if self._is_counting:
             device_type = self._counts.count(call, phase, module)
@@ -461,10 +468,13 @@ class OpCensusSensor(Sensor):
 
     def _module(self, phase: Phase) -> str:
         # A forward pass that backward repeats (checkpointing) runs in its modules.
-        name = self._stack.name()
-        if not name and phase is Phase.BACKWARD:
+        if self._stack.is_inside():
+            return self._stack.name()
+        if phase is Phase.BACKWARD:
             return self._stack.name_of_node(self._thread)
-        return name
+        # An optimizer that is said to step is this training's, whatever has run before.
+        is_foreign = self._stack.is_foreign() and not self._bus.is_optimizer_stepping
+        return FOREIGN if is_foreign else ""
 
 
 def _is_backward() -> bool:

@@ -1,0 +1,147 @@
+"""Programs that this process has run to their end before: their next fit needs no opening.
+
+A search for hyper-parameters fits one program again and again, for some dozen iterations each. The
+opening, in which iterations are looked at op by op whatever it costs, is most of what these take. It
+shows what the program does, and that is the same each time: so a program has one opening in a
+process, in its first fit, or spread over several that are shorter than it.
+
+A program is known by evidence: the lines of the user's code that are running when the first iteration
+ends, the code there, the modules of the models by name and class, and the code of their ``forward``.
+What runs when the monitor is made has to do for the first iteration itself. A fit in which anything
+went wrong counts for nothing, and what is known of its program is forgotten. Whatever goes wrong in a
+later one has it looked at more closely, as ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from hashlib import blake2b
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.hooks.sources import is_of_user
+from ampwatch.training.iteration.governor import OPENING
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
+    from ampwatch.training.hooks.events import IterationOpened
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.wire.records import Finding
+
+MAX_PROGRAMS = 256
+"""Programs that are remembered; then all are forgotten, and looked at again."""
+
+MAX_FRAMES = 64
+"""Frames of the user's that tell a program from another."""
+
+_seen: dict[str, int] = {}
+"""By program, how many iterations of its fits were looked at and found well."""
+
+
+class Judged(Protocol):
+    """What is known of a fit.
+
+    Attributes:
+        findings: Its findings.
+    """
+
+    @property
+    def findings(self) -> Iterable[Finding]:
+        """Return the findings so far."""
+
+
+class Programs(Sensor):
+    """Shortens the opening of a fit whose program is known in this process.
+
+    It stands before the planner, so that the second iteration is planned accordingly.
+
+    Args:
+        context: Shared parts of the training.
+        judged: Says what went wrong.
+
+    Cost: a walk over the modules and the frames of the calling thread, once in a fit.
+    """
+
+    name = "programs"
+
+    def __init__(self, context: Context, judged: Judged) -> None:
+        self._names = context.names
+        self._governor = context.governor
+        self._judged = judged
+        self._set_up = self._program = ""
+        self._looked_at = 0
+
+    def installed(self) -> None:
+        """Find out from where the monitor is made whether the first iteration has to be looked at."""
+        self._set_up = program_of(self._names.modules())
+        if _seen.get(self._set_up, 0) >= OPENING:
+            self._governor.shorten_opening(OPENING)
+
+    def iteration_opened(self, _event: IterationOpened) -> None:
+        """Find out after the first iteration which program this is; count those that are looked at."""
+        if not self._program:
+            self._program = program_of(self._names.modules())
+            self._governor.shorten_opening(_seen.get(self._program, 0))
+        self._looked_at += 1
+        self.is_dormant = not self._governor.is_opening
+
+    def removed(self) -> None:
+        """Remember the program, or forget it where something went wrong."""
+        if not self._program:
+            return
+        is_well = all(finding.severity is Severity.INFO for finding in self._judged.findings)
+        if len(_seen) >= MAX_PROGRAMS:
+            _seen.clear()
+        for program in (self._set_up, self._program):
+            seen = _seen.pop(program, 0)
+            if is_well:
+                _seen[program] = min(seen + self._looked_at, OPENING)
+        self._program = ""
+        self._looked_at = 0
+        self.is_dormant = False
+
+
+def forget() -> None:
+    """Know no program any more."""
+    _seen.clear()
+
+
+def program_of(modules: Iterable[tuple[str, Any]]) -> str:
+    """Return a digest of the code that the calling thread is in, and of the modules it trains.
+
+    Args:
+        modules: Modules by name.
+    """
+    digest = blake2b(digest_size=16)
+    for frame in _frames_of_user():
+        digest.update(f"{frame.f_code.co_filename}:{frame.f_lineno}\n".encode())
+        _add(digest, frame.f_code)
+    for name, module in modules:
+        kind = type(module)
+        digest.update(f"{name} {kind.__module__}.{kind.__qualname__}\n".encode())
+        forward = getattr(getattr(kind, "forward", None), "__code__", None)
+        if forward is not None:
+            _add(digest, forward)
+    return digest.hexdigest()
+
+
+def _frames_of_user() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+    count = 0
+    while frame is not None and count < MAX_FRAMES:
+        if is_of_user(frame):
+            count += 1
+            yield frame
+        frame = frame.f_back
+
+
+def _add(digest: Any, code: CodeType) -> None:
+    """Add what a function does to a digest: a cell of a notebook keeps its name when it is edited."""
+    digest.update(code.co_code)
+    digest.update(repr((code.co_names, code.co_varnames)).encode())
+    # Of code within it the representation has an address, which is another one each time.
+    digest.update(repr([c for c in code.co_consts if not isinstance(c, CodeType)]).encode())

@@ -190,24 +190,19 @@ ENVIRONMENTS = (
     ),
 )
 
-LOSS_SCALER = "`ampwatch.monitor(model, ampwatch.LossScaler(...))`"
+FOUND_BY_ITSELF = "found by itself under `ampwatch run`: [scalers.md](scalers.md#frameworks)"
 
 RECIPES = (
     Recipe(
         "DeepSpeed, ZeRO 1 to 3",
-        "`ampwatch.monitor(engine)` as for ZeRO 0, or `ampwatch run deepspeed train.py`",
+        f"`ampwatch.monitor(engine)`, or {FOUND_BY_ITSELF}; scale and skips are known, gradients are not",
     ),
+    Recipe("apex.amp", f"`ampwatch.monitor(model)` after `amp.initialize`, or {FOUND_BY_ITSELF}"),
+    Recipe("Megatron-Core", f"`ampwatch.monitor(model, optimizer)`, or {FOUND_BY_ITSELF}"),
+    Recipe("fairseq, Metaseq", f"`ampwatch.monitor(model)`, or {FOUND_BY_ITSELF}"),
     Recipe(
-        "apex.amp",
-        f"{LOSS_SCALER} that reads `apex.amp.state_dict()['loss_scaler0']['loss_scale']`",
-    ),
-    Recipe(
-        "Megatron-Core",
-        f"{LOSS_SCALER} that reads `optimizer.get_loss_scale()`; `optimizer.step()` returns whether the step was applied",
-    ),
-    Recipe(
-        "fairseq, Metaseq",
-        f"{LOSS_SCALER} that reads `trainer.optimizer.scaler.loss_scale`; an `OverflowError` or `FloatingPointError` of the scaler is a skipped step",
+        "Any other loss scaler",
+        "`ampwatch.monitor(model, ampwatch.LossScaler(...))`: [scalers.md](scalers.md)",
     ),
     Recipe(
         "Composer",
@@ -227,8 +222,3 @@ RECIPES = (
     ),
     Recipe("ROCm, Intel XPU, Apple MPS", "As for a plain loop; [what is measured where](gpu.md)"),
 )
-
-
-def environment(name: str) -> Environment:
-    """Return the row of that name."""
-    return next(row for row in ENVIRONMENTS if row.name == name)

@@ -12,6 +12,10 @@ GPU_PACKAGES := .gpu-packages
 GPU_PYTHON ?= 3.12
 GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
+FRAMEWORKS := tests/frameworks
+FRAMEWORKS_VENV := .venv-frameworks
+FRAMEWORKS_INSTALLED := $(FRAMEWORKS_VENV)/.installed
+FRAMEWORKS_ALL_INSTALLED := $(FRAMEWORKS_VENV)/.installed-all
 CODE := ampwatch dashboards tests benchmarks examples deploy tools
 PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
 
@@ -39,6 +43,26 @@ $(GRAFANA_INSTALLED): pyproject.toml constraints.txt
 	[ -x $(GRAFANA_VENV)/bin/python ] || $(PYTHON) -m venv $(GRAFANA_VENV)
 	$(GRAFANA_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[grafana]'
 	@touch $@
+
+# The frameworks bring packages that nothing else here needs, at versions that suit one another.
+$(FRAMEWORKS_INSTALLED): $(FRAMEWORKS)/requirements.txt constraints.txt
+	@echo "==> Making $(FRAMEWORKS_VENV), for the programs of frameworks"
+	[ -x $(FRAMEWORKS_VENV)/bin/python ] || $(PYTHON) -m venv $(FRAMEWORKS_VENV)
+	@# PyTorch as in .venv; then exactly the pins, so that nothing brings another one.
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt torch numpy setuptools
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	$(FRAMEWORKS_VENV)/bin/python $(FRAMEWORKS)/mend_torchvision.py
+	@touch $@
+
+$(FRAMEWORKS_ALL_INSTALLED): $(FRAMEWORKS)/requirements-all.txt $(FRAMEWORKS_INSTALLED)
+	DS_BUILD_OPS=0 $(FRAMEWORKS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+.PHONY: test-frameworks
+test-frameworks: $(INSTALLED) $(FRAMEWORKS_INSTALLED) $(if $(findstring --all,$(ARGS)),$(FRAMEWORKS_ALL_INSTALLED)) ## Try ampwatch in frameworks (ARGS="--all --write" for docs/support.md)
+	@echo "==> Running the programs of frameworks, bare and watched"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --dist=worksteal $(FRAMEWORKS) \
+		--frameworks-python $(CURDIR)/$(FRAMEWORKS_VENV)/bin/python $(ARGS)
 
 .PHONY: demo
 demo: $(INSTALLED) ## Train a small model, break it, and show the page that says so
@@ -69,6 +93,8 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
 	$(BIN)/python -m ampwatch.diagnosis.kinds --check
+	@$(BIN)/python -m tests.frameworks.matrix | diff -u docs/support.md - || { \
+		echo "expected docs/support.md as generated, got the above; run: make docs"; exit 1; }
 	@$(BIN)/python -m ampwatch.operate.deploy | diff -u deploy/kubernetes/prometheusrule.yaml - || { \
 		echo "expected deploy/kubernetes/prometheusrule.yaml as generated, got the above; run: make docs"; exit 1; }
 
@@ -83,6 +109,7 @@ docs: $(INSTALLED) ## Write what is generated again: metrics, settings, rules fo
 	$(BIN)/python -m ampwatch.settings > docs/settings.md
 	$(BIN)/python -m ampwatch.training.patched > docs/what-is-patched.md
 	$(BIN)/python -m ampwatch.diagnosis.kinds
+	$(BIN)/python -m tests.frameworks.matrix > docs/support.md
 	$(BIN)/python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml
 
 .PHONY: dashboards
@@ -108,5 +135,5 @@ gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without net
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
-	rm -rf $(VENV) $(GRAFANA_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(GRAFANA_VENV) $(FRAMEWORKS_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

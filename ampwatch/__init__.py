@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from ampwatch.training.inject.injection import Injection, inject
     from ampwatch.training.monitor import LastStep, Monitor, monitor
+    from ampwatch.training.scalers.loss_scaler import LossScaler
     from ampwatch.wire.records import Finding, Severity, SkipClass
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "GrafanaError",
     "Injection",
     "LastStep",
+    "LossScaler",
     "Monitor",
     "ReportError",
     "RingError",
@@ -74,6 +76,7 @@ _HOME = {
     "Injection": "training.inject.injection",
     "inject": "training.inject.injection",
     "LastStep": "training.monitor",
+    "LossScaler": "training.scalers.loss_scaler",
     "Monitor": "training.monitor",
     "monitor": "training.monitor",
 }

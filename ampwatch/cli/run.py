@@ -28,7 +28,7 @@ examples:
       instead of `python -m package.train --lr 3e-4`
   ampwatch run --level deep --run gpt torchrun --nproc-per-node 8 train.py
       in front of torchrun, accelerate launch, deepspeed, python -O ...: whatever they start
-      is watched, each rank for itself
+      is watched; the ranks of a machine write one log and one report
 
 Options for ampwatch come before the program, options for the program after it. All settings
 can be given as AMPWATCH_* variables. What it cannot see: `ampwatch explain zero-code`.

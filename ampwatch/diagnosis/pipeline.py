@@ -14,6 +14,7 @@ from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
 from ampwatch.diagnosis.evidence.ops import Machine
+from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.evidence.rounding import (
     BrokenScale,
     Fp8Cast,
@@ -33,7 +34,7 @@ from ampwatch.diagnosis.evidence.scaler import (
 )
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
-from ampwatch.diagnosis.gradients.culprits import Culprits
+from ampwatch.diagnosis.gradients.culprits import Culprits, OtherRanks
 from ampwatch.diagnosis.gradients.gradient_range import GradientRange
 from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
 from ampwatch.diagnosis.gradients.lost_gradients import LostGradients
@@ -52,6 +53,7 @@ from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
 from ampwatch.diagnosis.state.divergence import Divergence
 from ampwatch.diagnosis.state.poisoned_state import PoisonedState
+from ampwatch.diagnosis.state.replica_drift import ReplicaDrift
 from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
 from ampwatch.diagnosis.steps.replicas import Replicas
 from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
@@ -116,12 +118,14 @@ class Known(NamedTuple):
         lost_eps: Parameters whose ``eps`` is zero in their dtype.
         machine: What the training runs on.
         layers: The weights of the model's layers at set-up.
+        other_ranks: The other ranks of the run; ``None`` where nothing is known of any.
     """
 
     autocast_dtypes: Sequence[str]
     lost_eps: Mapping[str, float]
     machine: Machine = Machine()
     layers: Sequence[LayerShape] = ()
+    other_ranks: OtherRanks | None = None
 
 
 class Diagnosis:
@@ -168,7 +172,7 @@ class Diagnosis:
         self._run_guarded = run_guarded
         self._skips = SkipClassifier(settings.calibration_steps, settings.probe_steps)
         self._judge = StepJudge(self._skips)
-        self._culprits = Culprits()
+        self._culprits = Culprits(known.other_ranks)
         self._scale = ScaleDynamics(self.book, settings, self._skips, self._culprits)
         self._bookkeeping = StepBookkeeping(self.book, settings)
         self._loss = LossDtype(self.book)
@@ -207,6 +211,7 @@ class Diagnosis:
             ScalerChange: self._reset.observe,
             CompiledGradients: self._compiled.observe,
             ReplicaVerdicts: Replicas(self.book).observe,
+            CheckedWeights: ReplicaDrift(self.book).observe,
             StaleCast: StaleCasts(self.book).observe,
             **self._api.observers,
         }
@@ -279,7 +284,7 @@ class Diagnosis:
         self.book.now_ns = iteration.time_ns
         self._culprit_ops.judge_input(iteration, verdict)
         self._escalation.update(iteration, verdict)
-        self._culprits.update(iteration, verdict)
+        self._culprits.update(iteration, verdict, iteration.step - self._skips.streak + 1)
         self._state.detect(iteration)
         self._scale.detect(iteration, verdict, self._autocast_dtypes)
         self._bookkeeping.detect(iteration, verdict)

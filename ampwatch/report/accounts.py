@@ -91,8 +91,13 @@ def circumstances(story: Story) -> list[str]:
     return [part for part in parts if part]
 
 
-def ranks(numbers: Sequence[int]) -> str:
-    """Write ranks, as in "rank 3" or "ranks 0-3, 7"; at most ``_MANY`` parts."""
+def ranks(numbers: Sequence[int], of: int = 0) -> str:
+    """Write ranks, as in "rank 3 of 8" or "ranks 0-3, 7"; at most ``_MANY`` parts.
+
+    Args:
+        numbers: The ranks.
+        of: How many the run has; not said if these are all of them.
+    """
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][1] + 1:
@@ -104,8 +109,9 @@ def ranks(numbers: Sequence[int]) -> str:
     parts = [str(a) if a == b else f"{a}-{b}" for a, b in spans]
     if len(parts) > _MANY:
         parts = [*parts[:_MANY], f"{len(parts) - _MANY} more"]
-    noun = "rank" if len(set(numbers)) == 1 else "ranks"
-    return f"{noun} {', '.join(parts)}"
+    num = len(set(numbers))
+    some = f" of {of}" if num < of else ""
+    return f"{'rank' if num == 1 else 'ranks'} {', '.join(parts)}{some}"
 
 
 def steps(finding: Finding) -> str:

@@ -76,7 +76,21 @@ def named(finding: Finding) -> str:
     return f"{finding.kind} in {place(finding)}{op}"
 
 
-def one_line(news: News, run: str, numbers: Sequence[int], page: str = "") -> str:
+def short_line(news: News, run: str, numbers: Sequence[int], of: int) -> str:
+    """Write that further ranks have found what a line has been written about.
+
+    Args:
+        news: The finding, and why it is written about.
+        run: Name of the run.
+        numbers: The ranks.
+        of: Ranks of the run.
+    """
+    severity = news.finding.severity.value.upper()
+    who = f"run {printable(run)} also {ranks(numbers, of)}"
+    return f"{NAME}{severity} {who} step {news.finding.last_step}: {printable(named(news.finding))}"
+
+
+def one_line(news: News, run: str, numbers: Sequence[int], page: str = "", *, of: int = 0) -> str:
     """Write news of a finding in one line.
 
     Args:
@@ -84,9 +98,10 @@ def one_line(news: News, run: str, numbers: Sequence[int], page: str = "") -> st
         run: Name of the run.
         numbers: The ranks that have found it; none if there is only one rank.
         page: Address of the page about it; a command is named without one.
+        of: Ranks of the run.
     """
     finding, run = news.finding, printable(run)
-    who = f" {ranks(numbers)}" if numbers else ""
+    who = f" {ranks(numbers, of)}" if numbers else ""
     tail = page or f"More: ampwatch explain {finding.kind}"
     is_explained = news.reason is Reason.EXPLAINED
     severity = (Severity.INFO if is_explained else finding.severity).value.upper()

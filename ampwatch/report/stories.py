@@ -28,7 +28,7 @@ class Story:
     """A finding that nothing else explains, and what it explains.
 
     Attributes:
-        finding: As the rank has it that saw it first.
+        finding: As the rank has it that saw it first; of several the one to which it is worst.
         ranks: The ranks that found it.
         is_current: Whether the finding itself still holds, on any rank.
         symptoms: What it explains, in the order in which it was found, and what that explains.
@@ -86,7 +86,7 @@ def stories(
                 continue
             story.ranks.append(rank)
             story.is_current |= holds
-            if finding.first_step < story.finding.first_step:
+            if _precedence(finding) < _precedence(story.finding):
                 story.finding = finding
     roots = _roots(by_key)
     for key, story in by_key.items():
@@ -94,6 +94,11 @@ def stories(
             roots[key].symptoms.append(story)
     shown = [story for key, story in by_key.items() if roots[key] is story]
     return sorted(shown, key=lambda s: (not s.goes_on, -SEVERITIES.index(s.severity), s.first_step))
+
+
+def _precedence(finding: Finding) -> tuple[int, int]:
+    """Sort key of the same finding on several ranks: the first one, of equals the worst."""
+    return finding.first_step, -SEVERITIES.index(finding.severity)
 
 
 def _roots(by_key: dict[str, Story]) -> dict[str, Story]:

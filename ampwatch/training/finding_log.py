@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.guard import Guard
-from ampwatch.report.one_line import address, level_of, one_line
+from ampwatch.report.one_line import address, level_of, one_line, short_line
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -46,12 +46,14 @@ class _Line:
     Attributes:
         level: Level in the log.
         write: Makes the text, given the ranks that have found the same.
+        write_more: Makes the text of the addition, given the ranks that have found it later.
         what: What the line is about, the same in each rank that finds it.
         due_s: Monotonic time of its turn. Unit: s.
     """
 
     level: int
     write: Callable[[list[int]], str]
+    write_more: Callable[[list[int]], str]
     what: str
     due_s: float
 
@@ -62,7 +64,8 @@ class FindingLog:
     The only rank of a run writes at once, on the thread of the finding. Of several ranks on one
     machine that find the same, the lowest one that lives writes, half a second later and for all
     of them, from a thread that starts with the first line. What one rank alone has found, it
-    writes itself.
+    writes itself. For those that find it when the line is written one of them adds a short line,
+    once: however many there are, and however late, a finding has two lines at most.
 
     Args:
         identity: Who writes.
@@ -113,16 +116,19 @@ class FindingLog:
 
     def _take(self, news: News) -> None:
         identity = self._identity
-        write = partial(one_line, _snapshot(news), identity.run, page=self._page)
+        news, world_size = _snapshot(news), identity.world_size
+        write = partial(one_line, news, identity.run, of=world_size, page=self._page)
         level = level_of(news)
         if self._said is None or self._pid != os.getpid():
-            logger.log(level, "%s", write([identity.rank] if identity.world_size > 1 else []))
+            logger.log(level, "%s", write([identity.rank] if world_size > 1 else []))
             return
         what = self._what(news)
         with suppress(OSError):
             self._said.found(what)
         turn_s = min(identity.local_rank, MAX_TURNS) * TURN_SECONDS
-        self._lines.put(_Line(level, write, what, self._clock() + PATIENCE_SECONDS + turn_s))
+        due_s = self._clock() + PATIENCE_SECONDS + turn_s
+        more = partial(short_line, news, identity.run, of=world_size)
+        self._lines.put(_Line(level, write, more, what, due_s))
         if self._thread is None:
             # A daemon: a log handler that hangs must not keep the program from ending.
             self._thread = Thread(target=self._work, name="ampwatch-log", daemon=True)
@@ -149,13 +155,19 @@ class FindingLog:
         said = self._said
         if said is None:
             return
-        numbers = [self._identity.rank]
+        rank, what, more = self._identity.rank, line.what, f"more of {line.what}"
+        write, numbers = line.write, [rank]
         # Without the file each rank writes for itself: better twice than never.
         with suppress(OSError):
-            if not said.says(line.what):
+            is_first, known = said.says(what), said.finders(what, said=what)
+            if is_first:
+                numbers = known or numbers
+            elif rank in known or not said.says(more):
                 return
-            numbers = said.finders(line.what)
-        logger.log(line.level, "%s", line.write(numbers))
+            else:
+                later = said.finders(what, said=more)
+                write, numbers = line.write_more, [n for n in later if n not in known]
+        logger.log(line.level, "%s", write(numbers))
 
 
 def is_worth_a_line(news: News) -> bool:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.pipeline import Diagnosis
     from ampwatch.report.op_lines import By
+    from ampwatch.training.scalers.loss_scaler import LossScaler
     from ampwatch.wire.records import Finding, Severity
 
 __all__ = ["LastStep", "Monitor", "monitor"]
@@ -59,7 +60,7 @@ _open: list[Monitor] = []
 
 def monitor(
     model: nn.Module | Sequence[nn.Module] | None,
-    scaler: torch.amp.GradScaler | None = None,
+    scaler: torch.amp.GradScaler | LossScaler | object | None = None,
     *,
     optimizer: Optimizer | Sequence[Optimizer] | None = None,
     level: str | None = None,
@@ -74,14 +75,17 @@ def monitor(
 
     Args:
         model: The model, a list of models, or ``None``.
-        scaler: The GradScaler, enabled or not, or ``None`` (bfloat16, float32).
+        scaler: The GradScaler, enabled or not, or an object that holds one; an engine or an
+            optimizer of a framework that scales by itself (docs/scalers.md), or a ``LossScaler``;
+            or ``None`` (bfloat16, float32).
         optimizer: The optimizers; those that step through the scaler, or that hold
             parameters of the model, are found by themselves.
         level: How much is watched: ``off``, ``light``, ``standard`` or ``deep``.
         run: Name of the run, stable between restarts; the script's name by default.
         serve: Whether to write a ring and to start the host's daemon if none runs.
-            Without it nothing leaves the process: no file (unless ``report_dir`` is given),
-            no port, findings only.
+            Without it nothing leaves the process: no file (unless ``report_dir`` is given, and
+            but for a few lines by which the ranks of a machine agree who writes the log), no
+            port, findings only.
         settings: Any setting of ``ampwatch.settings.Settings`` by name.
 
     Returns:
@@ -161,6 +165,7 @@ class Monitor:
         self.identity = _identity(settings)
         self._models = tuple(weakref.ref(m) for m in targets.models)
         self._scaler = targets.scaler
+        self._loss_scaler = targets.loss_scaler
         self._outlet = Outlet(settings, self.identity)
         self._session = Session(targets, settings, self._outlet, first_step=step)
         self._settles = False
@@ -172,6 +177,7 @@ class Monitor:
             is_durable=serve or bool(settings.report_dir), describe=self._describe
         )
         try:
+            self._outlet.agree()
             if serve:
                 self._outlet.serve()
             self._session.install()
@@ -264,12 +270,31 @@ class Monitor:
         if format not in _FORMATS:
             msg = f"expected `format` to be text, json or html, got {format!r}"
             raise ValueError(msg)
+        return _FORMATS[format]([self.box()])
+
+    def box(self) -> Box:
+        """Return what a report rests on. Cost: some ms."""
         # First: iterations that catching up delivers belong to the evidence, too.
         self._session.catch_up()
         box = self._outlet.evidence() or Box(self.identity, written_ns=time.time_ns())
         box.findings = list(self.findings)
         self._describe(box)
-        return _FORMATS[format]([box])
+        return box
+
+    def end_iteration(self, *, loss_scale: object = None, skipped: object = False) -> None:
+        """End the open iteration, where nothing that is watched does; from then on only this ends one.
+
+        For a scaler that no ``LossScaler`` can describe, and for steps that are not heard: compiled,
+        functional, taken by a class of your own. Called once an iteration, after its step. Never
+        raises into a training, and does nothing once the monitor is closed.
+
+        Args:
+            loss_scale: The loss scale as it is now, a number or a tensor with one element; ``None``
+                where no loss is scaled.
+            skipped: Whether the step was skipped, a bool or a tensor with one element.
+        """
+        if not self._closed:
+            self._session.end_iteration(loss_scale, skipped)
 
     def op_table(self, by: By = "op") -> str:
         """Return which ops ran in which dtype, and why, as a table for a terminal.
@@ -374,8 +399,8 @@ class Monitor:
         # Weak references: a notebook that has replaced its model frees it by that, and its monitor is
         # closed when the next one comes.
         mine = [reference() for reference in self._models]
-        asked = [x for x in (targets.scaler, *targets.models) if x is not None]
-        shared = [x for x in asked if any(x is y for y in (self._scaler, *mine))]
+        asked = [x for x in (targets.scaler, targets.loss_scaler, *targets.models) if x is not None]
+        shared = [x for x in asked if any(x is y for y in (self._scaler, self._loss_scaler, *mine))]
         if shared and not self._is_unasked:
             logger.warning(
                 "expected objects that nobody watches, got a %s that %r watches; that monitor is"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from msgspec import DecodeError, json
+
+from ampwatch.diagnosis.evidence.replicas import WeightCheck
 from ampwatch.errors import RingError
 from ampwatch.guard import Guard
 from ampwatch.report.one_line import address, printable
@@ -14,14 +18,14 @@ from ampwatch.runtime import ring_directories
 from ampwatch.training.announcement import announce
 from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.launcher import daemon_is_running, ensure_daemon
-from ampwatch.training.said import Said, path_for
+from ampwatch.training.said import Said, join
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.blackbox.writer import BoxWriter
 from ampwatch.wire.records import EndRecord, FindingRecord
 from ampwatch.wire.ring import RingWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ampwatch.diagnosis.news import News
@@ -32,9 +36,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ampwatch")
 
+KEPT_CHECKS = 4
+"""Newest checks of its weights that a rank leaves for the others."""
+
 
 class Outlet:
     """The way out of one monitor.
+
+    What several ranks of a machine would say alike, one of them says, with a daemon or without.
 
     Args:
         settings: Where rings and daemon are.
@@ -50,6 +59,8 @@ class Outlet:
         self._settings = settings
         self._identity = identity
         self._ring: RingWriter | None = None
+        self._said: Said | None = None
+        self._checks: deque[WeightCheck] = deque(maxlen=KEPT_CHECKS)
         self._log = FindingLog(identity)
         self._acting = Guard("actions")
         self._subscriptions: list[Subscription] = []
@@ -59,25 +70,27 @@ class Outlet:
         self._remember: Callable[[Record], None] | None = None
         self._box: BoxWriter | None = None
 
+    def agree(self) -> None:
+        """Speak with one voice with the other ranks of this machine. Cost: 1 ms."""
+        self._said = join(self._directories(), self._identity, "log")
+        self._log = FindingLog(self._identity, said=self._said)
+
+    def _directories(self) -> list[Path]:
+        return ring_directories(self._settings.ring_dir, self._settings.runtime_dir)
+
     def serve(self) -> None:
         """Make the ring and see that a daemon reads it; trouble is a warning, not an error.
-
-        What several ranks of a machine would say alike, the address first of all, one of them says.
 
         Cost: a few ms; half a second where the daemon has to be started.
         """
         settings, identity = self._settings, self._identity
         try:
-            directories = ring_directories(settings.ring_dir, settings.runtime_dir)
+            directories = self._directories()
             self._ring = RingWriter.create(directories, identity, slots=settings.ring_slots)
         except RingError as error:
             logger.warning("no ring, so findings only, no page and no metrics: %s", error)
             return
-        said = None
-        # Alone, a rank has nobody to agree with; and without the file, each speaks for itself.
-        if identity.world_size > 1:
-            with suppress(OSError):
-                said = Said(path_for(self._ring.path.parent, identity), identity.rank)
+        said = self._said
         status = ensure_daemon(settings)
         self.url = status.url
         self._log = FindingLog(identity, self.url, said)
@@ -125,9 +138,35 @@ class Outlet:
         return sentences
 
     @property
+    def said(self) -> Said | None:
+        """What the ranks of this machine have said; ``None`` where they share no file."""
+        return self._said
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the run."""
+        return self._identity.world_size
+
+    @property
     def ring_path(self) -> Path | None:
         """The ring file, ``None`` without one."""
         return None if self._ring is None else self._ring.path
+
+    def leave_check(self, check: WeightCheck) -> None:
+        """Leave a check of this rank's weights for the others of its machine. Never raises."""
+        self._checks.append(check)
+        if self._said is not None:
+            with suppress(OSError):
+                self._said.leave(to_note(self._checks))
+
+    def checks(self) -> dict[int, list[WeightCheck]]:
+        """Return the newest checks of the ranks of this machine, the oldest first. Never raises."""
+        notes = dict[int, bytes]()
+        if self._said is not None:
+            with suppress(OSError):
+                notes = self._said.left()
+        found = ((rank, from_note(note)) for rank, note in notes.items())
+        return {rank: checks for rank, checks in found if checks}
 
     def put(self, record: Record) -> None:
         """Write a record to the ring, if there is one, and remember it. Never raises."""
@@ -192,6 +231,19 @@ class Outlet:
             # nobody would.
             keep = daemon_is_running(self._settings)
             self._ring.close(end, keep=keep)
+
+
+def to_note(checks: Iterable[WeightCheck]) -> bytes:
+    """Return checks as other ranks read them."""
+    return json.encode(tuple(checks))
+
+
+def from_note(note: bytes) -> list[WeightCheck]:
+    """Return the checks of a note; none if it is no such note."""
+    try:
+        return json.decode(note, type=list[WeightCheck])
+    except DecodeError:
+        return []
 
 
 def _is_to_say(said: Said | None, what: str) -> bool:

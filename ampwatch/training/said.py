@@ -1,9 +1,9 @@
 """What the ranks of one machine have said: of those that find the same, one says it.
 
-Ranks of a run are started by one launcher, and share the directory of their rings. A small file
+Ranks of a run are started by one launcher, and share the directory of rings. A small file
 there is theirs: each appends what it would say, and who is first to append that it says it now
 does so. The kernel puts what is appended into an order, so nothing is locked, nobody waits, and no
-rank asks another.
+rank asks another. That order also says for whom it is said: for those that had appended it before.
 
 A launcher may start the same job again, after a crash above all. Each line therefore names the
 process that wrote it, and what was written by a process that had ended when a rank came is not
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 from collections import Counter
 from contextlib import suppress
@@ -22,15 +23,22 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch.runtime import private_directory
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ampwatch.wire.records import RunIdentity
 
 SUFFIX = ".said"
 
+BOXES = ".boxes"
+"""Suffix of the directory beside a file, in which its ranks leave what takes more than a line."""
+
 MAX_BYTES = 2**20
 """Size from which a file is neither written nor read any more: each rank speaks for itself then."""
+
+_NOTE, _DRAFT = ".note", ".part"
 
 _HERE, _GONE, _FOUND, _SAYS = "here", "gone", "found", "says"
 
@@ -42,8 +50,9 @@ _LINE = re.compile(r"(here|gone|found|says) (\S+) (\d{1,9}) (\d{1,9}-\d{1,20})",
 _STARTS = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
 """Variables that all ranks of one start of a job share, and the next start may not."""
 
-_opened: Counter[str] = Counter()
-"""Monitors of each run in this process so far: the ranks of a run make them in one order."""
+_opened: Counter[tuple[str, str]] = Counter()
+"""Files of each run and topic that this process has had so far: the ranks of a run have them in
+one order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +72,37 @@ class _Line:
     process: str
 
 
-def path_for(directory: Path, identity: RunIdentity) -> Path:
+def join(directories: Sequence[Path], identity: RunIdentity, topic: str) -> Said | None:
+    """Return this rank's end of the file that it shares with the other ranks of its machine.
+
+    Args:
+        directories: Where the file may be, the best place first; made if missing.
+        identity: Who joins.
+        topic: What the file is for. Each has a file of its own.
+
+    Returns:
+        ``None`` for the only rank of a run, which has nobody to agree with, and where no
+        directory takes the file: each rank speaks for itself then.
+    """
+    if identity.world_size > 1:
+        for directory in directories:
+            # RingError of private_directory is one, too.
+            with suppress(OSError):
+                path = path_for(private_directory(directory), identity, topic)
+                return Said(path, identity.rank)
+    return None
+
+
+def path_for(directory: Path, identity: RunIdentity, topic: str) -> Path:
     """Return the file of the ranks of one run that one launcher has started; removes stale ones.
 
     Raises:
         OSError: If the directory cannot be read.
     """
-    _opened[identity.run] += 1
+    _opened[identity.run, topic] += 1
     _remove_those_that_are_over(directory)
     start = [os.environ.get(name, "") for name in _STARTS]
-    job = _digest(repr((identity.run, start, _opened[identity.run])))
+    job = _digest(repr((identity.run, topic, start, _opened[identity.run, topic])))
     return directory / f"{_machine()}-{_process(os.getppid())}-{job}{SUFFIX}"
 
 
@@ -105,15 +135,89 @@ class Said:
         self._append(_SAYS, mark)
         return next((rank == self._rank for rank in self._ranks(_SAYS, mark)), True)
 
-    def finders(self, what: str) -> list[int]:
-        """Return the ranks that would have said ``what`` as well, in order."""
-        return sorted({self._rank, *self._ranks(_FOUND, _digest(what))})
+    def finders(self, what: str, said: str = "") -> list[int]:
+        """Return the ranks that would have said ``what``, in order.
+
+        Args:
+            what: What they have found.
+            said: Leave out who found it after somebody had said this.
+        """
+        found, end = _digest(what), _digest(said)
+        ranks = set()
+        for line in self._lines():
+            if said and (line.verb, line.mark) == (_SAYS, end):
+                break
+            if (line.verb, line.mark) == (_FOUND, found):
+                ranks.add(line.rank)
+        return sorted(ranks)
+
+    def is_said(self, what: str) -> bool:
+        """Return whether a rank has said ``what``."""
+        return bool(self._ranks(_SAYS, _digest(what)))
+
+    def present(self) -> list[int]:
+        """Return the ranks that have come, live and have not taken leave, in order."""
+        return sorted({rank for rank, process in self._those_that_stay() if _lives(process)})
+
+    def lost(self) -> list[int]:
+        """Return the ranks that have come, and have ended without taking leave, in order."""
+        dead = {rank for rank, process in self._those_that_stay() if not _lives(process)}
+        return sorted(dead.difference(self.present()))
+
+    def leave(self, note: bytes) -> None:
+        """Leave a note for the other ranks, in the place of this rank's last one."""
+        directory = private_directory(self.boxes)
+        draft = directory / f"{self._rank}.{os.getpid()}{_DRAFT}"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, note)
+        finally:
+            os.close(descriptor)
+        draft.replace(directory / f"{self._rank}{_NOTE}")
+
+    def left(self) -> dict[int, bytes]:
+        """Return the newest note of each rank that lives."""
+        notes = {}
+        for rank in self.present():
+            with suppress(FileNotFoundError):
+                descriptor = _open(self.boxes / f"{rank}{_NOTE}", os.O_RDONLY)
+                try:
+                    notes[rank] = os.read(descriptor, MAX_BYTES)
+                finally:
+                    os.close(descriptor)
+        return notes
+
+    @property
+    def boxes(self) -> Path:
+        """The directory for what takes more than a line; it goes with the file."""
+        return self.path.with_suffix(BOXES)
+
+    def finders_among(self, things: Iterable[str]) -> dict[str, list[int]]:
+        """Return the ranks that have found each of several things, in order of rank; what no rank has found is left out.
+
+        Cost: one read of the file, whatever their number.
+        """
+        marks = {_digest(what): what for what in things}
+        found: dict[str, set[int]] = {}
+        for line in _read(self.path):
+            if (
+                line.verb == _FOUND
+                and line.mark in marks
+                and line.process not in self._predecessors
+            ):
+                found.setdefault(marks[line.mark], set()).add(line.rank)
+        return {what: sorted(ranks) for what, ranks in found.items()}
 
     def close(self) -> None:
         """Take leave; the last one that lives removes the file."""
         self._append(_GONE, "-")
         if _is_over(_read(self.path)):
-            self.path.unlink(missing_ok=True)
+            _remove(self.path)
+
+    def _those_that_stay(self) -> set[tuple[int, str]]:
+        lines = self._lines()
+        gone = {(line.rank, line.process) for line in lines if line.verb == _GONE}
+        return {(line.rank, line.process) for line in lines} - gone
 
     def _append(self, verb: str, mark: str) -> None:
         descriptor = _open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -125,11 +229,11 @@ class Said:
 
     def _ranks(self, verb: str, mark: str) -> list[int]:
         """Return who has written this in this start of the job, the first one first."""
-        return [
-            line.rank
-            for line in _read(self.path)
-            if (line.verb, line.mark) == (verb, mark) and line.process not in self._predecessors
-        ]
+        return [line.rank for line in self._lines() if (line.verb, line.mark) == (verb, mark)]
+
+    def _lines(self) -> list[_Line]:
+        """Return what was written in this start of the job, in its order."""
+        return [line for line in _read(self.path) if line.process not in self._predecessors]
 
 
 def _open(path: Path, flags: int) -> int:
@@ -197,4 +301,9 @@ def _remove_those_that_are_over(directory: Path) -> None:
             # One that is empty is of a rank that is just coming, if its launcher lives.
             lines = _read(path)
             if _is_over(lines) if lines else not _lives(name["launcher"]):
-                path.unlink()
+                _remove(path)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path.with_suffix(BOXES), ignore_errors=True)
+    path.unlink(missing_ok=True)

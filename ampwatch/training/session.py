@@ -14,7 +14,7 @@ from ampwatch.guard import Account
 from ampwatch.training.devices import HOST, is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.compiling import SEES_COMPILED
-from ampwatch.training.hooks.events import DevicesKnown, FactsChanged
+from ampwatch.training.hooks.events import DevicesKnown, EndCalled, EndReturned, FactsChanged
 from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.hooks.sensor import Sensor
@@ -31,6 +31,8 @@ from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.other_ranks import OtherRanks
+from ampwatch.training.scalers.loss_scaler import as_outcome, as_value
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
@@ -45,6 +47,7 @@ from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
+from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
 from ampwatch.training.sensors.ranges.gradients import (
     DirectGradientSensor,
     ScaledGradientSensor,
@@ -59,9 +62,12 @@ from ampwatch.training.sensors.rounding.loop_sums import LoopSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
 from ampwatch.training.sensors.rounding.metric_sums import MetricSums
 from ampwatch.training.sensors.scaler.losses import RootLosses
+from ampwatch.training.sensors.scaler.missed_steps import MissedSteps
+from ampwatch.training.sensors.scaler.no_iteration import NoIteration
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.sensors.state.checksums import ChecksumSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
@@ -141,7 +147,11 @@ class Notices(Sensor):
     def record_facts(self) -> None:
         """Record the facts as they are now."""
         context = self._context
-        facts = run_facts(context.scaler, context.autocast_dtypes, context.home.device)
+        bus = context.bus
+        foreign = {"scaler": "inferred"} if bus.infers_scale else None
+        if bus.loss_scaler is not None:
+            foreign = bus.loss_scaler.facts
+        facts = run_facts(context.scaler, context.autocast_dtypes, context.home.device, foreign)
         if context.settings.peak_flops:
             facts["peak_flops"] = context.settings.peak_flops
         context.out.put(FactsRecord(facts))
@@ -214,7 +224,12 @@ class Session:
         self._iteration = OpenIteration(first_step)
         names = Names(targets.models)
         self.bus = bus = Bus(
-            account, targets.scaler, self._iteration, OP_EVENTS, models=names.models
+            account,
+            targets.scaler,
+            self._iteration,
+            OP_EVENTS,
+            models=names.models,
+            loss_scaler=targets.loss_scaler,
         )
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
@@ -234,7 +249,13 @@ class Session:
             notify=outlet.notify,
             cost=self.cost,
             sampling_cost=self.sampling_cost,
-            known=Known(dtypes, lost_eps, machine, layers),
+            known=Known(
+                dtypes,
+                lost_eps,
+                machine,
+                layers,
+                OtherRanks(outlet.world_size, lambda: outlet.said, names),
+            ),
             run_guarded=self._diagnosing.run,
         )
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
@@ -257,6 +278,7 @@ class Session:
             clock=Clock(),
             observe=self.diagnosis.observe,
             out=outlet,
+            peers=outlet,
         )
         samples = RangeSamples(context.governor, measuring, home, bus) if self._samples else None
         self._notices = Notices(context)
@@ -274,9 +296,12 @@ class Session:
         self._census = OpCensusSensor(context) if self._samples else None
         self._window = WindowSensor(context) if self._samples else None
         self._replay = ReplaySensor(context) if self._samples else None
+        is_unknown = targets.scaler is None and targets.loss_scaler is None
+        self._missed_steps = MissedSteps(context) if is_unknown else None
         for sensor in self._sensors(samples):
             bus.add(sensor)
         self._attachments: list[Attachment] = []
+        self._complaints: set[str] = set()
 
     def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
         """Yield the sensors of the level, in the order in which they are told of an event."""
@@ -298,7 +323,10 @@ class Session:
             yield ActivationSensor(context)
             yield WeightSensor(context)
             yield UpdateSensor(context)
+            if context.peers.world_size > 1:
+                yield ChecksumSensor(context)
             yield context.regions
+            yield CollectiveSensor()
             yield InputSensor(context)
             yield from (sensor for sensor in (self._census, self._births) if sensor is not None)
             yield LossyCasts(context)
@@ -325,6 +353,9 @@ class Session:
             yield ReplicaSensor(context)
         else:
             yield RootLosses(context)
+            if self._missed_steps is not None:
+                yield self._missed_steps
+        yield NoIteration(context, hears_calls=self._replay is not None)
 
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
@@ -370,6 +401,9 @@ class Session:
         """Deliver what is still on its way, within ``DRAIN_SECONDS``, and the last word on findings."""
         end = time.monotonic() + DRAIN_SECONDS
         guard = self._ledger.guard
+        if self._missed_steps is not None:
+            self._missed_steps.guard.run(self._missed_steps.end)
+        guard.run(self._ledger.settle)
         guard.run(self._ledger.deliver_arrived)
         while self._readback.in_flight and not guard.off and time.monotonic() < end:
             time.sleep(0.001)
@@ -413,6 +447,27 @@ class Session:
     def window(self) -> WindowRecord | None:
         """The newest profiler window; ``None`` before the first."""
         return None if self._window is None else self._window.newest
+
+    def end_iteration(self, loss_scale: object, skipped: object) -> None:
+        """End the open iteration by hand. Never raises because of what it is given."""
+        if self._context.is_scaled:
+            self._complain("iterations of this training end with scaler.update(): it is ignored")
+            return
+        scale = None if loss_scale is None else as_value(loss_scale)
+        if loss_scale is not None and scale is None:
+            self._complain(
+                "`loss_scale`: expected a number or a tensor with one element that can be read"
+                f" without waiting, got {type(loss_scale).__qualname__}; the scale is not known"
+            )
+        self.bus.emit(EndCalled(None))
+        self.bus.emit(EndReturned(scale, False if skipped is None else as_outcome(skipped)))
+        if self.bus.at_boundary:
+            self.bus.settle()
+
+    def _complain(self, sentence: str) -> None:
+        if sentence not in self._complaints:
+            self._complaints.add(sentence)
+            logger.warning("end_iteration(): %s", sentence)
 
     @property
     def last_step(self) -> LastStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,10 @@ from torch.optim import Optimizer
 
 from ampwatch.errors import AttachError
 from ampwatch.training.model.scaler import check_scaler
+from ampwatch.training.scalers.loss_scaler import LossScaler
+from ampwatch.training.scalers.rows import Row, grad_scaler_in, living, row_of
+
+logger = logging.getLogger("ampwatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +26,24 @@ class Targets:
         models: The models; may be empty.
         scaler: The scaler or ``None``.
         optimizers: The optimizers named by the user; may be empty.
+        loss_scaler: The scaler that is not torch's, or ``None``.
     """
 
     models: tuple[nn.Module, ...]
     scaler: torch.amp.GradScaler | None
     optimizers: tuple[Optimizer, ...]
+    loss_scaler: LossScaler | None = None
 
 
 def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
     """Return the objects to watch.
 
+    An engine, a wrapper or an optimizer of a framework in `training/scalers/rows.py` is taken for the
+    scaler that it has, wherever it was handed in; without any, the one that the program has made is.
+
     Args:
         model: An ``nn.Module``, a list of them, or ``None``.
-        scaler: A GradScaler or ``None``.
+        scaler: A GradScaler, an object that holds one, a ``LossScaler``, or ``None``.
         optimizer: A ``torch.optim.Optimizer``, a list of them, or ``None``.
 
     Raises:
@@ -45,10 +55,53 @@ def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
             " ampwatch.monitor(model, scaler)"
         )
         raise AttachError(msg)
+    foreign: list[tuple[Row, Any]] = []
+    if not isinstance(model, (list, tuple)):
+        model = _without_rows(model, foreign)
+    if not isinstance(optimizer, (list, tuple)):
+        optimizer = _without_rows(optimizer, foreign, is_model=False)
     models = _each(model, nn.Module, "model", "a torch.nn.Module")
-    checked = None if scaler is None else check_scaler(scaler)
     optimizers = _each(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer")
-    return Targets(models, checked, tuple(_innermost(o) for o in optimizers))
+    checked, loss_scaler = _scalers(scaler, foreign)
+    if scaler is None:
+        foreign = foreign or list(living(models))
+        loss_scaler = _made(*foreign[0]) if foreign else None
+    if not models and foreign and foreign[0][0].model is not None:
+        models = (foreign[0][0].model(foreign[0][1]),)
+    return Targets(models, checked, tuple(_innermost(o) for o in optimizers), loss_scaler)
+
+
+def _without_rows(thing: object, foreign: list[tuple[Row, Any]], *, is_model: bool = True) -> Any:
+    """Return what is watched of an argument, and note what of it is a row's."""
+    row = row_of(thing)
+    if row is None:
+        return thing
+    foreign.append((row, thing))
+    return row.model(thing) if row.model is not None and is_model else None
+
+
+def _scalers(
+    given: object, foreign: list[tuple[Row, Any]]
+) -> tuple[torch.amp.GradScaler | None, LossScaler | None]:
+    """Return the GradScaler that was handed in, or the LossScaler."""
+    if given is None or isinstance(given, torch.amp.GradScaler):
+        return (None if given is None else check_scaler(given)), None
+    if isinstance(given, LossScaler):
+        return None, given
+    row, inside = row_of(given), grad_scaler_in(given)
+    if row is not None:
+        foreign.insert(0, (row, given))
+        return None, _made(row, given)
+    return check_scaler(given if inside is None else inside), None
+
+
+def _made(row: Row, instance: Any) -> LossScaler | None:
+    """Return the protocol of a framework's object; of one that has changed, ``None``, and say so."""
+    try:
+        return row.scaler(instance)
+    except AttachError as error:
+        logger.warning("steps are watched as without a scaler: %s", error)
+        return None
 
 
 def _each(given: object, kind: type[Any], name: str, what: str) -> tuple[Any, ...]:

@@ -321,6 +321,7 @@ SCALED = (
     "replicas",
     "governor",
     "ranges",
+    "collectives",
     "gradients",
     "activations",
     "weights",

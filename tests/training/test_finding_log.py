@@ -67,7 +67,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def ranks_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = (re.search(r"run gpt (ranks? [\d, -]+) step", line) for line in caplog.messages)
+    found = (
+        re.search(r"run gpt ((?:also )?ranks? [\d, -]+?)(?: of \d+)? step", line)
+        for line in caplog.messages
+    )
     return [match[1] for match in found if match]
 
 
@@ -97,7 +100,7 @@ def test_what_a_rank_alone_finds_is_its_own_line(
     machine.close()
 
     assert ranks_of(caplog) == ["ranks 0-7", "rank 3"]
-    assert "optimizer 1" in caplog.messages[1]
+    assert "run gpt rank 3 of 8 step 7: scale_collapse in optimizer 1" in caplog.messages[1]
 
 
 def test_a_rank_that_dies_leaves_its_line_to_the_next(
@@ -111,16 +114,33 @@ def test_a_rank_that_dies_leaves_its_line_to_the_next(
     assert ranks_of(caplog) == ["ranks 0-2"]
 
 
-def test_who_finds_it_when_it_has_been_said_is_silent(
+def test_who_finds_it_when_it_has_been_said_adds_that_once(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also the lowest rank."""
+    """One of them for all; who comes after that is silent."""
     machine.logs[5].notify(collapse())
     machine.close(5)
-    machine.logs[0].notify(collapse())
-    machine.close(0)
+    for rank in (0, 1, 7):
+        machine.logs[rank].notify(collapse())
+    machine.close(7, 0, 1)
+    machine.logs[3].notify(collapse())
+    machine.close(3)
 
-    assert ranks_of(caplog) == ["rank 5"]
+    assert ranks_of(caplog) == ["rank 5", "also ranks 0-1, 7"]
+    assert caplog.messages[1] == (
+        "ampwatch WARNING run gpt also ranks 0-1, 7 of 8 step 7: scale_collapse in optimizer 0"
+    )
+
+
+def test_however_many_ranks_find_it_and_when_a_finding_has_two_lines_at_most(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One after the other, none of them with the next."""
+    for rank in range(RANKS):
+        machine.logs[rank].notify(collapse())
+        machine.close(rank)
+
+    assert ranks_of(caplog) == ["rank 0", "also rank 1"]
 
 
 def test_a_finding_that_becomes_worse_is_one_line_more(
@@ -151,7 +171,7 @@ def test_a_line_says_what_was_so_when_it_was_found(
     news.finding.last_step, news.finding.severity = 900, Severity.CRITICAL
     machine.close()
 
-    assert "WARNING run gpt rank 0 step 7: " in caplog.messages[0]
+    assert "WARNING run gpt rank 0 of 8 step 7: " in caplog.messages[0]
 
 
 def test_the_only_rank_writes_at_once_and_has_no_thread(caplog: pytest.LogCaptureFixture) -> None:
@@ -266,19 +286,20 @@ def test_two_ranks_that_fail_alike_write_two_lines_and_the_address(own_places: P
     assert told.count("ampwatch: watching run gpt: http://127.0.0.1:") == 1
     # On a busy machine one of them may come after the line of the other.
     lines = re.findall(
-        r"ampwatch (\w+) run gpt ranks? [01-]+ step \d+: scale_collapse in (.*?):", told
+        r"ampwatch (\w+) run gpt ranks? [01-]+(?: of 2)? step \d+: scale_collapse in (.*?):", told
     )
     assert lines == [
         ("WARNING", "optimizer 0"),
         ("CRITICAL", "optimizer 0, escalated from warning"),
     ]
-    assert len(told.splitlines()) == 3
+    also = re.findall(r"ampwatch \w+ run gpt also rank [01] of 2 step", told)
+    assert len(told.splitlines()) == 3 + len(also)
     assert not list((own_places / "rings").glob("*.said"))
 
 
 def test_the_file_is_private_and_goes_with_the_last_rank(own_places: Path) -> None:
     """Nothing is left behind."""
-    path = path_for(own_places / "rings", identity(run="gpt", world_size=2))
+    path = path_for(own_places / "rings", identity(run="gpt", world_size=2), "log")
     one, other = Said(path, 0), Said(path, 1)
     assert path.stat().st_mode & 0o777 == 0o600
     one.close()
@@ -294,7 +315,7 @@ from pathlib import Path
 from ampwatch.training.said import Said, path_for
 from tests.workshop.records import identity
 directory, rank = Path(sys.argv[1]), int(sys.argv[2])
-said = Said(path_for(directory, identity(run="again", rank=rank, world_size=4)), rank)
+said = Said(path_for(directory, identity(run="again", rank=rank, world_size=4), "log"), rank)
 for what in sys.stdin:
     said.found(what)
     print(said.says(what), said.finders(what), flush=True)
@@ -376,7 +397,7 @@ def test_a_start_of_a_launcher_that_names_it_has_a_file_of_its_own(
         for value in "12":
             monkeypatch.setattr(said, "_opened", Counter())
             monkeypatch.setenv(name, value)
-            paths.add(path_for(tmp_path, who))
+            paths.add(path_for(tmp_path, who, "log"))
 
     assert len(paths) == 6
 
@@ -405,7 +426,7 @@ def test_a_file_of_somebody_else_is_left_alone(name: str | bytes, own_places: Pa
     rings = own_places / "rings"
     foreign = rings / os.fsdecode(name)
     foreign.write_bytes(b"says \xff \xc2\xb2\n")
-    path_for(rings, identity(run="left", world_size=2))
+    path_for(rings, identity(run="left", world_size=2), "log")
 
     assert list(rings.iterdir()) == [foreign]
 
@@ -418,6 +439,7 @@ def test_lines_that_nobody_of_ours_has_written_are_none(tmp_path: Path) -> None:
     )
     rank = Said(path, 0)
 
+    rank.found("it")
     assert rank.says("it")
     assert rank.finders("it") == [0]
     rank.close()
@@ -444,16 +466,16 @@ def test_the_name_of_a_launcher_may_be_any_bytes(own_places: Path) -> None:
 
 
 def test_each_monitor_of_a_run_has_a_file_of_its_own(tmp_path: Path) -> None:
-    """A second training of the process says again what it finds."""
+    """A second training of the process says again what it finds; and a report is no log."""
     who = identity(run="twice", world_size=2)
 
-    assert path_for(tmp_path, who) != path_for(tmp_path, who)
+    assert len({path_for(tmp_path, who, topic) for topic in ("log", "log", "report")}) == 3
 
 
 def test_what_a_launcher_that_is_gone_has_left_is_removed(own_places: Path) -> None:
     """What lives, what another machine has left, and what is not ours, stays."""
     rings = own_places / "rings"
-    alive = path_for(rings, identity(run="left", world_size=2))
+    alive = path_for(rings, identity(run="left", world_size=2), "log")
     machine, launcher, began, job = alive.name.split("-")
     assert launcher == str(os.getppid())
     gone = rings / f"{machine}-{launcher}-{int(began) + 1}-{job}"
@@ -461,6 +483,6 @@ def test_what_a_launcher_that_is_gone_has_left_is_removed(own_places: Path) -> N
     other = rings / "x.ring"
     for path in (gone, alive, elsewhere, other):
         path.write_text("")
-    path_for(rings, identity(run="left", world_size=2))
+    path_for(rings, identity(run="left", world_size=2), "log")
 
     assert sorted(rings.iterdir()) == sorted([alive, elsewhere, other])

@@ -16,6 +16,7 @@ from ampwatch.wire.records import (
     ALL_MODULES,
     CensusRecord,
     CensusSource,
+    ChecksumRecord,
     EndRecord,
     FactsRecord,
     Finding,
@@ -113,6 +114,10 @@ def end(
     state: RunState = RunState.FINISHED, reason: str = "", time_ns: int = (START + 9) * SECOND
 ) -> EndRecord:
     return EndRecord(state, reason, time_ns)
+
+
+def checksum(step: int = 257, part: int = 0, checksum: int = 2**48 - 1) -> ChecksumRecord:
+    return ChecksumRecord(step, part, checksum)
 
 
 def failure(
@@ -313,5 +318,6 @@ BUILDERS = {
     FindingRecord: finding,
     EndRecord: end,
     SensorFailureRecord: failure,
+    ChecksumRecord: checksum,
 }
 """The builder of each type; without arguments it gives a plain record."""

@@ -105,8 +105,10 @@ BACKWARD_UNDER_AUTOCAST = Kind(
     certainty=certain("autocast was on when backward was called"),
     advice=(
         "Leave the torch.autocast block before backward(): only the forward pass and the loss belong"
-        " into it; backward uses the dtypes of the forward by itself. A torch.autograd.Function of"
-        " your own needs torch.amp.custom_fwd and torch.amp.custom_bwd."
+        " into it; backward uses the dtypes of the forward by itself. If the block is not yours, as in"
+        " Lightning's manual optimization, call backward() in a"
+        " `with torch.autocast(device_type, enabled=False):` block inside of it. A"
+        " torch.autograd.Function of your own needs torch.amp.custom_fwd and torch.amp.custom_bwd."
     ),
     explained_by=since("stale_autocast_cache"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,12 +20,18 @@ class ScalerSettings(NamedTuple):
     Attributes:
         growth_factor: Factor of a growth.
         backoff_factor: Factor of a backoff.
-        growth_interval: Consecutive unskipped steps before a growth. Unit: steps.
+        growth_interval: Consecutive unskipped steps before a growth; infinite where it is not known,
+            as of some scalers that are not torch's. Unit: steps.
     """
 
     growth_factor: float
     backoff_factor: float
-    growth_interval: int
+    growth_interval: float
+
+    @property
+    def knows_growth(self) -> bool:
+        """Whether it is known when the scale grows."""
+        return math.isfinite(self.growth_interval)
 
 
 class TensorRange(NamedTuple):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -43,25 +44,55 @@ class _Fitted(NamedTuple):
     newest: float
 
 
+class OtherRanks(Protocol):
+    """The other ranks of a run, as far as one of them knows."""
+
+    are_there: bool
+    """Whether there are any."""
+
+    def note(self, parameter: str, since: int) -> None:
+        """Leave word that a gradient of this rank is not finite, in steps skipped since ``since``."""
+
+    def ask(self, since: int) -> tuple[str, list[int]]:
+        """Return a parameter whose gradient is not finite in other ranks, and these ranks."""
+
+
 class Culprits:
     """Remembers which gradients were not finite in skipped steps.
 
+    Ranks whose parameters are sharded skip a step together, and one of them has the gradient. A rank
+    whose own gradients are all finite then knows that it is another one's.
+
+    Args:
+        others: The other ranks; ``None`` where nothing is known of any.
+
     Attributes:
         worst: The parameter with the most non-finite elements since the last growth of the
-            scale; empty if none has been seen.
+            scale, in this rank or, if all of its own are finite, in another one; empty if none
+            has been seen.
         newest: The non-finite gradients of the newest skipped step that was observed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, others: OtherRanks | None = None) -> None:
         self.worst = ""
         self.newest: list[TensorRange] = []
+        self._others = others if others is not None and others.are_there else None
+        self._noted = ("", -1)
+        self._is_elsewhere = False
+        self._where: list[int] = []
         self._nonfinite: dict[str, int] = {}
         self._overflows_at: dict[str, float] = {}
         self._spared: set[str] = set()
         self._fitted: dict[str, _Fitted] = {}
 
-    def update(self, iteration: Iteration, verdict: StepVerdict) -> None:
-        """Take in one judged iteration."""
+    def update(self, iteration: Iteration, verdict: StepVerdict, since: int = 0) -> None:
+        """Take in one judged iteration.
+
+        Args:
+            iteration: The iteration.
+            verdict: What became of its step.
+            since: The first of the steps that were skipped in a row up to now.
+        """
         if verdict.grew or verdict.set_by_hand:
             self._forget()
         gradients = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
@@ -70,6 +101,8 @@ class Culprits:
         if verdict.applied and not verdict.skipped and verdict.scale_before > 0.0:
             self._note_fitted(gradients, verdict.scale_before)
         bad = [r for r in gradients if r.histogram.nonfinite]
+        if verdict.skipped and not bad and Topic.GRADIENT in iteration.topics:
+            self._ask_others(since)
         if not verdict.skipped or not bad or _are_all_nan(gradients):
             return
         self.newest = bad
@@ -78,6 +111,36 @@ class Culprits:
             self._overflows_at[r.name] = verdict.scale_before
         self._spared |= {r.name for r in gradients if not r.histogram.nonfinite}
         self.worst = max(self._nonfinite, key=lambda name: self._nonfinite[name])
+        self._is_elsewhere = False
+        if self._others is not None and self._noted != (self.worst, since):
+            self._noted = (self.worst, since)
+            self._others.note(*self._noted)
+
+    def _ask_others(self, since: int) -> None:
+        """Ask whose gradient it is that has made this rank skip a step with finite ones."""
+        # One that was not finite here in an earlier step is the better clue.
+        if self._others is None or self._nonfinite:
+            return
+        self._is_elsewhere = True
+        if not self.worst:
+            self.worst, self._where = self._others.ask(since)
+
+    def in_words(self) -> str:
+        """Return, as the end of a sentence, whose gradients are not finite; empty if unknown."""
+        parameter = in_words(f"param:{self.worst}") if self.worst else ""
+        if not self._is_elsewhere:
+            return f"; most non-finite gradients are those of {parameter}" if parameter else ""
+        if parameter:
+            ranks = ", ".join(map(str, self._where))
+            whose = f"rank{'s' if len(self._where) > 1 else ''} {ranks}"
+            return (
+                f"; non-finite gradients are those of {parameter} in {whose}, while all of this"
+                " rank's are finite"
+            )
+        return (
+            "; all gradients of this rank are finite: those that are not are in another rank's shard,"
+            " and that rank's finding names the parameter"
+        )
 
     def _note_fitted(self, gradients: Sequence[TensorRange], scale: float) -> None:
         """Remember the largest scale that each gradient was finite at, and how large it was then."""
@@ -102,6 +165,8 @@ class Culprits:
         self._overflows_at.clear()
         self._spared.clear()
         self.worst = ""
+        self._is_elsewhere = False
+        self._where = []
 
     def cap(self, *, apart_from: str) -> Cap | None:
         """Return who limits the scale, while the gradient of another parameter stayed finite.

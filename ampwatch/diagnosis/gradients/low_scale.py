@@ -105,7 +105,7 @@ class LowScale:
     def _steps_back(self, iteration: Iteration, scale: float) -> float:
         """Return how many steps the way back to the largest applied scale takes."""
         scaler = iteration.scaler
-        if scaler is None:
+        if scaler is None or not scaler.knows_growth:
             return 0.0
         growths = math.log(self.largest_applied / scale) / math.log(scaler.growth_factor)
         return growths * scaler.growth_interval
@@ -164,7 +164,7 @@ class LowScale:
                 self._book.report_change(self._made)
             return self._made
         first = iteration.step - self._rested + 1
-        interval = iteration.scaler.growth_interval if iteration.scaler else 0
+        interval = int(iteration.scaler.growth_interval) if iteration.scaler else 0
         self._made = finding = Finding(
             kind=SCALE_STUCK_LOW.slug,
             severity=SCALE_STUCK_LOW.severity,

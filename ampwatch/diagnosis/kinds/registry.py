@@ -62,6 +62,7 @@ from ampwatch.diagnosis.state.poisoned_state import (
     OPTIMIZER_EPS_UNDERFLOW,
     PARAM_NONFINITE,
 )
+from ampwatch.diagnosis.state.replica_drift import REPLICA_DRIFT
 from ampwatch.diagnosis.steps.periodic_skips import PERIODIC_SKIP
 from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
 from ampwatch.diagnosis.steps.shared_scaler import SHARED_SCALER_DESYNC
@@ -93,6 +94,7 @@ ROWS = (
     SCHEDULER_AHEAD,
     SHARED_SCALER_DESYNC,
     RANK_FOUND_INF_MISMATCH,
+    REPLICA_DRIFT,
     CLIP_BEFORE_UNSCALE,
     UNSCALED_STEP,
     MIXED_SCALED_BACKWARD,

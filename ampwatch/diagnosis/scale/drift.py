@@ -54,6 +54,8 @@ class SkipRateTest:
             scale_before: The scale that the step was taken with.
             scaler: The scaler's settings.
         """
+        if not scaler.knows_growth:
+            return None  # what growth makes up for is not known
         # All steps since the last skip at once: evidence only falls between two skips, so nothing is
         # missed, and a step that is not skipped costs nothing here.
         self._evidence -= (RATE_RATIO - 1.0) * alarm_rate(scaler) * (step - self._last)

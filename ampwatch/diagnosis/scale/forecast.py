@@ -25,7 +25,7 @@ def drift(skip_rate: float, scaler: ScalerSettings) -> float:
         ``q**n / (1 - q**n)`` growths on average, with ``q = 1 - skip_rate`` and ``n``
         the growth interval. Each skip is one backoff.
     """
-    unskipped = (1.0 - skip_rate) ** scaler.growth_interval
+    unskipped: float = (1.0 - skip_rate) ** scaler.growth_interval
     growths = unskipped / (1.0 - unskipped)
     per_skip = math.log2(scaler.backoff_factor) + growths * math.log2(scaler.growth_factor)
     return skip_rate * per_skip
@@ -52,6 +52,8 @@ def steps_until(scale: float, floor: float, drift_per_step: float) -> int | None
     """
     if scale <= floor:
         return 0
+    if math.isnan(scale):
+        return None
     # At a drift of exactly 0 the scale still wanders, and gets there some day; when is not known.
     if drift_per_step >= 0.0:
         return None

@@ -16,7 +16,6 @@ from ampwatch.diagnosis.kinds.kind import (
     during,
     since,
 )
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.drift import SkipRateTest
 from ampwatch.diagnosis.scale.falls import Fall
 from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, drift, steps_until
@@ -239,7 +238,8 @@ class ScaleDynamics:
         rate = self._skip_rate.skipped(iteration.step, verdict.scale_before, scaler)
         storm = (
             self._skips.unexplained >= self._settings.collapse_skips
-            and iteration.loss_scale <= self._skips.lowest_applied * STORM_FALL
+            # ``not >`` and not ``<=``: of a scale that is not known the skips alone are evidence.
+            and not iteration.loss_scale > self._skips.lowest_applied * STORM_FALL
         )
         if storm:
             rate = 1.0
@@ -303,9 +303,7 @@ class ScaleDynamics:
         finding.summary = collapse_summary(
             iteration, scaler, self._since, streak, rate=rate, to_floor=to_floor
         )
-        if self._culprits.worst:
-            worst = in_words(f"param:{self._culprits.worst}")
-            finding.summary += f"; most non-finite gradients are those of {worst}"
+        finding.summary += self._culprits.in_words()
 
     def _follow(
         self, fall: Fall, iteration: Iteration, verdict: StepVerdict, scaler: ScalerSettings
@@ -327,7 +325,8 @@ class ScaleDynamics:
         if not is_new and not (has_moved and fall.reached_step < 0):
             return
         scale = max(iteration.loss_scale, fall.reached)
-        steps_back = _growths(scale, fall.before, scaler) * scaler.growth_interval
+        growths = _growths(scale, fall.before, scaler)
+        steps_back = growths * scaler.growth_interval if growths else 0.0
         finding.evidence = {
             "loss_scale": iteration.loss_scale,
             "loss_scale_before": fall.before,

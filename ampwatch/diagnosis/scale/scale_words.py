@@ -59,6 +59,8 @@ def collapse_summary(
         if to_floor is not None
         else "at this rate it holds"
     )
+    if math.isnan(iteration.loss_scale):
+        return f"No step is taken: {how} since step {since}; the loss scale is not known"
     return (
         f"The loss scale is collapsing: {how} since step {since}, scale now"
         f" {iteration.loss_scale:.6g}; {end}"
@@ -103,7 +105,12 @@ def fallen_advice(fall: Fall, scaler: ScalerSettings, steps_back: float, *, fitt
             " it is not, gradients are flushed to zero; it grows by itself, and faster with a smaller"
             f" growth_interval. {_FIND_IT}"
         )
-    quicker = quicker_growth(scaler.growth_interval)
+    if not scaler.knows_growth:
+        return (
+            f"Raise the scale by hand once what made the steps be skipped is gone: to"
+            f" {fall.before:.6g}. When it grows by itself is not known. {_FIND_IT}"
+        )
+    quicker = quicker_growth(int(scaler.growth_interval))
     return (
         f"Raise the scale by hand once what made the steps be skipped is gone:"
         f" scaler.update({fall.before:.6g}) in place of one scaler.update(). By itself it takes"

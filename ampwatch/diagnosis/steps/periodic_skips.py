@@ -135,7 +135,8 @@ class PeriodicSkips:
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
-        if iteration.scaler is None:
+        # Where it is not known when the scale grows, periods may be those of its probes.
+        if iteration.scaler is None or not iteration.scaler.knows_growth:
             return
         if verdict.set_by_hand:
             self._skips.clear()

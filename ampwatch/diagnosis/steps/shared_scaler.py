@@ -145,7 +145,7 @@ class SharedScaler:
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
-        if iteration.scaler is None:
+        if iteration.scaler is None or not iteration.scaler.knows_growth:
             return
         if verdict.set_by_hand:
             self._accounts.clear()

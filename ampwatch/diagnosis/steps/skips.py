@@ -19,6 +19,10 @@ WORKED = 4
 """Unskipped steps in a row after which a scale has worked. The first updates of weights that begin
 at zero may have next to no gradients."""
 
+MAX_HALVINGS = 32
+"""Halvings from the largest initial scale of any framework, 2^32, to 1: so many skips in a row may be
+calibration where the scale itself is not known."""
+
 
 class SkipClassifier:
     """Classifies the skipped steps of one scaler, in order.
@@ -110,6 +114,9 @@ class SkipClassifier:
         self, scaler: ScalerSettings, scale_before: float, *, nonfinite_loss: bool
     ) -> SkipClass:
         if not nonfinite_loss:
+            # Of a scale that is not known only how often it can have been halved is.
+            if math.isnan(scale_before) and self.streak > MAX_HALVINGS:
+                return SkipClass.STORM if self.unexplained else SkipClass.UNPROVOKED
             # Calibration searches for the largest scale that fits; below 1 the loss is
             # being shrunk, which is no calibration any more (torch.amp.GradScaler.update).
             # Nor is a fall far below a scale that worked: it has been found already.

@@ -23,6 +23,7 @@ from ampwatch.wire.records import (
     OTHER_OPTIMIZERS,
     SKIP_CLASSES,
     CensusRecord,
+    ChecksumRecord,
     EndRecord,
     FactsRecord,
     FindingRecord,
@@ -62,6 +63,10 @@ counted, and to Prometheus all that it counts in its first pass happened just th
 enough for the steps in which the run's own daemon starts. Unit: s."""
 
 
+CHECKSUM_SECONDS = 240.0
+"""Time for which a checksum is exported at least: several scrapes of every host. Unit: s."""
+
+
 class RankView:
     """One rank of one run, as its ring shows it.
 
@@ -76,6 +81,7 @@ class RankView:
         facts: Values that do not change from step to step, by name.
         newest: The newest step, ``None`` before the first.
         loss: The newest loss that was handed to the scaler, ``None`` before the first.
+        checksum: A check of the weights that is not old, and the same one on each rank.
         last_applied_ns: Unix time of the newest step that was not skipped, 0 before. Unit: ns.
         last_record_ns: Unix time of the newest record that has one, or of the start. Unit: ns.
         sensor_errors: Exceptions of each sensor that has failed, by its name.
@@ -112,6 +118,7 @@ class RankView:
         self.facts: dict[str, str] = {}
         self.newest: StepRecord | None = None
         self.loss: float | None = None
+        self.checksum: ChecksumRecord | None = None
         self.last_applied_ns = 0
         self.last_record_ns = identity.started_ns
         self.optimizers: dict[int, OptimizerRecord] = {}
@@ -153,6 +160,13 @@ class RankView:
             self.precision.put(record)
         elif isinstance(record, FindingRecord):
             self._apply_finding(record.finding)
+        else:
+            self._apply_of_run(record)
+
+    def _apply_of_run(self, record: Record) -> None:
+        """Fold a record in that is of the run as a whole."""
+        if isinstance(record, ChecksumRecord):
+            self._apply_checksum(record)
         elif isinstance(record, FactsRecord):
             self._apply_facts(record)
         elif isinstance(record, SensorFailureRecord):
@@ -328,6 +342,20 @@ class RankView:
             self.durations.observe(record.duration_s)
         self.history.add(record)
         self.outcomes.put_step(record)
+
+    def _apply_checksum(self, record: ChecksumRecord) -> None:
+        """Keep a checksum for some scrapes: what is scraped of other hosts by then is of this step.
+
+        It is the first one in a span of steps whose length is a power of two, so that ranks that do
+        not agree on how long a step takes still keep the same ones; and always of the same weights.
+        """
+        if record.part:
+            return
+        steps = max(1.0, CHECKSUM_SECONDS / (self.usual_step_seconds or CHECKSUM_SECONDS))
+        span = 2 ** math.ceil(math.log2(steps))
+        held = self.checksum
+        if held is None or record.step // span != held.step // span:
+            self.checksum = record
 
     def _apply_finding(self, finding: Finding) -> None:
         """Take in a finding as of the iteration it was last seen in, which may be long ago."""

@@ -10,8 +10,12 @@ from ampwatch.host.metrics.scopes import PER_RANK, STEP, each
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampwatch.host.fleet import RankView
+    from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
+    from ampwatch.wire.records import ChecksumRecord
 
 RUN_FACTS = (
     "device",
@@ -58,6 +62,11 @@ def _sensor_errors(rank: RankView) -> Table:
     yield from each(errors)
 
 
+def _of_checksum(read: Callable[[ChecksumRecord], float]) -> Reader:
+    """Return the reader of a value of the check of weights that is exported now."""
+    return PER_RANK.one(lambda rank: None if rank.checksum is None else read(rank.checksum))
+
+
 RUN: tuple[Metric, ...] = (
     Metric(
         "ampwatch_run_info",
@@ -84,6 +93,18 @@ RUN: tuple[Metric, ...] = (
         "Unix time of the newest report of this rank: its start, a step or its end.",
         PER_RANK.one(lambda rank: rank.last_record_ns / 1e9),
         unit="seconds",
+    ),
+    Metric(
+        "ampwatch_replica_checksum",
+        "gauge",
+        "Digest, below 2^48, of a part of the weights at the end of iteration ampwatch_replica_checksum_step and of the next one: equal on ranks that train in lockstep. Kept for 240 s or more, so that ranks that are scraped one after the other show the same check. Absent with a single rank, and without weights that are whole on each rank.",
+        _of_checksum(lambda check: check.checksum),
+    ),
+    Metric(
+        "ampwatch_replica_checksum_step",
+        "gauge",
+        "Iteration of ampwatch_replica_checksum: those of equal iterations alone can be compared.",
+        _of_checksum(lambda check: check.step),
     ),
     Metric(
         "ampwatch_overhead_seconds_total",

@@ -11,9 +11,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import multiprocessing
 import os
 import sys
+import time
 import weakref
+from multiprocessing.util import Finalize
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -24,7 +28,8 @@ from ampwatch.guard import Guard
 from ampwatch.report.one_line import NAME, printable
 from ampwatch.settings import ATTACH, FINDINGS_ONLY
 from ampwatch.training.announcement import announce
-from ampwatch.training.hooks.taps import Listener, listen
+from ampwatch.training.attach.last_word import MAX_SECONDS, LastWord
+from ampwatch.training.hooks.taps import Listener, listen, listen_to_function
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -33,8 +38,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ampwatch.training.monitor import Monitor
+    from ampwatch.training.scalers.rows import Row
 
 T = TypeVar("T")
+
+FIRST_BACKWARDS = 3
+"""Calls of backward, less one, at which a scaler that is not torch's is looked for."""
+
+UNWATCHED = 64
+"""Calls of backward that run unwatched until that is said."""
 
 GradScaler = torch.amp.GradScaler
 logger = logging.getLogger("ampwatch")
@@ -83,7 +95,10 @@ class Attacher:
         self._waiting: list[weakref.ref[Optimizer]] = []
         self._scalers: list[weakref.ref[GradScaler]] = []
         self._stepped: list[tuple[weakref.ref[GradScaler], weakref.ref[Optimizer]]] = []
+        self._backwards = 0
         self._watches: list[tuple[Monitor, weakref.ref[GradScaler] | None]] = []
+        self._words: dict[Monitor, LastWord] = {}
+        self._at_end: Finalize | None = None
 
     def install(self) -> None:
         """Listen to the making of optimizers and scalers, and to where an iteration begins or ends."""
@@ -94,6 +109,7 @@ class Attacher:
             listen(GradScaler, "__init__", after=on(self._made_scaler)),
             listen(GradScaler, "step", before=on(self._scaled_step)),
             listen(GradScaler, "update", after=on(self._updated)),
+            listen_to_function(torch.autograd, "backward", before=self._backward_begins),
         ]
 
     def remove(self) -> None:
@@ -117,6 +133,30 @@ class Attacher:
             # PyTorch iterates over the dictionary of hooks itself while it calls them.
             self._steps[kind] = listen(kind, "step", after=self._guarded(self._stepped_alone))
 
+    def _backward_begins(self, *_: Any) -> None:
+        if not any(not watch.closed for watch, _ in self._watches):
+            self._guard.run(self._backward_of_nobody)
+
+    def _backward_of_nobody(self) -> None:
+        """Attach to a scaler that is not torch's; say that there is nothing else to attach to."""
+        # Late, as in `_attach`.
+        from ampwatch.training.scalers.rows import living  # noqa: PLC0415
+
+        self._backwards += 1
+        scalers = [s for s in _living(self._scalers) if s.is_enabled()]
+        # At the first ones, and rarely after: with a framework of a row it is a pass over all objects.
+        if not scalers and (self._backwards < FIRST_BACKWARDS or self._backwards == UNWATCHED):
+            for row, instance in living(()):
+                self._attach(_living(self._waiting), None, 0, (row, instance))
+                return
+        if self._backwards == UNWATCHED and not self._watches:
+            made = {type(o).__qualname__ for o in _living(self._waiting)}
+            what = f"{', '.join(sorted(made))} has not stepped" if made else "none was made"
+            announce(
+                f"{UNWATCHED} backward passes run unwatched: of torch.optim.Optimizer {what}; call"
+                " ampwatch.monitor(model), and watch.end_iteration() after each step"
+            )
+
     def _made_scaler(self, scaler: GradScaler, *_: Any) -> None:
         self._scalers.append(weakref.ref(scaler))
 
@@ -135,8 +175,10 @@ class Attacher:
         self, scaler: GradScaler, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         optimizer = args[0] if args else kwargs.get("optimizer")
+        # Not by its class: fastai has its scaler step an object that only has parameters.
         if (
-            isinstance(optimizer, Optimizer)
+            optimizer is not None
+            and hasattr(optimizer, "param_groups")
             and scaler.is_enabled()
             and not self._is_watched(scaler)
         ):
@@ -158,8 +200,21 @@ class Attacher:
     def _is_watched(self, scaler: GradScaler) -> bool:
         return any(of is not None and of() is scaler for _, of in self._watches)
 
-    def _attach(self, optimizers: list[Optimizer], scaler: GradScaler | None, step: int) -> None:
-        """Watch the training of ``optimizers``, of which iteration ``step`` is open."""
+    def _attach(
+        self,
+        optimizers: list[Optimizer],
+        scaler: GradScaler | None,
+        step: int,
+        foreign: tuple[Row, Any] | None = None,
+    ) -> None:
+        """Watch the training of ``optimizers``, of which iteration ``step`` is open.
+
+        Args:
+            optimizers: The optimizers.
+            scaler: Their GradScaler or ``None``.
+            step: Index of the iteration.
+            foreign: A scaler that is not torch's, and its row; ``None`` without one.
+        """
         # Late: a program that imports torch and trains nothing should not pay for all of ampwatch.
         from ampwatch.training.attach.owners import models_of  # noqa: PLC0415
         from ampwatch.training.monitor import Monitor, watch_unasked  # noqa: PLC0415
@@ -170,7 +225,8 @@ class Attacher:
         same = [
             w for w, of in self._watches if scaler is not None and of is not None and of() is scaler
         ]
-        models = models_of(optimizers)
+        models = models_of([*optimizers, *_like_optimizers(foreign)])
+        given: Any = scaler if foreign is None else foreign[1]
         if self._covers(models, scaler):
             self._stop_waiting(optimizers)
             return
@@ -179,8 +235,8 @@ class Attacher:
         try:
             watch = watch_unasked(
                 models or None,
-                scaler,
-                optimizer=optimizers if several or not models else None,
+                given,
+                optimizer=optimizers if optimizers and (several or not models) else None,
                 serve=self._serve,
                 step=max([step, *(w.last_step.step + 1 for w in same)]),
             )
@@ -200,6 +256,14 @@ class Attacher:
         # Of a program that trains a thousand times only monitors with something to report are kept.
         self._watches = [(w, of) for w, of in self._watches if not w.closed or _has_news(w)]
         self._watches.append((watch, None if scaler is None else weakref.ref(scaler)))
+        kept = self.watches
+        for other in [other for other in self._words if other not in kept]:
+            self._words.pop(other).leave()
+        if watch.settings.level != "off":
+            self._words[watch] = LastWord(watch.settings, watch.identity)
+        if self._at_end is None and multiprocessing.parent_process() is not None:
+            # A process of multiprocessing runs no atexit. After the monitors, whose priority is 0.
+            self._at_end = Finalize(None, self.report, exitpriority=-1)
         self._stop_waiting(now)
         # With a page the monitor has said so, once; on each machine, one of the ranks does.
         if watch.settings.level != "off" and not watch.url and not watch.identity.local_rank:
@@ -228,15 +292,34 @@ class Attacher:
         self._scalers.clear()
         self._stepped.clear()
         self._watches.clear()
+        self._words.clear()
+        self._at_end = None
 
     def report(self) -> None:
-        """Print the reports of monitors with findings that matter. Called by ``atexit``."""
+        """Print the reports of monitors with findings that matter. Called by ``atexit``.
+
+        Of the ranks of a machine that end together one prints, for all of them; it waits
+        ``MAX_SECONDS`` for them at most, whatever the number of monitors.
+        """
         # atexit runs the newest function first, so monitors have closed themselves by now:
         # each has registered its own after this one.
+        until_s = time.monotonic() + MAX_SECONDS
         for watch, _ in self._watches:
             with contextlib.suppress(Exception):
-                if _has_news(watch):
-                    _print(f"\n{watch.report()}")
+                word = self._words.pop(watch, None)
+                if word is None or not (word.is_shared or _has_news(watch)):
+                    continue
+                if text := word.speak(watch.box(), until_s):
+                    _print(f"\n{text}")
+
+
+def _like_optimizers(foreign: tuple[Row, Any] | None) -> list[Any]:
+    """Return an optimizer that is none of torch's, as far as its parameters are where torch's are."""
+    groups = getattr(foreign[1], "param_groups", None) if foreign is not None else None
+    lists = getattr(foreign[1], "param_lists", None) if foreign is not None else None
+    if not groups and lists:
+        groups = [{"params": list(parameters)} for parameters in lists]
+    return [SimpleNamespace(param_groups=groups)] if groups else []
 
 
 def _has_news(watch: Monitor) -> bool:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.open_iteration import OpenIteration
     from ampwatch.training.hooks.places import Handle, Place
     from ampwatch.training.hooks.sensor import Sensor
+    from ampwatch.training.scalers.loss_scaler import LossScaler
 
 
 def handler_name(event: type) -> str:
@@ -52,12 +53,15 @@ class Bus:
         iteration: The open iteration.
         more_events: Events that others emit, besides those of `events.py`.
         models: Returns the watched models that are still there.
+        loss_scaler: The watched scaler that is not torch's, or ``None``.
 
     Attributes:
         account: The account.
         guards: The guards of the sensors, and those that were asked for by name.
         scaler: The watched scaler. Another one may take over while the training runs.
         models: As given.
+        loss_scaler: As given.
+        infers_scale: Whether the scale is that which losses were seen to be multiplied by.
         ownership: Says which modules and optimizers are another training's.
         is_stepping: Whether a step through the watched scaler is running.
         is_optimizer_stepping: Whether any optimizer is stepping.
@@ -72,12 +76,15 @@ class Bus:
         iteration: OpenIteration,
         more_events: tuple[type, ...] = (),
         models: Callable[[], Iterable[nn.Module]] = tuple,
+        loss_scaler: LossScaler | None = None,
     ) -> None:
         self._events = {handler_name(kind): kind for kind in (*TORCH_EVENTS, *more_events)}
         self.account = account
         self.guards: list[Guard] = []
         self.scaler = scaler
         self.models = models
+        self.loss_scaler = loss_scaler
+        self.infers_scale = False
         self.ownership = Ownership(models)
         self.is_stepping = False
         self.is_optimizer_stepping = False

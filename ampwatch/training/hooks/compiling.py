@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
@@ -58,21 +60,84 @@ Where compiled code has a graph break, whatever is called in between is compiled
 PyTorch: without this, so is what ampwatch does at an op."""
 
 
-_never_compiled: list[Any] = []
+_never_compiled: dict[int, Any] = {}
+"""Code objects by identity: they compare by value."""
+
+_stand_ins: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Functions that stand before others, and these."""
 
 
 def never_compiled(function: _F) -> _F:
-    """Have a function never be compiled. What it calls may be: see ``set_compiler``."""
-    _never_compiled.append(function.__code__)
+    """Have the frame of a function never be compiled, although its code may become part of a graph.
+
+    What it calls may be compiled: see ``set_compiler``.
+    """
+    code = function.__code__
+    if id(code) not in _never_compiled:
+        _never_compiled[id(code)] = code
+        _skip(code)
     return function
+
+
+def uncompiled(hook: _F) -> _F:
+    """Have a hook of PyTorch's that returns nothing be run as it is, with all that it calls.
+
+    Where a compiler traces the hook, nothing is done: our code must not get into a graph.
+    """
+
+    @never_compiled
+    @functools.wraps(hook)
+    def called(*args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        compiler = set_compiler(None)
+        try:
+            hook(*args)
+        finally:
+            set_compiler(compiler)
+
+    return cast("_F", called)
+
+
+def stands_before(stand_in: _F, original: Callable[..., Any]) -> _F:
+    """Have a graph break at a function where it would break at the one that it calls, and once only.
+
+    Most of what ampwatch replaces is called by compiled code between two graphs, and not traced. A
+    function of ours in its place would be traced, only to break a graph in it, and another one where
+    what is left of it runs.
+    """
+    _stand_ins[stand_in] = original
+    _take_after(stand_in, original)
+    return never_compiled(stand_in)
 
 
 def keep_from_compiler() -> None:
     """Tell the compiler which functions it is to run as they are. To be called once it is there."""
+    for code in list(_never_compiled.values()):
+        _skip(code)
+    for stand_in, original in list(_stand_ins.items()):
+        _take_after(stand_in, original)
+
+
+def _skip(code: Any) -> None:
     skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
     if skip is not None:
-        for code in _never_compiled:
-            skip(code)
+        skip(code)
+
+
+def _take_after(stand_in: Any, original: Callable[..., Any]) -> None:
+    if _is_left_out(original):
+        # What torch.compiler.disable sets, which needs the compiler, and compiles nothing that is called inside.
+        stand_in._torchdynamo_disable = True  # noqa: SLF001 - no public name for it
+
+
+def _is_left_out(function: Callable[..., Any]) -> bool:
+    """Whether the compiler breaks its graph at a call of a function, and does not trace it."""
+    ask = getattr(sys.modules.get("torch._dynamo.trace_rules"), "check", None)
+    try:
+        return ask is not None and bool(ask(function, is_inlined_call=True))
+    except (AttributeError, TypeError, AssertionError):
+        return False  # one that is not written in Python, or is asked for otherwise
 
 
 def is_in_compiled() -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn.modules import module
 
-from ampwatch.training.hooks.compiling import SEES_COMPILED, keep_from_compiler, may_compile
+from ampwatch.training.hooks.compiling import SEES_COMPILED, may_compile
 from ampwatch.training.hooks.events import CompiledEntering
 from ampwatch.training.hooks.taps import listen_to_function
 
@@ -50,7 +50,6 @@ class Entrance:
             return False
         if not self._is_heard:
             self._is_heard = True
-            keep_from_compiler()
             self._handles.append(listen_to_function(module, ASKED, before=self._before_module))
             self._handles.append(listen_to_function(frames, ENTRY, before=self._before_code))
         return True

@@ -120,6 +120,51 @@ class OptimizerStepped(NamedTuple):
     is_outermost: bool
 
 
+class EndCalled(NamedTuple):
+    """A call begins that may end an iteration: one that a ``LossScaler`` names, or ``end_iteration``.
+
+    Attributes:
+        scale: The loss scale of this iteration, a float or a tensor that is read later; ``None`` if it
+            is not known.
+    """
+
+    scale: object
+
+
+class EndReturned(NamedTuple):
+    """A call has ended the iteration.
+
+    Attributes:
+        scale: The loss scale from here on, likewise.
+        skipped: Whether the step was skipped: a bool, or a tensor that is read later.
+    """
+
+    scale: object
+    skipped: object
+
+
+class ScaleSeen(NamedTuple):
+    """A loss was multiplied by a scale of a scaler that nobody has handed in.
+
+    Attributes:
+        scale: The scale.
+    """
+
+    scale: float
+
+
+class StepMissed(NamedTuple):
+    """Gradients of the open iteration were thrown away without a step, and the scale has fallen.
+
+    Attributes:
+        scale_before: The scale that the loss was multiplied by.
+        scale: The scale from here on.
+    """
+
+    scale_before: float
+    scale: float
+
+
 class Zeroed(NamedTuple):
     """``zero_grad()`` of an optimizer or of a module has returned."""
 
@@ -288,6 +333,28 @@ class DevicesKnown(NamedTuple):
     """
 
     has_accelerator: bool
+
+
+class CollectiveBegan(NamedTuple):
+    """A collective has begun, and the memory of its results is not to be read yet.
+
+    Attributes:
+        targets: The tensors that it writes.
+        work: The handle to wait for.
+    """
+
+    targets: Sequence[Tensor]
+    work: Any
+
+
+class CollectiveWaited(NamedTuple):
+    """The program has waited for a collective: what it has written can be read.
+
+    Attributes:
+        work: The handle.
+    """
+
+    work: Any
 
 
 class SensorFailed(NamedTuple):

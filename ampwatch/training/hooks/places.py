@@ -7,6 +7,7 @@ A place is put on when a sensor wants one of its events, and taken off with the 
 from __future__ import annotations
 
 import sys
+import weakref
 from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -30,7 +31,8 @@ from ampwatch.training.devices import (
     graph_classes,
     is_unheard,
 )
-from ampwatch.training.hooks.compiling import BACKENDS, is_traced
+from ampwatch.training.hooks.compiling import BACKENDS, is_traced, keep_from_compiler, uncompiled
+from ampwatch.training.hooks.ends import Ends
 from ampwatch.training.hooks.entering import Entrance
 from ampwatch.training.hooks.events import (
     AlteredCalled,
@@ -39,8 +41,12 @@ from ampwatch.training.hooks.events import (
     BackwardBegan,
     ClippingByNorm,
     ClippingByValue,
+    CollectiveBegan,
+    CollectiveWaited,
     CompileCalled,
     CompiledEntering,
+    EndCalled,
+    EndReturned,
     ForwardBegan,
     ForwardEnded,
     ForwardReturned,
@@ -292,6 +298,11 @@ def _update(bus: Bus, handles: list[Any]) -> None:
     _on_scaler(bus, handles, "update", before=before, after=after)
 
 
+def _ends(bus: Bus, handles: list[Any]) -> None:
+    if bus.loss_scaler is not None:
+        Ends(bus, bus.loss_scaler, handles)
+
+
 def _load_scaler(bus: Bus, handles: list[Any]) -> None:
     loaded, others = bus.channel(ScalerLoaded), bus.of_other_scalers(ScalerLoaded)
 
@@ -319,10 +330,11 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     outermost: int | None = None
     begun: set[int] = set()
 
+    @uncompiled
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        # A step that is being compiled or captured must not get our code into its graph.
-        if is_compiling() or (captures and is_unheard()) or ownership.is_of_another(optimizer):
+        # A step that is being captured must not get our code into its graph.
+        if (captures and is_unheard()) or ownership.is_of_another(optimizer):
             return
         if outermost is None or id(optimizer) in begun:
             # A step that raised never returned: what begins again is not inside of it.
@@ -333,9 +345,10 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
         if stepping.subscribers:
             stepping.emit(OptimizerStepping(optimizer))
 
+    @uncompiled
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        if is_compiling() or (captures and is_unheard()) or ownership.is_of_another(optimizer):
+        if (captures and is_unheard()) or ownership.is_of_another(optimizer):
             return
         is_outermost = outermost == id(optimizer)
         if is_outermost:
@@ -478,6 +491,16 @@ def _capture(bus: Bus, handles: list[Any]) -> None:
     handles += [
         listen(backend, "__call__", before=before, always_heard=True) for backend in _backends()
     ]
+
+
+def _keep_from_compiler(_bus: Bus, handles: list[Any]) -> None:
+    # Now, if the compiler is there already; else whoever calls torch.compile has just imported it.
+    keep_from_compiler()
+
+    def before(_backend: object, _args: Any, _kwargs: Any) -> None:
+        keep_from_compiler()
+
+    handles += [listen(backend, "__init__", before=before) for backend in _backends()]
 
 
 class _ForgetCaptures:
@@ -623,6 +646,95 @@ def _altered(bus: Bus, handles: list[Any]) -> None:
             handles.append(listen_to_function(module, name, before=before_norm))
 
 
+def _targets(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that a collective writes: the first of its arguments that has any.
+
+    No schema says so. What is sent comes second, or is written itself.
+    """
+    for value in (*args, *kwargs.values()):
+        found = _tensors_in(value)
+        if found:
+            return found
+    return []
+
+
+def _tensors_in(value: object) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for part in value for tensor in _tensors_in(part)]
+    return []
+
+
+READS_ONLY = frozenset({"send", "barrier"})
+"""Methods of a process group that return a handle, and write nothing."""
+
+
+def _begins_collective(name: str, method: Any) -> bool:
+    """Whether a method of ``ProcessGroup`` returns a handle to wait for, as its signature says."""
+    signature = str(getattr(method, "__doc__", None) or "")
+    is_public = not name.startswith("__") and name not in READS_ONLY
+    return is_public and "-> c10d::Work" in signature.replace(
+        "torch._C._distributed_c10d.", "c10d::"
+    )
+
+
+class _Collectives:
+    """Hears of the collectives that Python begins.
+
+    Args:
+        bus: Where events go.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._began = bus.channel(CollectiveBegan)
+        self._waited = bus.channel(CollectiveWaited)
+        # What is begun between the two calls of a coalescing group has one handle, that of the last.
+        self._coalescing: dict[int, list[weakref.ref[torch.Tensor]]] = {}
+
+    def put_on(self, handles: list[Any]) -> None:
+        """Listen to all methods that return a handle, and to its own."""
+        group, work = torch.distributed.ProcessGroup, torch.distributed.Work
+        for name, method in list(vars(group).items()):
+            if name == "_start_coalescing":
+                handles.append(listen(group, name, after=self._opened))
+            elif name == "_end_coalescing":
+                handles.append(listen(group, name, returned=self._closed))
+            elif _begins_collective(name, method):
+                handles.append(listen(group, name, returned=self._returned))
+        handles.append(listen(work, "wait", after=self._after_wait))
+
+    def _returned(self, group: Any, result: object, args: Any, kwargs: Any) -> None:
+        targets = _targets(args, kwargs)
+        together = self._coalescing.get(id(group))
+        if together is not None:
+            # Weakly: an exception of the user's may have kept the end from coming.
+            together += map(weakref.ref, targets)
+        else:
+            self._begin(targets, result)
+
+    def _opened(self, group: Any, _args: Any, _kwargs: Any) -> None:
+        self._coalescing[id(group)] = []
+
+    def _closed(self, group: Any, result: object, _args: Any, _kwargs: Any) -> None:
+        together = self._coalescing.pop(id(group), ())
+        self._begin([t for reference in together if (t := reference()) is not None], result)
+
+    def _begin(self, targets: list[torch.Tensor], handle: object) -> None:
+        if targets and isinstance(handle, torch.distributed.Work):
+            self._began.emit(CollectiveBegan(targets, handle))
+
+    def _after_wait(self, handle: Any, _args: Any, _kwargs: Any) -> None:
+        self._waited.emit(CollectiveWaited(handle))
+
+
+def _collectives(bus: Bus, handles: list[Any]) -> None:
+    # The methods of the group and not the functions of torch.distributed: FSDP, and whoever has
+    # imported those by name, come through here as well. C++ does not; DDP waits inside of backward.
+    if torch.distributed.is_available():
+        _Collectives(bus).put_on(handles)
+
+
 COUNTED = "in iterations whose ops are observed one by one"
 
 SCALER_PLACES: tuple[Place, ...] = (
@@ -637,6 +749,13 @@ SCALER_PLACES: tuple[Place, ...] = (
 
 PLACES: tuple[Place, ...] = (
     *SCALER_PLACES,
+    Place(
+        "the methods that an ampwatch.LossScaler, or the row of a framework, says end an iteration",
+        REPLACED,
+        (EndCalled, EndReturned),
+        _ends,
+        when="with a scaler that is not torch's",
+    ),
     Place("torch.optim.Optimizer.load_state_dict", REPLACED, (OptimizerLoaded,), _load_optimizer),
     Place(
         "torch.optim.optimizer.register_optimizer_step_pre_hook, ..._post_hook",
@@ -682,6 +801,8 @@ PLACES: tuple[Place, ...] = (
         _compile,
     ),
     Place("__call__ of the backends of torch.compile", REPLACED, (GraphCaptured,), _capture),
+    # For no sensor: what is replaced here is not to be compiled.
+    Place("__init__ of the backends of torch.compile", REPLACED, (), _keep_from_compiler),
     Place(
         "torch.nn.modules.module.register_module_forward_pre_hook",
         HOOK,
@@ -717,6 +838,14 @@ PLACES: tuple[Place, ...] = (
         (RootCalled, RootReturned),
         _roots,
         when="at standard and deep, unless `replay` is off",
+    ),
+    Place(
+        "all methods of torch.distributed.ProcessGroup that return a handle (Work), and"
+        " _start_coalescing; torch.distributed.Work.wait",
+        REPLACED,
+        (CollectiveBegan, CollectiveWaited),
+        _collectives,
+        when="at standard and deep",
     ),
     Place(
         "torch.linalg.svdvals, eigvalsh, pinv, cond, matrix_rank, norm, matrix_norm;"

@@ -18,6 +18,7 @@ import torch
 from torch.jit import _builtins
 
 from ampwatch.training.devices import captures, is_unheard
+from ampwatch.training.hooks.compiling import never_compiled, set_compiler, stands_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +99,7 @@ class _Tap:
         always_heard = self._always_heard
 
         @functools.wraps(original)
-        def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901 - in line: it runs in each step
+        def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912 - in line: it runs in each step
             # A call that is being compiled must not get our code into its graph. Dynamo takes
             # is_compiling() for the constant True, so the rest of the wrapper is not even traced.
             # What is captured into a graph of an accelerator is not done now either: whatever a
@@ -107,29 +108,41 @@ class _Tap:
                 return original(instance, *args, **kwargs)
             # Read once: who comes during the call must not get an `after` without its `before`.
             listeners = self._listeners
-            for listener in listeners:
-                if (before := listener.before) is not None and (
-                    listener.instance is None or listener.instance is instance
-                ):
-                    before(instance, args, kwargs)
+            # Between two graphs of compiled code whatever is called is compiled, listeners as well.
+            compiler = set_compiler(None)
             try:
-                result = original(instance, *args, **kwargs)
-            except BaseException:  # of an interrupt as well: who counts depth would stay inside
                 for listener in listeners:
-                    if (failed := listener.failed) is not None and (
+                    if (before := listener.before) is not None and (
                         listener.instance is None or listener.instance is instance
                     ):
-                        failed(instance)
-                raise
-            for listener in listeners:
-                if listener.instance is None or listener.instance is instance:
-                    if (after := listener.after) is not None:
-                        after(instance, args, kwargs)
-                    if (returned := listener.returned) is not None:
-                        returned(instance, result, args, kwargs)
+                        before(instance, args, kwargs)
+                if compiler is not None:
+                    set_compiler(compiler)
+                try:
+                    result = original(instance, *args, **kwargs)
+                except BaseException:  # of an interrupt as well: who counts depth would stay inside
+                    if compiler is not None:
+                        set_compiler(None)
+                    for listener in listeners:
+                        if (failed := listener.failed) is not None and (
+                            listener.instance is None or listener.instance is instance
+                        ):
+                            failed(instance)
+                    raise
+                if compiler is not None:
+                    set_compiler(None)
+                for listener in listeners:
+                    if listener.instance is None or listener.instance is instance:
+                        if (after := listener.after) is not None:
+                            after(instance, args, kwargs)
+                        if (returned := listener.returned) is not None:
+                            returned(instance, result, args, kwargs)
+            finally:
+                if compiler is not None:
+                    set_compiler(compiler)
             return result
 
-        return wrapper
+        return stands_before(wrapper, original)
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         # A class that is pickled by value takes its methods along: they pass calls on, and no more.
@@ -164,6 +177,7 @@ def _inherited(owner: type | ModuleType, name: str) -> Callable[..., Any]:
     """Return what calls the method that a class inherits, whichever that is at the time."""
 
     # Looked up at each call: torch.fx replaces __call__ of nn.Module while it traces.
+    @never_compiled
     @functools.wraps(getattr(owner, name))
     def inherited(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         return getattr(super(owner, instance), name)(*args, **kwargs)
@@ -194,25 +208,37 @@ class _FunctionTap(_Tap):
         builtin = _builtins._find_builtin(original)  # type: ignore[no-untyped-call] # noqa: SLF001 - no public name for it
 
         @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912 - as above
             if torch.compiler.is_compiling() or (captures and is_unheard()):
                 return original(*args, **kwargs)
             listeners = self._listeners
-            for listener in listeners:
-                if listener.before is not None:
-                    listener.before(args, kwargs)
+            compiler = set_compiler(None)  # as above
             try:
-                result = original(*args, **kwargs)
-            except BaseException:
                 for listener in listeners:
-                    if listener.failed is not None:
-                        listener.failed()
-                raise
-            for listener in listeners:
-                if listener.after is not None:
-                    listener.after(args, kwargs)
+                    if listener.before is not None:
+                        listener.before(args, kwargs)
+                if compiler is not None:
+                    set_compiler(compiler)
+                try:
+                    result = original(*args, **kwargs)
+                except BaseException:
+                    if compiler is not None:
+                        set_compiler(None)
+                    for listener in listeners:
+                        if listener.failed is not None:
+                            listener.failed()
+                    raise
+                if compiler is not None:
+                    set_compiler(None)
+                for listener in listeners:
+                    if listener.after is not None:
+                        listener.after(args, kwargs)
+            finally:
+                if compiler is not None:
+                    set_compiler(compiler)
             return result
 
+        stands_before(wrapper, original)
         if builtin is not None:
             _builtins._register_builtin(wrapper, builtin)  # noqa: SLF001
         return wrapper

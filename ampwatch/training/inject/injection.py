@@ -11,7 +11,7 @@ from ampwatch.errors import SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard
 from ampwatch.training.arguments import check_count, check_number
 from ampwatch.training.inject.faults import ActivationFault, Fault, GradientFault, StallFault
-from ampwatch.training.model.names import Names, canonical
+from ampwatch.training.model.names import MODULE, Names
 from ampwatch.training.monitor import Monitor
 
 if TYPE_CHECKING:
@@ -68,10 +68,9 @@ def inject(
             ``collapsed_scale``, an infinite gradient in every parameter until the scaler has halved
             its scale ``steps`` times; ``stalled_step``, a wait of ``seconds`` before the optimizer's
             step.
-        parameter: Qualified name, as in ``model.named_parameters()``; with several models it
-            begins with the index of its model.
-        module: Qualified name, as in ``model.named_modules()``; with several models it begins with
-            the index of its model.
+        parameter: Qualified name, as in ``model.named_parameters()``, with wrappers (``DDP``,
+            ``torch.compile``) or without; with several models it begins with the index of its model.
+        module: Qualified name, as in ``model.named_modules()``, likewise.
         step: The iteration, counted as in ``watch.last_step``; the open one if ``None``.
         steps: How many iterations; 1 if ``None``, and ``COLLAPSE_STEPS`` for ``collapsed_scale``.
         seconds: The wait of ``stalled_step``; 5 if ``None``. Unit: s.
@@ -276,10 +275,10 @@ def _fault(watch: Monitor, kind: str, name: str, guard: Guard) -> tuple[Fault, s
     """Return the fault and where it is, in words."""
     names = Names(watch.models)
     if kind in ACTIVATION:
-        module = _named(names.modules(), name, "module")
+        module = _named(names, names.modules(), name, "module")
         return ActivationFault(module, ACTIVATION[kind], guard), f" of {name or 'the model'}"
     if kind in GRADIENT:
-        parameter = _named(names.parameters(), name, "parameter")
+        parameter = _named(names, names.parameters(), name, "parameter")
         if not parameter.requires_grad:
             msg = f"`parameter`: expected one that gets a gradient, got {name!r}, whose requires_grad is False"
             raise SettingsError(msg)
@@ -297,10 +296,13 @@ def _stall(watch: Monitor, seconds: float, sleep: Callable[[float], None]) -> St
     return StallFault(watch._scaler, seconds, sleep, lambda: session.step)  # noqa: SLF001
 
 
-def _named(pairs: Iterable[tuple[str, Any]], name: str, what: str) -> Any:
+def _named(names: Names, pairs: Iterable[tuple[str, Any]], name: str, what: str) -> Any:
     there = dict(pairs)
-    if canonical(name) in there:
-        return there[canonical(name)]
+    bare = names.canonical(name)
+    # Whoever watches the model within a wrapper may still take names from the wrapper.
+    for each in (name, bare, bare.removeprefix(f"{MODULE}.")):
+        if each in there:
+            return there[each]
     some = ", ".join(repr(each) for each in list(there)[:SHOWN_NAMES])
     more = f" and {len(there) - SHOWN_NAMES} more" if len(there) > SHOWN_NAMES else ""
     hint = did_you_mean(name, there, f"there are {some}{more}: model.named_{what}s()")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ampwatch.diagnosis.evidence.replicas import WeightCheck
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.open_iteration import OpenIteration
@@ -40,6 +41,20 @@ class WayOut(Protocol):
         """The ring file, ``None`` without one."""
 
 
+class Peers(Protocol):
+    """The other ranks of the machine."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the run, on all machines."""
+
+    def leave_check(self, check: WeightCheck) -> None:
+        """Leave a check of this rank's weights for the others of its machine. Never raises."""
+
+    def checks(self) -> dict[int, list[WeightCheck]]:
+        """Return the newest checks of the ranks of this machine, the oldest first. Never raises."""
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """The parts that the sensors of one training share.
@@ -65,6 +80,7 @@ class Context:
         observe: Takes what a sensor has learnt, as soon as it has: an object of
             ``diagnosis.evidence``. Never raises.
         out: Where records go.
+        peers: The other ranks.
     """
 
     settings: Settings
@@ -85,6 +101,7 @@ class Context:
     clock: Clock
     observe: Callable[[object], None]
     out: WayOut
+    peers: Peers
 
     @property
     def is_scaled(self) -> bool:

@@ -13,7 +13,7 @@ import time
 import weakref
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
 from ampwatch.training.hooks.events import (
@@ -25,6 +25,7 @@ from ampwatch.training.hooks.events import (
 )
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.scaler import STEPPED
+from ampwatch.training.scalers.loss_scaler import BACKOFF_FACTOR, GROWTH_FACTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,10 +38,14 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.events import (
         DevicesKnown,
+        EndCalled,
+        EndReturned,
         OptimizerStepped,
         Scaled,
+        ScaleSeen,
         SchedulerStepped,
         StepBegan,
+        StepMissed,
         Updated,
         Updating,
     )
@@ -68,6 +73,9 @@ BATCH_SECONDS = 0.25
 """How long an iteration without news may wait to be judged together with others. Between
 two steps of a training the caches forget our code: judged one by one, iterations cost
 several times as much."""
+
+UNKNOWN_SETTINGS = ScalerSettings(GROWTH_FACTOR, BACKOFF_FACTOR, math.inf)
+"""Settings of a scaler of which nothing is known but its scale."""
 
 NOT_STEPPED = -1
 """Number of an optimizer whose gradients were unscaled and that was not stepped."""
@@ -119,6 +127,9 @@ class _Draft:
         applied_ids: Identities of optimizers that were stepped and did not end the iteration.
         uncalled: By number, whether an optimizer that the scaler was asked to step was not called.
         scheduler_stepped: Numbers of the optimizers whose scheduler was stepped.
+        seen_scale: The scale that its first loss was seen to be multiplied by, or NaN.
+        has_scale: Whether the row has the scale that was in use.
+        has_ended: Whether nothing has happened since an optimizer's step ended the last one.
     """
 
     found_inf_of: list[int] = field(default_factory=list)
@@ -126,6 +137,22 @@ class _Draft:
     applied_ids: set[int] = field(default_factory=set)
     uncalled: dict[int, bool] = field(default_factory=dict)
     scheduler_stepped: set[int] = field(default_factory=set)
+    seen_scale: float = math.nan
+    has_scale: bool = False
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class _LateScale:
+    """The scale after an iteration, where only the next loss shows it.
+
+    Attributes:
+        before: The scale before.
+        after: The scale after it; ``None`` until a loss has shown it.
+    """
+
+    before: float
+    after: float | None = None
 
 
 class _Parcel(NamedTuple):
@@ -134,14 +161,16 @@ class _Parcel(NamedTuple):
     frame: Iteration
     found_inf_of: list[int]
     sample: Sample | None
+    late: _LateScale | None = None
 
 
 class IterationLedger(Sensor):
     """Puts iterations together from the events of the scaler and of the optimizers.
 
     With an enabled scaler an iteration ends with ``scaler.update``, and with nothing
-    else. Without one it ends with the step of the leading optimizer: the first that
-    steps, or, when that one is gone, the first that steps twice.
+    else; with a ``LossScaler`` with the calls that it names, and with ``end_iteration`` once
+    that was called. Without any it ends with the step of the leading optimizer: the first that
+    steps, or, when that one is gone, the first that steps twice; or where a step was missed.
 
     ``found_inf`` is taken before ``update`` and the scale after it: ``update`` sums the verdicts
     in place and then forgets them.
@@ -196,6 +225,11 @@ class IterationLedger(Sensor):
         self._stepping = NOT_STEPPED
         self._numbers: dict[int, int] = {}
         self._leader: weakref.ref[Optimizer] | None = None
+        self._ends_by_call = bus.loss_scaler is not None
+        self._is_scaled = False
+        self._optimizers: tuple[int, ...] = (0,)
+        self._late: _LateScale | None = None
+        self._newest = (-1, math.nan)
         self._ended_ns = 0
         self._delivered_ns = 0
         self._alarming = False
@@ -241,6 +275,11 @@ class IterationLedger(Sensor):
         optimizer = event.optimizer
         index = self._registry.index_of(optimizer)
         if index is None:
+            return
+        if self._ends_by_call:
+            # Several times in an iteration, by frameworks that step part by part.
+            if index not in self._draft.applied:
+                self._draft.applied.append(index)
             return
         self._draft.applied.append(index)
         scaler = self._bus.scaler
@@ -316,13 +355,115 @@ class IterationLedger(Sensor):
             self._bus.emit(FactsChanged())
 
     def _close_unscaled(self) -> None:
+        draft = self._draft
         row = self._row or self._readback.open()
         if row is not None:
-            row.values[SCALE_BEFORE] = row.values[SCALE] = math.nan
+            row.values[SCALE_BEFORE] = row.values[SCALE] = draft.seen_scale
             row.values[TRACKER] = -1
-        self._close(row, None, scale_given=False)
+        if math.isnan(draft.seen_scale):
+            self._close(row, None, scale_given=False)
+            return
+        self._optimizers = tuple(dict.fromkeys(draft.applied))
+        self._put_outcome(row, skipped=False)
+        late = self._late = _LateScale(draft.seen_scale)
+        self._close(row, UNKNOWN_SETTINGS, scale_given=False, late=late)
 
-    def _close(self, row: Row | None, scaler: ScalerSettings | None, *, scale_given: bool) -> None:
+    # Scalers that are not torch's.
+
+    def end_called(self, event: EndCalled) -> None:
+        """Take the scale that was in use, before the call moves it."""
+        self.settle()
+        draft = self._draft
+        if not self._ends_by_call:
+            # The user's first `end_iteration`: a step of an optimizer may have ended this one already.
+            self._ends_by_call = True
+            draft.has_ended = bool(self._ended_ns) and not self._losses.num_losses
+        row = self._row = self._row or self._readback.open()
+        if row is not None and event.scale is not None:
+            self._put(row, SCALE_BEFORE, event.scale)
+            draft.has_scale = True
+
+    def end_returned(self, event: EndReturned) -> None:
+        """Take the new scale and the outcome; the iteration is over."""
+        draft = self._draft
+        if draft.has_ended and not draft.applied:
+            draft.has_ended = False
+            return
+        if draft.applied:
+            self._optimizers = tuple(draft.applied)
+        # Without any scale and any skip there is nothing to tell of a scaler.
+        self._is_scaled |= event.scale is not None or event.skipped is not False
+        row = self._row or self._readback.open()
+        if row is not None:
+            if not draft.has_scale:
+                row.values[SCALE_BEFORE] = math.nan
+            self._put(row, SCALE, math.nan if event.scale is None else event.scale)
+            row.values[TRACKER] = -1
+        settings = None
+        if self._is_scaled:
+            scaler = self._bus.loss_scaler
+            settings = UNKNOWN_SETTINGS if scaler is None else scaler.settings
+            self._put_outcome(row, skipped=event.skipped)
+        else:
+            draft.applied = list(self._optimizers)
+        self._close(row, settings, scale_given=False)
+
+    def scale_seen(self, event: ScaleSeen) -> None:
+        """Take the scale that a loss was multiplied by, which is also that after the last iteration."""
+        if self._ends_by_call:
+            return
+        self._settle_late(event.scale)
+        if math.isnan(self._draft.seen_scale):
+            self._draft.seen_scale = event.scale
+
+    def step_missed(self, event: StepMissed) -> None:
+        """Close an iteration whose gradients were thrown away."""
+        if self._ends_by_call:
+            return
+        self._settle_late(event.scale_before)
+        row = self._row or self._readback.open()
+        if row is not None:
+            row.values[SCALE_BEFORE], row.values[SCALE] = event.scale_before, event.scale
+            row.values[TRACKER] = -1
+        self._put_outcome(row, skipped=True)
+        self._close(row, UNKNOWN_SETTINGS, scale_given=False)
+
+    def _settle_late(self, scale: float) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            late.after = scale
+
+    def settle(self) -> None:
+        """Wait for no loss any more: the scale after the last iteration is that before it."""
+        if self._late is not None:
+            self._settle_late(self._late.before)
+
+    def _put_outcome(self, row: Row | None, *, skipped: object) -> None:
+        """Put down for each optimizer of the iteration whether its step was skipped."""
+        draft = self._draft
+        draft.applied.clear()
+        numbers = self._optimizers[:MAX_FOUND_INF]
+        draft.found_inf_of[:] = numbers if row is not None else ()
+        if row is not None:
+            for column in range(FOUND_INF, FOUND_INF + len(numbers)):
+                self._put(row, column, skipped)
+        if isinstance(skipped, bool):
+            draft.uncalled = dict.fromkeys(numbers, skipped)
+
+    def _put(self, row: Row, column: int, value: Any) -> None:
+        if isinstance(value, (bool, float)):
+            row.values[column] = float(value)
+        else:
+            self._readback.put(row, column, value)
+
+    def _close(
+        self,
+        row: Row | None,
+        scaler: ScalerSettings | None,
+        *,
+        scale_given: bool,
+        late: _LateScale | None = None,
+    ) -> None:
         draft = self._draft
         now = self._clock.monotonic_ns()
         losses = self._losses
@@ -360,7 +501,7 @@ class IterationLedger(Sensor):
                 self._readback.put(row, LOSS, losses.on_device)
             # Let go of before it is sealed: after an interrupt in between it would be sealed twice.
             self._row = None
-            has_room = self._readback.seal(row, _Parcel(frame, draft.found_inf_of, sample))
+            has_room = self._readback.seal(row, _Parcel(frame, draft.found_inf_of, sample, late))
         elif sample is not None and self._samples is not None:
             self._samples.discard(sample)
         losses.reset()
@@ -399,6 +540,13 @@ class IterationLedger(Sensor):
         self._delivered_ns = self._ended_ns
         for values, parcel in self._readback.arrived(_has_arrived):
             iteration = _complete(parcel.frame, parcel.found_inf_of, values)
+            if parcel.late is not None and parcel.late.after is not None:
+                iteration.loss_scale = parcel.late.after
+            # A scale that is told after each iteration is that of the next one.
+            follows = iteration.step == self._newest[0] + 1
+            if follows and iteration.scaler is not None and math.isnan(iteration.scale_before):
+                iteration.scale_before = self._newest[1]
+            self._newest = (iteration.step, iteration.loss_scale)
             if parcel.sample is not None and self._samples is not None:
                 iteration.topics = frozenset(parcel.sample.topics)
                 iteration.ranges = self._samples.take(parcel.sample)
@@ -420,6 +568,8 @@ def _is_alarming(iteration: Iteration) -> bool:
 
 
 def _has_arrived(parcel: _Parcel) -> bool:
+    if parcel.late is not None and parcel.late.after is None:
+        return False
     return parcel.sample is None or parcel.sample.has_arrived()
 
 

@@ -55,6 +55,7 @@ def run_facts(
     scaler: torch.amp.GradScaler | None,
     autocast_dtypes: Sequence[str],
     device: torch.device | None,
+    loss_scaler: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the facts of this process as short strings.
 
@@ -62,6 +63,7 @@ def run_facts(
         scaler: The watched scaler or ``None``.
         autocast_dtypes: Names of the autocast dtypes seen so far.
         device: Device of the model's parameters, ``None`` if unknown.
+        loss_scaler: Facts of a scaler that is not torch's; ``None`` without one.
 
     Cost:
         About 50 us; no device work. At set-up and when something new was seen.
@@ -72,7 +74,7 @@ def run_facts(
         "python": platform.python_version(),
         "device": "" if device is None else device.type,
         **gpu_facts(device),  # with the name of the product as ``device``
-        **_scaler_facts(scaler),
+        **(_scaler_facts(scaler) if loss_scaler is None else loss_scaler),
     }
     facts.update({name: _ask(read) for name, read in _FLAGS.items()})
     return facts

@@ -12,8 +12,31 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-WRAPPER = "_orig_mod"
-"""Name of a module within its ``OptimizedModule``."""
+WRAPPED = frozenset(
+    {
+        "_orig_mod",  # torch.compile
+        "_fsdp_wrapped_module",  # FullyShardedDataParallel, also fairscale's
+        "_fpw_module",  # fairscale's FlattenParamsWrapper
+        "_checkpoint_wrapped_module",  # CheckpointWrapper and OffloadWrapper
+        "_forward_module",  # Lightning Fabric
+    }
+)
+"""Names that a module has within a wrapper, and that nobody gives to a part of a model."""
+
+MODULE = "module"
+"""Name of a module within a wrapper of ``PARALLEL``, and of many a part of a model."""
+
+PARALLEL = frozenset(
+    {
+        "DistributedDataParallel",  # PyTorch's, apex's and Megatron's
+        "DataParallel",
+        "DeepSpeedEngine",
+        "Float16Module",  # Megatron's
+    }
+)
+"""Names of the classes, or of a base of theirs, whose ``module`` is what they wrap.
+
+``AveragedModel`` is none: what it holds is a copy, and with its own parameters a part of a model."""
 
 
 class Names:
@@ -62,26 +85,33 @@ class Names:
         """Yield name and tensor of each parameter of the models."""
         for prefix, model in self._prefixed():
             for name, parameter in model.named_parameters():
-                yield prefix + canonical(name), parameter
+                yield prefix + canonical(name, model), parameter
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each buffer of the models."""
         for prefix, model in self._prefixed():
             for name, buffer in model.named_buffers():
-                yield prefix + canonical(name), buffer
+                yield prefix + canonical(name, model), buffer
 
     def leaf_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield name and module of each module without children; parametrizations are none."""
         for prefix, model in self._prefixed():
             for name, module in model.named_modules():
                 if all(child == "parametrizations" for child, _ in module.named_children()):
-                    yield (prefix + canonical(name)).rstrip("."), module
+                    yield (prefix + canonical(name, model)).rstrip("."), module
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield name and module of each module."""
         for prefix, model in self._prefixed():
             for name, module in model.named_modules():
-                yield (prefix + canonical(name)).rstrip("."), module
+                yield (prefix + canonical(name, model)).rstrip("."), module
+
+    def canonical(self, name: str) -> str:
+        """Return the name that stands for ``name`` here, wherever wrappers are part of it or not."""
+        for prefix, model in self._prefixed():
+            if name.startswith(prefix):
+                return prefix + canonical(name[len(prefix) :], model)
+        return canonical(name)
 
     def models(self) -> Iterator[nn.Module]:
         """Yield the watched models that are still there."""
@@ -95,11 +125,37 @@ class Names:
                 yield (f"{number}." if several else "", model)
 
 
-def canonical(name: str) -> str:
-    """Return a qualified name without the modules that ``torch.compile`` has wrapped others in."""
-    if WRAPPER not in name:
+def canonical(name: str, model: nn.Module | None = None) -> str:
+    """Return a qualified name as the ``state_dict`` of the bare model has it, without wrappers.
+
+    Args:
+        name: The name of a module, a parameter or a buffer of ``model``.
+        model: The module that the name is relative to. Without it ``module`` stays in the name, for
+            only the class of its owner says whether it is a wrapper's.
+
+    Cost: 0.2 us; some 0.2 us more for each part of a name in which something is left out.
+    """
+    parts = name.split(".")
+    if not any(part == MODULE or part in WRAPPED for part in parts):
         return name
-    return ".".join(part for part in name.split(".") if part != WRAPPER)
+    kept = []
+    owner = model
+    for part in parts:
+        if part not in WRAPPED and not (part == MODULE and _is_parallel(owner)):
+            kept.append(part)
+        owner = None if owner is None else _part(owner, part)
+    return ".".join(kept)
+
+
+def _part(owner: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return owner.get_submodule(name)
+    except AttributeError:
+        return None  # a parameter, or a class of the user's that gives names of its own
+
+
+def _is_parallel(owner: nn.Module | None) -> bool:
+    return any(kind.__name__ in PARALLEL for kind in type(owner).__mro__)
 
 
 def parameters_of(optimizer: Optimizer) -> list[Any]:

@@ -35,8 +35,8 @@ def check_scaler(scaler: object) -> torch.amp.GradScaler:
     if not isinstance(scaler, torch.amp.GradScaler):
         msg = (
             f"`scaler`: expected a torch.amp.GradScaler or a subclass, got"
-            f" {type(scaler).__module__}.{type(scaler).__qualname__}; pass scaler=None to watch the"
-            f" steps without it"
+            f" {type(scaler).__module__}.{type(scaler).__qualname__}; say how it works with"
+            f" ampwatch.LossScaler(...), or pass scaler=None to watch the steps without it"
         )
         raise AttachError(msg)
     device_type = scaler._device if scaler.is_enabled() else HOST  # noqa: SLF001 - no public name

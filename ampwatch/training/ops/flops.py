@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ampwatch.training.ops.info import OpInfo
 
-_SEQUENCES = frozenset({"cum_seq_q", "cu_seqlens_q"})
+_SEQUENCES = frozenset({"cum_seq_q", "cu_seqlens_q", "cu_seq_q"})
 """Arguments that say where in one long row each of several sequences begins."""
 
 
@@ -32,7 +32,8 @@ def flops_of(
     are those that it lacks: attention on a CPU and with fewer heads for keys, several sequences in
     a row (it would wait for the device to tell their lengths), recurrent networks, products with a
     vector. Corrected is one that it counts too often: the gradient of the weight of a grouped
-    convolution. Attention has no discount for masks.
+    convolution. Attention has no discount for masks. ``flex_attention`` is no op that is called: its
+    kernel is generated, and has no FLOPs here.
 
     Args:
         info: The op.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from bisect import bisect_right
@@ -48,8 +49,30 @@ COMPILED = "__compiled_fn"
 
 _CALLS = (nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__)  # noqa: SLF001 - a module's frames
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__  # noqa: SLF001 - what every backward is called by
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined] # a class method
 _GIVEN = re.compile(r"(?:primals|arg|tangents)_?\d")
+
+
+def _is_forward_of_function(code: CodeType) -> bool:
+    """Whether code is the forward of a ``torch.autograd.Function``.
+
+    Not by the frame of ``apply``, which is no Python from torch 2.15 on. Not by the code of what
+    the forward is decorated with either, for that code may decorate anything: an evaluation in
+    ``torch.no_grad``, say.
+
+    Cost: some 20 us, once for each code.
+    """
+    kinds: list[type] = [torch.autograd.Function]
+    while kinds:
+        kind = kinds.pop()
+        forward = inspect.unwrap(getattr(vars(kind).get("forward"), "__func__", _nothing))
+        if getattr(forward, "__code__", None) is code:
+            return True
+        kinds.extend(type.__subclasses__(kind))
+    return False
+
+
+def _nothing() -> None:
+    """Stand for the forward of a class that inherits it."""
 
 
 class _Kind(Enum):
@@ -288,7 +311,7 @@ class FramePlaces:
         kind, graph = _Kind.OTHER, ""
         if code in _CALLS:
             kind = _Kind.MODULE
-        elif code is _APPLY:
+        elif _is_forward_of_function(code):
             kind = _Kind.FUNCTION
         elif code is _ENGINE:
             kind = _Kind.ENGINE

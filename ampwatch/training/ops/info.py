@@ -29,7 +29,7 @@ _MATMULS = RECURRENT | frozenset(
     | {"mkldnn_linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_addmm_activation"}
 )
 _PARTS = (
-    (OpKind.ATTENTION, "attention"),
+    (OpKind.ATTENTION, "attention attn"),
     (OpKind.CONVOLUTION, "convolution cudnn_conv mkldnn_conv conv_depthwise"),
     (OpKind.NORMALIZATION, "norm"),
     (OpKind.LOSS, "loss cross_entropy kl_div"),

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.places import before_any_forward
+from ampwatch.training.kernels.admission import has_parts
 from ampwatch.training.ops.info import lets_autocast_through
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     It is put on and taken off below the modes of the user, not as a context manager: these may
     be entered and left before, between and after the two.
 
-    An op of a tensor subclass, and what runs below a mode of PyTorch's own that traces (fake
-    tensors, proxies), is let through and not reported, nor are the ops that it is made of:
-    tensors there may hold nothing.
+    An op of a ``DTensor`` is left to that class, and the ops on this process's part that it is made of
+    are reported. An op of another tensor subclass, and what runs below a mode of PyTorch's own that
+    traces (fake tensors, proxies), is let through and not reported, nor are the ops that it is made
+    of: tensors there may hold nothing.
 
     What enters compiled code restores the dispatcher's state when it leaves it, this mode's share
     included. So inside the mode is neither put on nor taken off, and has to be taken off later.
@@ -95,6 +97,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any, compiler: Any) -> Any:
         # PyTorch has taken this mode off the stack for the time of the call, so nothing that is
         # called here comes back to it, and puts it back after the return, whatever happened.
+        if not self.is_inherited and _is_of_parts(types):
+            # Its class is asked next, with this mode back on the stack (CommDebugMode does likewise).
+            return NotImplemented
         me = get_ident()
         self._inside.add(me)
         if self.is_inherited:
@@ -318,6 +323,12 @@ def _is_in_transform() -> bool:
 def _is_backward() -> bool:
     # Of this thread: a node may run in the thread that called backward, or in one of autograd.
     return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+
+
+def _is_of_parts(types: Any) -> bool:
+    """Whether an op is of a class whose tensors are made of plain ones that hold something."""
+    # Types come only with arguments that are of a subclass.
+    return bool(types) and any(map(has_parts, types)) and not _traces(_modes())
 
 
 def _traces(modes: list[Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ampwatch.training.devices import is_readable
+from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 
@@ -39,32 +40,37 @@ class LossSum:
         """Return the sum of the losses so far; ``None`` if there was none, or if it is on a device."""
         return self.on_host if self.num_losses and self.on_device is None else None
 
-    def add(self, outputs: object) -> None:
+    def add(self, outputs: object, divisor: float = 1.0) -> None:
         """Take a loss, or a list of them, as handed to ``scaler.scale``.
 
+        They may be multiplied by ``divisor``, a power of two: what is added is what they were before.
         Only one-element tensors are losses; an iterator is left alone, it can be
         consumed only once. Cost on a device: one small kernel per loss.
         """
         if isinstance(outputs, (list, tuple)):
             for output in outputs:
-                self.add(output)
+                self.add(output, divisor)
             return
+        # Of a DTensor where it lies: what is asked of itself is asked of all processes.
+        if isinstance(outputs, torch.Tensor):
+            outputs = whole_part(outputs)
         if not is_plain_scalar(outputs) or not outputs.is_floating_point():
             return
         if outputs.device.type == "cpu":
-            self.on_host += host_scalar(outputs)
+            self.on_host += host_scalar(outputs) / divisor
         elif is_readable(outputs.device.type):
-            self._add_on_device(outputs.detach().reshape(()))
+            self._add_on_device(outputs.detach().reshape(()), divisor)
         else:
             return
         self.num_losses += 1
         if self.dtype != "float16":
             self.dtype = str(outputs.dtype).removeprefix("torch.")
 
-    def _add_on_device(self, loss: torch.Tensor) -> None:
+    def _add_on_device(self, loss: torch.Tensor, divisor: float) -> None:
         with torch.no_grad():
             if self.on_device is not None:
-                self.on_device.add_(loss.to(self.on_device.device, non_blocking=True))
+                moved = loss.to(self.on_device.device, non_blocking=True)
+                self.on_device.add_(moved, alpha=1.0 / divisor)
                 return
             buffer = self._buffers.get(loss.device)
             if buffer is None:
@@ -72,3 +78,5 @@ class LossSum:
                 self._buffers[loss.device] = buffer
             # Converts to float32 on the way: a sum in float16 could overflow.
             self.on_device = buffer.copy_(loss)
+            if divisor != 1.0:
+                buffer.div_(divisor)

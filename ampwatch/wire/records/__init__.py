@@ -22,6 +22,7 @@ from ampwatch.wire.records.ops import (
 )
 from ampwatch.wire.records.ranges import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from ampwatch.wire.records.run import (
+    ChecksumRecord,
     EndRecord,
     FactsRecord,
     RunIdentity,
@@ -46,6 +47,7 @@ __all__ = [
     "CastTotal",
     "CensusRecord",
     "CensusSource",
+    "ChecksumRecord",
     "EndRecord",
     "FactsRecord",
     "FallbackTotal",
@@ -77,6 +79,7 @@ Record = (
     | SamplingRecord
     | CensusRecord
     | WindowRecord
+    | ChecksumRecord
     | FactsRecord
     | FindingRecord
     | SensorFailureRecord

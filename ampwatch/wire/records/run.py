@@ -1,4 +1,4 @@
-"""Records of a run as a whole: who it is, what is known of it, how it ended, which sensors failed."""
+"""Records of a run as a whole: who it is, its facts and weights, how it ended, what has failed."""
 
 from __future__ import annotations
 
@@ -67,6 +67,22 @@ class EndRecord:
     state: RunState
     reason: str
     time_ns: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksumRecord:
+    """Checksum of a part of the weights in two iterations that follow one another, and move it.
+
+    Attributes:
+        step: Index of the first of the two iterations.
+        part: Which part of the weights, from 0; the parts take turns.
+        checksum: Digest of that index and of the weights at the end of both iterations, of less than
+            2^48: equal on two ranks that train in lockstep.
+    """
+
+    step: Count
+    part: Count
+    checksum: Count
 
 
 @dataclass(frozen=True, slots=True)

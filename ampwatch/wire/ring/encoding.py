@@ -42,6 +42,7 @@ from ampwatch.numerics.exponents import (
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.wire.records import (
     CensusRecord,
+    ChecksumRecord,
     EndRecord,
     FactsRecord,
     Finding,
@@ -465,6 +466,7 @@ _FORMS: tuple[tuple[RecordKind, type[Any], _Form], ...] = (
     (RecordKind.SAMPLING, SamplingRecord, _Form(SamplingRecord)),
     (RecordKind.CENSUS, CensusRecord, _CensusForm()),
     (RecordKind.WINDOW, WindowRecord, _TableForm(WindowRecord, _check_window)),
+    (RecordKind.CHECKSUM, ChecksumRecord, _Form(ChecksumRecord)),
     (RecordKind.FACTS, FactsRecord, _TextForm(FactsRecord)),
     (RecordKind.END, EndRecord, _TextForm(EndRecord, _check_end)),
     (RecordKind.FAILURE, SensorFailureRecord, _TextForm(SensorFailureRecord, _check_failure)),

@@ -51,12 +51,13 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 5
+LAYOUT = 6
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
 1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
 3: the op census and profiler windows as well. 4: payloads as msgspec packs them; failures of
 sensors as well. 5: ranges say what a format has flushed, and what that was before.
+6: checksums of weights as well.
 """
 
 MAGIC = b"AMPWATCH"
@@ -94,6 +95,7 @@ class RecordKind(IntEnum):
     CENSUS = 8
     WINDOW = 9
     FAILURE = 10
+    CHECKSUM = 11
 
 
 class Slot(NamedTuple):

@@ -1,6 +1,7 @@
 """Tests of what the records of one process add up to."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -19,6 +20,7 @@ from ampwatch.wire.records import (
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import (
     IDENTITY,
+    checksum,
     end,
     failure,
     finding,
@@ -292,3 +294,22 @@ def test_a_hostile_ring_cannot_make_sensors_without_end() -> None:
 
     assert len(rank.sensor_errors) == MAX_SENSORS
     assert rank.sensor_errors["s0"] == 9
+
+
+@pytest.mark.parametrize("other_s", [0.5, 0.4, 0.26])
+def test_ranks_of_one_pace_keep_the_same_checksum_for_several_scrapes(other_s: float) -> None:
+    """Each for four minutes or more, whatever each of them takes a step for exactly; and part 0."""
+    ranks = [view(), view()]
+    kept: list[list[int]] = [[], []]
+    for number in range(0, 12_000, 257):
+        for rank, seconds, steps in zip(ranks, (0.5, other_s), kept, strict=True):
+            rank.apply(step(number, duration_s=seconds))
+            rank.apply(checksum(number))
+            rank.apply(checksum(number + 128, part=1))
+            assert rank.checksum is not None
+            steps.append(rank.checksum.step)
+
+    shared = sum(a == b for a, b in zip(*kept, strict=True))
+    assert shared >= len(kept[0]) / 2
+    assert all(number % 257 == 0 for number in kept[0])
+    assert all(b - a >= 240 / 0.5 - 257 for a, b in pairwise(kept[0]) if a != b)

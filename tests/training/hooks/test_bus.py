@@ -52,6 +52,8 @@ OWNERS: tuple[Any, ...] = (
     torch._TorchCompileWrapper,
     torch._TorchCompileInductorWrapper,
     *graph_classes(),
+    torch.distributed.ProcessGroup,
+    torch.distributed.Work,
     torch,
     torch.utils,
     torch.linalg,
@@ -85,7 +87,11 @@ def in_torch() -> dict[str, object]:
         for name, value in list(vars(owner).items())
         if callable(value)
     }
-    return methods | {name: tuple(getattr(module, name)) for module, name in HOOKS}
+    entries = {
+        "asked": id(module_state._has_any_global_hook),
+        "entered": id(torch._dynamo.eval_frame._callback_from_stance),  # type: ignore[attr-defined]
+    }
+    return methods | entries | {name: tuple(getattr(module, name)) for module, name in HOOKS}
 
 
 @pytest.fixture(autouse=True)

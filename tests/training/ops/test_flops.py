@@ -198,6 +198,27 @@ def test_several_sequences_in_a_row_are_counted_without_reading_their_lengths(
     assert flops == 2 * (2 * 3 * 2 * 4 * 4 * 8)
 
 
+@pytest.mark.parametrize(("is_backward", "products"), [(False, 2), (True, 5)])
+def test_attention_over_sequences_of_any_length_is_counted_as_by_hand(
+    *, is_backward: bool, products: int
+) -> None:
+    """PyTorch's own formula says the same, and reads the lengths, for which it waits."""
+    pytest.importorskip("torch.nn.attention.varlen", reason="since PyTorch 2.10")
+    space = torch.ops.torch_attn
+    func = space._varlen_attn_backward if is_backward else space._varlen_attn
+    q, ends, unread = torch.empty(12, 2, 8), torch.tensor([0, 4, 8, 12]), _on_meta(4)
+    args = [(q, q, q, at, at, 4, 4) for at in (ends, unread)]
+    if is_backward:
+        args = [(q, q, q, q, q, q, at, at, 4, 4, False, q) for at in (ends, unread)]
+    own, mine = args
+    info = op_info(func.default)
+    assert info.count_flops is not None
+    assert info.kind is OpKind.ATTENTION
+
+    by_hand = products * 2 * 3 * 2 * 4 * 4 * 8  # products, sequences, heads, pairs, features
+    assert _flops(func.default, *mine) == by_hand == info.count_flops(*own, out_val=None)
+
+
 def test_backward_of_attention_is_five_products() -> None:
     """Values of another width than keys; the registry's formula says the same."""
     q, k, v = _on_meta(2, 4, 6, 8), _on_meta(2, 4, 7, 8), _on_meta(2, 4, 7, 8)

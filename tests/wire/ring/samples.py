@@ -51,6 +51,7 @@ IDENTITY = workshop.identity(
 END = workshop.end(time_ns=1_700_000_001_000_000_000)
 FACTS = workshop.facts(torch="2.13.0", gpu="H100")
 
+CHECKSUM = workshop.checksum()
 FAILURE = workshop.failure("scale", 3, 41, "RuntimeError: no such attribute")
 
 

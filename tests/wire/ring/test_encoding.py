@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from msgspec import msgpack
 
 from ampwatch.wire.records import (
+    ChecksumRecord,
     EndRecord,
     FactsRecord,
     Finding,
@@ -34,6 +35,7 @@ from ampwatch.wire.records import (
 from ampwatch.wire.ring.encoding import decode, decode_identity, encode, encode_identity
 from ampwatch.wire.ring.layout import RecordKind
 from tests.wire.ring.samples import (
+    CHECKSUM,
     END,
     FACTS,
     FAILURE,
@@ -126,10 +128,11 @@ findings = st.builds(
 )
 names = texts.filter(lambda name: name and name.isprintable())
 failures = st.builds(SensorFailureRecord, names, counts, counts, texts)
+checksums = st.builds(ChecksumRecord, counts, counts, counts)
 ends = st.builds(EndRecord, st.sampled_from([RunState.FINISHED, RunState.FAILED]), texts, counts)
 
 
-@given(st.one_of(steps, optimizers, samplings, facts, findings, failures, ends))
+@given(st.one_of(steps, optimizers, samplings, facts, findings, failures, checksums, ends))
 def test_every_record_comes_back_as_it_was(record: Record) -> None:
     """Extreme counts, NaN, infinities, negative zero and any alphabet included."""
     kind, payload = encode(record, LIMIT)
@@ -388,7 +391,7 @@ def test_more_or_fewer_fields_are_refused() -> None:
         b"\xc1",
     ],
 )
-@pytest.mark.parametrize("kind", [*RecordKind, 0, 11, 255])
+@pytest.mark.parametrize("kind", [*RecordKind, 0, 12, 255])
 def test_payloads_of_no_form_are_refused_with_one_error(kind: int, payload: bytes) -> None:
     """Deep nesting, lengths beyond the end, wrong types, unknown kinds: ``ValueError``, nothing else."""
     with pytest.raises(ValueError):  # noqa: PT011 - the messages are Python's own and differ
@@ -465,9 +468,19 @@ def test_an_identity_that_could_harm_a_label_is_refused(change: dict[str, Any]) 
         decode_identity(json.dumps(value).encode())
 
 
-def test_the_bytes_of_layout_5_never_change() -> None:
+def test_the_bytes_of_layout_6_never_change() -> None:
     """A change of any payload needs a new ``LAYOUT``, or old and new misread each other."""
-    records = (step(9), optimizer(1), ranges(), sampling(1), FACTS, finding(), END, FAILURE)
+    records = (
+        step(9),
+        optimizer(1),
+        ranges(),
+        sampling(1),
+        FACTS,
+        finding(),
+        END,
+        FAILURE,
+        CHECKSUM,
+    )
     payloads = [encode(r, LIMIT)[1] for r in records]
 
     assert [zlib.crc32(payload) for payload in payloads] == [
@@ -479,4 +492,5 @@ def test_the_bytes_of_layout_5_never_change() -> None:
         1533612503,
         2712742219,
         3231501321,
+        3751692485,
     ]

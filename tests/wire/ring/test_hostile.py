@@ -157,7 +157,7 @@ def test_a_file_that_is_removed_stays_readable(
     assert reader.poll() == [step(1)]
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 1024, 65535])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5, 1024, 65535])
 def test_another_layout_is_refused_with_both_versions_and_what_to_do(
     version: int, tmp_path: Path
 ) -> None:
@@ -167,7 +167,7 @@ def test_another_layout_is_refused_with_both_versions_and_what_to_do(
     (tmp_path / "ring").write_bytes(ring)
 
     with pytest.raises(
-        RingError, match=rf"ring of layout 5, got layout {version}; run the same version"
+        RingError, match=rf"ring of layout 6, got layout {version}; run the same version"
     ):
         RingReader(tmp_path / "ring")
 

@@ -47,6 +47,12 @@ BESIDE_ZERO = 2.0**-14
 """The point beside zero: float16's smallest normal number."""
 
 
+PASSES = {
+    getattr(torch.Tag, name) for name in ("pointwise", "reduction") if hasattr(torch.Tag, name)
+}
+"""Tags of ops that are a single pass. In torch 2.6 reductions have none, and count as products."""
+
+
 class Place(NamedTuple):
     """Stands in arguments for the tensor of this number."""
 
@@ -72,7 +78,7 @@ def ask(call: OpCall, index: int) -> Answer:
 def _ask(call: OpCall, index: int) -> Answer:
     made = made_by(call)
     tensors = read_by(call) + made
-    is_pass = torch.Tag.pointwise in call.func.tags or torch.Tag.reduction in call.func.tags
+    is_pass = not PASSES.isdisjoint(call.func.tags)
     most = MAX_ELEMENTS if is_pass else MAX_ELEMENTS_OF_PRODUCT
     if not all(map(_is_plain, tensors)) or sum(t.numel() for t in tensors) > most:
         return NOT_ASKED

@@ -14,7 +14,8 @@ from ampwatch.diagnosis.forward.faults import DIVISIONS, RECIPROCALS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.admission import local_part
+from ampwatch.training.kernels.admission import is_pending, local_part
+from ampwatch.training.model.flat import parts_of
 from ampwatch.training.ops.operands import (
     FLOATS,
     has_autocast,
@@ -266,6 +267,8 @@ class BirthLog:
         """Return the row of a tensor, ``None`` if it has none; measured rows are used again."""
         if tensor.dtype not in FLOATS or not is_dense(tensor) or not tensor.numel():
             return None
+        if is_pending(tensor):
+            return None
         rows = self._rows.setdefault(key, {})
         view = _view(tensor)
         row = rows.get(view)
@@ -320,11 +323,12 @@ class BirthLog:
         """Measure gradients, scale and loss, and send all; return whether there was room for it."""
         try:
             log.gradients = [
-                (name, self._operand(part.detach(), self._key(part)))
-                for name, p in self._names.parameters()
+                (name, self._operand(values.detach(), self._key(values)))
+                for whole, p in self._names.parameters()
                 if p.grad is not None
                 and (part := local_part(p.grad)) is not None
                 and self._key(part) not in self._unfinished
+                for name, values in parts_of(whole, p, part)
             ]
             log.loss_on_host, loss = self._around.loss_parts
             log.scale = self._scalar(self._around.scale)

@@ -16,8 +16,9 @@ from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Origin, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.admission import local_part, stored
+from ampwatch.training.kernels.admission import is_pending, local_part, stored
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import (
     FLOATS,
@@ -255,7 +256,8 @@ class BirthListener:
         for name, parameter in self._names.parameters():
             gradient = None if parameter.grad is None else local_part(parameter.grad)
             if gradient is not None and _storage(gradient) not in self._unfinished:
-                yield name, _HostOperand(gradient)
+                for part, values in parts_of(name, parameter, gradient):
+                    yield part, _HostOperand(values)
 
 
 class _Sent(NamedTuple):
@@ -325,6 +327,8 @@ def values_of(tensor: Tensor) -> Values:
     numel = tensor.numel()
     if not _is_readable(tensor):
         return Values(dtype, numel)
+    if numel == 1 and not tensor.is_neg():
+        return _value_of(host_scalar(tensor), dtype)
     # One pass for both ends; a NaN comes out at both, so finite ends prove finite elements.
     tensor = stored(tensor.detach())
     low, high = map(host_scalar, torch.aminmax(tensor))
@@ -343,6 +347,14 @@ def values_of(tensor: Tensor) -> Values:
     )
 
 
+def _value_of(value: float, dtype: str) -> Values:
+    # Without an op: the dispatcher hands a number that the graph has saved as a tensor to a mode as
+    # the number that it was, and no op of tensors takes that.
+    if math.isfinite(value):
+        return Values(dtype, 1, amax=abs(value), amin=abs(value))
+    return Values(dtype, 1, math.isnan(value), value == math.inf, value == -math.inf, amax=0.0)
+
+
 def _any(mask: Tensor) -> bool:
     return host_scalar(mask.sum(dtype=torch.float32)) > 0.0
 
@@ -357,7 +369,7 @@ def _adds_up(tensor: Tensor) -> bool:
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    return is_dense(tensor) and tensor.is_cpu and tensor.numel() > 0
+    return is_dense(tensor) and tensor.is_cpu and tensor.numel() > 0 and not is_pending(tensor)
 
 
 def _storage(tensor: Tensor) -> int:

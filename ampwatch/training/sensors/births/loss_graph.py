@@ -14,6 +14,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Origin
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.kernels.admission import is_pending
 from ampwatch.training.model.module_stack import ACCUMULATES
 from ampwatch.training.ops.operands import FLOATS
 from ampwatch.training.sensors.births.births import values_of
@@ -118,6 +119,7 @@ def _is_readable(value: Any) -> bool:
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.is_cpu
+        and not is_pending(value)
         and value.dtype in FLOATS
         and 0 < value.numel() <= MAX_NUMEL
     )

@@ -16,6 +16,7 @@ from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.roots import SETTLED, unwrapped
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.sensors.births.birth_log import BirthLog
@@ -504,6 +505,8 @@ class ReplaySensor(Sensor):
 
 def _is_known_bad(root: Any) -> bool:
     """Whether backward begins with a scalar in host memory that is not finite."""
+    if isinstance(root, torch.Tensor):
+        root = whole_part(root)
     return (
         is_plain_scalar(root)
         and root.is_cpu

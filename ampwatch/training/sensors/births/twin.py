@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ampwatch.training.hooks.roots import unwrapped
+from ampwatch.training.kernels.admission import is_dtensor
 from ampwatch.training.model.names import canonical
 from ampwatch.training.sensors.births.effects import effect_of
 from ampwatch.training.sensors.births.kept_calls import (
@@ -76,23 +77,24 @@ class Twin:
     """
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
+        _check_alone(model)
         _check_forwards(model)
         effect = effect_of(model)
         if effect:
             why = f"its code {effect}"
             raise ReplayRefusedError(why)
         memo: dict[int, Any] = {}
-        names = {id(module): name for name, module in model.named_modules()}
+        names = {id(module): canonical(name, model) for name, module in model.named_modules()}
         self.parameters: dict[str, Tensor] = {}
         for name, parameter in model.named_parameters():
-            self.parameters[canonical(name)] = memo[id(parameter)] = _alias(parameter)
+            self.parameters[canonical(name, model)] = memo[id(parameter)] = _alias(parameter)
         _leave_hooks(model, memo)
         _Inventory(memo, max_bytes).take(model)
         self.model = _copied(model, memo)
         if any(id(module) in names for module in self.model.modules()):
             why = "a copy of it has parts of the original"
             raise ReplayRefusedError(why)
-        self.names = {id(memo[key]): canonical(name) for key, name in names.items() if key in memo}
+        self.names = {id(memo[key]): name for key, name in names.items() if key in memo}
         aliases = {id(alias) for alias in self.parameters.values()}
         self._own = [
             value
@@ -103,6 +105,26 @@ class Twin:
     def own_tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that are copies: the twin may write to them."""
         yield from self._own
+
+
+def _check_alone(model: nn.Module) -> None:
+    """Check that the model of this process is all of it: then its forward needs no other process.
+
+    A forward that communicates would wait for processes that replay nothing.
+
+    Raises:
+        ReplayRefusedError: If modules keep a group of processes, or parameters are parts of others.
+    """
+    if not torch.distributed.is_available():
+        return
+    kinds = (torch.distributed.ProcessGroup,)
+    for module in model.modules():
+        if any(isinstance(value, kinds) for value in vars(module).values()):
+            why = f"its {type(module).__name__} communicates with other processes"
+            raise ReplayRefusedError(why)
+    if any(is_dtensor(parameter) for parameter in model.parameters()):
+        why = "its parameters are spread over processes, and its forward communicates with them"
+        raise ReplayRefusedError(why)
 
 
 def _check_forwards(model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.training.devices import HOST
+from ampwatch.training.model.names import canonical
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ class TwinNames:
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each buffer."""
         if self.replay is not None:
-            for name, buffer in self.replay.twin.model.named_buffers():
-                yield self.replay.prefix + name, buffer
+            twin = self.replay.twin.model
+            for name, buffer in twin.named_buffers():
+                yield self.replay.prefix + canonical(name, twin), buffer
 
 
 class TwinSurroundings:

@@ -71,7 +71,9 @@ def _describe(
 ) -> Raised:
     trail = _trail(error.__traceback__)
     frames = [link.tb_frame for link in trail]
-    module = next((m for f in reversed(frames) if (m := _module_of(f, modules))), None)
+    # Not by its truth: an empty ModuleList is false, and a module that torch.compile has wrapped raises.
+    owners = (_module_of(frame, modules) for frame in reversed(frames))
+    module = next((owner for owner in owners if owner is not None), None)
     optimizer = next((o for f in reversed(frames) if (o := _optimizer_of(f)) is not None), None)
     index = -1 if optimizer is None else registry.admit(optimizer)
     lacking, count = ((), 0) if optimizer is None else _without_gradient(optimizer, index, names)

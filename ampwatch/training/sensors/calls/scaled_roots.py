@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.training.model.scaler import scale_on_host
-from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
+from ampwatch.training.scalers.factors import constant_of, is_likely_scale
+from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -30,10 +31,6 @@ MAX_TO_LEAVES = 20_000
 
 MAX_LEAF_WALKS = 8
 """Roots that are sums of scaled and unscaled losses whose graphs are walked through."""
-
-LIKELY_SCALES = 128.0
-"""Smallest power of two that is taken for a scale where a loss is multiplied by it; see
-``ScaledRoots``."""
 
 LINEAR = frozenset(
     {
@@ -245,14 +242,11 @@ class ScaledRoots:
         """
         mine = self._scaler._scale  # noqa: SLF001 - no public name for it
         try:
-            # The derivative by one factor is the other: a factor is saved if the other one has a
-            # gradient, so of a loss and a constant only the constant is.
-            constant = node._saved_other  # noqa: SLF001 - no public name for it
-            constant = node._saved_self if constant is None else constant  # noqa: SLF001 - no public name for it
+            constant = constant_of(node)
         except (RuntimeError, AttributeError):
             # Freed, or changed in place meanwhile: backward itself will raise.
             return 1.0
-        if constant is None or not is_plain_scalar(constant):
+        if constant is None:
             return None
         if mine is not None and constant.data_ptr() == mine.data_ptr():
             return 1.0
@@ -260,7 +254,7 @@ class ScaledRoots:
             return None
         factor = host_scalar(constant)
         scale = scale_on_host(self._scaler)
-        is_scale = factor == scale or (factor >= LIKELY_SCALES and _is_power_of_two(factor))
+        is_scale = factor == scale or is_likely_scale(factor)
         return factor if is_scale or factor == 0.0 else None
 
 
@@ -284,8 +278,3 @@ def leaves_of(nodes: Iterable[Any]) -> set[int] | None:
                 seen.add(child)
                 stack.append(child)
     return leaves
-
-
-def _is_power_of_two(value: float) -> bool:
-    mantissa, _ = divmod(value, 1.0)
-    return mantissa == value and int(value) & (int(value) - 1) == 0

@@ -12,7 +12,7 @@ from ampwatch.diagnosis.evidence.births import BadInput
 from ampwatch.training.hooks.events import ForwardBegan
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.admission import is_wrapped
+from ampwatch.training.kernels.admission import is_pending, is_wrapped, local_part
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import FLOATS, is_dense
 
@@ -87,8 +87,8 @@ class InputSensor(Sensor):
             return
         args = event.args
         # A tensor with a node was computed by a model, maybe by another one that is watched.
-        given = [t for t in tensors_in(args) if t.dtype in FLOATS and _is_plain(t)]
-        tensors = [t for t in given if t.grad_fn is None]
+        given = [t for t in tensors_in(args) if t.dtype in FLOATS and t.grad_fn is None]
+        tensors = [part for t in given if (part := local_part(t)) is not None and _is_plain(part)]
         if not tensors or not torch.is_grad_enabled():
             return
         step = self._step
@@ -114,5 +114,6 @@ def _is_plain(tensor: Tensor) -> bool:
         is_dense(tensor)
         and tensor.numel() > 0
         and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and not is_pending(tensor)
         and not is_wrapped(tensor)
     )

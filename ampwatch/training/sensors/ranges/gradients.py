@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
 from ampwatch.training.transfer.measuring import WHOLE, How, Item
@@ -13,12 +14,13 @@ from ampwatch.training.transfer.readback import host_scalar
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
     from torch.optim import Optimizer
 
     from ampwatch.training.hooks.events import (
+        BackwardBegan,
         OptimizerStepping,
         StepBegan,
         StepEnded,
@@ -86,7 +88,8 @@ class _Gradients(Sensor):
         index = self._registry.admit(optimizer)
         for name, parameter in self._names.of_optimizer(optimizer, index):
             if parameter.grad is not None:
-                yield Item(name, module_of(name), parameter.grad)
+                for part, gradient in parts_of(name, parameter, parameter.grad):
+                    yield Item(part, module_of(part), gradient)
 
 
 class ScaledGradientSensor(_Gradients):
@@ -145,14 +148,49 @@ class ScaledGradientSensor(_Gradients):
 
 
 class DirectGradientSensor(_Gradients):
-    """Measures ``.grad`` of the parameters of each optimizer that steps without a scaler.
+    """Measures ``.grad`` of the parameters where no scaler of torch's is watched, in sampled iterations.
 
-    Measures in sampled iterations, at the optimizer's own pre-step hook. An optimizer that calls a
-    closure (LBFGS) has the gradients of the previous step there.
+    Where no scale is known, before each optimizer's own step. An optimizer that calls a closure (LBFGS)
+    has the gradients of the previous step there. With a scale that is not torch's at the end of a
+    backward, multiplied by it, once an iteration, and also while steps are being skipped: a framework
+    unscales when and where it likes. What it has moved elsewhere by then, as ZeRO 1 to 3 do, is not
+    measured.
+
+    Args:
+        context: Shared parts of the training.
     """
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._bus = context.bus
+
+    @property
+    def _knows_scale(self) -> bool:
+        scaler = self._bus.loss_scaler
+        return self._bus.infers_scale or (scaler is not None and scaler.get_scale is not None)
 
     def optimizer_stepping(self, event: OptimizerStepping) -> None:
         """Measure the gradients that an optimizer is about to step with."""
-        is_wanted = Topic.GRADIENT in self._governor.wanted
+        is_wanted = Topic.GRADIENT in self._governor.wanted and not self._knows_scale
         if is_wanted and self._registry.index_of(event.optimizer) is not None:
             self._measure(event.optimizer, WHOLE)
+
+    def backward_began(self, event: BackwardBegan) -> Callable[[], None] | None:
+        """Measure once backward has ended."""
+        if not event.is_alone or not self._knows_scale or self._open.measured:
+            return None
+        governor = self._governor
+        is_alert = governor.observes_skips and governor.is_alert and not governor.is_opening
+        if Topic.GRADIENT in governor.wanted or (is_alert and governor.takes_skip()):
+            return self._measure_all
+        return None
+
+    def _measure_all(self) -> None:
+        self._open.measured[0] = {None}
+        items = [
+            Item(name, module_of(name), parameter.grad)
+            for name, parameter in self._names.parameters()
+            if parameter.grad is not None
+        ]
+        if items:
+            self._measuring.measure(Topic.GRADIENT, items, SCALED)

@@ -11,6 +11,7 @@ import torch
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import admit
+from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
@@ -176,11 +177,12 @@ class UpdateSensor(Sensor):
         for (name, parameter), rate in list(zip(named, rates, strict=True))[part::parts]:
             if parameter.grad is None or _is_zero(rate):
                 continue
-            sample = sample_of(parameter, most)
-            if sample is not None:
-                names, samples = groups.setdefault((sample.device, sample.dtype), ([], []))
-                names.append(name)
-                samples.append(sample)
+            for inner, values in parts_of(name, parameter, parameter):
+                sample = sample_of(values, most)
+                if sample is not None:
+                    names, samples = groups.setdefault((sample.device, sample.dtype), ([], []))
+                    names.append(inner)
+                    samples.append(sample)
         if not groups:
             return None
         return _Snapshot([_joined(*group) for group in groups.values()], self._governor.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
@@ -61,4 +62,5 @@ class WeightSensor(Sensor):
 
 def _items(named: list[tuple[str, Tensor]]) -> Iterator[Item]:
     for name, tensor in named:
-        yield Item(name, module_of(name), tensor)
+        for part, values in parts_of(name, tensor, tensor):
+            yield Item(part, module_of(part), values)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.scalers.factors import factor_at_root
 
 if TYPE_CHECKING:
     from ampwatch.training.hooks.events import BackwardBegan, Scaled
@@ -15,7 +18,9 @@ class RootLosses(Sensor):
     """Takes the roots of backward for losses, where no scaler multiplies them.
 
     With a watched scaler, enabled or not, the ledger takes the losses that are handed to
-    ``scaler.scale``. Once a scaler that is not watched is used, roots are multiples of losses.
+    ``scaler.scale``. A root that autograd knows to be a loss times a likely scale is divided by it,
+    if the scale is known to be one; once a scaler of torch's that is not watched is used, roots are
+    multiples of losses.
 
     Args:
         context: Shared parts of the training, without a scaler.
@@ -26,6 +31,7 @@ class RootLosses(Sensor):
 
     def __init__(self, context: Context) -> None:
         self._losses = context.losses
+        self._bus = context.bus
 
     def scaled(self, event: Scaled) -> None:
         """Take note of a scaler that is not watched."""
@@ -34,4 +40,12 @@ class RootLosses(Sensor):
 
     def backward_began(self, event: BackwardBegan) -> None:
         """Take the losses."""
-        self._losses.add(event.tensors)
+        bus = self._bus
+        scale = None
+        if bus.infers_scale or bus.loss_scaler is not None:
+            scale = factor_at_root(event.tensors, ())
+        if scale is None:
+            self._losses.add(event.tensors)
+        # What is infinite in float16 need not have been so before it was scaled.
+        elif all(getattr(t, "dtype", None) is not torch.float16 for t in event.tensors):
+            self._losses.add(event.tensors, divisor=scale)

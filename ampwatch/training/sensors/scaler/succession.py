@@ -80,14 +80,14 @@ class ScalerSuccession(Sensor):
                 self._bus.follow(scaler)
             elif optimizer not in self._strangers and self._is_ours(optimizer):
                 known = optimizer in self._optimizers
-                resumed = known or bool(optimizer.state) or optimizer in self._restored
+                resumed = known or _has_state(optimizer) or optimizer in self._restored
                 loaded = scaler in self._loaded
                 self._observe(ScalerChange(self._iteration.step, loaded=loaded, resumed=resumed))
                 self._meet(optimizer)
                 self._bus.follow(scaler)
 
     def _meet(self, optimizer: Optimizer) -> None:
-        if self._is_untouched and not self._optimizers and optimizer.state:
+        if self._is_untouched and not self._optimizers and _has_state(optimizer):
             change = ScalerChange(
                 self._iteration.step, loaded=False, resumed=True, known_before=False
             )
@@ -119,6 +119,11 @@ class ScalerSuccession(Sensor):
         if not ours:
             self._strangers.add(optimizer)
         return ours
+
+
+def _has_state(optimizer: Optimizer) -> bool:
+    # What a scaler steps need be no Optimizer of torch's: fastai hands in a callback.
+    return bool(getattr(optimizer, "state", None))
 
 
 def _is_new(scaler: torch.amp.GradScaler) -> bool:

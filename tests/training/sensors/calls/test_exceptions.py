@@ -278,6 +278,21 @@ class MuteError(RuntimeError):
         raise ValueError
 
 
+class Raising(nn.Module):
+    """It raises."""
+
+    def forward(self, _x: torch.Tensor) -> torch.Tensor:
+        raise MuteError
+
+
+def test_an_exception_in_a_compiled_part_is_explained_too() -> None:
+    """What ``torch.compile`` has wrapped has no truth: its ``len`` is that of the module."""
+    model = nn.Sequential(nn.Linear(2, 2), torch.compile(Raising(), backend="eager"))  # type: ignore[arg-type]
+    with pytest.raises(MuteError), ampwatch.monitor(model, None, serve=False) as watch:
+        model(torch.ones(1, 2))
+    assert "switched off" not in watch.report()
+
+
 def test_an_exception_without_a_text_reaches_the_user_and_no_sensor_fails() -> None:
     """The class is known; the exception that goes on is the user's own."""
     seen = MuteError()

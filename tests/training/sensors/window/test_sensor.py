@@ -660,7 +660,7 @@ def test_the_capture_of_a_graph_ends_an_open_window(bench: Any) -> None:
     one = bench()
     one.until_open()
     one.run(1)
-    graph = object.__new__(torch.cuda.CUDAGraph)
+    graph = torch.cuda.CUDAGraph.__new__(torch.cuda.CUDAGraph)
     with pytest.raises(Exception):  # noqa: B017, PT011 - there is no GPU here
         graph.capture_begin()
 

@@ -1,0 +1,486 @@
+"""Every private name of torch that ampwatch uses, and what happens in a torch that lacks it.
+
+Public names are used wherever there are any. What there is no public name for stands here and nowhere
+else in the package, so that whoever tries a new torch has one file to read. A name that ampwatch can do
+without has a replacement, and what is lost is said beside it. One that it cannot do without makes the
+import fail with a sentence, which ``monitor()`` raises before anything is attached.
+
+``python -m ampwatch.training.private`` prints which names this torch has. Names of attributes are looked
+up on the object each time, in C where that is a step's business.
+"""
+
+from __future__ import annotations
+
+import sys
+from operator import attrgetter, methodcaller
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.errors import AttachError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SUPPORTED = "2.6"
+"""The oldest torch that has all names without which nothing works."""
+
+REFUSED = "monitor() refuses this torch."
+
+SWITCHED_OFF = "The sensor that asks for it is switched off, with a line in the log."
+
+
+class PrivateName(NamedTuple):
+    """A private name of torch.
+
+    Attributes:
+        name: The name, with its module or class.
+        use: What it is used for.
+        without: What happens where it is missing.
+    """
+
+    name: str
+    use: str
+    without: str
+
+
+NAMES: list[PrivateName] = []
+"""All of them, in the order of this file."""
+
+_NEEDED = object()
+
+
+def _find(name: str, use: str, without: str = REFUSED, otherwise: Any = _NEEDED) -> Any:
+    """Return what has a private name, or what takes its place.
+
+    Args:
+        name: The name below ``torch``.
+        use: What it is used for.
+        without: What happens where it is missing.
+        otherwise: What takes its place.
+
+    Raises:
+        AttachError: If it is missing and nothing takes its place.
+    """
+    NAMES.append(PrivateName(f"torch.{name}", use, without))
+    try:
+        return attrgetter(name)(torch)
+    except AttributeError:
+        if otherwise is _NEEDED:
+            msg = (
+                f"expected torch {SUPPORTED} or newer with the private name torch.{name}, got torch"
+                f" {torch.__version__} without it; upgrade ampwatch, or take a torch that it supports"
+            )
+            raise AttachError(msg) from None
+        return otherwise
+
+
+def _on_instances(name: str, use: str, without: str = SWITCHED_OFF) -> str:
+    """Note a private attribute of objects; return its last part."""
+    NAMES.append(PrivateName(f"torch.{name}", use, without))
+    return name.rpartition(".")[2]
+
+
+# Autograd.
+
+graph_task: Callable[[], int] = _find(
+    "_C._current_graph_task_id",
+    "Tells whether the calling thread is in a backward pass: -1 if it is not.",
+)
+
+current_node: Callable[[], Any] = _find(
+    "_C._current_autograd_node", "The node of the graph that runs in backward, or None."
+)
+
+next_sequence_number: Callable[[], int] = _find(
+    "_C._autograd._get_sequence_nr",
+    "The number that the next node of a graph gets: which module's forward made a node.",
+)
+
+sequence_number: Callable[[Any], int] = methodcaller(
+    _on_instances("autograd.graph.Node._sequence_nr", "The number of a node.")
+)
+
+ENGINE = _find(
+    "autograd.graph._engine_run_backward",
+    "By whose frame it is known that Python was called from a backward pass.",
+).__code__
+
+saved_other = _on_instances(
+    "autograd.graph.Node._saved_other",
+    "The constant factor at the root of a backward, which is the scale of the loss.",
+    "Losses that are scaled by hand are not recognised.",
+)
+
+saved_self = _on_instances(
+    "autograd.graph.Node._saved_self",
+    "Likewise, where the loss is the second factor.",
+    "Losses that are scaled by hand are not recognised.",
+)
+
+tracing_state: Callable[[], Any] = _find(
+    "_C._get_tracing_state",
+    "Tells whether torch.jit.trace writes down what is called: then not None.",
+)
+
+# Tensors.
+
+version_of: Callable[[Any], int] = attrgetter(
+    _on_instances(
+        "Tensor._version", "How often a tensor was written to; documented in notes/autograd."
+    )
+)
+
+is_view: Callable[[Any], bool] = methodcaller(
+    _on_instances("Tensor._is_view", "Whether a tensor is a view of another one.")
+)
+
+is_zero_tensor: Callable[[Any], bool] = methodcaller(
+    _on_instances("Tensor._is_zerotensor", "Whether a tensor has no memory, for it is all zero.")
+)
+
+sparse_values: Callable[[Any], torch.Tensor] = methodcaller(
+    _on_instances(
+        "Tensor._values", "The values of a sparse tensor; values() refuses what is not coalesced."
+    )
+)
+
+storage_key: Callable[[Any], int] = attrgetter(
+    _on_instances(
+        "UntypedStorage._cdata",
+        "Identity of memory; torch.multiprocessing.reductions.StorageWeakRef compares it.",
+    )
+)
+
+is_functorch_wrapped: Callable[[Any], bool] = _find(
+    "_C._functorch.is_functorch_wrapped_tensor",
+    "Tells tensors within a transform of torch.func, whose memory is not to be read.",
+)
+
+# Operators.
+
+OpOverload: Any = _find("_ops.OpOverload", "The class of operators that a dispatch mode is given.")
+
+OpOverloadPacket: Any = _find("_ops.OpOverloadPacket", "The class of torch.ops.aten.add.")
+
+schema_of: Callable[[Any], Any] = attrgetter(
+    _on_instances("_ops.OpOverload._schema", "What an operator takes, returns and writes to.")
+)
+
+has_kernel: Callable[[str, Any], bool] = _find(
+    "_C._dispatch_has_kernel_for_dispatch_key", "Tells what autocast does with an operator."
+)
+
+# Dispatch: an op is run under a mode of ampwatch as it would be without.
+
+DispatchKey: Any = _find("_C.DispatchKey", "Names the part of autocast in the dispatcher.")
+DispatchKeySet: Any = _find("_C.DispatchKeySet", "Likewise.")
+
+StateOfCaller: Any = _find(
+    "_C._RestorePythonTLSSnapshot", "Brings back the dispatcher's state in which an op was called."
+)
+
+excluded_keys: Callable[[], Any] = _find(
+    "_C._dispatch_tls_local_exclude_set", "Tells whether autocast is excluded there."
+)
+
+included_keys: Callable[[], Any] = _find("_C._dispatch_tls_local_include_set", "Likewise.")
+
+ForcedKeys: Any = _find("_C._ForceDispatchKeyGuard", "Runs an op in another state.")
+
+num_function_modes: Callable[[], int] = _find(
+    "_C._len_torch_function_stack", "Counts the function modes of the user."
+)
+
+_num_dispatch_modes: Callable[[], int] = _find(
+    "_C._len_torch_dispatch_stack", "Counts the dispatch modes that are on."
+)
+
+_dispatch_mode: Callable[[int], Any] = _find("_C._get_dispatch_stack_at", "The mode at a place.")
+
+
+def dispatch_modes() -> list[Any]:
+    """Return the dispatch modes that are on in the calling thread, outermost first."""
+    return [_dispatch_mode(index) for index in range(_num_dispatch_modes())]
+
+
+MODE_KEY = _on_instances(
+    "utils._python_dispatch.TorchDispatchMode._mode_key",
+    "Tells PyTorch's own modes, which trace, from those of users.",
+    "Ops are also observed while PyTorch traces them.",
+)
+
+NoFunctionModes: Any = _find(
+    "_C.DisableTorchFunction", "Keeps function modes of the user from what ampwatch computes."
+)
+
+NoFunctionSubclass: Any = _find(
+    "_C.DisableTorchFunctionSubclass",
+    "Likewise methods of tensor subclasses; documented for that use.",
+)
+
+privateuse1_name: Callable[[], str] = _find(
+    "_C._get_privateuse1_backend_name", "Name of an accelerator from outside of PyTorch."
+)
+
+# Modules and autocast.
+
+MODULE_CALLS = (
+    _find("nn.Module._call_impl", "By its frames the running modules are known.").__code__,
+    _find("nn.Module._wrapped_call_impl", "Likewise.").__code__,
+)
+
+own_parameters: Callable[[Any], dict[str, Any]] = attrgetter(
+    _on_instances("nn.Module._parameters", "A parameter, without computing a parametrization.")
+)
+
+ConvNd: Any = _find("nn.modules.conv._ConvNd", "The common class of convolutions.")
+
+is_enabled_region: Callable[[Any], bool] = attrgetter(
+    _on_instances("autocast._enabled", "Whether a region turns autocast on.")
+)
+
+
+def _is_any_autocast_enabled() -> bool:
+    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+is_in_autocast: Callable[[], bool] = _find(
+    "_C._is_any_autocast_enabled",
+    "Tells whether autocast is on, for any type of device.",
+    "It is asked for the CPU and for CUDA only.",
+    _is_any_autocast_enabled,
+)
+
+# The state of a GradScaler. ``get_scale()`` and ``state_dict()`` are public and wait for the device.
+
+_OF_SCALER = "Read without waiting for the device."
+
+SCALER_STATE = tuple(
+    _on_instances(f"amp.GradScaler.{name}", _OF_SCALER, "A scaler without it is refused at set-up.")
+    for name in (
+        "_scale",
+        "_growth_tracker",
+        "_per_optimizer_states",
+        "_growth_factor",
+        "_backoff_factor",
+        "_growth_interval",
+    )
+)
+
+scale_tensor: Callable[[Any], torch.Tensor | None] = attrgetter("_scale")
+growth_tracker: Callable[[Any], torch.Tensor | None] = attrgetter("_growth_tracker")
+states_of_optimizers: Callable[[Any], dict[int, dict[str, Any]]] = attrgetter(
+    "_per_optimizer_states"
+)
+growth_settings: Callable[[Any], tuple[float, float, int]] = attrgetter(
+    "_growth_factor", "_backoff_factor", "_growth_interval"
+)
+initial_scale: Callable[[Any], float] = attrgetter(
+    _on_instances("amp.GradScaler._init_scale", "The scale that a scaler begins with.")
+)
+initial_tracker: Callable[[Any], int] = attrgetter(
+    _on_instances(
+        "amp.GradScaler._init_growth_tracker", "Tells a scaler that was loaded from a new one."
+    )
+)
+device_of_scaler: Callable[[Any], str] = attrgetter(
+    _on_instances("amp.GradScaler._device", "The type of device that a scaler is for.")
+)
+IS_ENABLED = _on_instances(
+    "amp.GradScaler._enabled", "What step() reads.", "A scaler counts as enabled while it steps."
+)
+DECIDES_ON_DEVICE = _on_instances(
+    "optim.Optimizer._step_supports_amp_scaling",
+    "Set by fused optimizers, which are called in skipped steps as well.",
+    "Every optimizer counts as one that is not called.",
+)
+
+# Functions that are looked up by public ones, and so are heard wherever those were imported to.
+
+CLIP = _on_instances(
+    "nn.utils.clip_grad._clip_grads_with_norm_",
+    "Clipping by norm.",
+    "clip_grad_norm_ itself is replaced, and not heard where it was imported by name before.",
+)
+CLIP_BY_VALUE = _on_instances(
+    "nn.utils.clip_grad._group_tensors_by_device_and_dtype",
+    "Clipping by value.",
+    "It is not heard.",
+)
+FORWARD_HOOKS = _on_instances(
+    "nn.modules.module._global_forward_hooks",
+    "Puts a hook ahead of the others.",
+    "A planted fault is placed behind the hooks of the user.",
+)
+
+_builtins: Any = _find("jit._builtins", "The table by which torch.jit.script finds operators.")
+_find_builtin = _find("jit._builtins._find_builtin", "Looks a function up in it.")
+_register_builtin = _find("jit._builtins._register_builtin", "Enters a function.")
+_builtin_table = _find("jit._builtins._get_builtin_table", "Takes a function out.")
+
+
+def enter_builtin(original: Any, wrapper: Callable[[], Any]) -> Any:
+    """Return what ``wrapper()`` makes in the place of ``original``, and have scripts know it as that."""
+    # Before the wrapper is in place: the table lists what is in PyTorch's modules when it is asked
+    # for the first time, and would list the wrapper in place of the original for good.
+    builtin = _find_builtin(original)
+    made = wrapper()
+    if builtin is not None:
+        _register_builtin(made, builtin)
+    return made
+
+
+def forget_builtin(function: Any) -> None:
+    """Take a function out of the table, which has no weak keys."""
+    _builtin_table().pop(id(function), None)
+
+
+# Profiling.
+
+prepare_trace: Callable[[Any], None] = methodcaller(
+    _on_instances(
+        "autograd.profiler.profile._prepare_trace", "Starts a profiler as torch.profiler does."
+    )
+)
+start_trace: Callable[[Any], None] = methodcaller(
+    _on_instances("autograd.profiler.profile._start_trace", "Likewise.")
+)
+DeviceType: Any = _find("_C._autograd.DeviceType", "Where an event of the profiler took place.")
+
+_is_kineto_stopped: Callable[[], bool] = _find(
+    "autograd._is_kineto_stopped",
+    "Tells whether a recording has been ended by somebody else.",
+    "That is not noticed.",
+    bool,
+)
+_is_profiled: Callable[[], bool] = _find(
+    "_C._autograd._profiler_enabled", "Tells whether a profiler is on in the calling thread."
+)
+_on_instances("autograd.profiler._is_profiler_enabled", "Tells whether one is on in any thread.")
+
+
+def is_profiled() -> bool:
+    """Whether somebody profiles: in any thread, or by any means in this one."""
+    return bool(torch.autograd.profiler._is_profiler_enabled or _is_profiled())  # noqa: SLF001
+
+
+# The compiler. Importing torch._dynamo takes a second, and whoever compiles has imported it.
+
+_OF_FRAMES = (
+    ("cached_backends", "Tells whether torch.compile was called.", "It counts as called."),
+    ("skip_code", "Has functions of ampwatch never be compiled.", "They may be, at a graph break."),
+    (
+        "_callback_from_stance",
+        "Is called when compiled code is entered.",
+        "Compiling is expected from the first call of torch.compile on.",
+    ),
+    (
+        "_stance",
+        "Tells whether the user has set another stance meanwhile.",
+        "The stance of before is not brought back.",
+    ),
+    (
+        "OptimizedModule",
+        "The class of what torch.compile(module) returns.",
+        "Its names keep their prefix.",
+    ),
+)
+
+for _name, _use, _without in _OF_FRAMES:
+    _on_instances(f"_dynamo.eval_frame.{_name}", _use, _without)
+
+_on_instances(
+    "_dynamo.trace_rules.check",
+    "Tells whether the compiler traces a function that another one stands before, or breaks its graph there.",
+    "A step that is compiled as a whole has more graph breaks, and is not seen.",
+)
+_on_instances(
+    "_torchdynamo_disable",
+    "Has a graph break at a function, as torch.compiler.disable does.",
+    "Likewise.",
+)
+
+
+def eval_frame() -> Any:
+    """Return ``torch._dynamo.eval_frame``, or ``None`` before it is loaded."""
+    return sys.modules.get("torch._dynamo.eval_frame")
+
+
+set_eval_frame: Callable[[Any], Any] = _find(
+    "_C._dynamo.eval_frame.set_eval_frame", "Sets what compiles what the calling thread calls."
+)
+
+SEES_COMPILED: bool = (
+    _find(
+        "_C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals",
+        "Its presence says that code is compiled as ever under a mode that asks to be ignored.",
+        "Ops are not followed once torch.compile was called.",
+        None,
+    )
+    is not None
+)
+"""Whether this PyTorch compiles and runs code as ever while a mode is on that asks to be ignored.
+
+From 2.10 on. Before, what ran for the first time under a dispatch mode was not compiled, or was
+compiled again at each call (pytorch/pytorch#164992)."""
+
+ASKED_FOR_HOOKS = _on_instances(
+    "nn.modules.module._has_any_global_hook",
+    "Is called before a compiled module is entered.",
+    "Compiling is expected from the first call of torch.compile on.",
+)
+
+BACKENDS = tuple(
+    _on_instances(name, "One object is made of it at each call of torch.compile.", "Not heard.")
+    for name in ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
+)
+
+BACKWARD_AUTOCAST = _on_instances(
+    "_functorch.config.backward_pass_autocast",
+    "Says which autocast a compiled backward is made with.",
+    "It counts as that of the forward.",
+)
+
+
+def missing() -> Iterator[PrivateName]:
+    """Yield the names that this torch does not have.
+
+    Cost: a second, as it imports the compiler.
+    """
+    import torch._dynamo.eval_frame  # noqa: PLC0415 - see above
+    import torch._functorch.config  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+
+    scaler = torch.amp.GradScaler("cpu")
+    weight = torch.zeros(1, requires_grad=True)
+    of_instances = {
+        "torch.utils._python_dispatch.TorchDispatchMode": FakeTensorMode(),
+        "torch.optim.Optimizer": torch.optim.Adam([weight], fused=True),
+        "torch.amp.GradScaler": scaler,
+        "torch.autograd.graph.Node": (weight * weight).grad_fn,
+        "torch.autocast": torch.autocast("cpu"),
+        "torch.nn.Module": torch.nn.Module(),
+        "torch._ops.OpOverload": torch.ops.aten.add.Tensor,
+    }
+    for row in NAMES:
+        owner, _, name = row.name.rpartition(".")
+        thing = of_instances.get(owner)
+        if thing is None:
+            thing = torch if owner == "torch" else attrgetter(owner.removeprefix("torch."))(torch)
+        if not hasattr(thing, name):
+            yield row
+
+
+def page() -> str:
+    """Return what this torch has and lacks, for a person."""
+    absent = {row.name for row in missing()}
+    lines = [f"torch {torch.__version__} has {len(NAMES) - len(absent)} of {len(NAMES)} names"]
+    for name, use, without in NAMES:
+        mark = "-" if name in absent else "+"
+        lines += [f"{mark} {name}", f"    {use} Without it: {without}"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,223 @@
+"""The protocol by which a loss scaler that is not torch's is watched."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.errors import AttachError
+from ampwatch.training.devices import HOST, is_readable
+from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+logger = logging.getLogger("ampwatch")
+
+GROWTH_FACTOR = 2.0
+"""Factor of a growth where nothing else is said: that of every published scaler."""
+
+BACKOFF_FACTOR = 0.5
+"""Factor of a backoff where nothing else is said."""
+
+_ON_DEVICE = (torch.float32, torch.int32)
+"""Dtypes that the readback takes from a device without a kernel of its own."""
+
+_EXAMPLE = (
+    "for example ampwatch.LossScaler(lambda: engine.cur_scale, ends=(engine, 'step'),"
+    " skipped=lambda returned: engine.overflow)"
+)
+
+_Given = tuple[Any, str] | tuple[Any, str, type[BaseException]]
+
+
+class End(NamedTuple):
+    """A call that may end an iteration.
+
+    Attributes:
+        owner: The object whose method it is.
+        method: Name of the method.
+        raises: The exception by which the call says that the step is skipped; ``None`` where what it
+            returns ends the iteration.
+    """
+
+    owner: Any
+    method: str
+    raises: type[BaseException] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LossScaler:
+    """A loss scaler that is not torch's: how to get its scale, and when an iteration has ended.
+
+    ``ampwatch.monitor(model, ampwatch.LossScaler(lambda: opt.cur_scale, ends=(engine, "step"),
+    skipped=lambda returned: opt.overflow))`` is all. Nothing is stored on the objects that it names.
+
+    Attributes:
+        get_scale: Returns the loss scale as it is now, a number or a tensor with one element, which is
+            read without waiting for its device; or ``None`` where no loss is scaled.
+        ends: The call that ends an iteration, as ``(object, "method")``, or a list of them. Where a
+            call says by an exception that the step is skipped, and nothing by returning, it is
+            ``(object, "method", ExceptionType)``. Of calls within one another the outermost counts.
+        skipped: Called with what the ending call has returned: ``True`` if the step was skipped,
+            ``False`` if it was taken, ``None`` if the iteration goes on (accumulation). Without it
+            each call ends an iteration, and its step was taken.
+        growth_interval: Unskipped steps before the scale grows; ``None`` if it is not known. Kinds of
+            findings that need it are silent then.
+        growth_factor: Factor of a growth.
+        backoff_factor: Factor of a backoff.
+        name: What it is called in facts and logs.
+
+    Raises:
+        AttachError: If one of them cannot be used.
+    """
+
+    get_scale: Callable[[], Any] | None
+    ends: _Given | Sequence[_Given]
+    skipped: Callable[[Any], Any] | None = None
+    growth_interval: int | None = None
+    growth_factor: float = GROWTH_FACTOR
+    backoff_factor: float = BACKOFF_FACTOR
+    name: str = "LossScaler"
+
+    def __post_init__(self) -> None:
+        for what, function in (("get_scale", self.get_scale), ("skipped", self.skipped)):
+            _check_function(what, function)
+        for end in self.calls:
+            _check_end(end)
+        interval = self.growth_interval
+        if interval is not None and not interval > 0:
+            msg = f"`growth_interval`: expected a number above 0 or None, got {interval!r}"
+            raise AttachError(msg)
+        if not (self.growth_factor > 1.0 and 0.0 < self.backoff_factor < 1.0):
+            msg = (
+                "expected growth_factor > 1 and 0 < backoff_factor < 1, got"
+                f" {self.growth_factor!r} and {self.backoff_factor!r}"
+            )
+            raise AttachError(msg)
+
+    @property
+    def calls(self) -> tuple[End, ...]:
+        """The calls that may end an iteration."""
+        given: Any = self.ends
+        try:
+            each = (given,) if len(given) in (2, 3) and isinstance(given[1], str) else given
+            return tuple(End(*one) for one in each)
+        except (TypeError, KeyError, IndexError):
+            msg = (
+                f"`ends`: expected (object, 'method') or a list of them, got {given!r}; {_EXAMPLE}"
+            )
+            raise AttachError(msg) from None
+
+    @property
+    def settings(self) -> ScalerSettings:
+        """The settings, as far as they are known."""
+        interval = math.inf if self.growth_interval is None else self.growth_interval
+        return ScalerSettings(self.growth_factor, self.backoff_factor, interval)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What is recorded of it once."""
+        facts = {"scaler": self.name}
+        if self.get_scale is not None:
+            facts["growth_factor"] = repr(float(self.growth_factor))
+            facts["backoff_factor"] = repr(float(self.backoff_factor))
+            if self.growth_interval is not None:
+                facts["growth_interval"] = str(int(self.growth_interval))
+        return facts
+
+
+def _check_function(what: str, function: Any) -> None:
+    if function is not None and not callable(function):
+        msg = f"`{what}`: expected a function or None, got {function!r}; {_EXAMPLE}"
+        raise AttachError(msg)
+
+
+def _check_end(end: Any) -> None:
+    owner, method, raises = end
+    is_method = isinstance(method, str) and callable(getattr(type(owner), method, None))
+    if isinstance(owner, type) or not is_method:
+        msg = (
+            f"`ends`: expected an object and the name of a method of its class, got"
+            f" {type(owner).__qualname__} and {method!r}; {_EXAMPLE}"
+        )
+        raise AttachError(msg)
+    is_type = isinstance(raises, type) and issubclass(raises, BaseException)
+    if raises is not None and not is_type:
+        msg = f"`ends`: expected a type of exception at the third place, got {raises!r}"
+        raise AttachError(msg)
+
+
+class Reader:
+    """Asks a LossScaler, and never raises: what cannot be read is said once, and is unknown then.
+
+    Args:
+        of: The scaler.
+    """
+
+    def __init__(self, of: LossScaler) -> None:
+        self._of = of
+        self._is_readable = of.get_scale is not None
+        self._answers = of.skipped is not None
+
+    def scale(self) -> object:
+        """Return the scale as ``put_in`` takes it; ``None`` if there is none, or it is not known."""
+        if not self._is_readable or self._of.get_scale is None:
+            return None
+        try:
+            scale = as_value(self._of.get_scale())
+        except Exception as error:  # noqa: BLE001 - a function of the user's, or of a framework's
+            self._is_readable = False
+            self._say("get_scale() raised", error, "the loss scale is not known from here on")
+            return None
+        if scale is None:
+            self._is_readable = False
+            self._say(
+                "get_scale() returned neither a number nor a tensor with one element that can be"
+                " read without waiting",
+                None,
+                "the loss scale is not known from here on",
+            )
+        return scale
+
+    def outcome(self, returned: object) -> object:
+        """Return whether the step was skipped; ``None`` if the iteration goes on."""
+        if not self._answers or self._of.skipped is None:
+            return False
+        try:
+            return as_outcome(self._of.skipped(returned))
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._answers = False
+            self._say("skipped() raised", error, "each ending call counts as a step from here on")
+            return False
+
+    def _say(self, what: str, error: Exception | None, then: str) -> None:
+        why = "" if error is None else f" {type(error).__name__}: {str(error)[:200]}"
+        logger.warning("scaler %s: %s%s; %s, training goes on", self._of.name, what, why, then)
+
+
+def as_value(scale: object) -> object:
+    """Return a scale as a float, or as a tensor that is read later; ``None`` if it is neither."""
+    if isinstance(scale, torch.Tensor):
+        if not is_plain_scalar(scale):
+            return None
+        if scale.device.type == HOST:
+            return host_scalar(scale)
+        is_sent = is_readable(scale.device.type) and scale.dtype in _ON_DEVICE
+        return scale if is_sent else None
+    if isinstance(scale, bool) or not hasattr(scale, "__float__"):
+        return None
+    return float(scale)
+
+
+def as_outcome(skipped: object) -> object:
+    """Return an outcome as a bool, a tensor that is read later, or ``None``."""
+    if isinstance(skipped, torch.Tensor):
+        value = as_value(skipped)
+        return value if isinstance(value, torch.Tensor) else bool(value)
+    return None if skipped is None else bool(skipped)

@@ -1,0 +1,1 @@
+"""State that outlives an iteration, held against that of other ranks."""

@@ -1,0 +1,102 @@
+"""Whose gradients made steps be skipped, in this rank and in others."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ampwatch.diagnosis.gradients.culprits import Culprits
+from ampwatch.diagnosis.steps.steps import StepVerdict
+from ampwatch.wire.records import SkipClass, Topic
+from tests.workshop.iterations import iteration
+from tests.workshop.replay import measured
+
+
+class Others:
+    """Another rank, which has left word or not."""
+
+    are_there = True
+
+    def __init__(self, answer: tuple[str, list[int]] = ("", [])) -> None:
+        self.answer = answer
+        self.noted: list[tuple[str, int]] = []
+
+    def note(self, parameter: str, since: int) -> None:
+        self.noted.append((parameter, since))
+
+    def ask(self, _since: int) -> tuple[str, list[int]]:
+        return self.answer
+
+
+SKIPPED = StepVerdict(SkipClass.STORM, 1024.0, backed_off=True)
+GREW = StepVerdict(SkipClass.NONE, 1024.0, grew=True, applied=True)
+
+
+def take(
+    culprits: Culprits, *values: float, verdict: StepVerdict = SKIPPED, since: int = 3
+) -> None:
+    ranges = [measured(Topic.GRADIENT, "fc.weight", values)]
+    culprits.update(iteration(topics=frozenset({Topic.GRADIENT}), ranges=ranges), verdict, since)
+
+
+def test_a_rank_with_finite_gradients_names_the_parameter_of_another_one() -> None:
+    """As the worst one, so that all that is said of the skips is of it."""
+    culprits = Culprits(Others(("head.bias", [1, 3])))
+    take(culprits, 1.0, 2.0)
+
+    assert culprits.worst == "head.bias"
+    assert culprits.in_words() == (
+        "; non-finite gradients are those of parameter head.bias in ranks 1, 3, while all of this"
+        " rank's are finite"
+    )
+
+
+def test_where_no_name_is_known_it_says_whose_shard_it_is_in() -> None:
+    """And asks again in the next step: the other rank may be late."""
+    others = Others()
+    culprits = Culprits(others)
+    take(culprits, 1.0)
+    assert "in another rank's shard" in culprits.in_words()
+    others.answer = ("head.bias", [1])
+    take(culprits, 1.0)
+
+    assert "parameter head.bias in rank 1" in culprits.in_words()
+
+
+def test_a_rank_with_the_gradient_leaves_word_once() -> None:
+    """Again where steps are skipped anew."""
+    others = Others(("head.bias", [1]))
+    culprits = Culprits(others)
+    for since in (3, 3, 9):
+        take(culprits, 1.0, math.inf, since=since)
+    take(culprits, 1.0, since=9)
+
+    assert others.noted == [("fc.weight", 3), ("fc.weight", 9)]
+    assert culprits.in_words() == "; most non-finite gradients are those of parameter fc.weight"
+
+
+@pytest.mark.parametrize("others", [None, Others()])
+def test_a_step_that_was_taken_asks_nobody(others: Others | None) -> None:
+    """Nor does a rank that is alone conclude anything."""
+    culprits = Culprits(others)
+    take(culprits, 1.0, verdict=GREW if others else SKIPPED)
+
+    assert (culprits.worst, culprits.in_words()) == ("", "")
+
+
+def test_without_a_measurement_nothing_is_concluded() -> None:
+    """Gradients that nobody has looked at are not known to be finite."""
+    culprits = Culprits(Others(("head.bias", [1])))
+    culprits.update(iteration(), SKIPPED, 3)
+
+    assert culprits.in_words() == ""
+
+
+def test_what_was_elsewhere_is_forgotten_when_the_scale_grows() -> None:
+    """It was another incident."""
+    culprits = Culprits(Others(("head.bias", [1])))
+    take(culprits, 1.0)
+    take(culprits, 1.0, verdict=GREW)
+
+    assert culprits.in_words() == ""

@@ -1,0 +1,234 @@
+"""Environments in which people train, one row each: what is tested by a program, and what is a recipe only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Where(Enum):
+    """Where a row is tried: by CI, or by hand with ``make test-frameworks ARGS=--all``."""
+
+    CI = "CI"
+    HAND = "by hand"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One row that a program stands for.
+
+    Attributes:
+        name: Name of the row in results and tests.
+        title: What stands in the first column.
+        program: File in ``programs/``, and its arguments.
+        edit: The edit that was made, in words.
+        where: Where it is tried.
+        ranks: Processes that train.
+        by_torchrun: Whether torchrun starts them; else the program itself does.
+        needs: Modules that have to be importable.
+        truths: Findings that are made of the healthy training, and are true; and why.
+    """
+
+    name: str
+    title: str
+    program: tuple[str, ...]
+    edit: str = "`ampwatch.monitor(model, scaler)` before the loop"
+    where: Where = Where.CI
+    ranks: int = 1
+    by_torchrun: bool = False
+    needs: tuple[str, ...] = ()
+    truths: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One row that nothing has been run for.
+
+    Attributes:
+        title: What stands in the first column.
+        how: What to write, and why it is expected to do.
+    """
+
+    title: str
+    how: str
+
+
+CALLBACK = (
+    "`ampwatch.monitor(pl_module, trainer.precision_plugin.scaler)` in `on_fit_start` of a callback"
+)
+
+ENVIRONMENTS = (
+    Environment("plain", "PyTorch, plain loop", ("plain.py",)),
+    Environment("ddp", "DDP, gloo, 2 ranks", ("ddp.py",), ranks=2, by_torchrun=True),
+    Environment(
+        "fsdp2", "FSDP2 (`fully_shard`), gloo, 2 ranks", ("fsdp2.py",), ranks=2, by_torchrun=True
+    ),
+    Environment(
+        "fsdp2-policy",
+        "FSDP2 with MixedPrecisionPolicy, gloo, 2 ranks",
+        ("fsdp2.py", "policy"),
+        where=Where.HAND,
+        ranks=2,
+        by_torchrun=True,
+    ),
+    Environment(
+        "fsdp1",
+        "FSDP1 with ShardedGradScaler, gloo, 2 ranks",
+        ("fsdp1.py",),
+        where=Where.HAND,
+        ranks=2,
+        by_torchrun=True,
+    ),
+    Environment(
+        "tensor-parallel",
+        "Tensor parallel (DTensor), gloo, 2 ranks",
+        ("tensor_parallel.py",),
+        where=Where.HAND,
+        ranks=2,
+        by_torchrun=True,
+    ),
+    Environment("compile", "torch.compile of the model, `aot_eager`", ("compiled.py",)),
+    Environment("checkpoint", "torch.utils.checkpoint", ("checkpointing.py",), where=Where.HAND),
+    Environment("func", "torch.func.grad_and_value", ("functional.py",), where=Where.HAND),
+    Environment(
+        "lightning",
+        "Lightning Trainer, 16-mixed",
+        ("lightning_trainer.py", "1", "lightning"),
+        CALLBACK,
+        needs=("lightning",),
+    ),
+    Environment(
+        "lightning-ddp",
+        "Lightning Trainer, 16-mixed, ddp, 2 ranks",
+        ("lightning_trainer.py", "2", "lightning"),
+        CALLBACK,
+        where=Where.HAND,
+        ranks=2,
+        needs=("lightning",),
+    ),
+    Environment(
+        "pytorch-lightning",
+        "Lightning Trainer of the package pytorch-lightning",
+        ("lightning_trainer.py", "1", "pytorch-lightning"),
+        CALLBACK,
+        where=Where.HAND,
+        needs=("pytorch_lightning",),
+    ),
+    Environment(
+        "lightning-manual",
+        "Lightning, manual optimisation",
+        ("lightning_manual.py",),
+        CALLBACK,
+        where=Where.HAND,
+        needs=("lightning",),
+        truths=(
+            (
+                "backward_under_autocast",
+                (
+                    "`backward_under_autocast` is said, and true: the Trainer runs all of"
+                    " `training_step` inside of autocast ([what to"
+                    " do](diagnoses/backward_under_autocast.md#the-remedy))"
+                ),
+            ),
+        ),
+    ),
+    Environment(
+        "fabric", "Lightning Fabric", ("fabric.py",), where=Where.HAND, needs=("lightning",)
+    ),
+    Environment(
+        "hf-trainer",
+        "transformers Trainer (GPT-2)",
+        ("hf_trainer.py",),
+        "`ampwatch.monitor(model, trainer.accelerator.scaler)` in `on_train_begin` of a callback",
+        needs=("transformers",),
+    ),
+    Environment(
+        "accelerate",
+        "accelerate, accumulation over 2 batches",
+        ("accelerate_loop.py",),
+        "`ampwatch.monitor(model, accelerator.scaler)` after `prepare`",
+        needs=("accelerate",),
+    ),
+    Environment(
+        "timm",
+        "timm (ViT, NativeScaler, ModelEmaV3)",
+        ("timm_scaler.py",),
+        "`ampwatch.monitor(model, loss_scaler._scaler)` before the loop",
+        needs=("timm",),
+    ),
+    Environment(
+        "ignite",
+        "ignite Engine",
+        ("ignite_engine.py",),
+        "`ampwatch.monitor(model, scaler)` at `Events.STARTED`",
+        where=Where.HAND,
+        needs=("ignite",),
+    ),
+    Environment(
+        "skorch",
+        "skorch NeuralNet",
+        ("skorch_net.py",),
+        "`ampwatch.monitor(net.module_, scaler)` in `on_train_begin` of a callback",
+        where=Where.HAND,
+        needs=("skorch",),
+    ),
+    Environment(
+        "fastai",
+        "fastai Learner, MixedPrecision",
+        ("fastai_learner.py",),
+        "`ampwatch.monitor(learn.model, learn.scaler)` in `before_fit` of a callback",
+        where=Where.HAND,
+        needs=("fastai",),
+    ),
+    Environment(
+        "deepspeed",
+        "DeepSpeed engine, fp16, ZeRO 0",
+        ("deepspeed_engine.py",),
+        "`ampwatch.monitor(engine)` after `initialize`",
+        where=Where.HAND,
+        needs=("deepspeed",),
+    ),
+)
+
+LOSS_SCALER = "`ampwatch.monitor(model, ampwatch.LossScaler(...))`"
+
+RECIPES = (
+    Recipe(
+        "DeepSpeed, ZeRO 1 to 3",
+        "`ampwatch.monitor(engine)` as for ZeRO 0, or `ampwatch run deepspeed train.py`",
+    ),
+    Recipe(
+        "apex.amp",
+        f"{LOSS_SCALER} that reads `apex.amp.state_dict()['loss_scaler0']['loss_scale']`",
+    ),
+    Recipe(
+        "Megatron-Core",
+        f"{LOSS_SCALER} that reads `optimizer.get_loss_scale()`; `optimizer.step()` returns whether the step was applied",
+    ),
+    Recipe(
+        "fairseq, Metaseq",
+        f"{LOSS_SCALER} that reads `trainer.optimizer.scaler.loss_scale`; an `OverflowError` or `FloatingPointError` of the scaler is a skipped step",
+    ),
+    Recipe(
+        "Composer",
+        "`ampwatch.monitor(state.model, state.scaler)` in a callback at `Event.FIT_START`; its scalers are GradScalers",
+    ),
+    Recipe(
+        "MONAI",
+        "`ampwatch.monitor(trainer.network, trainer.scaler)` at `Events.STARTED`: its trainers are ignite's engines, its scaler torch's",
+    ),
+    Recipe(
+        "Ray Train",
+        "In `train_loop_per_worker`, as for the framework that trains there; `AMPWATCH_*` variables through `runtime_env`",
+    ),
+    Recipe(
+        "torchtune, torchtitan",
+        "FSDP2 in bfloat16 has no scaler: `ampwatch.monitor(model)` before the loop",
+    ),
+    Recipe("ROCm, Intel XPU, Apple MPS", "As for a plain loop; [what is measured where](gpu.md)"),
+)
+
+
+def environment(name: str) -> Environment:
+    """Return the row of that name."""
+    return next(row for row in ENVIRONMENTS if row.name == name)

@@ -1,0 +1,67 @@
+"""Lightning's Trainer with precision 16-mixed; arguments: how many processes, which package.
+
+On a CPU the Trainer itself would take bfloat16, so that it is given the plugin.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from typing import Any
+
+import torch
+
+from shared import BATCH, Course, Net, examples, loss_of, new_scaler, settle, watch
+
+devices = int(sys.argv[1])
+package = sys.argv[2]
+warnings.filterwarnings("ignore")
+pl = importlib.import_module(
+    "pytorch_lightning" if package == "pytorch-lightning" else "lightning.pytorch"
+)
+plugins = importlib.import_module(f"{pl.__name__}.plugins.precision")
+
+
+class Module(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        x, y = batch
+        return loss_of(self.net(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+class Followed(pl.Callback):
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        watch(pl_module, trainer.precision_plugin.scaler)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        course.begins()
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        course.ended(trainer.precision_plugin.scaler.get_scale())
+
+
+settle()
+model = Module()
+course = Course(model, "net." + Net.overflows_in, "net." + Net.infinite)
+trainer = pl.Trainer(
+    accelerator="cpu",
+    devices=devices,
+    strategy="ddp" if devices > 1 else "auto",
+    max_epochs=1,
+    plugins=[plugins.MixedPrecision("16-mixed", "cpu", scaler=new_scaler())],
+    callbacks=[Followed()],
+    logger=False,
+    enable_checkpointing=False,
+    enable_progress_bar=False,
+    enable_model_summary=False,
+)
+data = torch.utils.data.DataLoader(examples(), batch_size=BATCH // devices)
+trainer.fit(model, data)
+course.write(model, package)

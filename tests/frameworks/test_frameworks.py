@@ -1,0 +1,85 @@
+"""Each framework's program, bare and watched in two ways, healthy and with two faults.
+
+What is found is held against ``results/``, which docs/support.md is made of: a cell may not become
+worse. ``make test-frameworks`` runs the rows of CI, ``ARGS=--all`` all of them, ``ARGS=--write``
+writes down what was found.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.frameworks.environments import ENVIRONMENTS, Environment, Where
+from tests.frameworks.judging import NO, PARTLY, YES, Cell, judge
+from tests.frameworks.results import Result, read, write
+from tests.frameworks.running import Fault, Outcome, Runner, Way, has
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WATCHED = (Way.EDIT, Way.ZERO)
+RANKS = {NO: 0, PARTLY: 1, YES: 2}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda row: row.name)
+def test_what_the_support_matrix_says_of(
+    environment: Environment, python: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """No cell of the matrix is worse than it says."""
+    if environment.where is not Where.CI and not request.config.getoption("--all"):
+        pytest.skip("is not among the rows that CI runs: make test-frameworks ARGS=--all")
+    if not has(python, environment.needs):
+        pytest.fail(f"expected {', '.join(environment.needs)} in the environment of {python}")
+    runner = Runner(python, tmp_path)
+    with runner.daemon() as daemon:
+        bare = {fault: runner.run(environment, Way.BARE, fault) for fault in Fault}
+        for fault, outcome in bare.items():
+            assert outcome.code == 0, f"bare, {fault}: {outcome.stderr}"
+            assert len(outcome.ranks) == environment.ranks
+            assert bool(outcome.ranks[0]["skipped"]) is bool(fault.value), "the fault was planted"
+        watched = {
+            way: {fault: runner.run(environment, way, fault, daemon) for fault in Fault}
+            for way in WATCHED
+        }
+    leftovers = runner.leftovers()
+    found = {
+        way.value: judge(bare, outcomes, leftovers, environment.truths)
+        for way, outcomes in watched.items()
+    }
+    if request.config.getoption("--write"):
+        today = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
+        write(environment.name, Result(today, _versions(bare[Fault.NONE]), found))
+    worse = _worse(environment, found)
+    assert not worse, "\n".join([*worse, *_words(watched)])
+
+
+def _versions(outcome: Outcome) -> dict[str, str]:
+    """Return the versions without what tells builds of one version apart."""
+    versions = outcome.ranks[0]["versions"].items()
+    return {package: re.sub(r"\+.*", "", version) for package, version in versions}
+
+
+def _worse(environment: Environment, found: dict[str, dict[str, Cell]]) -> list[str]:
+    """Return a sentence for each cell that is worse than what is written down."""
+    said = read(environment.name)
+    assert said is not None, "expected results, found none; run: make test-frameworks ARGS=--write"
+    return [
+        f"{way}, {column}: expected {said.ways[way][column].answer}, found {cell.answer}: {cell.note}"
+        for way, cells in found.items()
+        for column, cell in cells.items()
+        if RANKS[cell.answer] < RANKS[said.ways[way][column].answer]
+    ]
+
+
+def _words(watched: dict[Way, dict[Fault, Outcome]]) -> list[str]:
+    """Return what the programs and ampwatch said, for whoever reads the failure."""
+    return [
+        f"--- {way.value}, {fault.value or 'healthy'}: {outcome.code}\n{outcome.stderr[-3000:]}"
+        for way, outcomes in watched.items()
+        for fault, outcome in outcomes.items()
+    ]

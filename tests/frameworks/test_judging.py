@@ -1,0 +1,197 @@
+"""The judge of the support matrix, on outcomes that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.frameworks.environments import ENVIRONMENTS, RECIPES
+from tests.frameworks.judging import COLUMNS, NO, PARTLY, YES, Outcomes, judge
+from tests.frameworks.matrix import page
+from tests.frameworks.running import PROGRAMS, Fault, Outcome
+
+SAMPLES = {
+    "ampwatch_loss_scale": ({}, 2.0),
+    "ampwatch_loss_scale_growths_total": ({}, 0.0),
+    "ampwatch_steps_total": ({}, 2.0),
+    "ampwatch_optimizer_steps_skipped_total": ({"class": "storm"}, 1.0),
+    "ampwatch_census_iterations_total": ({}, 5.0),
+    "ampwatch_op_calls_total": ({"op_kind": "matmul", "dtype": "float16"}, 3.0),
+    "ampwatch_samples_total": ({"topic": "gradient"}, 5.0),
+    "ampwatch_module_gradient_amax": ({"module": "layer"}, 1.0),
+    "ampwatch_sensor_errors_total": ({"sensor": "births"}, 0.0),
+}
+"""What ``/metrics`` says where all is well; samples of activations are added below."""
+
+SYMPTOM = {"kind": "scale_collapse", "where": "optimizer:0", "root": False}
+FOUND = {
+    Fault.NONE: [],
+    Fault.OVERFLOW: [{"kind": "forward_overflow", "where": "layer", "root": True}, SYMPTOM],
+    Fault.GRADIENT: [
+        {"kind": "backward_nonfinite_any_scale", "where": "param:layer.weight", "root": True},
+        SYMPTOM,
+    ],
+}
+
+
+def finding(**fields: Any) -> dict[str, Any]:
+    return {"severity": "critical", "summary": "", "advice": "", **fields}
+
+
+def outcome(
+    fault: Fault,
+    samples: dict[str, tuple[dict[str, str], float]] | None = None,
+    findings: list[dict[str, Any]] | None = None,
+    **fields: Any,
+) -> Outcome:
+    told = {
+        "weights": "abc",
+        "scales": [4.0, 2.0],
+        "skipped": [1],
+        "growths": 0,
+        "names": {"modules": ["", "layer"], "parameters": ["layer.weight"]},
+        "expected": {"overflow": "layer", "gradient": "layer.weight"},
+    }
+    found = FOUND[fault] if findings is None else findings
+    report = {
+        "identity": {"rank": 0},
+        "findings": [finding(**f) for f in found],
+        "steps": {"columns": ["step", "loss_scale"], "rows": [[0, 4.0], [1, 2.0]]},
+    }
+    seen = SAMPLES | (samples or {})
+    series = [(name, {"rank": "0", **labels}, value) for name, (labels, value) in seen.items()]
+    series.append(("ampwatch_samples_total", {"rank": "0", "topic": "activation"}, 5.0))
+    made = {"code": 0, "stdout": "x\n", "stderr": "", "ranks": [told], **fields}
+    return Outcome(samples=series, reports=[report] if found else [], **made)
+
+
+def outcomes(**fields: Any) -> Outcomes:
+    return {fault: outcome(fault, **fields) for fault in Fault}
+
+
+def judged(leftovers: tuple[str, ...] = (), **fields: Any) -> dict[str, str]:
+    cells = judge(outcomes(), outcomes(**fields), list(leftovers))
+    return {column: cell.answer for column, cell in cells.items() if cell.answer != YES}
+
+
+def test_where_all_is_well_every_cell_is_a_yes() -> None:
+    assert judged() == {}
+
+
+@pytest.mark.parametrize(
+    ("changed", "worse"),
+    [
+        ({"ampwatch_loss_scale": ({}, 4.0)}, {"scale and skips": NO}),
+        ({"ampwatch_steps_total": ({}, 1.0)}, {"scale and skips": PARTLY}),
+        ({"ampwatch_optimizer_steps_skipped_total": ({}, 0.0)}, {"scale and skips": PARTLY}),
+        ({"ampwatch_census_iterations_total": ({}, 1.0)}, {"ops": NO}),
+        (
+            {"ampwatch_op_calls_total": ({"op_kind": "matmul", "dtype": "float32"}, 3.0)},
+            {"ops": PARTLY},
+        ),
+        ({"ampwatch_samples_total": ({"topic": "gradient"}, 1.0)}, {"ranges": NO}),
+        (
+            {"ampwatch_module_gradient_amax": ({"module": "module.layer"}, 1.0)},
+            {"names": NO, "ranges": PARTLY},
+        ),
+        (
+            {"ampwatch_sensor_errors_total": ({"sensor": "births"}, 1.0)},
+            {"clean exit": NO},
+        ),
+    ],
+)
+def test_a_metric_that_is_wrong_costs_the_cells_that_rest_on_it(
+    changed: dict[str, tuple[dict[str, str], float]], worse: dict[str, str]
+) -> None:
+    assert judged(samples=changed) == worse
+
+
+def test_a_program_that_is_not_watched_has_nothing_but_its_own() -> None:
+    """Weights and exit are those of the bare program; everything else is a no."""
+    watched = outcomes()
+    for run in watched.values():
+        run.samples, run.reports = [], []
+    cells = judge(outcomes(), watched, [])
+    assert {column for column, cell in cells.items() if cell.answer == YES} == {
+        "quiet",
+        "identical",
+        "clean exit",
+    }
+
+
+@pytest.mark.parametrize(
+    ("findings", "worse"),
+    [
+        (
+            [{"kind": "forward_overflow", "where": "layer", "root": False}],
+            {"gradient found": NO, "quiet": NO},
+        ),
+        (
+            [{"kind": "divergence", "where": "loss", "root": True}],
+            {"overflow found": NO, "gradient found": NO, "quiet": NO},
+        ),
+    ],
+)
+def test_a_finding_has_to_fit_and_a_healthy_run_to_have_none(
+    findings: list[dict[str, Any]], worse: dict[str, str]
+) -> None:
+    assert judged(findings=findings) == worse
+
+
+def test_what_is_accused_besides_the_fault_makes_it_half_an_answer() -> None:
+    watched = outcomes()
+    more = {"kind": "scheduler_ahead", "where": "api", "root": True}
+    watched[Fault.GRADIENT] = outcome(Fault.GRADIENT, findings=[*FOUND[Fault.GRADIENT], more])
+    cell = judge(outcomes(), watched, [])["gradient found"]
+    assert (cell.answer, cell.note) == (PARTLY, "`scheduler_ahead` in `api` as a cause of its own")
+
+
+def test_a_finding_that_is_true_of_a_healthy_run_is_a_footnote() -> None:
+    found = {"kind": "backward_under_autocast", "where": "api", "root": True}
+    watched = {fault: outcome(fault, findings=[*FOUND[fault], found]) for fault in Fault}
+    cells = judge(outcomes(), watched, [], (("backward_under_autocast", "it is"),))
+    assert cells["quiet"] == (YES, "it is")
+    assert {cell.answer for cell in cells.values()} == {YES}
+
+
+def test_a_fault_that_one_rank_does_not_name_is_half_an_answer() -> None:
+    watched = outcomes()
+    overflow = watched[Fault.OVERFLOW]
+    overflow.ranks *= 2
+    assert judge(outcomes(), watched, [])["overflow found"].answer == PARTLY
+
+
+@pytest.mark.parametrize(
+    ("fields", "column"),
+    [
+        ({"code": 1}, "clean exit"),
+        ({"code": None}, "clean exit"),
+        ({"stderr": "Traceback (most recent call last):"}, "clean exit"),
+        ({"stdout": "x\nampwatch\n"}, "clean exit"),
+        ({"leftovers": ("a.ring",)}, "clean exit"),
+    ],
+)
+def test_an_exit_is_clean_or_not(fields: dict[str, Any], column: str) -> None:
+    assert judged(**fields) == {column: NO}
+
+
+def test_other_weights_are_seen() -> None:
+    watched = outcomes()
+    watched[Fault.GRADIENT].ranks[0]["weights"] = "xyz"
+    assert judge(outcomes(), watched, [])["identical"].answer == NO
+
+
+def test_rows_have_programs_and_names_of_their_own() -> None:
+    assert all((PROGRAMS / row.program[0]).is_file() for row in ENVIRONMENTS)
+    assert len({row.name for row in ENVIRONMENTS}) == len(ENVIRONMENTS)
+    assert len(COLUMNS) == len(set(COLUMNS))
+
+
+def test_the_page_is_made_of_the_results() -> None:
+    """Each row stands in both tables, each recipe in its own."""
+    lines = page().splitlines()
+    for row in ENVIRONMENTS:
+        # Two tables of cells, and the table of edits.
+        assert sum(line.startswith(f"| {row.title} ") for line in lines) == 3
+    assert all(any(line.startswith(f"| {r.title} |") for line in lines) for r in RECIPES)

@@ -1,0 +1,520 @@
+"""Scalers that are not torch's: what they count themselves is what ampwatch counts."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.training.scalers.loss_scaler import LossScaler, Reader, as_value
+from ampwatch.training.scalers.rows import ROWS, row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FAULTS = frozenset({7, 8, 20, 21, 22, 23, 24, 25, 26, 27})
+STEPS = 40
+
+
+class Scaler:
+    """A loss scaler of a user's own, which counts what it skips.
+
+    Attributes:
+        scale: The loss scale.
+        skips: Steps that it has skipped.
+    """
+
+    def __init__(self, scale: float = 65536.0, interval: int = 10) -> None:
+        self.scale: Any = scale
+        self.skips = 0
+        self._interval = interval
+        self._good = 0
+
+    def step(self, optimizer: Any, parameters: list[nn.Parameter]) -> bool:
+        if not self.check(parameters):
+            return False
+        optimizer.step()
+        return True
+
+    def check(self, parameters: list[nn.Parameter]) -> bool:
+        """Unscale, and move the scale; whether the step is to be taken."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not all(bool(torch.isfinite(g).all()) for g in gradients):
+            self.scale, self._good = self.scale / 2, 0
+            self.skips += 1
+            return False
+        for gradient in gradients:
+            gradient.div_(self.scale)
+        self._good += 1
+        if self._good % self._interval == 0:
+            self.scale = self.scale * 2
+        return True
+
+
+def train(
+    scaler: Scaler,
+    step: Callable[[torch.optim.Optimizer, list[nn.Parameter]], object] | None = None,
+    *,
+    faults: frozenset[int] = FAULTS,
+    watch: Callable[[nn.Module], ampwatch.Monitor] | None = None,
+    after: Callable[[ampwatch.Monitor, object], None] | None = None,
+    micro_batches: int = 1,
+    between: Callable[[nn.Module, float], None] | None = None,
+) -> tuple[bytes, ampwatch.Monitor | None]:
+    """Train a small model; return its weights and the monitor, closed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    parameters = list(model.parameters())
+    monitor = None if watch is None else watch(model)
+    for number in range(STEPS):
+        for _ in range(micro_batches):
+            loss = model(torch.randn(4, 8)).pow(2).mean() / micro_batches
+            (loss * scaler.scale).backward()
+        if number in faults:
+            assert parameters[0].grad is not None
+            parameters[0].grad.fill_(math.inf)
+        returned = (step or scaler.step)(optimizer, parameters)
+        optimizer.zero_grad()
+        if monitor is not None and after is not None:
+            after(monitor, returned)
+        if between is not None:
+            between(model, scaler.scale)
+    if monitor is not None:
+        monitor.close()
+    return b"".join(p.detach().numpy().tobytes() for p in parameters), monitor
+
+
+def counts(monitor: ampwatch.Monitor | None) -> tuple[int, int]:
+    """Return the skips and the steps that a monitor has counted."""
+    assert monitor is not None
+    totals = monitor._session.diagnosis.totals
+    assert not [guard.name for guard in monitor._session.bus.guards if guard.off]
+    return sum(map(sum, totals.skipped.values())), totals.attempted
+
+
+def monitored(*scaler: Any) -> Callable[[nn.Module], ampwatch.Monitor]:
+    return lambda model: ampwatch.monitor(model, *scaler, serve=False)
+
+
+def described(scaler: Scaler, **more: Any) -> LossScaler:
+    return LossScaler(lambda: scaler.scale, (scaler, "step"), lambda returned: not returned, **more)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_described_scaler_is_counted_as_it_counts_itself(micro_batches: int) -> None:
+    """Skips and steps agree, and not a bit of the weights is another one."""
+    bare, _ = train(Scaler(), micro_batches=micro_batches)
+    scaler = Scaler()
+    weights, monitor = train(
+        scaler, watch=monitored(described(scaler)), micro_batches=micro_batches
+    )
+    assert weights == bare
+    assert counts(monitor) == (scaler.skips, STEPS) == (len(FAULTS), STEPS)
+    assert monitor is not None
+    assert monitor.last_step.loss_scale == scaler.scale
+    assert [f.kind for f in monitor.findings if f.kind == "scale_collapse"]
+
+
+def test_growths_and_backoffs_are_those_of_the_scaler() -> None:
+    scaler = Scaler()
+    _, monitor = train(scaler, watch=monitored(described(scaler, growth_interval=10)))
+    assert monitor is not None
+    totals = monitor._session.diagnosis.totals
+    assert scaler.scale == 65536.0 * 2.0 ** (totals.growths - totals.backoffs)
+    assert totals.set_by_hand == 0
+
+
+def test_a_scale_may_be_a_tensor() -> None:
+    scaler = Scaler()
+    scaler.scale = torch.tensor([65536.0])
+    _, monitor = train(scaler, watch=monitored(described(scaler)))
+    assert monitor is not None
+    assert counts(monitor) == (scaler.skips, STEPS)
+    assert monitor.last_step.loss_scale == float(scaler.scale)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_iterations_that_are_ended_by_hand_are_counted(micro_batches: int) -> None:
+    """Also where an optimizer's step has ended the first one already."""
+    bare, _ = train(Scaler(), micro_batches=micro_batches)
+    scaler = Scaler()
+
+    def after(monitor: ampwatch.Monitor, returned: object) -> None:
+        monitor.end_iteration(loss_scale=scaler.scale, skipped=not returned)
+
+    weights, monitor = train(scaler, watch=monitored(), after=after, micro_batches=micro_batches)
+    assert weights == bare
+    assert counts(monitor) == (scaler.skips, STEPS)
+
+
+def test_end_iteration_does_nothing_once_the_monitor_is_closed() -> None:
+    monitor = ampwatch.monitor(nn.Linear(2, 2), serve=False)
+    monitor.close()
+    monitor.end_iteration(loss_scale=2.0, skipped=True)
+    assert monitor.last_step.step == -1
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_skips_are_inferred_where_nothing_was_handed_in(micro_batches: int) -> None:
+    """From gradients that were thrown away before a loss with a smaller scale."""
+    bare, _ = train(Scaler(), micro_batches=micro_batches)
+    scaler = Scaler()
+    weights, monitor = train(scaler, watch=monitored(), micro_batches=micro_batches)
+    assert weights == bare
+    assert counts(monitor) == (scaler.skips, STEPS)
+    assert monitor is not None
+    assert [f.kind for f in monitor.findings if f.kind == "scale_collapse"]
+
+
+def _saliency(model: nn.Module, _scale: float) -> None:
+    inputs = torch.randn(4, 8, requires_grad=True)
+    model(inputs).pow(2).mean().backward()
+    model.zero_grad()
+
+
+def _scaled_attack(model: nn.Module, scale: float) -> None:
+    inputs = torch.randn(4, 8, requires_grad=True)
+    (model(inputs).pow(2).mean() * scale).backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+@pytest.mark.parametrize("between", [_saliency, _scaled_attack])
+def test_gradients_that_are_thrown_away_for_another_purpose_are_no_skips(between: Any) -> None:
+    """With skips beside them too: those are counted, and nothing else is."""
+    healthy = Scaler()
+    _, monitor = train(healthy, faults=frozenset(), watch=monitored(), between=between)
+    assert counts(monitor) == (0, STEPS)
+    scaler = Scaler()
+    _, monitor = train(scaler, watch=monitored(), between=between)
+    assert counts(monitor) == (scaler.skips, STEPS)
+
+
+def test_a_constant_weight_of_a_loss_is_no_scale() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ampwatch.monitor(model, serve=False) as monitor:
+        for _ in range(20):
+            (model(torch.randn(2, 4)).mean() * 256.0).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert math.isnan(monitor.last_step.loss_scale)
+        assert monitor.last_step.step == 19
+
+
+# Frameworks. The fakes have the structure of the versions that the rows name.
+
+
+class Apex(Scaler):
+    """apex 0.1: the scaler says at the end of `amp.scale_loss` whether to skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scale_seq_len = 10
+        self._clean: bool = True
+
+    def loss_scale(self) -> float:
+        scale: float = self.scale
+        return scale
+
+    def update_scale(self) -> bool:
+        return not self._clean
+
+
+class DynamicLossScaler:
+    """fairseq 0.12: raises before the step that is skipped, is told after the one that is taken."""
+
+    def __init__(self) -> None:
+        self.loss_scale, self.scale_factor, self.scale_window = 65536.0, 2.0, 10
+
+    def update(self) -> None:
+        pass
+
+    def check_overflow(self, norm: float) -> None:
+        if not math.isfinite(norm):
+            self.loss_scale /= self.scale_factor
+            raise OverflowError(self.loss_scale)
+
+
+class MegatronOptimizer(Scaler):
+    """Megatron-Core 0.16: `step` returns (ok, norm, zeros), the scale is a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grad_scaler = self
+        self.growth_interval = 10
+
+    def get_loss_scale(self) -> torch.Tensor:
+        return torch.tensor([self.scale])
+
+    def step(self, *given: Any) -> Any:
+        return (True, 1.0, 0) if super().step(*given) else (False, None, None)
+
+
+class DeepSpeedEngine(Scaler):
+    """DeepSpeed 0.19: `step` for each micro-batch, counts of what it has taken and skipped."""
+
+    def __init__(self, module: nn.Module | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.global_steps = self.skipped_steps = 0
+        self.optimizer = self
+
+    @property
+    def cur_scale(self) -> float:
+        scale: float = self.scale
+        return scale
+
+    def fp16_enabled(self) -> bool:
+        return True
+
+    def step(self, *given: Any) -> Any:
+        if not given:
+            return  # within an accumulation
+        self.global_steps += 1
+        self.skipped_steps += not super().step(*given)
+
+
+@pytest.fixture
+def frameworks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules of frameworks that hold the fakes."""
+    fakes = {
+        "apex.amp.scaler": {"LossScaler": Apex},
+        "fairseq.optim.dynamic_loss_scaler": {"DynamicLossScaler": DynamicLossScaler},
+        "megatron.core.optimizer.optimizer": {"MegatronOptimizer": MegatronOptimizer},
+        "deepspeed.runtime.engine": {"DeepSpeedEngine": DeepSpeedEngine},
+    }
+    for name, classes in fakes.items():
+        module = ModuleType(name)
+        vars(module).update(classes)
+        monkeypatch.setitem(sys.modules, name, module)
+    gc.collect()
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_apex() -> None:
+    scaler = Apex()
+
+    def step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        scaler._clean = scaler.check(parameters)
+        if not scaler.update_scale():
+            optimizer.step()
+
+    _, monitor = train(scaler, step, watch=monitored(scaler))
+    assert counts(monitor) == (scaler.skips, STEPS)
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_fairseq() -> None:
+    inner, scaler = Scaler(), DynamicLossScaler()
+
+    def step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
+        norm = 1.0 if inner.check(parameters) else math.inf
+        try:
+            scaler.check_overflow(norm)
+        except OverflowError:
+            return
+        optimizer.step()
+        scaler.update()
+
+    _, monitor = train(inner, step, watch=monitored(scaler))
+    assert counts(monitor) == (inner.skips, STEPS)
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_megatron() -> None:
+    optimizer = MegatronOptimizer()
+    _, monitor = train(optimizer, watch=monitored(optimizer))
+    assert counts(monitor) == (optimizer.skips, STEPS)
+    assert monitor is not None
+    assert monitor.last_step.loss_scale == optimizer.scale
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_deepspeed_counts_what_ends_an_accumulation() -> None:
+    engine = DeepSpeedEngine()
+
+    def step(*given: Any) -> None:
+        engine.step()
+        engine.step(*given)
+
+    _, monitor = train(engine, step, watch=monitored(engine))
+    assert counts(monitor) == (engine.skipped_steps, engine.global_steps) == (10, STEPS)
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_an_engine_is_found_by_the_model_that_it_trains() -> None:
+    """Nothing but the model was handed in, and another engine is alive."""
+    others = [DeepSpeedEngine(nn.Linear(2, 2))]
+    engine = DeepSpeedEngine()
+
+    def watch(model: nn.Module) -> ampwatch.Monitor:
+        engine.module = model
+        return ampwatch.monitor(model, serve=False)
+
+    _, monitor = train(engine, watch=watch)
+    assert monitor is not None
+    assert monitor._loss_scaler is not None
+    assert monitor._loss_scaler.name == "deepspeed"
+    assert counts(monitor) == (engine.skipped_steps, STEPS)
+    assert others
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_an_engine_that_has_changed_is_said_in_a_sentence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Training goes on, watched as without a scaler."""
+
+    class Changed(DeepSpeedEngine):
+        @property
+        def fp16_enabled(self) -> Any:  # type: ignore[override]
+            raise AttributeError
+
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        monitor = ampwatch.monitor(nn.Linear(2, 2), Changed(), serve=False)
+    monitor.close()
+    (record,) = [r for r in caplog.records if "deepspeed" in r.getMessage()]
+    assert "fp16_enabled" in record.getMessage()
+    assert "0.19.8" in record.getMessage()
+
+
+def test_what_holds_a_grad_scaler_is_unwrapped() -> None:
+    class NativeScaler:
+        def __init__(self) -> None:
+            self._scaler = torch.amp.GradScaler("cpu")
+
+    wrapper = NativeScaler()
+    with ampwatch.monitor(nn.Linear(2, 2), wrapper, serve=False) as monitor:
+        assert monitor._scaler is wrapper._scaler
+
+
+def test_no_framework_is_in_use_before_it_is_loaded() -> None:
+    assert all(row.loaded is None for row in ROWS)
+    assert row_of(nn.Linear(2, 2)) is None
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"get_scale": 3.0, "ends": (Scaler(), "step")},
+        {"get_scale": None, "ends": (Scaler(), "steps")},
+        {"get_scale": None, "ends": Scaler()},
+        {"get_scale": None, "ends": (Scaler, "step")},
+        {"get_scale": None, "ends": [(Scaler(), "step", 3)]},
+        {"get_scale": None, "ends": (Scaler(), "step"), "skipped": True},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": 0},
+        {"get_scale": None, "ends": (Scaler(), "step"), "backoff_factor": 2.0},
+    ],
+)
+def test_a_protocol_that_cannot_be_used_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ampwatch.AttachError, match="expected"):
+        LossScaler(**arguments)
+
+
+def test_a_scale_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    def get_scale() -> float:
+        msg = "gone"
+        raise KeyError(msg)
+
+    scaler = Scaler()
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        reader = Reader(LossScaler(get_scale, (scaler, "step"), name="mine"))
+        assert [reader.scale() for _ in range(3)] == [None] * 3
+    (record,) = caplog.records
+    assert "mine" in record.getMessage()
+    assert "KeyError" in record.getMessage()
+
+
+@pytest.mark.parametrize("given", ["2", None, True, [2.0], torch.ones(2)])
+def test_what_is_no_scale_is_not_known(given: object) -> None:
+    assert as_value(given) is None
+
+
+# The one line where no iteration ends.
+
+
+def _no_iteration(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [m for r in caplog.records if "no iteration ends" in (m := r.getMessage())]
+
+
+class Descent:
+    """An optimizer that is none of torch's."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self.parameters:
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=1e-3)
+            parameter.grad = None
+
+
+def _descend(steps: int, *, throws_away: bool = True) -> None:
+    model = nn.Linear(4, 4)
+    descent = Descent(list(model.parameters()))
+    with ampwatch.monitor(model, serve=False):
+        for _ in range(steps):
+            model(torch.randn(2, 4)).mean().backward()
+            if throws_away:
+                descent.step()
+
+
+def test_steps_of_nobody_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        _descend(200)
+    (line,) = _no_iteration(caplog)
+    assert "weights change" in line
+    assert "end_iteration" in line
+
+
+def test_a_long_accumulation_is_left_in_peace(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        _descend(200, throws_away=False)
+    assert not _no_iteration(caplog)
+
+
+def test_an_evaluation_with_gradients_between_steps_is_left_in_peace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with caplog.at_level(logging.WARNING, "ampwatch"), ampwatch.monitor(model, serve=False):
+        model(torch.randn(2, 4)).mean().backward()
+        optimizer.step()
+        for _ in range(200):
+            model.zero_grad()
+            model(torch.randn(2, 4)).mean().backward()
+    assert not _no_iteration(caplog)
+
+
+def test_the_end_that_is_never_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    scaler = Scaler()
+    model = nn.Linear(4, 4)
+    descent = Descent(list(model.parameters()))
+    with (
+        caplog.at_level(logging.WARNING, "ampwatch"),
+        ampwatch.monitor(model, described(scaler), serve=False),
+    ):
+        for _ in range(100):
+            model(torch.randn(2, 4)).mean().backward()
+            descent.step()
+    (line,) = _no_iteration(caplog)
+    assert "Scaler.step()" in line

@@ -46,7 +46,7 @@ def fit(seed: int, *, watched: bool) -> float:
 def in_child(seed: int, *, watched: bool) -> float:
     """Return the seconds of a fit in a process of its own, whose first fit it is."""
     command = [sys.executable, str(Path(__file__)), "--one", str(seed), str(int(watched))]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)  # noqa: S603 - our own
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def main() -> None:

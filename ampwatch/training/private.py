@@ -449,7 +449,7 @@ def missing() -> Iterator[PrivateName]:
     Cost: a second, as it imports the compiler.
     """
     import torch._dynamo.eval_frame  # noqa: PLC0415 - see above
-    import torch._functorch.config
+    import torch._functorch.config  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
 
     scaler = torch.amp.GradScaler("cpu")
@@ -472,12 +472,15 @@ def missing() -> Iterator[PrivateName]:
             yield row
 
 
-def _main() -> None:
+def page() -> str:
+    """Return what this torch has and lacks, for a person."""
     absent = {row.name for row in missing()}
-    print(f"torch {torch.__version__}: {len(NAMES) - len(absent)} of {len(NAMES)} private names\n")
+    lines = [f"torch {torch.__version__} has {len(NAMES) - len(absent)} of {len(NAMES)} names"]
     for name, use, without in NAMES:
-        print(f"{'-' if name in absent else '+'} {name}\n    {use} Without it: {without}")
+        mark = "-" if name in absent else "+"
+        lines += [f"{mark} {name}", f"    {use} Without it: {without}"]
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    _main()
+    sys.stdout.write(page())

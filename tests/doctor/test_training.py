@@ -13,7 +13,6 @@ import torch
 
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.training import (
-    Devices,
     cpu_autocast,
     device_checks,
     devices_of,

@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, init
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 import ampwatch
 from ampwatch.training.kernels.admission import admit
-from ampwatch.training.said import Said
 
 dist.init_process_group("gloo")
 RANK = dist.get_rank()
@@ -107,7 +106,6 @@ def train(name, level):
     watch = None
     if level:
         watch = ampwatch.monitor(model, scaler, level=level, serve=False)
-        watch._outlet._said = Said(OUT / f"{name}-{level}.said", RANK)
     boost = [m for m in model.modules() if isinstance(m, Boost)][1]
     # Tensor parallel ranks compute one batch together; of the others only one may overflow.
     is_one_batch = name == "parallel"
@@ -130,8 +128,6 @@ def train(name, level):
         weights.update(local(p.detach()).contiguous().numpy().tobytes())
     seen = {"weights": weights.hexdigest(), "scale": scaler.get_scale()}
     if watch is not None:
-        watch._outlet.said.close()
-        watch._outlet._said = None
         watch.close()
         seen["findings"] = [[f.kind, f.where, f.summary] for f in watch.findings]
         seen["report"] = " ".join(str(watch.report()).split())
@@ -204,7 +200,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     script = directory / "train.py"
     script.write_text(TRAINING)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    rings = directory / "rings"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"AMPWATCH_RING_DIR": str(rings)}
     done = subprocess.run(
         [*launch, str(script), str(directory)],
         env=environment | {"GLOO_SOCKET_IFNAME": "lo"},
@@ -215,7 +213,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "switched its sensor" not in done.stderr
-    assert not list(directory.glob("*.said"))
+    assert list(rings.iterdir()) == []
     return [json.loads((directory / f"found-{rank}").read_text()) for rank in range(2)]
 
 
@@ -244,9 +242,9 @@ def test_faults_are_named_on_each_rank(found: list[dict[str, Any]], case: str, l
         if case == "mixed" and rank == 0:
             assert not overflows
         else:
-            assert [where.rpartition(".")[2] for where in overflows] == ["boost"]
+            assert overflows == ["1.boost"]
         (collapse,) = [words for kind, _, words in findings if kind == "scale_collapse"]
-        assert "1.fc2.weight" in collapse.replace("_fsdp_wrapped_module.", "")
+        assert "parameter 1.fc2.weight" in collapse
         assert "_flat_param" not in collapse
         assert ("in rank 1, while all of this rank's are finite" in collapse) == (rank == 0)
         assert kinds == {"scale_collapse", *(["forward_overflow"] if overflows else [])}

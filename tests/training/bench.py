@@ -124,6 +124,7 @@ class Bench:
             "clock": Clock(),
             "observe": self.seen.append,
             "out": self.out,
+            "peers": self.out,
         }
         self.context = Context(**(made | (parts or {})))
 

@@ -79,6 +79,7 @@ class Culprits:
         self._others = others if others is not None and others.are_there else None
         self._noted = ("", -1)
         self._is_elsewhere = False
+        self._asked = -1
         self._where: list[int] = []
         self._nonfinite: dict[str, int] = {}
         self._overflows_at: dict[str, float] = {}
@@ -118,10 +119,11 @@ class Culprits:
 
     def _ask_others(self, since: int) -> None:
         """Ask whose gradient it is that has made this rank skip a step with finite ones."""
-        # One that was not finite here in an earlier step is the better clue.
-        if self._others is None or self._nonfinite:
+        # One that was not finite here in an earlier step of these is the better clue.
+        if self._others is None or self._noted[1] == since:
             return
-        self._is_elsewhere = True
+        if not self._is_elsewhere or self._asked != since:
+            self._is_elsewhere, self._asked, self.worst = True, since, ""
         if not self.worst:
             self.worst, self._where = self._others.ask(since)
 

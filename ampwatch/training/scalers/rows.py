@@ -185,7 +185,7 @@ ROWS: tuple[Row, ...] = (
         "LossScaler",
         ("loss_scale", "update_scale"),
         _apex,
-        "0.1 (commit 007c594)",
+        "commit 007c594",
     ),
     Row(
         "megatron",
@@ -209,7 +209,7 @@ ROWS: tuple[Row, ...] = (
         "DynamicLossScaler",
         _FAIRSEQ,
         _fairseq,
-        "0.12 (commit 0d77035)",
+        "commit 0d77035",
     ),
     Row(
         "metaseq",
@@ -217,7 +217,7 @@ ROWS: tuple[Row, ...] = (
         "DynamicLossScaler",
         _FAIRSEQ,
         _fairseq,
-        "0.0.1",
+        "(like fairseq at commit 0d77035; its own source was not read)",
     ),
     Row("fastai", "fastai.optimizer", "Optimizer", ("step",), _fastai, "2.8.12"),
 )

@@ -76,6 +76,20 @@ def test_a_rank_with_the_gradient_leaves_word_once() -> None:
     assert culprits.in_words() == "; most non-finite gradients are those of parameter fc.weight"
 
 
+def test_what_was_not_finite_here_before_does_not_explain_these_skips() -> None:
+    """A bad batch some steps ago, at which all ranks had infinite gradients."""
+    others = Others(("head.bias", [1]))
+    culprits = Culprits(others)
+    take(culprits, math.inf, since=3)
+    take(culprits, 1.0, since=9)
+
+    assert culprits.worst == "head.bias"
+    others.answer = ("", [])
+    take(culprits, 1.0, since=30)
+
+    assert culprits.worst == ""
+
+
 @pytest.mark.parametrize("others", [None, Others()])
 def test_a_step_that_was_taken_asks_nobody(others: Others | None) -> None:
     """Nor does a rank that is alone conclude anything."""

@@ -216,7 +216,7 @@ def test_a_constant_weight_of_a_loss_is_no_scale() -> None:
 
 
 class Apex(Scaler):
-    """apex 0.1: the scaler says at the end of `amp.scale_loss` whether to skip."""
+    """apex: the scaler says at the end of `amp.scale_loss` whether to skip."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class Apex(Scaler):
 
 
 class DynamicLossScaler:
-    """fairseq 0.12: raises before the step that is skipped, is told after the one that is taken."""
+    """fairseq: raises before the step that is skipped, is told after the one that is taken."""
 
     def __init__(self) -> None:
         self.loss_scale, self.scale_factor, self.scale_window = 65536.0, 2.0, 10

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from ampwatch.training.hooks.events import (
         BackwardBegan,
+        CompileCalled,
         EndCalled,
         IterationClosed,
         OptimizerStepped,
@@ -80,6 +81,13 @@ class NoIteration(Sensor):
         """Begin anew: an iteration has ended."""
         self._num_ended += 1
         self._backwards = self._cycles = self._own_steps = 0
+        self._ignore_calls()
+
+    def compile_called(self, _event: CompileCalled) -> None:
+        """Hear no calls of models any more: nothing of ours is to be compiled."""
+        self._ignore_calls()
+
+    def _ignore_calls(self) -> None:
         if self._hears_calls:
             self._hears_calls = False
             self._bus.ignore(self, RootCalled)

@@ -8,7 +8,6 @@ its compiled code is called from, and a class is left alone until what was compi
 
 from __future__ import annotations
 
-import sys
 import weakref
 from contextlib import suppress
 from inspect import getattr_static
@@ -21,6 +20,7 @@ from torch import nn
 from ampwatch.training.hooks.compiling import is_traced, may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.taps import listen
+from ampwatch.training.private import OPTIMIZED_MODULE, ORIGINAL_MODULE, eval_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if isinstance(inner, nn.parallel.DistributedDataParallel):
             inner = inner.module
         elif isinstance(inner, _optimized_module()):
-            inner = inner._orig_mod  # noqa: SLF001 - the name that its state_dict shows
+            inner = getattr(inner, ORIGINAL_MODULE)
         else:
             module: nn.Module = inner
             return module
@@ -57,7 +57,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _optimized_module() -> Any:
     """Return the class of what ``torch.compile(module)`` returns; no class before it is loaded."""
     # Importing it only to ask takes a second; whoever compiles has imported it.
-    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    return getattr(eval_frame(), OPTIMIZED_MODULE, ())
 
 
 def called_in(model: nn.Module) -> list[nn.Module]:

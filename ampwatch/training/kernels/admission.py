@@ -148,9 +148,9 @@ def is_pending(tensor: Tensor) -> bool:
 
 
 def is_there(tensor: Tensor) -> bool:
-    """Whether the memory of an ordinary tensor holds its elements: not before a collective has written
-    them, nor after they were freed.
+    """Whether the memory of an ordinary tensor holds its elements.
 
+    It does not before a collective has written them, nor after they were freed.
     FSDP frees the weights that it has gathered by resizing their storage to 0; graphs of autograd
     still refer to them, with their shape as it was.
 

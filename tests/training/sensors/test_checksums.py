@@ -112,3 +112,11 @@ def test_weights_on_several_devices_are_not_summed(monkeypatch: pytest.MonkeyPat
     model[1].to("meta")
 
     assert summed(model, monkeypatch, any_device=True) == []
+
+
+def test_flat_parameters_and_their_views_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of the class of any other parameter, and another part in each rank."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight._fsdp_flattened = True  # type: ignore[assignment]
+
+    assert summed(model, monkeypatch) == ["0.weight"]

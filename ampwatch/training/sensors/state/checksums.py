@@ -21,6 +21,7 @@ from ampwatch.diagnosis.evidence.replicas import GROUPS, CheckedWeights, WeightC
 from ampwatch.training.devices import HOST, is_capturing
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import admit
+from ampwatch.training.model.flat import is_in_flat
 from ampwatch.training.ops.values import is_plain
 from ampwatch.wire.records import ChecksumRecord
 
@@ -87,7 +88,8 @@ class _Plan:
 class ChecksumSensor(Sensor):
     """Sums the bits of weights, and compares the sums with those of the other ranks.
 
-    Weights that lie on several devices are not summed: to bring the sums together would wait for one.
+    Weights that are spread over the ranks (DTensor, FSDP) are left out. Where weights lie on several
+    devices none are summed: to bring the sums together would wait for one.
 
     Args:
         context: Shared parts of a training of several ranks.
@@ -136,7 +138,9 @@ class ChecksumSensor(Sensor):
 
     def _weights(self) -> list[tuple[str, Tensor]]:
         weights = [
-            (name, p) for name, p in self._names.parameters() if p.requires_grad and is_plain(p)
+            (name, p)
+            for name, p in self._names.parameters()
+            if p.requires_grad and is_plain(p) and not is_in_flat(p)
         ]
         return weights if len(weights) <= MAX_WEIGHTS else []
 

@@ -121,14 +121,13 @@ def whole_part(tensor: Tensor) -> Tensor | None:
         The tensor itself, of a DTensor the local one if each process has all of it; ``None`` where
         the elements are spread over processes, are still to be added up, or have yet to arrive.
     """
-    if is_wrapped(tensor):
+    if is_wrapped(tensor) or is_pending(tensor):
         return None
     if type(tensor) in _PLAIN:
         return tensor
     if is_dtensor(tensor) and not all(p.is_replicate() for p in _placements(tensor)):
         return None
-    part = local_part(tensor)
-    return None if part is None or is_pending(tensor) else part
+    return local_part(tensor)
 
 
 def is_pending(tensor: Tensor) -> bool:

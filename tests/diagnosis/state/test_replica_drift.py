@@ -162,6 +162,44 @@ def test_ranks_that_were_never_in_lockstep_are_left_alone(
     assert job.findings == []
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_rank_that_counts_one_iteration_more_is_left_alone(ranks: int, shift: int) -> None:
+    """Or less; and two, later: its weights are those of the others, an iteration before or after."""
+    job = Job(range(ranks))
+
+    def weights(rank: int, _group: int, step: int) -> object:
+        if rank or step < PERIOD:
+            return step
+        return step + shift * (1 if step < 9 * PERIOD else 2)
+
+    for number in range(2 * PATIENCE):
+        job.check(number, weights)
+
+    assert job.findings == []
+
+
+def test_a_drift_beside_a_rank_that_is_shifted_is_found() -> None:
+    """And names who differs, not who counts otherwise."""
+    job = Job(range(5))
+    job.check(0, lockstep)
+    job.check(1, lambda rank, _, step: (step + (rank == 0), rank == 4))
+
+    (found,) = job.findings
+    assert found.summary.startswith("Rank 4 no longer has the weights of ranks 0, 1, 2, 3: ")
+
+
+def test_ranks_that_were_shifted_and_are_in_lockstep_again_are_compared() -> None:
+    """As after a restart of the count."""
+    job = Job([0, 1])
+    job.check(0, lockstep)
+    job.check(1, lambda rank, _, step: step + rank)
+    job.check(2, lockstep)
+    job.check(3, lambda rank, group, step: (step, rank if group == 1 else 0))
+
+    assert [f.first_step for f in job.findings] == [3 * PERIOD]
+
+
 def test_weights_that_are_checked_in_turns_are_held_against_their_own_last_check() -> None:
     """Part 1 is of shards, which part 0 being in lockstep says nothing about."""
     job = Job([0, 1], parts=2)

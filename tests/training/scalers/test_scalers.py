@@ -9,12 +9,13 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training.scalers.loss_scaler import LossScaler, Reader, as_value
+from ampwatch.training.scalers.loss_scaler import LossScaler, Reader, as_outcome
 from ampwatch.training.scalers.rows import ROWS, row_of
 
 if TYPE_CHECKING:
@@ -418,7 +419,11 @@ def test_no_framework_is_in_use_before_it_is_loaded() -> None:
         {"get_scale": None, "ends": (Scaler, "step")},
         {"get_scale": None, "ends": [(Scaler(), "step", 3)]},
         {"get_scale": None, "ends": (Scaler(), "step"), "skipped": True},
+        {"get_scale": None, "ends": []},
+        {"get_scale": None, "ends": "step"},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": 0},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": "2000"},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": "2"},
         {"get_scale": None, "ends": (Scaler(), "step"), "backoff_factor": 2.0},
     ],
 )
@@ -441,9 +446,69 @@ def test_a_scale_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixtu
     assert "KeyError" in record.getMessage()
 
 
-@pytest.mark.parametrize("given", ["2", None, True, [2.0], torch.ones(2)])
-def test_what_is_no_scale_is_not_known(given: object) -> None:
-    assert as_value(given) is None
+_NO_SCALES = ("2", True, [2.0], torch.ones(2), -1.0, np.ones(2), 1j, torch.tensor(1j))
+_NO_OUTCOMES = (
+    "no",
+    [False],
+    torch.tensor([True, False]),
+    np.array([True, False]),
+    torch.tensor(1j),
+)
+
+
+@pytest.mark.parametrize("given", _NO_SCALES)
+def test_what_is_no_scale_is_said_once_and_not_known(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Reader(LossScaler(lambda: given, (Scaler(), "step"), name="mine"))
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        assert [reader.scale() for _ in range(3)] == [None] * 3
+    (record,) = caplog.records
+    assert "expected a number" in record.getMessage()
+    assert "raised" not in record.getMessage()
+
+
+def test_a_loss_that_is_not_scaled_now_has_no_scale_now(caplog: pytest.LogCaptureFixture) -> None:
+    scales = iter([None, 2.0, None, 4.0])
+    reader = Reader(LossScaler(lambda: next(scales), (Scaler(), "step")))
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        assert [reader.scale() for _ in range(4)] == [None, 2.0, None, 4.0]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("given", _NO_OUTCOMES)
+def test_what_is_no_outcome_is_said_once_and_counts_as_a_step(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Reader(LossScaler(None, (Scaler(), "step"), lambda _: given, name="mine"))
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        assert [reader.outcome(None) for _ in range(3)] == [False] * 3
+    (record,) = caplog.records
+    assert "expected True, False" in record.getMessage()
+
+
+@pytest.mark.parametrize("given", [0, 0.0, np.bool_(0), torch.tensor(0.0), torch.tensor([False])])
+def test_what_means_false_is_a_step_that_was_taken(given: object) -> None:
+    assert as_outcome(given) is False
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [*({"loss_scale": one} for one in _NO_SCALES), *({"skipped": one} for one in _NO_OUTCOMES)],
+)
+def test_end_iteration_never_raises_because_of_what_it_is_given(
+    arguments: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def after(monitor: ampwatch.Monitor, _returned: object) -> None:
+        monitor.end_iteration(**arguments)
+
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        _, monitor = train(Scaler(), faults=frozenset(), watch=monitored(), after=after)
+    assert monitor is not None
+    assert monitor.last_step.step == STEPS - 1
+    assert monitor.last_step.skipped is False
+    (said,) = [r.getMessage() for r in caplog.records if "end_iteration()" in r.getMessage()]
+    assert "training goes on" in said
 
 
 # The one line where no iteration ends.

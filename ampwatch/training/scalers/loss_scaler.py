@@ -222,7 +222,7 @@ class AnswerError(ValueError):
         )
 
 
-def as_scale(scale: object) -> object:
+def as_scale(scale: Any) -> object:
     """Return a scale as a float, or as a tensor that is read later; ``None`` as it is.
 
     Raises:

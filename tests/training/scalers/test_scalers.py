@@ -76,13 +76,14 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     parameters = list(model.parameters())
     monitor = None if watch is None else watch(model)
+    factor = 1.0
+    parameters[0].register_hook(lambda gradient: gradient * factor)
     for number in range(STEPS):
+        factor = math.inf if number in faults else 1.0
         for _ in range(micro_batches):
             loss = model(torch.randn(4, 8)).pow(2).mean() / micro_batches
             (loss * scaler.scale).backward()
-        if number in faults:
-            assert parameters[0].grad is not None
-            parameters[0].grad.fill_(math.inf)
+        factor = 1.0
         returned = (step or scaler.step)(optimizer, parameters)
         optimizer.zero_grad()
         if monitor is not None and after is not None:
@@ -568,6 +569,65 @@ def test_an_evaluation_with_gradients_between_steps_is_left_in_peace(
             model.zero_grad()
             model(torch.randn(2, 4)).mean().backward()
     assert not _no_iteration(caplog)
+
+
+def _guarded(
+    scale: float, broken: frozenset[int], micro_batches: int = 1, steps: int = STEPS
+) -> ampwatch.Monitor:
+    """Train with a constant scale and a guard that takes no step with gradients that are not finite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    factor = 1.0
+    model[1].weight.register_hook(lambda gradient: gradient * factor)
+    with ampwatch.monitor(model, serve=False) as monitor:
+        for number in range(steps):
+            for micro in range(micro_batches):
+                # The first of several: the last does not show it.
+                factor = math.inf if number in broken and micro == 0 else 1.0
+                (model(torch.ones(2, 4)).pow(2).mean() * scale).backward()
+            gradients = [p.grad.div_(scale) for p in model.parameters() if p.grad is not None]
+            if all(bool(gradient.isfinite().all()) for gradient in gradients):
+                optimizer.step()
+            optimizer.zero_grad()
+    return monitor
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_row_of_skips_under_a_constant_scale_is_counted(micro_batches: int) -> None:
+    """By gradients that are not finite; rows of two or more, as many as there are."""
+    broken = frozenset({10, 11, 12, 20, 21, *range(30, 40)})
+    assert counts(_guarded(1024.0, broken, micro_batches)) == (len(broken), STEPS)
+
+
+def test_a_guard_without_a_scale_that_takes_no_step_any_more_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        _guarded(1.0, frozenset(range(10, 200)), steps=200)
+    (line,) = _no_iteration(caplog)
+    assert "since step 9" in line
+    assert "those of 1.weight are NaN or infinite" in line
+    assert "end_iteration" in line
+
+
+class Hysteresis(Scaler):
+    """A scaler whose scale falls at every second skip."""
+
+    def check(self, parameters: list[nn.Parameter]) -> bool:
+        before = self.scale
+        is_taken = super().check(parameters)
+        if not is_taken and self.skips % 2:
+            self.scale = before
+        return is_taken
+
+
+def test_skips_of_a_scaler_with_a_hysteresis_are_inferred() -> None:
+    """All but the first, which stands alone at its scale and was not looked at."""
+    scaler = Hysteresis()
+    faults = frozenset(range(20, 30))
+    _, monitor = train(scaler, faults=faults, watch=monitored())
+    assert counts(monitor) == (scaler.skips - 1, STEPS - 1)
 
 
 def test_the_end_that_is_never_called_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -245,8 +245,9 @@ class ScaleDynamics:
             rate = 1.0
         if rate is None:
             return
-        # A storm is dated by its own first skip: the slower test may have begun long before it.
-        since = iteration.step - self._skips.unexplained + 1 if storm else self._skip_rate.since
+        # A storm is dated by its own first skip: the slower test may have begun long before it. That
+        # skip is taken for a probe where the scale had just grown, until more follow it.
+        since = iteration.step - self._skips.streak + 1 if storm else self._skip_rate.since
         where = _optimizers_with_found_inf(iteration)
         finding = self._book.get(SCALE_COLLAPSE.slug, where)
         if finding is None:
@@ -259,7 +260,7 @@ class ScaleDynamics:
                 phase="backward",
                 first_step=since,
                 last_step=iteration.step,
-                count=self._skips.unexplained if storm else self._skip_rate.skips,
+                count=self._skips.streak if storm else self._skip_rate.skips,
             )
             before = self._fell_from if storm else self._skip_rate.scale_before
             self._falls[where] = Fall(finding, before)

@@ -126,6 +126,16 @@ def test_a_described_scaler_is_counted_as_it_counts_itself(micro_batches: int) -
     assert [f.kind for f in monitor.findings if f.kind == "scale_collapse"]
 
 
+def test_a_collapse_is_dated_by_the_first_skip_of_its_row() -> None:
+    """Also where that came right after a growth, and was taken for a probe."""
+    scaler = Scaler()
+    _, monitor = train(scaler, faults=frozenset(range(20, 40)), watch=monitored(described(scaler)))
+    assert monitor is not None
+    (found,) = [f for f in monitor.findings if f.kind == "scale_collapse"]
+    assert (found.first_step, found.count) == (20, 20)
+    assert "20 steps skipped in a row since step 20" in found.summary
+
+
 def test_growths_and_backoffs_are_those_of_the_scaler() -> None:
     scaler = Scaler()
     _, monitor = train(scaler, watch=monitored(described(scaler, growth_interval=10)))

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ampwatch.training.private import DispatchKey, privateuse1_name
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
@@ -58,7 +60,7 @@ class PinningError(RuntimeError):
 
 def accelerators() -> tuple[str, ...]:
     """Return the types of the accelerators that PyTorch brings, and of one that was registered."""
-    name = str(torch._C._get_privateuse1_backend_name())  # noqa: SLF001 - no public name for it
+    name = str(privateuse1_name())
     return (*_BUILT_IN, name) if hasattr(torch, name) else _BUILT_IN
 
 
@@ -71,7 +73,7 @@ def autocast_key(device_type: str) -> Any:
     """Return the dispatch key under which autocast acts for a type of device."""
     is_own = device_type in (HOST, *_BUILT_IN)
     name = device_type.upper() if is_own else "PrivateUse1"
-    return getattr(torch._C.DispatchKey, f"Autocast{name}")  # noqa: SLF001 - no public name for it
+    return getattr(DispatchKey, f"Autocast{name}")
 
 
 def is_readable(device_type: str) -> bool:

@@ -16,6 +16,7 @@ from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils import _python_dispatch
 
 from ampwatch.errors import AttachError
 
@@ -106,16 +107,20 @@ ENGINE = _find(
     "By whose frame it is known that Python was called from a backward pass.",
 ).__code__
 
-saved_other = _on_instances(
-    "autograd.graph.Node._saved_other",
-    "The constant factor at the root of a backward, which is the scale of the loss.",
-    "Losses that are scaled by hand are not recognised.",
+saved_other: Callable[[Any], Any] = attrgetter(
+    _on_instances(
+        "autograd.graph.Node._saved_other",
+        "The constant factor at the root of a backward, which is the scale of the loss.",
+        "Losses that are scaled by hand are not recognised.",
+    )
 )
 
-saved_self = _on_instances(
-    "autograd.graph.Node._saved_self",
-    "Likewise, where the loss is the second factor.",
-    "Losses that are scaled by hand are not recognised.",
+saved_self: Callable[[Any], Any] = attrgetter(
+    _on_instances(
+        "autograd.graph.Node._saved_self",
+        "Likewise, where the loss is the second factor.",
+        "Losses that are scaled by hand are not recognised.",
+    )
 )
 
 tracing_state: Callable[[], Any] = _find(
@@ -157,11 +162,19 @@ is_functorch_wrapped: Callable[[Any], bool] = _find(
     "Tells tensors within a transform of torch.func, whose memory is not to be read.",
 )
 
+unwrap: Callable[[Any], torch.Tensor] = _find(
+    "_C._functorch.get_unwrapped", "The tensor that one within a transform stands for."
+)
+
 # Operators.
 
 OpOverload: Any = _find("_ops.OpOverload", "The class of operators that a dispatch mode is given.")
 
 OpOverloadPacket: Any = _find("_ops.OpOverloadPacket", "The class of torch.ops.aten.add.")
+
+NAME_OF_OP = _on_instances(
+    "_ops.OpOverload._opname", "Its name without the overload's.", "No op counts as altered."
+)
 
 schema_of: Callable[[Any], Any] = attrgetter(
     _on_instances("_ops.OpOverload._schema", "What an operator takes, returns and writes to.")
@@ -203,6 +216,16 @@ def dispatch_modes() -> list[Any]:
     """Return the dispatch modes that are on in the calling thread, outermost first."""
     return [_dispatch_mode(index) for index in range(_num_dispatch_modes())]
 
+
+_find(
+    "utils._python_dispatch.TorchDispatchMode",
+    "The class of modes that see each op; it is documented, and its module is private.",
+)
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+push_mode: Callable[[Any], None] = _find(
+    "utils._python_dispatch._push_mode", "Puts a mode on the stack for more than a block."
+)
+pop_mode: Callable[[], Any] = _find("utils._python_dispatch._pop_mode", "Takes the innermost off.")
 
 MODE_KEY = _on_instances(
     "utils._python_dispatch.TorchDispatchMode._mode_key",
@@ -314,27 +337,55 @@ FORWARD_HOOKS = _on_instances(
     "A planted fault is placed behind the hooks of the user.",
 )
 
-_builtins: Any = _find("jit._builtins", "The table by which torch.jit.script finds operators.")
-_find_builtin = _find("jit._builtins._find_builtin", "Looks a function up in it.")
-_register_builtin = _find("jit._builtins._register_builtin", "Enters a function.")
-_builtin_table = _find("jit._builtins._get_builtin_table", "Takes a function out.")
+find_builtin: Callable[[Any], Any] = _find(
+    "jit._builtins._find_builtin",
+    "Looks a function up in the table by which torch.jit.script finds operators.",
+)
+register_builtin: Callable[[Any, Any], None] = _find(
+    "jit._builtins._register_builtin", "Enters a function into it."
+)
+builtin_table: Callable[[], dict[int, Any]] = _find(
+    "jit._builtins._get_builtin_table", "Takes a function out."
+)
 
+# torch.distributed.
 
-def enter_builtin(original: Any, wrapper: Callable[[], Any]) -> Any:
-    """Return what ``wrapper()`` makes in the place of ``original``, and have scripts know it as that."""
-    # Before the wrapper is in place: the table lists what is in PyTorch's modules when it is asked
-    # for the first time, and would list the wrapper in place of the original for good.
-    builtin = _find_builtin(original)
-    made = wrapper()
-    if builtin is not None:
-        _register_builtin(made, builtin)
-    return made
-
-
-def forget_builtin(function: Any) -> None:
-    """Take a function out of the table, which has no weak keys."""
-    _builtin_table().pop(id(function), None)
-
+LOCAL_TENSOR = _on_instances(
+    "distributed.tensor.DTensor._local_tensor",
+    "The local shard; to_local() is a node of the graph.",
+    "Its values are not measured.",
+)
+ASYNC_RESULT = _on_instances(
+    "distributed._functional_collectives.AsyncCollectiveTensor.elem",
+    "The memory that the result of a collective comes to lie in; to ask the tensor waits for it.",
+    "Its values are not measured.",
+)
+HAS_COME = _on_instances(
+    "distributed._functional_collectives.AsyncCollectiveTensor.completed",
+    "Tells whether it has been waited for.",
+    "The handle of the collective tells.",
+)
+FLAT_NAMES = _on_instances(
+    "distributed.fsdp.FlatParameter._fqns",
+    "Names of the parameters that FullyShardedDataParallel has put into one.",
+    "Findings name the flat parameter.",
+)
+FLAT_SHARDS = _on_instances(
+    "distributed.fsdp.FlatParameter._shard_param_infos",
+    "Which elements of which parameter this process has.",
+    "Flat parameters are measured as a whole.",
+)
+FLAT_SIZE = _on_instances(
+    "distributed.fsdp.FlatParameter._sharded_size",
+    "Tells a shard from the parameter while it is gathered.",
+    "Likewise.",
+)
+BEGINS_GROUP = _on_instances(
+    "distributed.ProcessGroup._start_coalescing",
+    "Several collectives with one handle.",
+    "Each counts as arrived.",
+)
+ENDS_GROUP = _on_instances("distributed.ProcessGroup._end_coalescing", "Likewise.", "Likewise.")
 
 # Profiling.
 
@@ -348,10 +399,10 @@ start_trace: Callable[[Any], None] = methodcaller(
 )
 DeviceType: Any = _find("_C._autograd.DeviceType", "Where an event of the profiler took place.")
 
-_is_kineto_stopped: Callable[[], bool] = _find(
+is_kineto_stopped: Callable[[], bool] = _find(
     "autograd._is_kineto_stopped",
-    "Tells whether a recording has been ended by somebody else.",
-    "That is not noticed.",
+    "Tells whether the buffers of a device were full before the end of a recording.",
+    "A window that is too long lacks kernels, unnoticed. So in torch 2.6.",
     bool,
 )
 _is_profiled: Callable[[], bool] = _find(
@@ -367,36 +418,49 @@ def is_profiled() -> bool:
 
 # The compiler. Importing torch._dynamo takes a second, and whoever compiles has imported it.
 
-_OF_FRAMES = (
-    ("cached_backends", "Tells whether torch.compile was called.", "It counts as called."),
-    ("skip_code", "Has functions of ampwatch never be compiled.", "They may be, at a graph break."),
-    (
-        "_callback_from_stance",
-        "Is called when compiled code is entered.",
-        "Compiling is expected from the first call of torch.compile on.",
-    ),
-    (
-        "_stance",
-        "Tells whether the user has set another stance meanwhile.",
-        "The stance of before is not brought back.",
-    ),
-    (
-        "OptimizedModule",
-        "The class of what torch.compile(module) returns.",
-        "Its names keep their prefix.",
-    ),
+CACHED_BACKENDS = _on_instances(
+    "_dynamo.eval_frame.cached_backends",
+    "Tells whether torch.compile was called.",
+    "It counts as called.",
 )
-
-for _name, _use, _without in _OF_FRAMES:
-    _on_instances(f"_dynamo.eval_frame.{_name}", _use, _without)
-
-_on_instances(
+SKIP_CODE = _on_instances(
+    "_dynamo.eval_frame.skip_code",
+    "Has functions of ampwatch never be compiled.",
+    "They may be, at a graph break.",
+)
+ENTERS_COMPILED = _on_instances(
+    "_dynamo.eval_frame._callback_from_stance",
+    "Is called when compiled code is entered, with what would compile.",
+    "Compiling is expected from the first call of torch.compile on.",
+)
+ASKS_FOR_HOOKS = _on_instances(
+    "nn.modules.module._has_any_global_hook",
+    "Is called before a compiled module is entered, to warn of hooks.",
+    "Compiling is expected from the first call of torch.compile on.",
+)
+STANCE = _on_instances(
+    "_dynamo.eval_frame._stance",
+    "Tells whether the user has set another stance meanwhile.",
+    "The stance of before is not brought back.",
+)
+OPTIMIZED_MODULE = _on_instances(
+    "_dynamo.eval_frame.OptimizedModule",
+    "The class of what torch.compile(module) returns.",
+    "Its names keep their prefix.",
+)
+ORIGINAL_MODULE = _on_instances(
+    "_dynamo.eval_frame.OptimizedModule._orig_mod",
+    "What it was made of; a name that its state_dict shows.",
+    "Its calls are not heard.",
+)
+TRACED_AS = _on_instances(
     "_dynamo.trace_rules.check",
-    "Tells whether the compiler traces a function that another one stands before, or breaks its graph there.",
+    "Tells whether the compiler traces a function that another one stands before, or breaks its"
+    " graph there.",
     "A step that is compiled as a whole has more graph breaks, and is not seen.",
 )
-_on_instances(
-    "_torchdynamo_disable",
+NOT_TRACED = _on_instances(
+    "compiler.disable._torchdynamo_disable",
     "Has a graph break at a function, as torch.compiler.disable does.",
     "Likewise.",
 )
@@ -425,11 +489,12 @@ SEES_COMPILED: bool = (
 From 2.10 on. Before, what ran for the first time under a dispatch mode was not compiled, or was
 compiled again at each call (pytorch/pytorch#164992)."""
 
-ASKED_FOR_HOOKS = _on_instances(
-    "nn.modules.module._has_any_global_hook",
-    "Is called before a compiled module is entered.",
-    "Compiling is expected from the first call of torch.compile on.",
-)
+GUARDS_CLASSES = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 14)
+"""Whether code is compiled again when a class that it calls gets a ``__call__`` of its own.
+
+Seen in torch 2.15 ("Dynamo specialized the compiled code on this key being absent"), not in 2.13;
+2.14 was not tried.
+"""
 
 BACKENDS = tuple(
     _on_instances(name, "One object is made of it at each call of torch.compile.", "Not heard.")
@@ -460,6 +525,10 @@ def missing() -> Iterator[PrivateName]:
         "torch.amp.GradScaler": scaler,
         "torch.autograd.graph.Node": (weight * weight).grad_fn,
         "torch.autocast": torch.autocast("cpu"),
+        "torch.compiler.disable": torch.compiler.disable(_is_any_autocast_enabled),  # type: ignore[no-untyped-call]
+        "torch._dynamo.eval_frame.OptimizedModule": torch.compile(
+            torch.nn.Module(), backend="eager"
+        ),
         "torch.nn.Module": torch.nn.Module(),
         "torch._ops.OpOverload": torch.ops.aten.add.Tensor,
     }
@@ -468,7 +537,8 @@ def missing() -> Iterator[PrivateName]:
         thing = of_instances.get(owner)
         if thing is None:
             thing = torch if owner == "torch" else attrgetter(owner.removeprefix("torch."))(torch)
-        if not hasattr(thing, name):
+        # What is set when a class is used is only announced in it.
+        if not (hasattr(thing, name) or name in getattr(thing, "__annotations__", ())):
             yield row
 
 

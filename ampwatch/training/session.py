@@ -13,7 +13,6 @@ from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.guard import Account
 from ampwatch.training.devices import HOST, is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
-from ampwatch.training.hooks.compiling import SEES_COMPILED
 from ampwatch.training.hooks.events import DevicesKnown, EndCalled, EndReturned, FactsChanged
 from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.regions import Regions
@@ -32,6 +31,7 @@ from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.other_ranks import OtherRanks
+from ampwatch.training.private import SEES_COMPILED
 from ampwatch.training.scalers.loss_scaler import AnswerError, as_outcome, as_scale
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor

@@ -20,6 +20,7 @@ FACTS = OpFacts(
     source="",
 )
 INF = Values("float16", 4, posinf=True)
+NAN = Values("float16", 4, nans=True)
 MASK = Values("float16", 4, neginf=True)
 FINE = Values("float16", 4, amax=1.0)
 
@@ -118,3 +119,17 @@ def test_a_gradient_that_nobody_saw_being_made_blames_no_op(phase: Phase) -> Non
     (birth,) = followed.finish([], 1.0).births
 
     assert birth.origin is Origin.OTHER
+
+
+def test_the_first_gradient_stays_the_first_when_clipping_has_made_all_of_them_nan() -> None:
+    """The norm is NaN then, and one op multiplies all gradients by it, in place."""
+    followed = lineage()
+    run(followed, op("mul", Phase.BACKWARD), Tensor(1, FINE), Tensor(9, INF))
+    norm = Tensor(2, NAN)
+    run(followed, op("norm", Phase.OPTIMIZER), Tensor(9, INF), norm)
+    both = [Tensor(8, NAN), Tensor(9, NAN)]
+    given = [Tensor(8, FINE), Tensor(9, INF), norm]
+    followed.failed(op("clip", Phase.OPTIMIZER), both, {0: NAN, 1: NAN}, given, {8, 9})
+    trace = followed.finish([("embedding", both[0]), ("culprit", both[1])], 1.0)
+
+    assert list(trace.bad_gradients) == ["culprit", "embedding"]

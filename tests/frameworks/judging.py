@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.frameworks.running import Fault, Outcome
@@ -23,6 +24,8 @@ SCALE_KINDS = frozenset({"scale_collapse", "scale_below_one"})
 
 NO_NAMES = ("optimizer:", "buffer:", "loss", "api", "env")
 """Places of findings that are no name of a module or parameter."""
+
+TIME_OF_DAY = re.compile(r"\d\d:\d\d:\d\d([.,]\d+)?")
 
 Outcomes = dict[Fault, Outcome]
 
@@ -169,7 +172,7 @@ def clean(bare: Outcomes, watched: Outcomes, leftovers: list[str]) -> Cell:
             return Cell(NO, f"{how}{_with(fault)}")
         if "Traceback" in outcome.stderr:
             return Cell(NO, f"a traceback on stderr{_with(fault)}")
-        if sorted(outcome.stdout.splitlines()) != sorted(bare[fault].stdout.splitlines()):
+        if _lines(outcome.stdout) != _lines(bare[fault].stdout):
             return Cell(NO, f"other output{_with(fault)}")
         failed = {
             labels["sensor"]
@@ -192,6 +195,11 @@ COLUMNS: Mapping[str, Callable[[Outcomes, Outcomes, list[str]], Cell]] = {
     "identical": identical,
     "clean exit": clean,
 }
+
+
+def _lines(stdout: str) -> list[str]:
+    """Return the lines, in an order that does not depend on which rank was quicker, without times of day."""
+    return sorted(TIME_OF_DAY.sub("", stdout).splitlines())
 
 
 def _places(outcome: Outcome, rank: int) -> Iterator[str]:

@@ -161,6 +161,7 @@ class Lineage:
                 is gone.
         """
         self._count += 1
+        before = {o.key: self._tainted[o.key] for o in outputs if o.key in self._tainted}
         given, parents, has_nans = self._read(op, inputs, written)
         if op.name == CHECKS:
             self._checked |= parents
@@ -175,7 +176,10 @@ class Lineage:
                 births = frozenset({self._born(op, out, index, given, parents)})
             else:
                 self._spread(births, op)
-            self._tainted[output.key] = self._count, births
+            # Unscaling and clipping write into all gradients at once: what was not finite there has
+            # been so since it was made, and the first of them is the culprit's.
+            since, known = before.get(output.key, (self._count, births))
+            self._tainted[output.key] = since if known <= births else self._count, births
 
     def knows(self, operands: Iterable[Operand]) -> bool:
         """Whether values that are not finite are known where any of these lie."""

@@ -30,6 +30,7 @@ from ampwatch.settings import ATTACH, FINDINGS_ONLY
 from ampwatch.training.announcement import announce
 from ampwatch.training.attach.last_word import MAX_SECONDS, LastWord
 from ampwatch.training.hooks.taps import Listener, listen, listen_to_function
+from ampwatch.training.private import scale_tensor
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -167,7 +168,9 @@ class Attacher:
             self._attach(_living(self._waiting), scalers[0] if scalers else None, 0)
 
     def _stepped_alone(self, optimizer: Optimizer, *_: Any) -> None:
-        in_use = [s for s in _living(self._scalers) if s.is_enabled() and s._scale is not None]  # noqa: SLF001 - see model/scaler.py
+        in_use = [
+            s for s in _living(self._scalers) if s.is_enabled() and scale_tensor(s) is not None
+        ]
         if self._is_waiting(optimizer) and not in_use:
             self._attach(_living(self._waiting), None, 1)
 

@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 
 from ampwatch.training.devices import captures, is_unheard
+from ampwatch.training.private import (
+    CACHED_BACKENDS,
+    NOT_TRACED,
+    SEES_COMPILED,
+    SKIP_CODE,
+    STANCE,
+    TRACED_AS,
+    eval_frame,
+    set_eval_frame,
+    tracing_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
-
-SEES_COMPILED = hasattr(
-    torch._C._dynamo.guards,  # noqa: SLF001 - no public name for it
-    "set_is_in_mode_without_ignore_compile_internals",
-)
-"""Whether this PyTorch compiles and runs code as ever while a mode is on that asks to be ignored.
-
-From 2.10 on. Before, what ran for the first time under a dispatch mode was not compiled, or was
-compiled again at each call (pytorch/pytorch#164992)."""
-
-BACKENDS = ("_TorchCompileInductorWrapper", "_TorchCompileWrapper")
-"""Names of the classes in ``torch`` of which ``torch.compile`` makes one object at each call."""
 
 
 def has_compiled() -> bool:
@@ -41,10 +40,10 @@ def may_compile() -> bool:
 
     PyTorch keeps each backend that ``torch.compile`` was called with.
     """
-    frames = sys.modules.get("torch._dynamo.eval_frame")
+    frames = eval_frame()
     if frames is None:
         return False
-    backends = getattr(frames, "cached_backends", None)
+    backends = getattr(frames, CACHED_BACKENDS, None)
     if backends is None:
         return True  # a version that keeps them elsewhere: better no census than no compiled code
     # A copy, for another thread may be compiling. torch._dynamo.reset() clears the dictionary, and
@@ -52,7 +51,11 @@ def may_compile() -> bool:
     return any(callable(backend) for backend in list(backends.values())) or has_compiled()
 
 
-set_compiler: Callable[[Any], Any] = torch._C._dynamo.eval_frame.set_eval_frame  # noqa: SLF001 - no public name for it
+def _leave_compiler(_compiler: Any) -> None:
+    """Stand for ``set_compiler`` where to change it in compiled code crashes: seen with torch 2.6."""
+
+
+set_compiler: Callable[[Any], Any] = set_eval_frame if SEES_COMPILED else _leave_compiler
 """Sets what compiles the Python functions that the calling thread calls from now on, and returns what
 did; ``None`` compiles none.
 
@@ -120,7 +123,7 @@ def keep_from_compiler() -> None:
 
 
 def _skip(code: Any) -> None:
-    skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    skip = getattr(eval_frame(), SKIP_CODE, None)
     if skip is not None:
         skip(code)
 
@@ -128,12 +131,12 @@ def _skip(code: Any) -> None:
 def _take_after(stand_in: Any, original: Callable[..., Any]) -> None:
     if _is_left_out(original):
         # What torch.compiler.disable sets, which needs the compiler, and compiles nothing that is called inside.
-        stand_in._torchdynamo_disable = True  # noqa: SLF001 - no public name for it
+        setattr(stand_in, NOT_TRACED, True)
 
 
 def _is_left_out(function: Callable[..., Any]) -> bool:
     """Whether the compiler breaks its graph at a call of a function, and does not trace it."""
-    ask = getattr(sys.modules.get("torch._dynamo.trace_rules"), "check", None)
+    ask = getattr(sys.modules.get("torch._dynamo.trace_rules"), TRACED_AS, None)
     try:
         return ask is not None and bool(ask(function, is_inlined_call=True))
     except (AttributeError, TypeError, AssertionError):
@@ -145,11 +148,11 @@ def is_in_compiled() -> bool:
 
     Cost: 0.1 us a frame.
     """
-    frames = sys.modules.get("torch._dynamo.eval_frame")
+    frames = eval_frame()
     frame = sys._getframe(1) if frames is not None else None  # noqa: SLF001 - documented, and the only way
     while frame is not None:
         code = frame.f_code
-        if code.co_filename == frames.__file__ and (  # type: ignore[union-attr] # there are none else
+        if code.co_filename == frames.__file__ and (
             code.co_name == "compile_wrapper" or "saved_include_set" in code.co_varnames
         ):
             return True
@@ -164,7 +167,7 @@ def is_traced() -> bool:
     """
     return (
         torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None  # noqa: SLF001 - no public name for it
+        or tracing_state() is not None
         or (bool(captures) and is_unheard())
     )
 
@@ -189,4 +192,4 @@ class ForcedEager:
 
 
 def _stance() -> object:
-    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return getattr(eval_frame(), STANCE, None)

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from torch.nn.modules import module
 
-from ampwatch.training.hooks.compiling import SEES_COMPILED, may_compile
+from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.events import CompiledEntering
 from ampwatch.training.hooks.taps import listen_to_function
+from ampwatch.training.private import ASKS_FOR_HOOKS, ENTERS_COMPILED, SEES_COMPILED, eval_frame
 
 if TYPE_CHECKING:
     from ampwatch.training.hooks.bus import Bus
-
-ASKED = "_has_any_global_hook"
-"""Function of ``torch.nn.modules.module`` by which a compiled module asks for hooks, to warn of them,
-before its code is entered. Not its ``__call__``: compiled autograd would compile what replaces that."""
-
-ENTRY = "_callback_from_stance"
-"""Function of ``torch._dynamo.eval_frame`` that compiled code is entered with, and what is disabled
-within it. It is given what would compile, or nothing."""
 
 
 class Entrance:
@@ -46,12 +38,19 @@ class Entrance:
         """Listen where compiled code is entered; return whether that can be heard."""
         # Whoever calls torch.compile has imported it; importing it here would take a second.
         frames = _frames()
-        if not (SEES_COMPILED and hasattr(frames, ENTRY) and hasattr(module, ASKED)):
+        if not (
+            SEES_COMPILED and hasattr(frames, ENTERS_COMPILED) and hasattr(module, ASKS_FOR_HOOKS)
+        ):
             return False
         if not self._is_heard:
             self._is_heard = True
-            self._handles.append(listen_to_function(module, ASKED, before=self._before_module))
-            self._handles.append(listen_to_function(frames, ENTRY, before=self._before_code))
+            # Not the module's __call__: compiled autograd would compile what replaces that.
+            self._handles.append(
+                listen_to_function(module, ASKS_FOR_HOOKS, before=self._before_module)
+            )
+            self._handles.append(
+                listen_to_function(frames, ENTERS_COMPILED, before=self._before_code)
+            )
         return True
 
     def compile_called(self, _backend: Any, _args: Any, _kwargs: Any) -> None:
@@ -73,4 +72,4 @@ class Entrance:
 
 
 def _frames() -> Any:
-    return sys.modules.get("torch._dynamo.eval_frame")
+    return eval_frame()

@@ -31,7 +31,7 @@ from ampwatch.training.devices import (
     graph_classes,
     is_unheard,
 )
-from ampwatch.training.hooks.compiling import BACKENDS, is_traced, keep_from_compiler, uncompiled
+from ampwatch.training.hooks.compiling import is_traced, keep_from_compiler, uncompiled
 from ampwatch.training.hooks.ends import Ends
 from ampwatch.training.hooks.entering import Entrance
 from ampwatch.training.hooks.events import (
@@ -71,6 +71,17 @@ from ampwatch.training.hooks.events import (
 )
 from ampwatch.training.hooks.roots import RootCalls
 from ampwatch.training.hooks.taps import listen, listen_to_function
+from ampwatch.training.private import (
+    BACKENDS,
+    BEGINS_GROUP,
+    CLIP,
+    CLIP_BY_VALUE,
+    ENDS_GROUP,
+    FORWARD_HOOKS,
+    IS_ENABLED,
+    graph_task,
+    tracing_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,8 +92,6 @@ if TYPE_CHECKING:
 GradScaler = torch.amp.GradScaler
 
 is_compiling = torch.compiler.is_compiling
-graph_task = torch._C._current_graph_task_id  # noqa: SLF001 - no public name for it
-tracing_state = torch._C._get_tracing_state  # noqa: SLF001 - no public name for it
 
 ON_DEMAND = frozenset(
     {ForwardBegan, ForwardReturned, ForwardEnded, RootCalled, RootReturned, AlteredCalled}
@@ -134,7 +143,7 @@ def after_any_forward_first(call: Callable[..., Any]) -> Handle:
     What it returns, unless ``None``, is the output from there on.
     """
     handle = register_module_forward_hook(call)
-    hooks: Any = getattr(module_state, "_global_forward_hooks", {})
+    hooks: Any = getattr(module_state, FORWARD_HOOKS, {})
     if handle.id in hooks:
         hooks.move_to_end(handle.id, last=False)
     return handle
@@ -260,7 +269,7 @@ def _step(bus: Bus, handles: list[Any]) -> None:
                 return
         began.emit(event)
         # What step() itself reads: a method of the user's may raise, and not because of the user.
-        bus.is_stepping = getattr(scaler, "_enabled", True)
+        bus.is_stepping = getattr(scaler, IS_ENABLED, True)
 
     def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
         event = StepEnded(scaler, _optimizer(args, kwargs))
@@ -395,16 +404,15 @@ def _clip(bus: Bus, handles: list[Any]) -> None:
         if args and caller.f_code.co_name == BY_VALUE and tracing_state() is None:
             by_value.emit(ClippingByValue(args[0][0], caller.f_locals.get("clip_value")))
 
-    if hasattr(clip_grad, "_clip_grads_with_norm_"):
-        names = [(clip_grad, "_clip_grads_with_norm_"), (nn.utils, "clip_grads_with_norm_")]
+    if hasattr(clip_grad, CLIP):
+        names = [(clip_grad, CLIP), (nn.utils, "clip_grads_with_norm_")]
     else:  # a version in which the function is in one piece
         names = [(clip_grad, "clip_grad_norm_"), (nn.utils, "clip_grad_norm_")]
     for module, name in names:
         if hasattr(module, name):
             handles.append(listen_to_function(module, name, before=before_norm))
-    grouping = "_group_tensors_by_device_and_dtype"
-    if hasattr(clip_grad, grouping):
-        handles.append(listen_to_function(clip_grad, grouping, before=before_grouping))
+    if hasattr(clip_grad, CLIP_BY_VALUE):
+        handles.append(listen_to_function(clip_grad, CLIP_BY_VALUE, before=before_grouping))
 
 
 def _backward(bus: Bus, handles: list[Any]) -> None:
@@ -696,9 +704,9 @@ class _Collectives:
         """Listen to all methods that return a handle, and to its own."""
         group, work = torch.distributed.ProcessGroup, torch.distributed.Work
         for name, method in list(vars(group).items()):
-            if name == "_start_coalescing":
+            if name == BEGINS_GROUP:
                 handles.append(listen(group, name, after=self._opened))
-            elif name == "_end_coalescing":
+            elif name == ENDS_GROUP:
                 handles.append(listen(group, name, returned=self._closed))
             elif _begins_collective(name, method):
                 handles.append(listen(group, name, returned=self._returned))

@@ -6,12 +6,12 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.autograd import profiler, profiler_legacy
 
 from ampwatch.training.devices import graph_classes
 from ampwatch.training.hooks.taps import listen
+from ampwatch.training.private import is_profiled
 from ampwatch.wire.records import WindowSkip
 
 if TYPE_CHECKING:
@@ -81,12 +81,7 @@ class OtherProfilers:
     @property
     def are_active(self) -> bool:
         """Whether somebody else profiles, or is about to."""
-        return (
-            self.have_begun
-            or profiler._is_profiler_enabled  # noqa: SLF001 - of all threads
-            or torch._C._autograd._profiler_enabled()  # noqa: SLF001 - of this one, of any kind
-            or any(os.environ.get(name) for name in OTHER_TOOLS)
-        )
+        return self.have_begun or is_profiled() or any(os.environ.get(name) for name in OTHER_TOOLS)
 
     @property
     def have_begun(self) -> bool:

@@ -11,23 +11,16 @@ import torch
 from ampwatch.training.devices import autocast_types
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.dtypes import NAMES, OTHER, name_of
+from ampwatch.training.private import is_enabled_region
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
 
     from ampwatch.training.hooks.events import AutocastEntering, AutocastLeft
 
 CALLERS = 8
 """Callers that are searched for ``custom_fwd``; between it and here are five frames of ours."""
-
-
-def _is_any_enabled() -> bool:
-    return any(torch.is_autocast_enabled(device) for device in autocast_types())
-
-
-is_in_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", _is_any_enabled)  # noqa: SLF001 - one call, not three
-"""Whether autocast is on in the calling thread, for any type of device."""
 
 
 class AutocastRegion(NamedTuple):
@@ -72,7 +65,7 @@ class Regions(Sensor):
         """Note that the calling thread is about to be in the region."""
         region = event.region
         dtype = NAMES.get(region.fast_dtype, OTHER)
-        enabled = bool(region._enabled)  # noqa: SLF001 - no public name for it
+        enabled = bool(is_enabled_region(region))
         entered = AutocastRegion(
             region.device, dtype, enabled, not enabled and _is_custom_function()
         )

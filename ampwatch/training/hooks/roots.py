@@ -8,7 +8,6 @@ its compiled code is called from, and a class is left alone until what was compi
 
 from __future__ import annotations
 
-import sys
 import weakref
 from contextlib import suppress
 from inspect import getattr_static
@@ -21,6 +20,7 @@ from torch import nn
 from ampwatch.training.hooks.compiling import is_traced, may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.taps import listen
+from ampwatch.training.private import GUARDS_CLASSES, OPTIMIZED_MODULE, ORIGINAL_MODULE, eval_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,7 +48,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if isinstance(inner, nn.parallel.DistributedDataParallel):
             inner = inner.module
         elif isinstance(inner, _optimized_module()):
-            inner = inner._orig_mod  # noqa: SLF001 - the name that its state_dict shows
+            inner = getattr(inner, ORIGINAL_MODULE)
         else:
             module: nn.Module = inner
             return module
@@ -57,7 +57,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _optimized_module() -> Any:
     """Return the class of what ``torch.compile(module)`` returns; no class before it is loaded."""
     # Importing it only to ask takes a second; whoever compiles has imported it.
-    return getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ())
+    return getattr(eval_frame(), OPTIMIZED_MODULE, ())
 
 
 def called_in(model: nn.Module) -> list[nn.Module]:
@@ -95,12 +95,13 @@ class RootCalls:
         for root in roots:
             if root.__dict__.get(COMPILED_CALL) is not None:
                 self._handles.append(_CompiledCall(self, root))
-            elif not may_compile() or (settled and not _has_parts_of_its_class(root)):
+            elif not may_compile() or (settled and not _is_compiled_again(root)):
                 self._tap(type(root))
         wrapper = _optimized_module()
-        if wrapper and "__call__" in vars(wrapper):
+        if wrapper:
+            # In torch 2.6 it inherits the method, and so do all other modules.
             self._handles.append(
-                listen(wrapper, "__call__", before=self._before, returned=self._after)
+                listen(wrapper, "__call__", before=self._before, returned=self._after, at=wrapper)
             )
 
     def _tap(self, kind: type) -> None:
@@ -135,9 +136,12 @@ class RootCalls:
             self._returned.emit(RootReturned(root, output))
 
 
-def _has_parts_of_its_class(root: nn.Module) -> bool:
-    """Whether what is compiled may be a part of the model that is called through the same class."""
-    return any(type(part) is type(root) for part in list(root.modules())[1:])
+def _is_compiled_again(root: nn.Module) -> bool:
+    """Whether what is compiled may have to be once more when the class of the model is replaced.
+
+    A part of the model may be called through the same class.
+    """
+    return GUARDS_CLASSES or any(type(part) is type(root) for part in list(root.modules())[1:])
 
 
 class _CompiledCall:

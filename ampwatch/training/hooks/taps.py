@@ -15,10 +15,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.jit import _builtins
 
 from ampwatch.training.devices import captures, is_unheard
 from ampwatch.training.hooks.compiling import never_compiled, set_compiler, stands_before
+from ampwatch.training.private import builtin_table, find_builtin, register_builtin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,7 +205,7 @@ class _FunctionTap(_Tap):
         original = self._original
         # Before the wrapper is in place: the table lists what is in PyTorch's modules when it is asked
         # for the first time, and would list the wrapper in place of the original for good.
-        builtin = _builtins._find_builtin(original)  # type: ignore[no-untyped-call] # noqa: SLF001 - no public name for it
+        builtin = find_builtin(original)
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912 - as above
@@ -240,14 +240,14 @@ class _FunctionTap(_Tap):
 
         stands_before(wrapper, original)
         if builtin is not None:
-            _builtins._register_builtin(wrapper, builtin)  # noqa: SLF001
+            register_builtin(wrapper, builtin)
         return wrapper
 
     def drop(self, listener: Listener) -> None:
         super().drop(listener)
         # The table has no weak keys: the id of a wrapper that is gone may become another function's.
         if self._owner.__dict__.get(self._name) is self._original:
-            _builtins._get_builtin_table().pop(id(self._wrapper), None)  # type: ignore[no-untyped-call] # noqa: SLF001
+            builtin_table().pop(id(self._wrapper), None)
 
 
 def listen(  # noqa: PLR0913 - all but two by keyword

@@ -17,6 +17,7 @@ from ampwatch.training.hooks.places import (
     before_node,
 )
 from ampwatch.training.hooks.taps import listen
+from ampwatch.training.private import sparse_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +75,7 @@ class GradientFault:
         # A clone: autograd may hand one tensor to several nodes, as the gradient of an addition, and
         # the others must see what it was.
         gradient = gradients[0].clone()
-        values = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - the view that can be written to
+        values = sparse_values(gradient) if gradient.is_sparse else gradient
         if values.numel():
             values[(0,) * values.dim()] = self._value
         return (gradient, *gradients[1:])

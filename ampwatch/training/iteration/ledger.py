@@ -25,6 +25,13 @@ from ampwatch.training.hooks.events import (
 )
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.scaler import STEPPED
+from ampwatch.training.private import (
+    DECIDES_ON_DEVICE,
+    growth_settings,
+    growth_tracker,
+    scale_tensor,
+    states_of_optimizers,
+)
 from ampwatch.training.scalers.loss_scaler import BACKOFF_FACTOR, GROWTH_FACTOR
 
 if TYPE_CHECKING:
@@ -254,7 +261,7 @@ class IterationLedger(Sensor):
             return
         index = self._registry.admit(optimizer)
         self._numbers[id(optimizer)] = self._stepping = index
-        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        if not getattr(optimizer, DECIDES_ON_DEVICE, False):
             # GradScaler.step calls it only if nothing non-finite was found. A fused optimizer is
             # always called, gets found_inf as an attribute and decides on the device.
             self._draft.uncalled[index] = True
@@ -301,14 +308,14 @@ class IterationLedger(Sensor):
         """Take scale and verdicts while they are there."""
         scaler = event.scaler
         # A disabled scaler has none of this state.
-        scale = scaler._scale if scaler.is_enabled() else None  # noqa: SLF001 - see model/scaler.py
+        scale = scale_tensor(scaler) if scaler.is_enabled() else None
         if scale is None:
             return
         draft = self._draft
         row = self._row
         verdicts = []
         draft.found_inf_of.clear()
-        for key, state in scaler._per_optimizer_states.items():  # noqa: SLF001
+        for key, state in states_of_optimizers(scaler).items():
             # What was unscaled and not stepped has a verdict as well.
             is_stepped = state["stage"].name == STEPPED
             index = self._numbers.get(key, NOT_STEPPED) if is_stepped else NOT_STEPPED
@@ -335,16 +342,12 @@ class IterationLedger(Sensor):
         draft = self._draft
         if not scaler.is_enabled():
             return
-        scale = scaler._scale  # noqa: SLF001 - see model/scaler.py
-        tracker = scaler._growth_tracker  # noqa: SLF001
+        scale = scale_tensor(scaler)
+        tracker = growth_tracker(scaler)
         if scale is None or tracker is None:
             return
         self._numbers.clear()
-        settings = ScalerSettings(
-            scaler._growth_factor,  # noqa: SLF001 - see model/scaler.py
-            scaler._backoff_factor,  # noqa: SLF001
-            scaler._growth_interval,  # noqa: SLF001
-        )
+        settings = ScalerSettings(*growth_settings(scaler))
         if not event.is_given or draft.found_inf_of or draft.applied:
             row = self._row
             if row is not None:

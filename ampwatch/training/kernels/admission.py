@@ -10,6 +10,15 @@ import torch
 from ampwatch.training.kernels.dtypes import MEASURED
 from ampwatch.training.kernels.pending import PENDING
 from ampwatch.training.kernels.rows import MAX_NUMEL
+from ampwatch.training.private import (
+    ASYNC_RESULT,
+    HAS_COME,
+    LOCAL_TENSOR,
+    NoFunctionSubclass,
+    is_functorch_wrapped,
+    sparse_values,
+    unwrap,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +61,7 @@ def admit(tensor: Tensor) -> tuple[list[Tensor], str]:
         copied, if it is small. No communication, no host sync.
     """
     if type(tensor) not in _PLAIN:
-        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented, for this use
+        with NoFunctionSubclass():
             return _admit_subclass(tensor)
     return _admit(tensor)
 
@@ -63,13 +72,13 @@ def is_wrapped(tensor: Tensor) -> bool:
     Its class is that of any other tensor, and it has no memory: to ask for an address raises. Nor
     may it be kept, since it means nothing once the transform is over.
     """
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # noqa: SLF001 - nothing public tells
+    return is_functorch_wrapped(tensor)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """Return the tensor that one handed out by a transform stands for, also after its end."""
     while is_wrapped(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)  # noqa: SLF001 - no public name for it
+        tensor = unwrap(tensor)
     return tensor
 
 
@@ -96,7 +105,7 @@ def local_part(tensor: Tensor) -> Tensor | None:
         return None
     if type(tensor) in _PLAIN:
         return tensor
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented, for this use
+    with NoFunctionSubclass():
         inner = _inner(tensor)
         if inner is not None:
             return local_part(inner)
@@ -129,13 +138,13 @@ def is_pending(tensor: Tensor) -> bool:
     """
     if type(tensor) in _PLAIN:
         return bool(PENDING) and tensor in PENDING
-    with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented, for this use
+    with NoFunctionSubclass():
         inner = _inner(tensor)
         if inner is None:
             is_in_memory = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
             return bool(PENDING) and is_in_memory and tensor in PENDING
         # A functional collective has no handle: its result itself knows whether it was waited for.
-        return not getattr(tensor, "completed", True) or is_pending(inner)
+        return not getattr(tensor, HAS_COME, True) or is_pending(inner)
 
 
 def is_dtensor(tensor: Tensor) -> bool:
@@ -149,8 +158,8 @@ def has_parts(kind: type) -> bool:
 
 
 _MADE_OF = {
-    ("torch.distributed.tensor", "DTensor"): "_local_tensor",
-    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"): "elem",
+    ("torch.distributed.tensor", "DTensor"): LOCAL_TENSOR,
+    ("torch.distributed._functional_collectives", "AsyncCollectiveTensor"): ASYNC_RESULT,
 }
 """Classes of PyTorch's own whose tensors lie in another tensor, and its attribute.
 
@@ -283,7 +292,7 @@ def _refusal_of_dtype(dtype: torch.dtype) -> str:
 
 def _stored_values(tensor: Tensor) -> Tensor:
     if tensor.layout is torch.sparse_coo:
-        return tensor._values()  # noqa: SLF001 - values() refuses what is not coalesced
+        return sparse_values(tensor)
     return tensor.detach().values()
 
 

@@ -10,6 +10,8 @@ import weakref
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.training.private import storage_key
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -77,7 +79,7 @@ PENDING = Pending()
 def _key(tensor: Tensor) -> int:
     """Return the identity of the storage of a tensor; 0 of one that has none to ask for."""
     try:
-        key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - what StorageWeakRef itself compares
+        key: int = storage_key(tensor.untyped_storage())
     except (
         RuntimeError,
         NotImplementedError,

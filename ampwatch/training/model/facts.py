@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 
 from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.machine import gpu_facts
+from ampwatch.training.private import ConvNd, initial_scale, own_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,7 +87,7 @@ def _scaler_facts(scaler: torch.amp.GradScaler | None) -> dict[str, str]:
         return {"scaler": "disabled"}
     return {
         "scaler": type(scaler).__name__,
-        "init_scale": repr(float(scaler._init_scale)),  # noqa: SLF001 - no public name for it
+        "init_scale": repr(float(initial_scale(scaler))),
         "growth_factor": repr(float(scaler.get_growth_factor())),
         "backoff_factor": repr(float(scaler.get_backoff_factor())),
         "growth_interval": str(int(scaler.get_growth_interval())),
@@ -125,7 +125,7 @@ def layer_shapes(names: Names) -> list[LayerShape]:
         if isinstance(module, nn.Linear):
             kind = OpKind.MATMUL
             dims = (module.in_features, module.out_features)
-        elif isinstance(module, _ConvNd):
+        elif isinstance(module, ConvNd):
             groups = module.groups
             kind = OpKind.CONVOLUTION
             dims = (module.in_channels // groups, module.out_channels // groups)
@@ -144,8 +144,8 @@ def _stored_weight(module: nn.Module) -> nn.Parameter | None:
     ``module.weight`` would compute it: a spectral norm moves its buffers each time. In quantized
     layers it is a method that unpacks the weight.
     """
-    weight = module._parameters.get("weight")  # noqa: SLF001 - reading the attribute may compute
+    weight = own_parameters(module).get("weight")
     if weight is None and is_parametrized(module, "weight"):
         parametrized: Any = module.parametrizations
-        weight = parametrized["weight"]._parameters.get("original")  # noqa: SLF001 - likewise
+        weight = own_parameters(parametrized["weight"]).get("original")
     return weight

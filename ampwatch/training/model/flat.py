@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.training.model.names import canonical
+from ampwatch.training.private import FLAT_NAMES, FLAT_SHARDS, FLAT_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +29,9 @@ def parts_of(name: str, parameter: Tensor, tensor: Tensor) -> Iterator[tuple[str
         0.2 us for a parameter that is not flat.
     """
     # What FSDP itself goes by; in the class of no other parameter.
-    shards = getattr(parameter, "_shard_param_infos", None)
+    shards = getattr(parameter, FLAT_SHARDS, None)
     # While it is gathered it is of another size.
-    if not shards or tensor.shape != getattr(parameter, "_sharded_size", None):
+    if not shards or tensor.shape != getattr(parameter, FLAT_SIZE, None):
         yield name, tensor
         return
     flat = tensor.detach()
@@ -42,7 +43,7 @@ def parts_of(name: str, parameter: Tensor, tensor: Tensor) -> Iterator[tuple[str
 
 def names_of(name: str, parameter: Tensor) -> list[str]:
     """Return the names of the parameters that a parameter consists of, wherever their elements are."""
-    names = getattr(parameter, "_fqns", None)
+    names = getattr(parameter, FLAT_NAMES, None)
     if not names:
         return [name]
     prefix = name.rpartition(".")[0]

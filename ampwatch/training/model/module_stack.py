@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import torch
 
+from ampwatch.training.private import current_node, next_sequence_number, sequence_number
+
 ACCUMULATES = 2**63
 """Number from which the nodes are that add up gradients of parameters (``AccumulateGrad``).
 
@@ -114,11 +116,11 @@ class ModuleStack:
         Args:
             thread: The thread that ran the forward pass.
         """
-        node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+        node = current_node()
         numbers = self._numbers.get(thread)
         if node is None or not numbers:
             return ""
-        number = node._sequence_nr()  # noqa: SLF001 - no public name for it
+        number = sequence_number(node)
         # Marks ascend, so the newest mark at or before the node is that of its module.
         index = bisect_right(numbers, number) - 1
         return self._names[thread][index] if index >= 0 and number < ACCUMULATES else ""
@@ -128,7 +130,7 @@ class ModuleStack:
             return  # no node is made
         me = get_ident()
         # The number that this thread's next node will have; numbers of threads are independent.
-        number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+        number = next_sequence_number()
         numbers = self._numbers.setdefault(me, [])
         if len(numbers) < MAX_MARKS:
             numbers.append(number)

@@ -9,21 +9,16 @@ import torch
 
 from ampwatch.errors import AttachError
 from ampwatch.training.devices import HOST, autocast_types, is_readable
+from ampwatch.training.private import (
+    SCALER_STATE,
+    device_of_scaler,
+    scale_tensor,
+    states_of_optimizers,
+)
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-# The private state that is read. ``get_scale()`` and ``state_dict()`` are public and wait for the
-# device.
-_STATE = (
-    "_scale",
-    "_growth_tracker",
-    "_per_optimizer_states",
-    "_growth_factor",
-    "_backoff_factor",
-    "_growth_interval",
-)
 
 
 def check_scaler(scaler: object) -> torch.amp.GradScaler:
@@ -39,7 +34,7 @@ def check_scaler(scaler: object) -> torch.amp.GradScaler:
             f" ampwatch.LossScaler(...), or pass scaler=None to watch the steps without it"
         )
         raise AttachError(msg)
-    device_type = scaler._device if scaler.is_enabled() else HOST  # noqa: SLF001 - no public name
+    device_type = device_of_scaler(scaler) if scaler.is_enabled() else HOST
     if not is_readable(device_type):
         msg = (
             f"`scaler`: expected a GradScaler for one of {', '.join(autocast_types())}, whose values"
@@ -47,7 +42,7 @@ def check_scaler(scaler: object) -> torch.amp.GradScaler:
             " the steps without it"
         )
         raise AttachError(msg)
-    missing = [name for name in _STATE if not hasattr(scaler, name)]
+    missing = [name for name in SCALER_STATE if not hasattr(scaler, name)]
     if scaler.is_enabled() and missing:
         msg = (
             f"`scaler`: expected the state of torch.amp.GradScaler as in torch 2.13, but"
@@ -70,7 +65,7 @@ STEPPED = "STEPPED"
 
 def stage_of(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> str:
     """Return the stage of an optimizer."""
-    states = scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
+    states = states_of_optimizers(scaler)
     # A defaultdict: reading with [] would create the entry of an optimizer that has none yet.
     key = id(optimizer)
     return str(states[key]["stage"].name) if key in states else READY
@@ -78,13 +73,13 @@ def stage_of(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> str:
 
 def stages(scaler: torch.amp.GradScaler) -> list[str]:
     """Return the stages of the optimizers that the scaler has met since its last update."""
-    states = scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
+    states = states_of_optimizers(scaler)
     return [str(state["stage"].name) for state in states.values()]
 
 
 def scale_on_host(scaler: torch.amp.GradScaler) -> float:
     """Return the scale if it lies in host memory, NaN if it does not or is not made yet."""
-    scale = scaler._scale  # noqa: SLF001 - no public name for it
+    scale = scale_tensor(scaler)
     if scale is None or not is_plain_scalar(scale) or scale.device.type != "cpu":
         return math.nan
     return host_scalar(scale)

@@ -11,7 +11,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.training.hooks.sources import GENERATED
@@ -26,6 +25,14 @@ from ampwatch.training.ops.graphs import (
     nodes_of,
 )
 from ampwatch.training.ops.operands import is_dense
+from ampwatch.training.private import (
+    ENGINE,
+    MODULE_CALLS,
+    current_node,
+    next_sequence_number,
+    sequence_number,
+    storage_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -47,8 +54,8 @@ MAX_GRAPHS = 1024
 COMPILED = "__compiled_fn"
 """How the names begin by which PyTorch's rewritten bytecode calls a compiled graph."""
 
-_CALLS = (nn.Module._call_impl.__code__, nn.Module._wrapped_call_impl.__code__)  # noqa: SLF001 - a module's frames
-_ENGINE = torch.autograd.graph._engine_run_backward.__code__  # noqa: SLF001 - what every backward is called by
+_CALLS = MODULE_CALLS
+_ENGINE = ENGINE
 _GIVEN = re.compile(r"(?:primals|arg|tangents)_?\d")
 
 
@@ -190,7 +197,7 @@ class FramePlaces:
         self.clear()
         self._known.learn()
         self._thread = get_ident()
-        self._number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+        self._number = next_sequence_number()
 
     def learn(self, graph: Any) -> None:
         """Take in a graph, in the call that captures it."""
@@ -331,7 +338,7 @@ class FramePlaces:
         # Autograd makes the node of an op before it runs the op, and numbers nodes by thread.
         if get_ident() != self._thread or len(self._numbers) >= MAX_MARKS:
             return
-        number = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+        number = next_sequence_number()
         if number > self._number:
             self._numbers.append(self._number)
             self._marks.append(_Mark(module, stack.root, stack.entry))
@@ -339,8 +346,8 @@ class FramePlaces:
 
     def _mark_of_node(self) -> _Mark:
         """Return the mark of the node of autograd that is running."""
-        node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
-        number = ACCUMULATES if node is None else node._sequence_nr()  # noqa: SLF001 - no public name for it
+        node = current_node()
+        number = ACCUMULATES if node is None else sequence_number(node)
         index = bisect_right(self._numbers, number) - 1
         if index < 0 or number >= min(self._number, ACCUMULATES):
             return _Mark("", None, "")
@@ -350,7 +357,7 @@ class FramePlaces:
         """Note which module reads the tensors that an op of a forward pass is given."""
         for variable, tensor in _operands(call, line):
             storage = tensor.untyped_storage()
-            key: int = storage._cdata  # noqa: SLF001 - what StorageWeakRef compares
+            key: int = storage_key(storage)
             readers = self._readers.get(key)
             if readers is None or readers.variable != variable:
                 # Another variable is other values in the same memory. The weak reference keeps the
@@ -364,7 +371,7 @@ class FramePlaces:
         names: list[str] = []
         for variable, tensor in _operands(call, line):
             if not variable.startswith("buf"):
-                readers = self._readers.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+                readers = self._readers.get(storage_key(tensor.untyped_storage()))
                 found = readers.modules.get(call.info.kind) if readers else None
                 names += [common(found)] if found else []
         # The module that says most: an input of several linear layers is one of their parent's.

@@ -11,11 +11,11 @@ from torch.utils.flop_counter import flop_registry
 
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.devices import autocast_types
+from ampwatch.training.private import OpOverload, has_kernel, schema_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torch._ops import OpOverload
 
 RECURRENT = frozenset(
     name + direction
@@ -115,9 +115,9 @@ def op_info(func: OpOverload) -> OpInfo:
 
     Cost: some 20 us; ask once per op.
     """
-    schema = func._schema  # noqa: SLF001 - no public name for it
+    schema = schema_of(func)
     space, _, full = schema.name.partition("::")
-    count_flops = flop_registry.get(func._overloadpacket)  # noqa: SLF001 - the key of the registry
+    count_flops = flop_registry.get(func.overloadpacket)
     known: dict[str, bool] = {}
 
     def has_fp32_policy(device_type: str) -> bool:
@@ -175,7 +175,7 @@ def _is_view(func: OpOverload) -> bool:
     # squeeze_, for one, writes to the shape of its input and to no element.
     if torch.Tag.inplace_view in func.tags:
         return True
-    returns = func._schema.returns  # noqa: SLF001 - no public name for it
+    returns = schema_of(func).returns
     aliases = [value.alias_info for value in returns]
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
 
@@ -195,7 +195,7 @@ def _autocast_knows(name: str, device_type: str) -> bool:
         for overload in packet.overloads() if packet is not None else ():
             full = f"aten::{candidate}" + ("" if overload == "default" else f".{overload}")
             try:
-                if torch._C._dispatch_has_kernel_for_dispatch_key(full, key):  # noqa: SLF001 - no public name for it
+                if has_kernel(full, key):
                     return True
             except RuntimeError:  # a type of device that autocast has no key for
                 return False
@@ -208,9 +208,9 @@ def lets_autocast_through(func: Any) -> tuple[str, ...]:
     Ops of users are among them, and ops of PyTorch that autocast has no kernel for: matrix
     products in their kernels are cast. What surely calls no other op is left out.
     """
-    if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
+    if not isinstance(func, OpOverload):
         return ()
-    space, _, name = func._schema.name.partition("::")  # noqa: SLF001 - no public name for it
+    space, _, name = schema_of(func).name.partition("::")
     if space != "aten":
         return autocast_types()
     if torch.Tag.pointwise in func.tags or name in _IGNORED or name in _CASTS or _is_view(func):

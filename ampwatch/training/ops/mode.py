@@ -9,13 +9,26 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.places import before_any_forward
 from ampwatch.training.kernels.admission import has_parts
 from ampwatch.training.ops.info import lets_autocast_through
+from ampwatch.training.private import (
+    MODE_KEY,
+    DispatchKeySet,
+    ForcedKeys,
+    StateOfCaller,
+    TorchDispatchMode,
+    dispatch_modes,
+    excluded_keys,
+    graph_task,
+    included_keys,
+    num_function_modes,
+    pop_mode,
+    push_mode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -147,7 +160,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         """Whether an op on tensors of these types, here and now, is not one to report."""
         if types and any(t is not torch.nn.Parameter and t is not torch.Tensor for t in types):
             return True
-        return _traces(_modes())
+        return _traces(dispatch_modes())
 
     def ignore(self, func: Any) -> None:
         """Stop reporting ``func``."""
@@ -180,15 +193,15 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         is done if it is on already, inside of an op that it has let through or of compiled code,
         or while PyTorch traces.
         """
-        modes = _modes()
+        modes = dispatch_modes()
         if any(mode is self for mode in modes) or _traces(modes) or get_ident() in self._inside:
             return
         if is_in_compiled():
             return
         # Not by `with`: its exit pops whatever is on top, which may be a mode of the user by then.
-        above = [_pop_mode() for _ in modes]
+        above = [pop_mode() for _ in modes]
         for mode in (self, *reversed(above)):
-            _push_mode(mode)
+            push_mode(mode)
         # In a node of the graph autograd restores the modes of before when the node is done.
         if not _is_backward():
             self.threads.add(get_ident())
@@ -196,14 +209,14 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     def take_off(self) -> None:
         """Leave the calling thread, whatever modes were put above meanwhile."""
         me = get_ident()
-        is_on = any(mode is self for mode in _modes())
+        is_on = any(mode is self for mode in dispatch_modes())
         if is_on and is_in_compiled():
             return
         if is_on:
-            above = [_pop_mode() for _ in _modes()]
+            above = [pop_mode() for _ in dispatch_modes()]
             for mode in reversed(above):
                 if mode is not self:
-                    _push_mode(mode)
+                    push_mode(mode)
         if me in self._inside or _is_backward():
             return
         self.threads.discard(me)
@@ -271,15 +284,15 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], co
         # been applied. For an op that autocast has no kernel for they were only passed through, and
         # without a mode would apply to the ops that it calls. The snapshot is the state in which the
         # op was called (ATen/core/PythonFallbackKernel.h): autocast may have been excluded there.
-        with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined] # noqa: SLF001
-            excluded = torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001 - no public name for it
+        with StateOfCaller():
+            excluded = excluded_keys()
         wanted = [key for key in keys if not excluded.has(key)]
         if wanted and not _is_in_other_mode():
-            excluded = torch._C._dispatch_tls_local_exclude_set()  # noqa: SLF001 - no public name for it
+            excluded = excluded_keys()
             for key in wanted:
-                excluded = excluded - torch._C.DispatchKeySet(key)  # noqa: SLF001 - no public name for it
-            included = torch._C._dispatch_tls_local_include_set()  # noqa: SLF001 - no public name for it
-            with torch._C._ForceDispatchKeyGuard(included, excluded):  # noqa: SLF001 - no public name for it
+                excluded = excluded - DispatchKeySet(key)
+            included = included_keys()
+            with ForcedKeys(included, excluded):
                 set_compiler(compiler)
                 return func(*args, **kwargs)
     set_compiler(compiler)
@@ -288,8 +301,8 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], co
 
 def has_modes_of_user() -> bool:
     """Whether the calling thread is in a mode that is not ampwatch's."""
-    others = any(not isinstance(mode, OpMode) for mode in _modes())
-    return others or torch._C._len_torch_function_stack() > 0  # noqa: SLF001 - no public name for it
+    others = any(not isinstance(mode, OpMode) for mode in dispatch_modes())
+    return others or num_function_modes() > 0
 
 
 def _is_in_other_mode() -> bool:
@@ -322,20 +335,15 @@ def _is_in_transform() -> bool:
 
 def _is_backward() -> bool:
     # Of this thread: a node may run in the thread that called backward, or in one of autograd.
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+    return graph_task() != -1
 
 
 def _is_of_parts(types: Any) -> bool:
     """Whether an op is of a class whose tensors are made of plain ones that hold something."""
     # Types come only with arguments that are of a subclass.
-    return bool(types) and any(map(has_parts, types)) and not _traces(_modes())
+    return bool(types) and any(map(has_parts, types)) and not _traces(dispatch_modes())
 
 
 def _traces(modes: list[Any]) -> bool:
     # Only PyTorch's own modes have a key (_TorchDispatchModeKey: FAKE, PROXY, FUNCTIONAL).
-    return any(getattr(mode, "_mode_key", None) is not None for mode in modes)
-
-
-def _modes() -> list[Any]:
-    count = torch._C._len_torch_dispatch_stack()  # noqa: SLF001 - no public name for it
-    return [torch._C._get_dispatch_stack_at(index) for index in range(count)]  # noqa: SLF001
+    return any(getattr(mode, MODE_KEY, None) is not None for mode in modes)

@@ -12,6 +12,7 @@ from ampwatch.training.hooks.sources import is_in_optimizer, is_in_users_hook
 from ampwatch.training.kernels import dtypes
 from ampwatch.training.kernels.admission import local_part
 from ampwatch.training.ops.call import tensors_among, written_by
+from ampwatch.training.private import StateOfCaller, current_node, is_zero_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,7 +111,7 @@ def has_autocast(device_type: str) -> bool | None:
         ``None`` for a type of device that PyTorch has no autocast for.
     """
     # Below the dispatcher autocast is excluded: only the state in which the op was called tells.
-    with torch._C._RestorePythonTLSSnapshot():  # type: ignore[attr-defined] # noqa: SLF001 - no public name for it
+    with StateOfCaller():
         try:
             return torch.is_autocast_enabled(device_type)
         except RuntimeError:
@@ -121,14 +122,14 @@ def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor has elements that can be read, each at a place of its own in memory."""
     has_places = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
     # Zeros of forward-mode AD have no memory: to read them ends the process.
-    return has_places and not tensor._is_zerotensor()  # noqa: SLF001 - no public name for it
+    return has_places and not is_zero_tensor(tensor)
 
 
 def is_in_node() -> bool:
     """Whether a node of the graph computes, and not a hook beside it, where gradients are sent."""
     # AccumulateGrad computes nothing of the model, and runs the hooks of parameters: DDP and FSDP
     # communicate in them.
-    node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+    node = current_node()
     return node is not None and "AccumulateGrad" not in node.name()
 
 
@@ -141,6 +142,6 @@ def is_beside_graph(phase: Phase, *, is_inside: bool) -> bool:
         return False
     if phase is Phase.OPTIMIZER:
         return not is_in_optimizer()
-    node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+    node = current_node()
     is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
     return not is_custom and is_in_users_hook()

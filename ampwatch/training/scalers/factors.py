@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwatch.training.private import saved_other, saved_self
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def constant_of(node: Any) -> torch.Tensor | None:
         RuntimeError: If the graph was freed, or the constant was changed in place meanwhile.
         AttributeError: If the node saves no factor.
     """
-    constant = node._saved_other  # noqa: SLF001 - no public name for it
-    constant = node._saved_self if constant is None else constant  # noqa: SLF001 - likewise
+    constant = saved_other(node)
+    constant = saved_self(node) if constant is None else constant
     return constant if is_plain_scalar(constant) else None
 
 

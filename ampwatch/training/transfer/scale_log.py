@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.training.private import scale_tensor
 from ampwatch.training.transfer.readback import Readback, is_plain_scalar
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class ScaleLog:
 
         Cost: one read; of a scale on a device one copy of 4 bytes and an event.
         """
-        scale = scaler._scale  # noqa: SLF001 - no public name for it
+        scale = scale_tensor(scaler)
         if number in self._scales or scale is None:
             return
         if len(self._scales) >= KEPT:

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from ampwatch.training.hooks import entering
-from ampwatch.training.hooks.compiling import SEES_COMPILED
 from ampwatch.training.hooks.events import CompiledEntering
+from ampwatch.training.private import SEES_COMPILED
 from tests.training.bench import Bench, Heard
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def test_what_is_kept_from_the_compiler_is_not_compiled_code(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("SEES_COMPILED", False), ("ENTRY", "renamed"), ("ASKED", "renamed")],
+    [("SEES_COMPILED", False), ("ENTERS_COMPILED", "renamed"), ("ASKS_FOR_HOOKS", "renamed")],
     ids=["before 2.10", "entered otherwise", "asked otherwise"],
 )
 def test_where_it_cannot_be_heard_the_call_of_torch_compile_has_to_do(

@@ -14,6 +14,7 @@ from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.roots import unwrapped
+from ampwatch.training.private import GUARDS_CLASSES
 from tests.training.bench import Heard
 
 if TYPE_CHECKING:
@@ -128,7 +129,10 @@ def test_a_compiled_model_is_heard_and_compiled_as_it_was(how: str) -> None:
             called(torch.ones(2, 4)).sum().backward()
         if ear is not None:
             ear.bus.remove()
-            assert len(ear.calls) == 3
+            # Where replacing a class has code compiled again, those who only compile a part are
+            # not heard.
+            is_left_alone = GUARDS_CLASSES and how in ("block", "unused")
+            assert len(ear.calls) == (0 if is_left_alone else 3)
             assert all(event.module is net for event in ear.calls)
         called(torch.ones(2, 4))
         counts.append(dict(torch._dynamo.utils.counters["frames"]))

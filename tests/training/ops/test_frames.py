@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ampwatch.training.hooks.compiling import SEES_COMPILED
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.private import SEES_COMPILED
 from ampwatch.training.sensors.ops import census
 from tests.training.sensors.counting import Counted
 

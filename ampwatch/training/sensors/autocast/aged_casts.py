@@ -14,6 +14,7 @@ from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain
+from ampwatch.training.private import version_of
 
 if TYPE_CHECKING:
     from ampwatch.training.hooks.events import TensorsSwapping
@@ -128,4 +129,4 @@ class AgedCasts(Sensor):
 def _writes(tensor: torch.Tensor) -> int:
     """Return how often a tensor has been written to."""
     # Tensors made under torch.inference_mode count no versions, and raise when asked.
-    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no public name for it
+    return -1 if tensor.is_inference() else version_of(tensor)

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from ampwatch.diagnosis.evidence.scaler import CompiledGradients
-from ampwatch.training.hooks.regions import is_in_autocast
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.living import alive
+from ampwatch.training.private import BACKWARD_AUTOCAST, ConvNd, is_in_autocast
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _op(module: nn.Module, parameter: torch.Tensor) -> str:
     """Return the op that computes the gradient of a module's weight, where that is certain."""
     if parameter.dim() == 2 and isinstance(module, nn.Linear):
         return "mm"
-    if parameter.dim() > 2 and isinstance(module, nn.modules.conv._ConvNd):  # noqa: SLF001 - no public name for it
+    if parameter.dim() > 2 and isinstance(module, ConvNd):
         return "convolution_backward"
     return ""
 
@@ -160,7 +160,7 @@ def _op(module: nn.Module, parameter: torch.Tensor) -> str:
 def _backward_pass_autocast() -> object:
     # Importing the module only to read from it takes long; whoever compiles has imported it.
     config = sys.modules.get("torch._functorch.config")
-    return getattr(config, "backward_pass_autocast", None)
+    return getattr(config, BACKWARD_AUTOCAST, None)
 
 
 def _protected(graph: Any, inputs: Any, dtype: str) -> _ProtectedRegion:

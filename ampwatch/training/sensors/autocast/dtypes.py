@@ -8,6 +8,7 @@ import torch
 
 from ampwatch.training.hooks.events import FactsChanged
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.private import is_enabled_region
 
 if TYPE_CHECKING:
     from ampwatch.training.hooks.events import AutocastEntering
@@ -35,7 +36,7 @@ class AutocastSensor(Sensor):
         region = event.region
         dtype = region.fast_dtype
         # Evaluation and teachers may run in another dtype than the training does.
-        if dtype is self._last or not region._enabled or not torch.is_grad_enabled():  # noqa: SLF001 - no public name for it
+        if dtype is self._last or not is_enabled_region(region) or not torch.is_grad_enabled():
             return
         self._last = dtype
         name = str(dtype).removeprefix("torch.")

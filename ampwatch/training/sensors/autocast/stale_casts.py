@@ -9,9 +9,9 @@ import torch
 
 from ampwatch.diagnosis.evidence.scaler import StaleCast
 from ampwatch.training.hooks.compiling import is_traced
-from ampwatch.training.hooks.regions import is_in_autocast
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.private import is_in_autocast, next_sequence_number, sequence_number
 
 if TYPE_CHECKING:
     from ampwatch.training.hooks.events import AutocastLeft, BackwardBegan, OptimizerStepped
@@ -114,10 +114,9 @@ def _stale(root: Any, changed: dict[int, int]) -> dict[int, torch.Tensor]:
             if parameter is not None:
                 # Both numbers are of the thread that has stepped: each thread counts its own.
                 changed_at = changed.get(id(parameter))
-                if (
-                    changed_at is not None
-                    and below._sequence_nr() < changed_at <= node._sequence_nr()  # noqa: SLF001 - no public name for it
-                ):
+                if changed_at is not None and sequence_number(
+                    below
+                ) < changed_at <= sequence_number(node):
                     found[id(parameter)] = parameter
             if below not in seen:
                 seen.add(below)
@@ -136,4 +135,4 @@ def _cast_parameter(node: Any) -> torch.Tensor | None:
 
 def _newest_node() -> int:
     """Return the number that the next node of the calling thread will have."""
-    return int(torch._C._autograd._get_sequence_nr())  # noqa: SLF001 - no public name for it
+    return int(next_sequence_number())

@@ -16,6 +16,7 @@ import torch
 from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Fault
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.operands import FLOATS, is_dense, made_by, read_by
+from ampwatch.training.private import NoFunctionModes, OpOverload, schema_of
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def ask(call: OpCall, index: int) -> Answer:
     if not _is_repeatable(call.func):
         return NOT_ASKED
     # Modes of the user that change functions, as a default device does, are not to see it.
-    with torch._C.DisableTorchFunction():  # noqa: SLF001 - no public name for it
+    with NoFunctionModes():
         return _ask(call, index)
 
 
@@ -99,7 +100,7 @@ def ask_for_ends(
     """
     if not _is_repeatable(func) or math.prod(map(len, ends)) > MAX_COMBINATIONS:
         return NOT_ASKED
-    with torch._C.DisableTorchFunction():  # noqa: SLF001 - no public name for it
+    with NoFunctionModes():
         return _ask_for_ends(func, arguments, ends, limit)
 
 
@@ -134,9 +135,9 @@ def emptied(call: OpCall) -> Arguments | None:
 
 def _is_repeatable(func: Any) -> bool:
     """Whether computing an op again cannot be noticed."""
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace != "aten":  # noqa: SLF001 - no public name for it
+    if not isinstance(func, OpOverload) or func.namespace != "aten":
         return False
-    schema = func._schema  # noqa: SLF001 - no public name for it
+    schema = schema_of(func)
     is_random = torch.Tag.nondeterministic_seeded in func.tags
     return not (schema.is_mutable or is_random)
 

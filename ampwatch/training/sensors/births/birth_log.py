@@ -31,6 +31,7 @@ from ampwatch.training.ops.operands import (
     second_number,
     sent_by,
 )
+from ampwatch.training.private import storage_key
 from ampwatch.training.sensors.births.asking import emptied
 from ampwatch.training.sensors.births.op_log import (
     LoggedGradient,
@@ -290,7 +291,7 @@ class BirthLog:
         if part is None or not is_dense(part):
             return 0
         storage = part.untyped_storage()
-        key: int = storage._cdata  # noqa: SLF001 - what StorageWeakRef itself compares
+        key: int = storage_key(storage)
         if key not in self._storages:
             self._storages[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return key
@@ -389,5 +390,5 @@ def _identity(tensor: Tensor) -> int:
     part = local_part(tensor)
     if part is None or not is_dense(part):
         return 0
-    identity: int = part.untyped_storage()._cdata  # noqa: SLF001 - what StorageWeakRef compares
+    identity: int = storage_key(part.untyped_storage())
     return identity

@@ -10,7 +10,6 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import nn
 
 from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Origin, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
@@ -35,6 +34,7 @@ from ampwatch.training.ops.operands import (
     second_number,
     sent_by,
 )
+from ampwatch.training.private import MODULE_CALLS
 from ampwatch.training.sensors.births.asking import ask
 from ampwatch.training.sensors.births.unfinished import Unfinished, arrived
 from ampwatch.training.transfer.readback import host_scalar
@@ -389,7 +389,7 @@ def _reads_argument(read: list[Tensor]) -> bool:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
     call: FrameType | None = None
     while frame is not None:
-        call = frame if frame.f_code is nn.Module._call_impl.__code__ else call  # noqa: SLF001
+        call = frame if frame.f_code is MODULE_CALLS[0] else call
         frame = frame.f_back
     if call is None:
         return False

@@ -13,6 +13,7 @@ import torch
 
 from ampwatch.training.devices import HOST, autocast_types
 from ampwatch.training.kernels.admission import is_wrapped
+from ampwatch.training.private import is_view, storage_key, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,7 +142,9 @@ class KeptCall:
         self.draws = Draws.now(devices)
         # A view of data that is there anyway keeps nothing but itself.
         sizes = {
-            t.untyped_storage()._cdata: t.nbytes if t._is_view() else t.untyped_storage().nbytes()  # noqa: SLF001 - identity
+            storage_key(t.untyped_storage()): t.nbytes
+            if is_view(t)
+            else t.untyped_storage().nbytes()
             for t, _ in self._tensors
         }
         self.nbytes = sum(sizes.values())
@@ -153,7 +156,7 @@ class KeptCall:
         Raises:
             ReplayRefusedError: If somebody has written to one of them since.
         """
-        if any(tensor._version != version for tensor, version in self._tensors):  # noqa: SLF001 - no public name for it
+        if any(version_of(tensor) != version for tensor, version in self._tensors):
             why = "its inputs were changed in place"
             raise ReplayRefusedError(why, is_lasting=False)
         return [_again(a) for a in self._args], {
@@ -183,7 +186,7 @@ class KeptCall:
         # Of the same memory and with the same version counter, but of no graph. Most are of none.
         kept = tensor if tensor.grad_fn is None else tensor.detach()
         self.is_fed = self.is_fed or tensor.grad_fn is not None
-        self._tensors.append((kept, kept._version))  # noqa: SLF001 - no public name for it
+        self._tensors.append((kept, version_of(kept)))
         return kept
 
 

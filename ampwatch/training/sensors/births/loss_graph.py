@@ -17,6 +17,7 @@ from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_pending
 from ampwatch.training.model.module_stack import ACCUMULATES
 from ampwatch.training.ops.operands import FLOATS
+from ampwatch.training.private import schema_of, sequence_number
 from ampwatch.training.sensors.births.births import values_of
 
 if TYPE_CHECKING:
@@ -83,10 +84,10 @@ def _nodes_of(roots: Sequence[Any], begins_at: int) -> list[Any]:
         node = waiting.pop()
         if node is None or id(node) in found:
             continue
-        if begins_at <= node._sequence_nr() < ACCUMULATES:  # noqa: SLF001 - no public name for it
+        if begins_at <= sequence_number(node) < ACCUMULATES:
             found[id(node)] = node
             waiting += [following for following, _ in node.next_functions]
-    return sorted(found.values(), key=lambda node: int(node._sequence_nr()))  # noqa: SLF001 - likewise
+    return sorted(found.values(), key=lambda node: int(sequence_number(node)))
 
 
 def _seen(node: Any) -> _Seen:
@@ -130,7 +131,7 @@ def _asked_again(op: str, saved: dict[str, Any]) -> Tensor | None:
     packet = getattr(torch.ops.aten, op, None)
     for name in packet.overloads() if packet is not None else ():
         overload = getattr(packet, name)
-        schema = overload._schema  # noqa: SLF001 - no public name for it
+        schema = schema_of(overload)
         if schema.is_mutable or torch.Tag.nondeterministic_seeded in overload.tags:
             continue
         needed = [a.name for a in schema.arguments if not a.has_default_value()]

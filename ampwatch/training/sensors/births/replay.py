@@ -24,6 +24,7 @@ from ampwatch.training.ops.events import OpPlace
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.ops.mode import OpMode, has_modes_of_user
 from ampwatch.training.ops.operands import is_dense, overwritten_by
+from ampwatch.training.private import OpOverload, graph_task, schema_of, storage_key
 from ampwatch.training.sensors.births.kept_calls import Draws, ReplayRefusedError
 from ampwatch.training.sensors.births.twin import Twin
 
@@ -77,7 +78,7 @@ class _ReplayMode(OpMode):
         Raises:
             ReplayRefusedError: If it would be noticed outside.
         """
-        if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
+        if not isinstance(func, OpOverload):
             return super().run(func, args, kwargs, keys, compiler)
         if func.namespace in COLLECTIVES:
             why = "its forward communicates with other processes"
@@ -109,7 +110,7 @@ class _ReplayMode(OpMode):
         """Return the tensors that an op is about to write to, returned or not."""
         writes = self._writes.get(func)
         if writes is None:
-            arguments = enumerate(func._schema.arguments)  # noqa: SLF001 - no public name for it
+            arguments = enumerate(schema_of(func).arguments)
             writes = self._writes[func] = tuple(
                 (place, argument.name)
                 for place, argument in arguments
@@ -129,7 +130,7 @@ class _ReplayMode(OpMode):
     def _key(tensor: Tensor) -> int:
         if not is_dense(tensor):
             return 0
-        key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - what StorageWeakRef compares
+        key: int = storage_key(tensor.untyped_storage())
         return key
 
 
@@ -241,12 +242,12 @@ class Replay:
         thread = get_ident()
 
         def noted(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-            if not isinstance(func, torch._ops.OpOverload):  # noqa: SLF001 - no public name for it
+            if not isinstance(func, OpOverload):
                 return
             info = infos(func)
             if info.is_ignored:
                 return
-            is_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+            is_backward = graph_task() != -1
             phase = Phase.BACKWARD if is_backward else Phase.FORWARD
             name = self._stack.name()
             if not name and is_backward:

@@ -19,6 +19,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.following import is_host
@@ -191,7 +192,7 @@ class ReplaySensor(Sensor):
     def root_called(self, event: RootCalled) -> None:
         """Keep a call that records gradients."""
         self._num_heard += 1
-        is_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+        is_backward = graph_task() != -1
         if not torch.is_grad_enabled() or is_backward or self.why_not:
             return
         try:
@@ -223,7 +224,7 @@ class ReplaySensor(Sensor):
     def root_returned(self, event: RootReturned) -> None:
         """Note whether a model has returned its loss."""
         # Numbers of nodes ascend in the order in which a thread makes them.
-        self._loss_begins_at = torch._C._autograd._get_sequence_nr()  # noqa: SLF001 - no public name for it
+        self._loss_begins_at = next_sequence_number()
         if self._open and self._open[-1].model is event.module:
             self._open[-1].returns_loss = loss_in(event.output) is not None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ampwatch.training.private import version_of
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class ClipCall:
         gradient = reference()
         if gradient is None:
             return False
-        return version <= gradient._version <= version + self.changes  # noqa: SLF001 - documented in PyTorch's notes on autograd
+        return version <= version_of(gradient) <= version + self.changes
 
     def is_repaired(self) -> bool:
         """Whether gradients in host memory are finite again, although their norm was not."""
@@ -88,7 +89,7 @@ def witnesses(gradients: Sequence[Tensor]) -> dict[int, tuple[weakref.ref[Tensor
     """Return gradients, or some of them, by identity, with their versions."""
     # Rounded up, so that no more than MAX_WITNESSES are left; 1 for an empty list.
     some = gradients[:: -(-len(gradients) // MAX_WITNESSES) or 1]
-    return {id(g): (weakref.ref(g), g._version) for g in some}  # noqa: SLF001 - documented in PyTorch's notes on autograd
+    return {id(g): (weakref.ref(g), version_of(g)) for g in some}
 
 
 def num_nonfinite(gradient: Tensor) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ampwatch.training.private import version_of
 from ampwatch.training.sensors.calls.scaled_roots import UNKNOWN
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _still(content: _Content, parameter: Tensor, gradient: Tensor) -> bool:
 
 def _version(tensor: Tensor) -> int:
     try:
-        return tensor._version  # noqa: SLF001 - documented in PyTorch's notes on autograd
+        return version_of(tensor)
     except RuntimeError:  # made under torch.inference_mode, which counts no versions
         return 0
 

@@ -16,6 +16,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
+from ampwatch.training.private import states_of_optimizers
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 from ampwatch.training.sensors.calls.scale_doubts import Doubt, Doubts
 from ampwatch.training.sensors.calls.scaled_roots import PLAIN, Branch, ScaledRoots
@@ -211,7 +212,7 @@ class GradientUseSensor(Sensor):
         """Check whether gradients are waiting that the scale, which changes, will not fit."""
         if event.scaler is not self._scaler:
             return
-        states = self._scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
+        states = states_of_optimizers(self._scaler)
         stepped = set(self._direct)
         for key, state in states.items():
             if state["stage"].name == STEPPED:

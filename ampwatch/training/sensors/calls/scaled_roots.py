@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.training.model.scaler import scale_on_host
+from ampwatch.training.private import scale_tensor, sequence_number
 from ampwatch.training.scalers.factors import constant_of, is_likely_scale
 from ampwatch.training.transfer.readback import host_scalar
 
@@ -113,7 +114,7 @@ class ScaledRoots:
             self.num_scaled += 1
             self.any_scaled = True
             if result.grad_fn is not None and len(self._numbers) < MAX_NUMBERS:
-                number = result.grad_fn._sequence_nr()  # noqa: SLF001 - no public name for it
+                number = sequence_number(result.grad_fn)
                 self._first = min(self._first, number) if self._numbers else number
                 self._numbers[number] = self.number
         elif isinstance(result, (list, tuple)):
@@ -143,7 +144,7 @@ class ScaledRoots:
                 found.append(Branch(UNKNOWN, None))
                 continue
             # Nearly always the root is the result of scaler.scale.
-            number = self._numbers.get(node._sequence_nr())  # noqa: SLF001 - no public name for it
+            number = self._numbers.get(sequence_number(node))
             if number is not None:
                 found.append(Branch(number, node))
                 continue
@@ -204,7 +205,7 @@ class ScaledRoots:
     def _number_of(self, node: Any) -> int | None:
         if not self._numbers:
             return None
-        return self._numbers.get(node._sequence_nr())  # noqa: SLF001 - no public name for it
+        return self._numbers.get(sequence_number(node))
 
     def _kind_of_product(self, node: Any, children: Iterable[Any]) -> int:
         kinds = {kind for c in children if (kind := self._number_of(c)) is not None}
@@ -226,7 +227,7 @@ class ScaledRoots:
             for child, _ in stack.pop().next_functions:
                 if child is None or child in seen:
                     continue
-                number = child._sequence_nr()  # noqa: SLF001 - no public name for it
+                number = sequence_number(child)
                 if number in self._numbers:
                     return True
                 if number > self._first:
@@ -240,7 +241,7 @@ class ScaledRoots:
         1.0 stands for the scale itself and for a constant that cannot be read; ``None`` for any
         other constant.
         """
-        mine = self._scaler._scale  # noqa: SLF001 - no public name for it
+        mine = scale_tensor(self._scaler)
         try:
             constant = constant_of(node)
         except (RuntimeError, AttributeError):

@@ -14,7 +14,7 @@ from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTally
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.training.devices import is_capturing
-from ampwatch.training.hooks.compiling import SEES_COMPILED, ForcedEager, may_compile
+from ampwatch.training.hooks.compiling import ForcedEager, may_compile
 from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import Observation
@@ -24,6 +24,7 @@ from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 from ampwatch.training.ops.frames import FramePlaces
 from ampwatch.training.ops.info import OpInfo, op_info
 from ampwatch.training.ops.mode import OpMode
+from ampwatch.training.private import NAME_OF_OP, SEES_COMPILED, OpOverload, graph_task
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.wire.records import CensusSource
 
@@ -434,14 +435,14 @@ class OpCensusSensor(Sensor):
         self._op.emit(Op(call, where))
 
     def _learn(self, func: Any) -> OpInfo:
-        is_plain = isinstance(func, torch._ops.OpOverload)  # noqa: SLF001 - no public name for it
+        is_plain = isinstance(func, OpOverload)
         info = self._infos[func] = op_info(func) if is_plain else HIGHER_ORDER
         if info.is_ignored and self._mode is not None:
             self._mode.ignore(func)
         return info
 
     def _is_altered(self, func: Any, args: Sequence[Any]) -> bool | None:
-        name = getattr(func, "_opname", "")
+        name = getattr(func, NAME_OF_OP, "")
         if name in ALTERED_BACKWARD and not any(t.requires_grad for t in tensors_among(args)):
             return None
         if name in ALTERED or name in ALTERED_BACKWARD:
@@ -479,4 +480,4 @@ class OpCensusSensor(Sensor):
 
 def _is_backward() -> bool:
     # The id of the running backward, in whichever thread it runs this node; -1 outside of one.
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name for it
+    return graph_task() != -1

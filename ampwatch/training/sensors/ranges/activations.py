@@ -11,6 +11,7 @@ from ampwatch.training.hooks.events import ForwardReturned
 from ampwatch.training.hooks.places import before_node
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.private import graph_task
 from ampwatch.training.transfer.measuring import MAX_ELEMENTS, OUTPUT, How, Item
 from ampwatch.wire.records import Topic
 
@@ -122,7 +123,7 @@ class ActivationSensor(Sensor):
 
         With reentrant checkpointing the first run was without gradients and not seen.
         """
-        in_backward = torch._C._current_graph_task_id() != -1  # noqa: SLF001 - no public name
+        in_backward = graph_task() != -1
         if in_backward:
             return name in self._seen
         self._seen.add(name)

@@ -9,6 +9,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
+from ampwatch.training.private import DECIDES_ON_DEVICE, states_of_optimizers
 from ampwatch.training.transfer.measuring import WHOLE, How, Item
 from ampwatch.training.transfer.readback import host_scalar
 from ampwatch.wire.records import Topic
@@ -116,7 +117,7 @@ class ScaledGradientSensor(_Gradients):
     def step_began(self, event: StepBegan) -> None:
         """Measure the gradients that the scaler, or the optimizer itself, is about to unscale."""
         scaler, optimizer = event
-        is_fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        is_fused = getattr(optimizer, DECIDES_ON_DEVICE, False)
         if is_fused and stage_of(scaler, optimizer) == READY:
             self._open.stay_scaled.add(id(optimizer))
         if Topic.GRADIENT in self._governor.wanted:
@@ -131,7 +132,7 @@ class ScaledGradientSensor(_Gradients):
             self._measure(optimizer, SCALED)
 
     def _observe_skips(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
-        state = scaler._per_optimizer_states.get(id(optimizer))  # noqa: SLF001 - no public name for it
+        state = states_of_optimizers(scaler).get(id(optimizer))
         if state is None or not self._governor.observes_skips:
             return
         for found_inf in state["found_inf_per_device"].values():

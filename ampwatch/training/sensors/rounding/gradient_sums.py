@@ -14,6 +14,7 @@ from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain, thinned
+from ampwatch.training.private import current_node
 
 if TYPE_CHECKING:
     from ampwatch.training.hooks.events import TensorsSwapping
@@ -88,7 +89,7 @@ class GradientSums(Sensor):
         if gradient.dtype not in HALF:
             return
         # Only the node that accumulates the gradient of a leaf has a ``variable``.
-        node = torch._C._current_autograd_node()  # noqa: SLF001 - no public name for it
+        node = current_node()
         name = self._known.get(id(getattr(node, "variable", None)))
         if name is not None and is_plain(gradient) and is_plain(call.args[1]):
             self._add(name, gradient, call.args[1])

@@ -10,6 +10,7 @@ import torch
 
 from ampwatch.training.hooks.events import RootCalled
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.private import version_of
 from ampwatch.training.scalers.factors import factor_at_root
 from ampwatch.training.scalers.thrown_away import Contents, Gradients
 
@@ -159,7 +160,7 @@ class NoIteration(Sensor):
 
     def _versions(self) -> tuple[int, ...]:
         # Every op in place raises the version, also what compiled code writes.
-        return tuple(p._version for p in self._trained.parameters())  # noqa: SLF001 - in PyTorch's notes
+        return tuple(version_of(p) for p in self._trained.parameters())
 
     def _say(self, what: str, *, have_moved: bool = False, broken: str = "") -> None:
         self._is_said = True

@@ -21,6 +21,7 @@ from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.ops.values import is_plain
+from ampwatch.training.private import scale_tensor, states_of_optimizers
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
@@ -222,10 +223,10 @@ class ReplicaSensor(Sensor):
 
 def _step_of(scaler: torch.amp.GradScaler, replica: _Replica, iteration: int) -> _Step | None:
     """Return the step that is about to end; ``None`` if its values are not on the host."""
-    scale = scaler._scale  # noqa: SLF001 - no public way to it
+    scale = scale_tensor(scaler)
     optimizer = replica.optimizer()
     # A defaultdict: asked with ``in``, since reading would create an entry.
-    states = scaler._per_optimizer_states  # noqa: SLF001 - no public name for it
+    states = states_of_optimizers(scaler)
     if scale is None or scale.device.type != "cpu" or id(optimizer) not in states:
         return None
     verdicts = list(states[id(optimizer)]["found_inf_per_device"].values())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.evidence.scaler import ScalerChange
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.names import parameters_of
+from ampwatch.training.private import initial_tracker, scale_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -129,5 +130,5 @@ def _has_state(optimizer: Optimizer) -> bool:
 def _is_new(scaler: torch.amp.GradScaler) -> bool:
     """Whether a scaler has neither been used nor been given a state."""
     # The tensor of the scale is made by the first call of ``scale``.
-    untouched = scaler._scale is None  # noqa: SLF001 - no public name for it
-    return untouched and not scaler._init_growth_tracker  # noqa: SLF001
+    untouched = scale_tensor(scaler) is None
+    return untouched and not initial_tracker(scaler)

@@ -20,6 +20,7 @@ from ampwatch.numerics.units.ops import ALIGNMENT, TENSOR_DTYPES, Fallback, OpKi
 from ampwatch.training.kernels.dtypes import dtypes_of
 from ampwatch.training.model.dtypes import NAMES, promoted
 from ampwatch.training.ops.info import op_info
+from ampwatch.training.private import OpOverloadPacket, has_kernel
 from ampwatch.wire.records import CensusSource
 
 if TYPE_CHECKING:
@@ -94,10 +95,10 @@ def _op_of(event_name: str) -> _NamedOp | None:
     """Return the op that an event stands for; ``None`` for one that only calls others."""
     space, _, name = event_name.partition("::")
     packet = getattr(getattr(torch.ops, space, None), name, None) if name.isidentifier() else None
-    if not isinstance(packet, torch._ops.OpOverloadPacket):  # noqa: SLF001 - no public name for it
+    if not isinstance(packet, OpOverloadPacket):
         return None
     # Events do not name the overload; all overloads of an op are of one kind.
-    overloads: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
+    overloads: list[str] = packet.overloads()
     info = op_info(getattr(packet, overloads[0]))
     if info.is_ignored or _is_composite(event_name, overloads):
         return None
@@ -109,7 +110,7 @@ def _is_composite(name: str, overloads: Sequence[str]) -> bool:
     for overload in overloads:
         full = name if overload == "default" else f"{name}.{overload}"
         try:
-            return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, _COMPOSITE))  # noqa: SLF001 - no public name for it
+            return bool(has_kernel(full, _COMPOSITE))
         except RuntimeError:  # an overload of TorchScript's, without a kernel
             continue
     return False

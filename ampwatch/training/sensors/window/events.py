@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch._C._autograd import DeviceType
+from ampwatch.training.private import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -22,6 +22,7 @@ from torch.autograd import profiler
 
 from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.places import before_any_forward
+from ampwatch.training.private import is_kineto_stopped, prepare_trace, start_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -68,13 +69,13 @@ class Recording:
     def prepare(self) -> None:
         """Have the profiler loaded and the device's activities switched on; nothing is recorded."""
         with _silence():
-            self.profile._prepare_trace()  # noqa: SLF001 - as torch.profiler calls it
+            prepare_trace(self.profile)
         self._is_prepared = True
 
     def begin(self) -> None:
         """Record from here on."""
         self._is_prepared = False
-        self.profile._start_trace()  # noqa: SLF001 - as torch.profiler calls it
+        start_trace(self.profile)
         self._has_begun = True
 
     def wait(self) -> None:
@@ -85,9 +86,7 @@ class Recording:
     @property
     def has_stopped_early(self) -> bool:
         """Whether the buffers of the device were full before the end."""
-        # Not in torch 2.6; there a window that is too long lacks kernels.
-        stopped = getattr(torch.autograd, "_is_kineto_stopped", bool)
-        return self._gpu is not None and bool(stopped())
+        return self._gpu is not None and is_kineto_stopped()
 
     def close(self) -> None:
         """End the recording. Waits for the device if kernels are recorded. Idempotent.
@@ -101,7 +100,7 @@ class Recording:
             # The other recording has ended ours in Kineto, which crashes if there is none to end:
             # so it gets a new one.
             session: Any = profiler.profile(use_kineto=True)
-            session._prepare_trace()  # noqa: SLF001 - as torch.profiler calls it
+            prepare_trace(session)
         elif self._is_prepared:
             # Only a recording that has begun can be ended.
             self.begin()

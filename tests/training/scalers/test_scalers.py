@@ -607,7 +607,12 @@ def _guarded(
 def test_a_row_of_skips_under_a_constant_scale_is_counted(micro_batches: int) -> None:
     """By gradients that are not finite; rows of two or more, as many as there are."""
     broken = frozenset({10, 11, 12, 20, 21, *range(30, 40)})
-    assert counts(_guarded(1024.0, broken, micro_batches)) == (len(broken), STEPS)
+    monitor = _guarded(1024.0, broken, micro_batches)
+    assert counts(monitor) == (len(broken), STEPS)
+    (found,) = [f for f in monitor.findings if f.kind == "scale_collapse"]
+    assert found.first_step == 30
+    assert found.summary.startswith("No step is taken")
+    assert "since step 30; the loss scale stays at 1024" in found.summary
 
 
 def test_a_guard_without_a_scale_that_takes_no_step_any_more_is_said_once(

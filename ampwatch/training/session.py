@@ -32,7 +32,7 @@ from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.training.private import SEES_COMPILED
-from ampwatch.training.scalers.loss_scaler import as_outcome, as_value
+from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, READABLE, as_outcome, as_value
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
@@ -456,11 +456,17 @@ class Session:
         scale = None if loss_scale is None else as_value(loss_scale)
         if loss_scale is not None and scale is None:
             self._complain(
-                "`loss_scale`: expected a number or a tensor with one element that can be read"
-                f" without waiting, got {type(loss_scale).__qualname__}; the scale is not known"
+                f"`loss_scale`: expected a number or {READABLE}, got"
+                f" {type(loss_scale).__qualname__}; the scale is not known"
+            )
+        outcome = False if skipped is None else as_outcome(skipped)
+        if outcome is NOT_KNOWN:
+            self._complain(
+                f"`skipped`: expected a bool or {READABLE}, got {type(skipped).__qualname__};"
+                " whether the step was taken is not known"
             )
         self.bus.emit(EndCalled(None))
-        self.bus.emit(EndReturned(scale, False if skipped is None else as_outcome(skipped)))
+        self.bus.emit(EndReturned(scale, outcome))
         if self.bus.at_boundary:
             self.bus.settle()
 

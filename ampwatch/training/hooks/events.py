@@ -136,7 +136,8 @@ class EndReturned(NamedTuple):
 
     Attributes:
         scale: The loss scale from here on, likewise.
-        skipped: Whether the step was skipped: a bool, or a tensor that is read later.
+        skipped: Whether the step was skipped: a bool, a tensor that is read later, or NaN if that is
+            not known.
     """
 
     scale: object

@@ -25,8 +25,14 @@ GROWTH_FACTOR = 2.0
 BACKOFF_FACTOR = 0.5
 """Factor of a backoff where nothing else is said."""
 
+NOT_KNOWN = math.nan
+"""Stands for an outcome that cannot be read: that a step was taken is not claimed then."""
+
 _ON_DEVICE = (torch.float32, torch.int32)
 """Dtypes that the readback takes from a device without a kernel of its own."""
+
+READABLE = "a tensor with one element that can be read without waiting"
+"""What a value has to be that is no plain number, in words."""
 
 _EXAMPLE = (
     "for example ampwatch.LossScaler(lambda: engine.cur_scale, ends=(engine, 'step'),"
@@ -91,10 +97,11 @@ class LossScaler:
         for end in self.calls:
             _check_end(end)
         interval = self.growth_interval
-        if interval is not None and not interval > 0:
+        if interval is not None and not 0.0 < _number(interval) < math.inf:
             msg = f"`growth_interval`: expected a number above 0 or None, got {interval!r}"
             raise AttachError(msg)
-        if not (self.growth_factor > 1.0 and 0.0 < self.backoff_factor < 1.0):
+        growth, backoff = _number(self.growth_factor), _number(self.backoff_factor)
+        if not (1.0 < growth < math.inf and 0.0 < backoff < 1.0):
             msg = (
                 "expected growth_factor > 1 and 0 < backoff_factor < 1, got"
                 f" {self.growth_factor!r} and {self.backoff_factor!r}"
@@ -132,6 +139,14 @@ class LossScaler:
         return facts
 
 
+def _number(given: object) -> float:
+    """Return a number as a float; NaN, which is within no bounds, of what is none."""
+    try:
+        return float(given) if hasattr(given, "__float__") else math.nan
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # an array, or a tensor, of several
+        return math.nan
+
+
 def _check_function(what: str, function: Any) -> None:
     if function is not None and not callable(function):
         msg = f"`{what}`: expected a function or None, got {function!r}; {_EXAMPLE}"
@@ -163,38 +178,57 @@ class Reader:
     def __init__(self, of: LossScaler) -> None:
         self._of = of
         self._is_readable = of.get_scale is not None
-        self._answers = of.skipped is not None
+        self._answers = True
+        self._is_said = False
 
     def scale(self) -> object:
         """Return the scale as ``put_in`` takes it; ``None`` if there is none, or it is not known."""
         if not self._is_readable or self._of.get_scale is None:
             return None
         try:
-            scale = as_value(self._of.get_scale())
+            given = self._of.get_scale()
         except Exception as error:  # noqa: BLE001 - a function of the user's, or of a framework's
             self._is_readable = False
             self._say("get_scale() raised", error, "the loss scale is not known from here on")
             return None
+        if given is None:
+            return None
+        scale = as_value(given)
         if scale is None:
             self._is_readable = False
             self._say(
-                "get_scale() returned neither a number nor a tensor with one element that can be"
-                " read without waiting",
+                f"get_scale() returned neither a number nor {READABLE}",
                 None,
                 "the loss scale is not known from here on",
             )
         return scale
 
     def outcome(self, returned: object) -> object:
-        """Return whether the step was skipped; ``None`` if the iteration goes on."""
-        if not self._answers or self._of.skipped is None:
+        """Return whether the step was skipped, or ``NOT_KNOWN``; ``None`` if the iteration goes on."""
+        if self._of.skipped is None:
             return False
+        if not self._answers:
+            return NOT_KNOWN
         try:
-            return as_outcome(self._of.skipped(returned))
+            given = self._of.skipped(returned)
         except Exception as error:  # noqa: BLE001 - likewise
             self._answers = False
-            self._say("skipped() raised", error, "each ending call counts as a step from here on")
-            return False
+            self._say(
+                "skipped() raised",
+                error,
+                "each ending call ends an iteration from here on, and whether its step was taken is"
+                " not known",
+            )
+            return NOT_KNOWN
+        outcome = as_outcome(given)
+        if outcome is NOT_KNOWN and not self._is_said:
+            self._is_said = True
+            self._say(
+                f"skipped() returned neither a bool nor {READABLE}",
+                None,
+                "whether such a step was taken is not known",
+            )
+        return outcome
 
     def _say(self, what: str, error: Exception | None, then: str) -> None:
         why = "" if error is None else f" {type(error).__name__}: {str(error)[:200]}"
@@ -202,22 +236,46 @@ class Reader:
 
 
 def as_value(scale: object) -> object:
-    """Return a scale as a float, or as a tensor that is read later; ``None`` if it is neither."""
+    """Return a scale as a float, or as a tensor that is read later; ``None`` if it is neither.
+
+    Never raises, whatever it is given: it is called within a step.
+
+    Cost: of a tensor on a device that is neither float32 nor int32 one small kernel. No host sync.
+    """
+    try:
+        return _value(scale)
+    except Exception:  # noqa: BLE001 - an object of the user's converts itself
+        return None
+
+
+def _value(scale: object) -> object:
     if isinstance(scale, torch.Tensor):
         if not is_plain_scalar(scale):
             return None
         if scale.device.type == HOST:
             return host_scalar(scale)
-        is_sent = is_readable(scale.device.type) and scale.dtype in _ON_DEVICE
-        return scale if is_sent else None
+        if not is_readable(scale.device.type) or scale.dtype.is_complex:
+            return None
+        if scale.dtype in _ON_DEVICE:
+            return scale
+        with torch.no_grad():
+            return scale.detach().to(torch.float32)
     if isinstance(scale, bool) or not hasattr(scale, "__float__"):
         return None
     return float(scale)
 
 
 def as_outcome(skipped: object) -> object:
-    """Return an outcome as a bool, a tensor that is read later, or ``None``."""
+    """Return an outcome as a bool, a tensor that is read later, ``NOT_KNOWN``, or ``None``.
+
+    Never raises, whatever it is given.
+    """
     if isinstance(skipped, torch.Tensor):
         value = as_value(skipped)
+        if value is None:
+            return NOT_KNOWN
         return value if isinstance(value, torch.Tensor) else bool(value)
-    return None if skipped is None else bool(skipped)
+    try:
+        return None if skipped is None else bool(skipped)
+    except Exception:  # noqa: BLE001 - likewise
+        return NOT_KNOWN

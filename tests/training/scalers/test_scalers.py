@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training.scalers.loss_scaler import LossScaler, Reader, as_value
+from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, LossScaler, Reader, as_value
 from ampwatch.training.scalers.rows import ROWS, row_of
 
 if TYPE_CHECKING:
@@ -419,6 +419,10 @@ def test_no_framework_is_in_use_before_it_is_loaded() -> None:
         {"get_scale": None, "ends": [(Scaler(), "step", 3)]},
         {"get_scale": None, "ends": (Scaler(), "step"), "skipped": True},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": 0},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": "x"},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": math.inf},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": None},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": torch.ones(2)},
         {"get_scale": None, "ends": (Scaler(), "step"), "backoff_factor": 2.0},
     ],
 )
@@ -441,9 +445,67 @@ def test_a_scale_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixtu
     assert "KeyError" in record.getMessage()
 
 
-@pytest.mark.parametrize("given", ["2", None, True, [2.0], torch.ones(2)])
+class Array:
+    """Two elements, which are neither a number nor a truth, as in NumPy."""
+
+    def __float__(self) -> float:
+        msg = "only length-1 arrays can be converted"
+        raise TypeError(msg)
+
+    def __bool__(self) -> bool:
+        msg = "the truth value is ambiguous"
+        raise ValueError(msg)
+
+
+UNREADABLE = [Array(), torch.ones(2), torch.ones((), dtype=torch.complex64)]
+
+
+@pytest.mark.parametrize("given", ["2", None, True, [2.0], *UNREADABLE])
 def test_what_is_no_scale_is_not_known(given: object) -> None:
     assert as_value(given) is None
+
+
+@pytest.mark.parametrize("given", UNREADABLE)
+def test_an_outcome_that_cannot_be_read_is_neither_a_step_nor_a_skip(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends its iteration all the same, and is said once; one that can be read counts again."""
+    told: list[object] = [given, True, given, False]
+    model = nn.Linear(4, 4)
+    with (
+        caplog.at_level(logging.WARNING, "ampwatch"),
+        ampwatch.monitor(model, serve=False) as monitor,
+    ):
+        for outcome in told:
+            model(torch.randn(2, 4)).mean().backward()
+            monitor.end_iteration(loss_scale=given, skipped=outcome)
+            expected = outcome if isinstance(outcome, bool) else None
+            assert monitor.last_step.skipped is expected
+        assert monitor.last_step.step == len(told) - 1
+        assert counts(monitor) == (1, 2)
+        assert math.isnan(monitor.last_step.loss_scale)
+    said = [r.getMessage() for r in caplog.records if "end_iteration()" in r.getMessage()]
+    assert len(said) == 2
+    assert all("expected" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("given", UNREADABLE)
+def test_an_answer_that_cannot_be_read_is_said_once(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        reader = Reader(LossScaler(None, (Scaler(), "step"), lambda returned: returned))
+        answers = [reader.outcome(returned) for returned in (given, True, given, False)]
+    assert answers == [NOT_KNOWN, True, NOT_KNOWN, False]
+    assert len(caplog.records) == 1
+
+
+def test_no_scale_where_no_loss_is_scaled_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    scales: list[float | None] = [2.0, None, 4.0]
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        reader = Reader(LossScaler(lambda: scales.pop(0), (Scaler(), "step")))
+        assert [reader.scale() for _ in range(3)] == [2.0, None, 4.0]
+    assert not caplog.records
 
 
 # The one line where no iteration ends.

@@ -16,6 +16,7 @@ from torch import nn
 import ampwatch
 from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, LossScaler, Reader, as_value
 from ampwatch.training.scalers.rows import ROWS, row_of
+from ampwatch.training.targets import check_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -370,6 +371,29 @@ def test_an_engine_is_found_by_the_model_that_it_trains() -> None:
     assert monitor._loss_scaler.name == "deepspeed"
     assert counts(monitor) == (engine.skipped_steps, STEPS)
     assert others
+
+
+@pytest.mark.usefixtures("frameworks")
+@pytest.mark.parametrize("holder", ["param_groups", "param_lists", "float16_groups"])
+def test_an_optimizer_of_a_framework_is_found_by_the_parameters_that_it_holds(holder: str) -> None:
+    """One that holds those of another model trains that one, and an optimizer of torch's goes first."""
+    models = [nn.Linear(2, 2) for _ in range(3)]
+    optimizers = [MegatronOptimizer() for _ in models[:2]]
+    for optimizer, model in zip(optimizers, models, strict=False):
+        groups = [list(model.parameters())]
+        setattr(optimizer, holder, [{"params": groups[0]}] if holder == "param_groups" else groups)
+    torchs = torch.optim.SGD(models[0].parameters(), lr=0.1)
+    found = [check_targets(model, None, None).loss_scaler for model in models]
+    owners = [None if scaler is None else scaler.calls[0].owner for scaler in found]
+    assert owners == [*optimizers, None]
+    assert check_targets(models[0], None, torchs).loss_scaler is None
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_a_scaler_that_holds_no_parameters_is_not_guessed() -> None:
+    scaler = Apex()
+    assert check_targets(nn.Linear(2, 2), None, None).loss_scaler is None
+    assert check_targets(nn.Linear(2, 2), scaler, None).loss_scaler is not None
 
 
 @pytest.mark.usefixtures("frameworks")

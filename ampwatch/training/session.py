@@ -25,6 +25,7 @@ from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSam
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.model.facts import layer_shapes, run_facts
 from ampwatch.training.model.home import Home
+from ampwatch.training.model.living import alive
 from ampwatch.training.model.machine import machine_of, no_peak
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
@@ -236,6 +237,7 @@ class Session:
         dtypes, lost_eps = list[str](), dict[str, float]()
         measuring = Measuring(KernelSelector(settings).of, _device_rows(names))
         trained = Trained(names, targets.optimizers)
+        bus.ownership.optimizers = lambda: alive(trained.met.values())
         self._home = home = Home(names, trained)
         # Where values cannot be read without waiting, steps are counted and nothing is measured.
         readable = all(is_readable(device.type) for device in home.devices)

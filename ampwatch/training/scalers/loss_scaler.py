@@ -143,7 +143,12 @@ def _number(given: object) -> float:
     """Return a number as a float; NaN, which is within no bounds, of what is none."""
     try:
         return float(given) if hasattr(given, "__float__") else math.nan
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # an array, or a tensor, of several
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RuntimeError,
+    ):  # an array, or a tensor, of several
         return math.nan
 
 
@@ -250,19 +255,21 @@ def as_value(scale: object) -> object:
 
 def _value(scale: object) -> object:
     if isinstance(scale, torch.Tensor):
-        if not is_plain_scalar(scale):
-            return None
-        if scale.device.type == HOST:
-            return host_scalar(scale)
-        if not is_readable(scale.device.type) or scale.dtype.is_complex:
-            return None
-        if scale.dtype in _ON_DEVICE:
-            return scale
-        with torch.no_grad():
-            return scale.detach().to(torch.float32)
+        return _value_of_tensor(scale) if is_plain_scalar(scale) else None
     if isinstance(scale, bool) or not hasattr(scale, "__float__"):
         return None
     return float(scale)
+
+
+def _value_of_tensor(scale: torch.Tensor) -> object:
+    if scale.device.type == HOST:
+        return host_scalar(scale)
+    if not is_readable(scale.device.type) or scale.dtype.is_complex:
+        return None
+    if scale.dtype in _ON_DEVICE:
+        return scale
+    with torch.no_grad():
+        return scale.detach().to(torch.float32)
 
 
 def as_outcome(skipped: object) -> object:

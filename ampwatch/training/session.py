@@ -316,7 +316,8 @@ class Session:
             if self._replay is not None:
                 yield self._replay
             yield samples
-            yield Programs(context, self.diagnosis.book)
+            if context.peers.world_size == 1:
+                yield Programs(context, self.diagnosis.book)
             yield Planner(context.governor, self.bus)
             gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
             yield gradients(context)

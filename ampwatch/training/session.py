@@ -32,7 +32,7 @@ from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.training.private import SEES_COMPILED
-from ampwatch.training.scalers.loss_scaler import as_outcome, as_value
+from ampwatch.training.scalers.loss_scaler import AnswerError, as_outcome, as_scale
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
@@ -456,23 +456,29 @@ class Session:
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""
         if self._context.is_scaled:
-            self._complain("iterations of this training end with scaler.update(): it is ignored")
-            return
-        scale = None if loss_scale is None else as_value(loss_scale)
-        if loss_scale is not None and scale is None:
             self._complain(
-                "`loss_scale`: expected a number or a tensor with one element that can be read"
-                f" without waiting, got {type(loss_scale).__qualname__}; the scale is not known"
+                "the call is ignored", "iterations of this training end with scaler.update()"
             )
+            return
+        scale, outcome = None, None
+        try:
+            scale = as_scale(loss_scale)
+        except AnswerError as error:
+            self._complain("`loss_scale`", f"{error}; the scale is not known")
+        try:
+            outcome = as_outcome(skipped)
+        except AnswerError as error:
+            self._complain("`skipped`", f"{error}; it counts as a step that was taken")
         self.bus.emit(EndCalled(None))
-        self.bus.emit(EndReturned(scale, False if skipped is None else as_outcome(skipped)))
+        self.bus.emit(EndReturned(scale, False if outcome is None else outcome))
         if self.bus.at_boundary:
             self.bus.settle()
 
-    def _complain(self, sentence: str) -> None:
-        if sentence not in self._complaints:
-            self._complaints.add(sentence)
-            logger.warning("end_iteration(): %s", sentence)
+    def _complain(self, about: str, sentence: str) -> None:
+        # Once about the same thing: what is wrong with it may be another number in each iteration.
+        if about not in self._complaints:
+            self._complaints.add(about)
+            logger.warning("end_iteration(): %s: %s, training goes on", about, sentence)
 
     @property
     def last_step(self) -> LastStep:

@@ -175,7 +175,10 @@ class ReplicaDrift:
         if self._book.again_anywhere(REPLICA_DRIFT.slug, step) is not None:
             return
         first = max(drifts, key=lambda drift: len(drift.ranks))
-        begin, end = next(iter(cohort.values())).places[first.group]
+        # All that came apart alike: one parameter alone would be accused of what befell the model.
+        alike = [drift.group for drift in drifts if drift[1:] == first[1:]]
+        places = next(iter(cohort.values())).places
+        begin, end = places[min(alike)][0], places[max(alike)][1]
         weights = f"parameter {begin}" if begin == end else f"parameters {begin} to {end}"
         were = "was" if begin == end else "were"
         others = first.ranks - first.most

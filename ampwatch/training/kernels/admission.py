@@ -146,6 +146,18 @@ def is_pending(tensor: Tensor) -> bool:
         return not getattr(tensor, HAS_COME, True) or is_pending(inner)
 
 
+def is_there(tensor: Tensor) -> bool:
+    """Whether the memory of an ordinary tensor holds its elements.
+
+    It does not before a collective has written them, nor after they were freed.
+    FSDP frees the weights that it has gathered by resizing their storage to 0; graphs of autograd
+    still refer to them, with their shape as it was.
+
+    Cost: 0.3 us for an ordinary tensor while no collective is under way.
+    """
+    return tensor.untyped_storage().nbytes() > 0 and not is_pending(tensor)
+
+
 def is_dtensor(tensor: Tensor) -> bool:
     """Whether a tensor is spread over processes by PyTorch itself."""
     return _is_a(tensor, "torch.distributed.tensor", "DTensor")

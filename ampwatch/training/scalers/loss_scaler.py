@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from dataclasses import dataclass
@@ -91,10 +92,13 @@ class LossScaler:
         for end in self.calls:
             _check_end(end)
         interval = self.growth_interval
-        if interval is not None and not interval > 0:
-            msg = f"`growth_interval`: expected a number above 0 or None, got {interval!r}"
+        if interval is not None and not _is_between(0.0, interval, math.inf):
+            msg = f"`growth_interval`: expected a finite number above 0 or None, got {interval!r}"
             raise AttachError(msg)
-        if not (self.growth_factor > 1.0 and 0.0 < self.backoff_factor < 1.0):
+        if not (
+            _is_between(1.0, self.growth_factor, math.inf)
+            and _is_between(0.0, self.backoff_factor, 1.0)
+        ):
             msg = (
                 "expected growth_factor > 1 and 0 < backoff_factor < 1, got"
                 f" {self.growth_factor!r} and {self.backoff_factor!r}"
@@ -105,14 +109,16 @@ class LossScaler:
     def calls(self) -> tuple[End, ...]:
         """The calls that may end an iteration."""
         given: Any = self.ends
-        try:
+        ends: tuple[End, ...] = ()
+        with contextlib.suppress(TypeError, KeyError, IndexError):
             each = (given,) if len(given) in (2, 3) and isinstance(given[1], str) else given
-            return tuple(End(*one) for one in each)
-        except (TypeError, KeyError, IndexError):
+            ends = tuple(End(*one) for one in each)
+        if not ends:
             msg = (
                 f"`ends`: expected (object, 'method') or a list of them, got {given!r}; {_EXAMPLE}"
             )
-            raise AttachError(msg) from None
+            raise AttachError(msg)
+        return ends
 
     @property
     def settings(self) -> ScalerSettings:
@@ -136,6 +142,13 @@ def _check_function(what: str, function: Any) -> None:
     if function is not None and not callable(function):
         msg = f"`{what}`: expected a function or None, got {function!r}; {_EXAMPLE}"
         raise AttachError(msg)
+
+
+def _is_between(low: float, value: Any, high: float) -> bool:
+    try:
+        return bool(low < value < high)
+    except (TypeError, ValueError, RuntimeError):
+        return False  # no number: a string, several
 
 
 def _check_end(end: Any) -> None:
@@ -170,20 +183,11 @@ class Reader:
         if not self._is_readable or self._of.get_scale is None:
             return None
         try:
-            scale = as_value(self._of.get_scale())
+            return as_scale(self._of.get_scale())
         except Exception as error:  # noqa: BLE001 - a function of the user's, or of a framework's
             self._is_readable = False
-            self._say("get_scale() raised", error, "the loss scale is not known from here on")
+            self._say("get_scale()", error, "the loss scale is not known from here on")
             return None
-        if scale is None:
-            self._is_readable = False
-            self._say(
-                "get_scale() returned neither a number nor a tensor with one element that can be"
-                " read without waiting",
-                None,
-                "the loss scale is not known from here on",
-            )
-        return scale
 
     def outcome(self, returned: object) -> object:
         """Return whether the step was skipped; ``None`` if the iteration goes on."""
@@ -193,31 +197,82 @@ class Reader:
             return as_outcome(self._of.skipped(returned))
         except Exception as error:  # noqa: BLE001 - likewise
             self._answers = False
-            self._say("skipped() raised", error, "each ending call counts as a step from here on")
+            self._say("skipped()", error, "each ending call counts as a step from here on")
             return False
 
-    def _say(self, what: str, error: Exception | None, then: str) -> None:
-        why = "" if error is None else f" {type(error).__name__}: {str(error)[:200]}"
-        logger.warning("scaler %s: %s%s; %s, training goes on", self._of.name, what, why, then)
+    def _say(self, what: str, error: Exception, then: str) -> None:
+        is_answer = isinstance(error, AnswerError)
+        why = "" if is_answer else f"it raised {type(error).__name__}: "
+        why += str(error)[:200]
+        logger.warning("scaler %s: %s: %s; %s, training goes on", self._of.name, what, why, then)
 
 
-def as_value(scale: object) -> object:
-    """Return a scale as a float, or as a tensor that is read later; ``None`` if it is neither."""
-    if isinstance(scale, torch.Tensor):
-        if not is_plain_scalar(scale):
-            return None
-        if scale.device.type == HOST:
-            return host_scalar(scale)
-        is_sent = is_readable(scale.device.type) and scale.dtype in _ON_DEVICE
-        return scale if is_sent else None
-    if isinstance(scale, bool) or not hasattr(scale, "__float__"):
+class AnswerError(ValueError):
+    """What was given for a scale or an outcome is none."""
+
+    def __init__(self, expected: str, given: object) -> None:
+        got = type(given).__qualname__
+        if isinstance(given, torch.Tensor):
+            got += f" of {given.dtype} and shape {list(given.shape)} on {given.device}"
+        elif isinstance(given, (bool, int, float, str)):
+            got = repr(given)[:40]
+        super().__init__(
+            f"expected {expected} or a tensor with one element, of float32 or int32 if it is on a"
+            f" device, got {got}"
+        )
+
+
+def as_scale(scale: Any) -> object:
+    """Return a scale as a float, or as a tensor that is read later; ``None`` as it is.
+
+    Raises:
+        AnswerError: If it is something else.
+    """
+    if scale is None:
         return None
-    return float(scale)
+    value = _as_value(scale) if isinstance(scale, torch.Tensor) else None
+    if (
+        value is None
+        and hasattr(type(scale), "__float__")
+        and not isinstance(scale, (bool, torch.Tensor))
+    ):
+        with contextlib.suppress(Exception):
+            value = float(scale)  # an array of several has the method, and raises
+    # NaN may be what a scaler has come to.
+    if value is None or (isinstance(value, float) and value < 0.0):
+        expected = "a number, 0 or above,"
+        raise AnswerError(expected, scale)
+    return value
 
 
 def as_outcome(skipped: object) -> object:
-    """Return an outcome as a bool, a tensor that is read later, or ``None``."""
+    """Return an outcome as a bool, a tensor that is read later, or ``None``.
+
+    Raises:
+        AnswerError: If it is something else. A string or a list has a truth value, but means none.
+    """
+    if skipped is None or isinstance(skipped, bool):
+        return skipped
+    value = None
     if isinstance(skipped, torch.Tensor):
-        value = as_value(skipped)
-        return value if isinstance(value, torch.Tensor) else bool(value)
-    return None if skipped is None else bool(skipped)
+        value = _as_value(skipped)
+    elif hasattr(type(skipped), "__bool__"):
+        with contextlib.suppress(Exception):
+            value = bool(skipped)
+    if value is None:
+        expected = "True, False"
+        raise AnswerError(expected, skipped)
+    return value if isinstance(value, torch.Tensor) else bool(value)
+
+
+def _as_value(tensor: torch.Tensor) -> float | torch.Tensor | None:
+    """Return a tensor's value, or a tensor that is read later; ``None`` if it cannot be read."""
+    if not is_plain_scalar(tensor):
+        return None
+    if tensor.device.type == HOST:
+        try:
+            return float(host_scalar(tensor))
+        except TypeError:
+            return None
+    is_sent = is_readable(tensor.device.type) and tensor.dtype in _ON_DEVICE
+    return tensor if is_sent else None

@@ -86,7 +86,8 @@ def test_the_rank_that_differs_from_most_is_named() -> None:
 
     (found,) = job.findings
     assert found.summary.startswith("Rank 3 no longer has the weights of ranks 0, 1, 2: ")
-    assert found.where == "param:a.weight"
+    assert ": parameters a.weight to c.bias were bit-identical at step 1 " in found.summary
+    assert found.where == ""
     assert found.evidence == {
         "ranks_compared": 4.0,
         "ranks_apart": 1.0,
@@ -104,7 +105,19 @@ def test_two_ranks_that_part_in_everything_are_told_from_local_sgd_by_never_meet
     assert job.findings == []
     job.check(PATIENCE, lambda rank, _, step: (rank, step))
 
-    assert [f.kind for f in job.findings] == ["replica_drift"]
+    (found,) = job.findings
+    assert (found.kind, found.where) == ("replica_drift", "")
+    assert ": parameters a.weight to c.bias were bit-identical at step 1 " in found.summary
+
+
+def test_a_parameter_that_parts_alone_is_the_place() -> None:
+    """The others are in lockstep."""
+    job = Job([0, 1])
+    job.check(0, lockstep)
+    job.check(1, lambda rank, group, step: (step, rank if group == 0 else 0))
+
+    (found,) = job.findings
+    assert found.where == "param:a.weight"
 
 
 @pytest.mark.parametrize("period", [2, 3, 4, 8, 16, 31, 32])

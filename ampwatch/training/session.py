@@ -33,7 +33,7 @@ from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.training.private import SEES_COMPILED
-from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, READABLE, as_outcome, as_value
+from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
@@ -453,29 +453,30 @@ class Session:
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""
         if self._context.is_scaled:
-            self._complain("iterations of this training end with scaler.update(): it is ignored")
+            self._complain(
+                "the call is ignored", "iterations of this training end with scaler.update()"
+            )
             return
-        scale = None if loss_scale is None else as_value(loss_scale)
-        if loss_scale is not None and scale is None:
-            self._complain(
-                f"`loss_scale`: expected a number or {READABLE}, got"
-                f" {type(loss_scale).__qualname__}; the scale is not known"
-            )
-        outcome = False if skipped is None else as_outcome(skipped)
-        if outcome is NOT_KNOWN:
-            self._complain(
-                f"`skipped`: expected a bool or {READABLE}, got {type(skipped).__qualname__};"
-                " whether the step was taken is not known"
-            )
+        scale: object = None
+        outcome: object = NOT_KNOWN
+        try:
+            scale = as_scale(loss_scale)
+        except AnswerError as error:
+            self._complain("`loss_scale`", f"{error}; the scale is not known")
+        try:
+            outcome = False if skipped is None else as_outcome(skipped)
+        except AnswerError as error:
+            self._complain("`skipped`", f"{error}; whether the step was taken is not known")
         self.bus.emit(EndCalled(None))
         self.bus.emit(EndReturned(scale, outcome))
         if self.bus.at_boundary:
             self.bus.settle()
 
-    def _complain(self, sentence: str) -> None:
-        if sentence not in self._complaints:
-            self._complaints.add(sentence)
-            logger.warning("end_iteration(): %s", sentence)
+    def _complain(self, about: str, sentence: str) -> None:
+        # Once about the same thing: what is wrong with it may be another number in each iteration.
+        if about not in self._complaints:
+            self._complaints.add(about)
+            logger.warning("end_iteration(): %s: %s, training goes on", about, sentence)
 
     @property
     def last_step(self) -> LastStep:

@@ -27,6 +27,7 @@ from ampwatch.diagnosis.scale.scale_words import (
     gradients_seen,
     largest_gradient,
 )
+from ampwatch.diagnosis.steps.skips import MAX_STANDING
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
@@ -239,14 +240,16 @@ class ScaleDynamics:
         storm = (
             self._skips.unexplained >= self._settings.collapse_skips
             # ``not >`` and not ``<=``: of a scale that is not known the skips alone are evidence.
-            and not iteration.loss_scale > self._skips.lowest_applied * STORM_FALL
+            # And of one that stays where it is, under a guard.
+            and (self._stands or not iteration.loss_scale > self._skips.lowest_applied * STORM_FALL)
         )
         if storm:
             rate = 1.0
         if rate is None:
             return
-        # A storm is dated by its own first skip: the slower test may have begun long before it.
-        since = iteration.step - self._skips.unexplained + 1 if storm else self._skip_rate.since
+        # A storm is dated by its own first skip: the slower test may have begun long before it. That
+        # skip is taken for a probe where the scale had just grown, until more follow it.
+        since = iteration.step - self._skips.streak + 1 if storm else self._skip_rate.since
         where = _optimizers_with_found_inf(iteration)
         finding = self._book.get(SCALE_COLLAPSE.slug, where)
         if finding is None:
@@ -259,7 +262,7 @@ class ScaleDynamics:
                 phase="backward",
                 first_step=since,
                 last_step=iteration.step,
-                count=self._skips.unexplained if storm else self._skip_rate.skips,
+                count=self._skips.streak if storm else self._skip_rate.skips,
             )
             before = self._fell_from if storm else self._skip_rate.scale_before
             self._falls[where] = Fall(finding, before)
@@ -285,6 +288,10 @@ class ScaleDynamics:
         if again or worse:
             self._book.report_change(finding)
 
+    @property
+    def _stands(self) -> bool:
+        return self._skips.standing >= max(self._settings.collapse_skips, MAX_STANDING + 1)
+
     def _describe(self, finding: Finding, iteration: Iteration, scaler: ScalerSettings) -> None:
         """Put the numbers as they stand, and the forecast, into the finding of what goes on."""
         rate = self._rate
@@ -301,7 +308,13 @@ class ScaleDynamics:
             "steps_to_floor": _number(to_floor),
         }
         finding.summary = collapse_summary(
-            iteration, scaler, self._since, streak, rate=rate, to_floor=to_floor
+            iteration,
+            scaler,
+            self._since,
+            streak,
+            rate=rate,
+            to_floor=to_floor,
+            stands=self._stands,
         )
         finding.summary += self._culprits.in_words()
 

@@ -24,6 +24,10 @@ MAX_HALVINGS = 32
 calibration where the scale itself is not known."""
 
 
+MAX_STANDING = 4
+"""Skips in a row at one scale that may be calibration or a probe, by hysteresis: those lower the scale."""
+
+
 class SkipClassifier:
     """Classifies the skipped steps of one scaler, in order.
 
@@ -38,6 +42,7 @@ class SkipClassifier:
         streak: Consecutive skipped steps up to now.
         unexplained: Consecutive skipped steps up to now that neither calibration nor
             a growth explains.
+        standing: Consecutive skipped steps up to now at the scale that is in use; 0 where it is not known.
         lowest_applied: Smallest scale that a step was taken with, since the scale was
             last set by hand; infinite before the first.
     """
@@ -46,7 +51,9 @@ class SkipClassifier:
         self.calibrated = False
         self.streak = 0
         self.unexplained = 0
+        self.standing = 0
         self.lowest_applied = math.inf
+        self._skipped_at = math.nan
         self._largest_worked = 0.0
         self._calibration_steps = calibration_steps
         self._probe_steps = probe_steps
@@ -74,7 +81,7 @@ class SkipClassifier:
             scale: The scale that it was taken with.
             grew: The scale grew after it.
         """
-        self.streak = self.unexplained = 0
+        self.streak = self.unexplained = self.standing = 0
         self._unskipped += 1
         self.lowest_applied = min(self.lowest_applied, scale)
         if self._unskipped >= WORKED:
@@ -99,6 +106,9 @@ class SkipClassifier:
         """
         self.streak += 1
         self._unskipped = 0
+        is_known = not math.isnan(scale_before)
+        self.standing = self.standing + 1 if scale_before == self._skipped_at else int(is_known)
+        self._skipped_at = scale_before
         skip_class = self._why(scaler, scale_before, nonfinite_loss=nonfinite_loss)
         self._since_growth = None
         if skip_class in (SkipClass.CALIBRATING, SkipClass.PROBE):
@@ -113,7 +123,7 @@ class SkipClassifier:
     def _why(
         self, scaler: ScalerSettings, scale_before: float, *, nonfinite_loss: bool
     ) -> SkipClass:
-        if not nonfinite_loss:
+        if not nonfinite_loss and self.standing <= MAX_STANDING:
             # Of a scale that is not known only how often it can have been halved is.
             if math.isnan(scale_before) and self.streak > MAX_HALVINGS:
                 return SkipClass.STORM if self.unexplained else SkipClass.UNPROVOKED

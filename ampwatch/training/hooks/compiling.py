@@ -13,6 +13,7 @@ from ampwatch.training.devices import captures, is_unheard
 from ampwatch.training.private import (
     CACHED_BACKENDS,
     NOT_TRACED,
+    SEES_COMPILED,
     SKIP_CODE,
     STANCE,
     TRACED_AS,
@@ -50,7 +51,11 @@ def may_compile() -> bool:
     return any(callable(backend) for backend in list(backends.values())) or has_compiled()
 
 
-set_compiler: Callable[[Any], Any] = set_eval_frame
+def _leave_compiler(_compiler: Any) -> None:
+    """Stand for ``set_compiler`` where to change it in compiled code crashes: seen with torch 2.6."""
+
+
+set_compiler: Callable[[Any], Any] = set_eval_frame if SEES_COMPILED else _leave_compiler
 """Sets what compiles the Python functions that the calling thread calls from now on, and returns what
 did; ``None`` compiles none.
 

@@ -155,7 +155,7 @@ class ScaleSeen(NamedTuple):
 
 
 class StepMissed(NamedTuple):
-    """Gradients of the open iteration were thrown away without a step, and the scale has fallen.
+    """Gradients of the open iteration were thrown away without a step: it was skipped.
 
     Attributes:
         scale_before: The scale that the loss was multiplied by.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from dataclasses import dataclass
@@ -30,9 +31,6 @@ NOT_KNOWN = math.nan
 
 _ON_DEVICE = (torch.float32, torch.int32)
 """Dtypes that the readback takes from a device without a kernel of its own."""
-
-READABLE = "a tensor with one element that can be read without waiting"
-"""What a value has to be that is no plain number, in words."""
 
 _EXAMPLE = (
     "for example ampwatch.LossScaler(lambda: engine.cur_scale, ends=(engine, 'step'),"
@@ -97,11 +95,13 @@ class LossScaler:
         for end in self.calls:
             _check_end(end)
         interval = self.growth_interval
-        if interval is not None and not 0.0 < _number(interval) < math.inf:
-            msg = f"`growth_interval`: expected a number above 0 or None, got {interval!r}"
+        if interval is not None and not _is_between(0.0, interval, math.inf):
+            msg = f"`growth_interval`: expected a finite number above 0 or None, got {interval!r}"
             raise AttachError(msg)
-        growth, backoff = _number(self.growth_factor), _number(self.backoff_factor)
-        if not (1.0 < growth < math.inf and 0.0 < backoff < 1.0):
+        if not (
+            _is_between(1.0, self.growth_factor, math.inf)
+            and _is_between(0.0, self.backoff_factor, 1.0)
+        ):
             msg = (
                 "expected growth_factor > 1 and 0 < backoff_factor < 1, got"
                 f" {self.growth_factor!r} and {self.backoff_factor!r}"
@@ -112,14 +112,16 @@ class LossScaler:
     def calls(self) -> tuple[End, ...]:
         """The calls that may end an iteration."""
         given: Any = self.ends
-        try:
+        ends: tuple[End, ...] = ()
+        with contextlib.suppress(TypeError, KeyError, IndexError):
             each = (given,) if len(given) in (2, 3) and isinstance(given[1], str) else given
-            return tuple(End(*one) for one in each)
-        except (TypeError, KeyError, IndexError):
+            ends = tuple(End(*one) for one in each)
+        if not ends:
             msg = (
                 f"`ends`: expected (object, 'method') or a list of them, got {given!r}; {_EXAMPLE}"
             )
-            raise AttachError(msg) from None
+            raise AttachError(msg)
+        return ends
 
     @property
     def settings(self) -> ScalerSettings:
@@ -139,23 +141,17 @@ class LossScaler:
         return facts
 
 
-def _number(given: object) -> float:
-    """Return a number as a float; NaN, which is within no bounds, of what is none."""
-    try:
-        return float(given) if hasattr(given, "__float__") else math.nan
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ):  # an array, or a tensor, of several
-        return math.nan
-
-
 def _check_function(what: str, function: Any) -> None:
     if function is not None and not callable(function):
         msg = f"`{what}`: expected a function or None, got {function!r}; {_EXAMPLE}"
         raise AttachError(msg)
+
+
+def _is_between(low: float, value: Any, high: float) -> bool:
+    try:
+        return bool(low < value < high)
+    except (TypeError, ValueError, RuntimeError):
+        return False  # no number: a string, several
 
 
 def _check_end(end: Any) -> None:
@@ -184,29 +180,17 @@ class Reader:
         self._of = of
         self._is_readable = of.get_scale is not None
         self._answers = True
-        self._is_said = False
 
     def scale(self) -> object:
         """Return the scale as ``put_in`` takes it; ``None`` if there is none, or it is not known."""
         if not self._is_readable or self._of.get_scale is None:
             return None
         try:
-            given = self._of.get_scale()
+            return as_scale(self._of.get_scale())
         except Exception as error:  # noqa: BLE001 - a function of the user's, or of a framework's
             self._is_readable = False
-            self._say("get_scale() raised", error, "the loss scale is not known from here on")
+            self._say("get_scale()", error, "the loss scale is not known from here on")
             return None
-        if given is None:
-            return None
-        scale = as_value(given)
-        if scale is None:
-            self._is_readable = False
-            self._say(
-                f"get_scale() returned neither a number nor {READABLE}",
-                None,
-                "the loss scale is not known from here on",
-            )
-        return scale
 
     def outcome(self, returned: object) -> object:
         """Return whether the step was skipped, or ``NOT_KNOWN``; ``None`` if the iteration goes on."""
@@ -215,74 +199,91 @@ class Reader:
         if not self._answers:
             return NOT_KNOWN
         try:
-            given = self._of.skipped(returned)
+            return as_outcome(self._of.skipped(returned))
         except Exception as error:  # noqa: BLE001 - likewise
             self._answers = False
-            self._say(
-                "skipped() raised",
-                error,
-                "each ending call ends an iteration from here on, and whether its step was taken is"
-                " not known",
-            )
+            then = "from here on it is not known which steps were skipped"
+            self._say("skipped()", error, then)
             return NOT_KNOWN
-        outcome = as_outcome(given)
-        if outcome is NOT_KNOWN and not self._is_said:
-            self._is_said = True
-            self._say(
-                f"skipped() returned neither a bool nor {READABLE}",
-                None,
-                "whether such a step was taken is not known",
-            )
-        return outcome
 
-    def _say(self, what: str, error: Exception | None, then: str) -> None:
-        why = "" if error is None else f" {type(error).__name__}: {str(error)[:200]}"
-        logger.warning("scaler %s: %s%s; %s, training goes on", self._of.name, what, why, then)
+    def _say(self, what: str, error: Exception, then: str) -> None:
+        is_answer = isinstance(error, AnswerError)
+        why = "" if is_answer else f"it raised {type(error).__name__}: "
+        why += str(error)[:200]
+        logger.warning("scaler %s: %s: %s; %s, training goes on", self._of.name, what, why, then)
 
 
-def as_value(scale: object) -> object:
-    """Return a scale as a float, or as a tensor that is read later; ``None`` if it is neither.
+class AnswerError(ValueError):
+    """What was given for a scale or an outcome is none."""
 
-    Never raises, whatever it is given: it is called within a step.
+    def __init__(self, expected: str, given: object) -> None:
+        got = type(given).__qualname__
+        if isinstance(given, torch.Tensor):
+            got += f" of {given.dtype} and shape {list(given.shape)} on {given.device}"
+        elif isinstance(given, (bool, int, float, str)):
+            got = repr(given)[:40]
+        super().__init__(
+            f"expected {expected} or a tensor with one element that can be read without waiting,"
+            f" got {got}"
+        )
 
-    Cost: of a tensor on a device that is neither float32 nor int32 one small kernel. No host sync.
+
+def as_scale(scale: Any) -> object:
+    """Return a scale as a float, or as a tensor that is read later; ``None`` as it is.
+
+    Raises:
+        AnswerError: If it is something else.
     """
-    try:
-        return _value(scale)
-    except Exception:  # noqa: BLE001 - an object of the user's converts itself
+    if scale is None:
         return None
-
-
-def _value(scale: object) -> object:
-    if isinstance(scale, torch.Tensor):
-        return _value_of_tensor(scale) if is_plain_scalar(scale) else None
-    if isinstance(scale, bool) or not hasattr(scale, "__float__"):
-        return None
-    return float(scale)
-
-
-def _value_of_tensor(scale: torch.Tensor) -> object:
-    if scale.device.type == HOST:
-        return host_scalar(scale)
-    if not is_readable(scale.device.type) or scale.dtype.is_complex:
-        return None
-    if scale.dtype in _ON_DEVICE:
-        return scale
-    with torch.no_grad():
-        return scale.detach().to(torch.float32)
+    value = _as_value(scale) if isinstance(scale, torch.Tensor) else None
+    if (
+        value is None
+        and hasattr(type(scale), "__float__")
+        and not isinstance(scale, (bool, torch.Tensor))
+    ):
+        with contextlib.suppress(Exception):
+            value = float(scale)  # an array of several has the method, and raises
+    # NaN may be what a scaler has come to.
+    if value is None or (isinstance(value, float) and value < 0.0):
+        expected = "a number, 0 or above,"
+        raise AnswerError(expected, scale)
+    return value
 
 
 def as_outcome(skipped: object) -> object:
-    """Return an outcome as a bool, a tensor that is read later, ``NOT_KNOWN``, or ``None``.
+    """Return an outcome as a bool, a tensor that is read later, or ``None``.
 
-    Never raises, whatever it is given.
+    Raises:
+        AnswerError: If it is something else. A string or a list has a truth value, but means none.
     """
+    if skipped is None or isinstance(skipped, bool):
+        return skipped
+    value = None
     if isinstance(skipped, torch.Tensor):
-        value = as_value(skipped)
-        if value is None:
-            return NOT_KNOWN
-        return value if isinstance(value, torch.Tensor) else bool(value)
-    try:
-        return None if skipped is None else bool(skipped)
-    except Exception:  # noqa: BLE001 - likewise
-        return NOT_KNOWN
+        value = _as_value(skipped)
+    elif hasattr(type(skipped), "__bool__"):
+        with contextlib.suppress(Exception):
+            value = bool(skipped)
+    if value is None:
+        expected = "True, False"
+        raise AnswerError(expected, skipped)
+    return value if isinstance(value, torch.Tensor) else bool(value)
+
+
+def _as_value(tensor: torch.Tensor) -> float | torch.Tensor | None:
+    """Return a tensor's value, or a tensor that is read later; ``None`` if it cannot be read."""
+    if not is_plain_scalar(tensor):
+        return None
+    if tensor.device.type == HOST:
+        try:
+            return float(host_scalar(tensor))
+        except TypeError:
+            return None
+    if not is_readable(tensor.device.type) or tensor.dtype.is_complex:
+        return None
+    if tensor.dtype in _ON_DEVICE:
+        return tensor
+    # One small kernel, and no host sync.
+    with torch.no_grad():
+        return tensor.detach().to(torch.float32)

@@ -1,4 +1,4 @@
-"""Evidence that gradients were thrown away, and not added to or stepped with."""
+"""Evidence that gradients were thrown away, and not added to or stepped with, and that they were broken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ampwatch.training.kernels.admission import admit
+from ampwatch.training.kernels.admission import admit, is_ordinary
+from ampwatch.training.transfer.readback import Readback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,6 +78,47 @@ class Gradients:
             or id(gradient) != self._identity
             or (not self._was_zero and _is_zero(gradient))
         )
+
+
+class Contents:
+    """Asks whether gradients are finite, and hears the answer without waiting for it."""
+
+    def __init__(self) -> None:
+        self._readback = Readback(slots=1, width=1)
+
+    def ask(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        """Look at the gradients of parameters, unless an answer is still on its way.
+
+        Args:
+            parameters: Names and parameters. Gradients of one device are looked at.
+
+        Cost: a pass over the gradients, and five small ops.
+        """
+        if self._readback.in_flight:
+            return
+        named = [(name, gradient) for name, p in parameters if is_ordinary(gradient := p.grad)]
+        named = [one for one in named if one[1].layout is torch.strided]
+        row = self._readback.open() if named else None
+        if row is None:
+            return
+        device = named[0][1].device
+        named = [one for one in named if one[1].device == device]
+        with torch.no_grad():
+            broken = torch.stack([gradient.isfinite().all() for _, gradient in named]).logical_not()
+            # int32, which is sent from a device without a kernel of its own.
+            first = torch.where(broken.any(), broken.int().argmax(), -1).int()
+        self._readback.put(row, 0, first)
+        self._readback.seal(row, [name for name, _ in named])
+
+    def answer(self) -> str | None:
+        """Return the first parameter whose gradient is not finite, once; ``None`` while it is not known.
+
+        Empty if all are finite.
+        """
+        answer = None
+        for (first,), names in self._readback.arrived():
+            answer = names[int(first)] if first >= 0.0 else ""
+        return answer
 
 
 def _is_zero(gradient: Tensor) -> bool:

@@ -12,7 +12,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import ampwatch
+from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.model.names import Names, canonical
+from ampwatch.training.private import SEES_COMPILED
 from ampwatch.wire.records import CensusRecord, RangeRecord
 from ampwatch.wire.ring import RingReader
 from tests.promises.conftest import serving
@@ -167,7 +169,9 @@ def test_every_surface_speaks_of_the_same_names(
     assert ops <= set(modules)
     where = {f.kind: f.where for f in watch.findings}
     assert set(where.values()) <= {*modules, *state, "loss", "optimizer:0"}
-    assert where["forward_overflow"] == "net.last"
+    # Before torch 2.10 no op is followed once anything was compiled, in another test too.
+    if SEES_COMPILED or not may_compile():
+        assert where["forward_overflow"] == "net.last"
     assert "net.last.weight" in report
     for wrapper in (
         "_orig_mod",

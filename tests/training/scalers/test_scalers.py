@@ -9,12 +9,13 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, LossScaler, Reader, as_value
+from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, LossScaler, Reader, as_outcome
 from ampwatch.training.scalers.rows import ROWS, row_of
 from ampwatch.training.targets import check_targets
 from ampwatch.wire.records import Topic
@@ -77,13 +78,14 @@ def train(
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     parameters = list(model.parameters())
     monitor = None if watch is None else watch(model)
+    factor = 1.0
+    parameters[0].register_hook(lambda gradient: gradient * factor)
     for number in range(STEPS):
+        factor = math.inf if number in faults else 1.0
         for _ in range(micro_batches):
             loss = model(torch.randn(4, 8)).pow(2).mean() / micro_batches
             (loss * scaler.scale).backward()
-        if number in faults:
-            assert parameters[0].grad is not None
-            parameters[0].grad.fill_(math.inf)
+        factor = 1.0
         returned = (step or scaler.step)(optimizer, parameters)
         optimizer.zero_grad()
         if monitor is not None and after is not None:
@@ -124,6 +126,16 @@ def test_a_described_scaler_is_counted_as_it_counts_itself(micro_batches: int) -
     assert monitor is not None
     assert monitor.last_step.loss_scale == scaler.scale
     assert [f.kind for f in monitor.findings if f.kind == "scale_collapse"]
+
+
+def test_a_collapse_is_dated_by_the_first_skip_of_its_row() -> None:
+    """Also where that came right after a growth, and was taken for a probe."""
+    scaler = Scaler()
+    _, monitor = train(scaler, faults=frozenset(range(20, 40)), watch=monitored(described(scaler)))
+    assert monitor is not None
+    (found,) = [f for f in monitor.findings if f.kind == "scale_collapse"]
+    assert (found.first_step, found.count) == (20, 20)
+    assert "20 steps skipped in a row since step 20" in found.summary
 
 
 def test_growths_and_backoffs_are_those_of_the_scaler() -> None:
@@ -466,11 +478,12 @@ def test_no_framework_is_in_use_before_it_is_loaded() -> None:
         {"get_scale": None, "ends": (Scaler, "step")},
         {"get_scale": None, "ends": [(Scaler(), "step", 3)]},
         {"get_scale": None, "ends": (Scaler(), "step"), "skipped": True},
+        {"get_scale": None, "ends": []},
+        {"get_scale": None, "ends": "step"},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": 0},
-        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": "x"},
-        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": math.inf},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": "2000"},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": "2"},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": None},
-        {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": torch.ones(2)},
         {"get_scale": None, "ends": (Scaler(), "step"), "backoff_factor": 2.0},
     ],
 )
@@ -493,27 +506,72 @@ def test_a_scale_that_cannot_be_read_is_said_once(caplog: pytest.LogCaptureFixtu
     assert "KeyError" in record.getMessage()
 
 
-class Array:
-    """Two elements, which are neither a number nor a truth, as in NumPy."""
-
-    def __float__(self) -> float:
-        msg = "only length-1 arrays can be converted"
-        raise TypeError(msg)
-
-    def __bool__(self) -> bool:
-        msg = "the truth value is ambiguous"
-        raise ValueError(msg)
+_NO_SCALES = ("2", True, [2.0], torch.ones(2), -1.0, np.ones(2), 1j, torch.tensor(1j))
+_NO_OUTCOMES = (
+    "no",
+    [False],
+    torch.tensor([True, False]),
+    np.array([True, False]),
+    torch.tensor(1j),
+)
 
 
-UNREADABLE = [Array(), torch.ones(2), torch.ones((), dtype=torch.complex64)]
+@pytest.mark.parametrize("given", _NO_SCALES)
+def test_what_is_no_scale_is_said_once_and_not_known(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Reader(LossScaler(lambda: given, (Scaler(), "step"), name="mine"))
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        assert [reader.scale() for _ in range(3)] == [None] * 3
+    (record,) = caplog.records
+    assert "expected a number" in record.getMessage()
+    assert "raised" not in record.getMessage()
 
 
-@pytest.mark.parametrize("given", ["2", None, True, [2.0], *UNREADABLE])
-def test_what_is_no_scale_is_not_known(given: object) -> None:
-    assert as_value(given) is None
+def test_a_loss_that_is_not_scaled_now_has_no_scale_now(caplog: pytest.LogCaptureFixture) -> None:
+    scales = iter([None, 2.0, None, 4.0])
+    reader = Reader(LossScaler(lambda: next(scales), (Scaler(), "step")))
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        assert [reader.scale() for _ in range(4)] == [None, 2.0, None, 4.0]
+    assert not caplog.records
 
 
-@pytest.mark.parametrize("given", UNREADABLE)
+@pytest.mark.parametrize("given", _NO_OUTCOMES)
+def test_what_is_no_outcome_is_said_once_and_not_known(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = Reader(LossScaler(None, (Scaler(), "step"), lambda _: given, name="mine"))
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        assert [reader.outcome(None) for _ in range(3)] == [NOT_KNOWN] * 3
+    (record,) = caplog.records
+    assert "expected True, False" in record.getMessage()
+
+
+@pytest.mark.parametrize("given", [0, 0.0, np.bool_(0), torch.tensor(0.0), torch.tensor([False])])
+def test_what_means_false_is_a_step_that_was_taken(given: object) -> None:
+    assert as_outcome(given) is False
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [*({"loss_scale": one} for one in _NO_SCALES), *({"skipped": one} for one in _NO_OUTCOMES)],
+)
+def test_end_iteration_never_raises_because_of_what_it_is_given(
+    arguments: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def after(monitor: ampwatch.Monitor, _returned: object) -> None:
+        monitor.end_iteration(**arguments)
+
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        _, monitor = train(Scaler(), faults=frozenset(), watch=monitored(), after=after)
+    assert monitor is not None
+    assert monitor.last_step.step == STEPS - 1
+    assert monitor.last_step.skipped is (None if "skipped" in arguments else False)
+    (said,) = [r.getMessage() for r in caplog.records if "end_iteration()" in r.getMessage()]
+    assert "training goes on" in said
+
+
+@pytest.mark.parametrize("given", [np.ones(2), torch.ones(2), torch.tensor(1j)])
 def test_an_outcome_that_cannot_be_read_is_neither_a_step_nor_a_skip(
     given: object, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -535,25 +593,6 @@ def test_an_outcome_that_cannot_be_read_is_neither_a_step_nor_a_skip(
     said = [r.getMessage() for r in caplog.records if "end_iteration()" in r.getMessage()]
     assert len(said) == 2
     assert all("expected" in sentence for sentence in said)
-
-
-@pytest.mark.parametrize("given", UNREADABLE)
-def test_an_answer_that_cannot_be_read_is_said_once(
-    given: object, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "ampwatch"):
-        reader = Reader(LossScaler(None, (Scaler(), "step"), lambda returned: returned))
-        answers = [reader.outcome(returned) for returned in (given, True, given, False)]
-    assert answers == [NOT_KNOWN, True, NOT_KNOWN, False]
-    assert len(caplog.records) == 1
-
-
-def test_no_scale_where_no_loss_is_scaled_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
-    scales: list[float | None] = [2.0, None, 4.0]
-    with caplog.at_level(logging.WARNING, "ampwatch"):
-        reader = Reader(LossScaler(lambda: scales.pop(0), (Scaler(), "step")))
-        assert [reader.scale() for _ in range(3)] == [2.0, None, 4.0]
-    assert not caplog.records
 
 
 # The one line where no iteration ends.
@@ -613,6 +652,70 @@ def test_an_evaluation_with_gradients_between_steps_is_left_in_peace(
             model.zero_grad()
             model(torch.randn(2, 4)).mean().backward()
     assert not _no_iteration(caplog)
+
+
+def _guarded(
+    scale: float, broken: frozenset[int], micro_batches: int = 1, steps: int = STEPS
+) -> ampwatch.Monitor:
+    """Train with a constant scale and a guard that takes no step with gradients that are not finite."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    factor = 1.0
+    model[1].weight.register_hook(lambda gradient: gradient * factor)
+    with ampwatch.monitor(model, serve=False) as monitor:
+        for number in range(steps):
+            for micro in range(micro_batches):
+                # The first of several: the last does not show it.
+                factor = math.inf if number in broken and micro == 0 else 1.0
+                (model(torch.ones(2, 4)).pow(2).mean() * scale).backward()
+            gradients = [p.grad.div_(scale) for p in model.parameters() if p.grad is not None]
+            if all(bool(gradient.isfinite().all()) for gradient in gradients):
+                optimizer.step()
+            optimizer.zero_grad()
+    return monitor
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_row_of_skips_under_a_constant_scale_is_counted(micro_batches: int) -> None:
+    """By gradients that are not finite; rows of two or more, as many as there are."""
+    broken = frozenset({10, 11, 12, 20, 21, *range(30, 40)})
+    monitor = _guarded(1024.0, broken, micro_batches)
+    assert counts(monitor) == (len(broken), STEPS)
+    (found,) = [f for f in monitor.findings if f.kind == "scale_collapse"]
+    assert found.first_step == 30
+    assert found.summary.startswith("No step is taken")
+    assert "since step 30; the loss scale stays at 1024" in found.summary
+
+
+def test_a_guard_without_a_scale_that_takes_no_step_any_more_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        _guarded(1.0, frozenset(range(10, 200)), steps=200)
+    (line,) = _no_iteration(caplog)
+    assert "since step 9" in line
+    assert "those of 1.weight are NaN or infinite" in line
+    assert "end_iteration" in line
+
+
+class Hysteresis(Scaler):
+    """A scaler whose scale falls at every second skip."""
+
+    def check(self, parameters: list[nn.Parameter]) -> bool:
+        before = self.scale
+        is_taken = super().check(parameters)
+        if not is_taken and self.skips % 2:
+            self.scale = before
+        return is_taken
+
+
+def test_skips_of_a_scaler_with_a_hysteresis_are_inferred() -> None:
+    """All but the first, which stands alone at its scale and was not looked at."""
+    scaler = Hysteresis()
+    faults = frozenset(range(20, 30))
+    _, monitor = train(scaler, faults=faults, watch=monitored())
+    assert counts(monitor) == (scaler.skips - 1, STEPS - 1)
 
 
 def test_the_end_that_is_never_called_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.training.hooks.events import FactsChanged, ScaleSeen, StepMissed
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.scalers.factors import SURE_SCALE, factor_at_root
-from ampwatch.training.scalers.thrown_away import Gradients
+from ampwatch.training.scalers.thrown_away import Contents, Gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,11 @@ FLOOR = 2
 floor. Once may be a backward for another purpose."""
 
 
+MIN_GONE = 1
+"""Times in a row that gradients are thrown away at the same scale, without a step, after which is
+looked whether the next ones are finite. Twice as many each time, until some are not."""
+
+
 class MissedSteps(Sensor):
     """Infers the scale and the skips of a scaler that is not known.
 
@@ -29,13 +34,16 @@ class MissedSteps(Sensor):
     smaller one when it has moved by a power of two: the weight of a loss stays what it is. A step was
     missed where the gradients of a loss that was scaled were thrown away, no optimizer of this
     training has stepped since, and the next loss is multiplied by less; or where the scale has
-    nowhere left to fall. Gradients that were thrown away for another reason (a saliency map, an
-    adversarial example, a discriminator's backward through the generator) move no scale.
+    nowhere left to fall; or where it stays, and the gradients were not finite: of a constant scale
+    with a guard, of a scaler with a hysteresis. Gradients that were thrown away for another reason
+    (a saliency map, an adversarial example, a discriminator's backward through the generator) move
+    no scale and are finite.
 
     Args:
         context: Shared parts of the training, without a scaler.
 
-    Cost: 2 us a backward.
+    Cost: 2 us a backward; a pass over the gradients of some that follow others thrown away, and of all
+    while those are not finite.
     """
 
     name = "missed_steps"
@@ -47,11 +55,17 @@ class MissedSteps(Sensor):
         self.guard: Guard = context.bus.guard(self.name)
         self._trained = context.trained
         self._registry = context.registry
+        self._names = context.names
         self._gradients = Gradients()
         self._scale: float | None = None
         self._is_open = False
         self._falls = self._has_stepped = self._has_stood = False
         self._still = 0
+        self._contents = Contents()
+        self._gone = self._unknown = 0
+        self._patience = MIN_GONE
+        self._looks = self._is_row = False
+        self._are_broken: bool | None = None
 
     def removed(self) -> None:
         """Forget the gradients."""
@@ -67,7 +81,10 @@ class MissedSteps(Sensor):
         if self._registry.index_of(event.optimizer) is not None:
             self._is_open = self._falls = self._has_stood = False
             self._has_stepped = True
-            self._still = 0
+            self._still = self._gone = self._unknown = 0
+            self._hear()
+            self._looks = self._is_row = False
+            self._are_broken = None
             self._gradients.forget()
 
     def backward_began(self, event: BackwardBegan) -> Callable[[], None] | None:
@@ -83,6 +100,7 @@ class MissedSteps(Sensor):
         if not self._bus.infers_scale and (moved or scale >= SURE_SCALE):
             self._bus.infers_scale = True
             self._bus.emit(FactsChanged())
+        self._hear()
         if before is not None and self._is_open and self._gradients.are_gone():
             self._thrown_away(before, scale)
         if self._bus.infers_scale:
@@ -91,22 +109,50 @@ class MissedSteps(Sensor):
 
     def _ended(self) -> None:
         self._is_open = self._gradients.note(self._trained.parameters())
+        if self._looks:
+            self._contents.ask(self._names.parameters())
+
+    def _hear(self) -> None:
+        # Of several backward passes that add up, one that is broken is enough.
+        answer = self._contents.answer()
+        if answer is not None:
+            self._are_broken = bool(self._are_broken or answer)
 
     def _thrown_away(self, before: float, scale: float) -> None:
         """Judge gradients that were thrown away, by what the next loss is multiplied by."""
+        are_broken, self._are_broken = self._are_broken, None
         if scale < before:
             self._falls, self._still = True, 0
+            self._gone = self._unknown = 0
             self._bus.emit(StepMissed(before, scale))
-        elif scale == before and self._falls and self._has_stepped:
-            self._still += 1
-            self._has_stood = self._still < FLOOR
-            for _ in range(FLOOR if self._still == FLOOR else self._still > FLOOR):
-                self._bus.emit(StepMissed(before, scale))
+        elif scale == before:
+            self._gone += 1
+            # Those before, which nobody has looked at, go with the first that is seen to be broken.
+            self._unknown = 0 if are_broken is False else self._unknown + 1
+            if are_broken and self._bus.infers_scale:
+                self._miss(before, self._unknown)
+                self._patience = MIN_GONE
+            elif are_broken is None and self._falls and self._has_stepped:
+                self._still += 1
+                self._has_stood = self._still < FLOOR
+                self._miss(before, FLOOR if self._still == FLOOR else self._still > FLOOR)
+        self._is_row = bool(are_broken) or (self._is_row and are_broken is None)
+        self._looks = self._is_row or self._gone >= self._patience
+        if self._looks and not self._is_row:
+            self._patience *= 2
+
+    def _miss(self, scale: float, times: int) -> None:
+        if times:
+            self._unknown = 0
+        for _ in range(times):
+            self._bus.emit(StepMissed(scale, scale))
 
     def end(self) -> None:
         """Count a step that was missed last: nothing will show any more that the scale has fallen."""
         # Where other backward passes came between, it may be one of them.
-        goes_on = self._falls and not self._has_stood and self._is_open
+        self._hear()
+        falls = self._falls and not self._has_stood and self._are_broken is not False
+        goes_on = self._is_open and (falls or (self._is_row and self._are_broken))
         if goes_on and self._scale is not None and self._gradients.are_gone():
             self._is_open = False
             self._bus.emit(StepMissed(self._scale, self._scale))

@@ -12,7 +12,7 @@ from ampwatch.training.hooks.events import RootCalled
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.private import version_of
 from ampwatch.training.scalers.factors import factor_at_root
-from ampwatch.training.scalers.thrown_away import Gradients
+from ampwatch.training.scalers.thrown_away import Contents, Gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,8 @@ MAX_CYCLES = 16
 MAX_FORWARDS = 128
 """Forward passes that record gradients, before anything was heard of a backward or a step."""
 
+_GONE = "{} backward passes have come and their gradients have gone without the end of an iteration"
+
 HAND = "call watch.end_iteration(loss_scale=..., skipped=...) after each step (docs/scalers.md)"
 
 
@@ -49,7 +51,8 @@ class NoIteration(Sensor):
         context: Shared parts of the training.
         hears_calls: Whether calls of the models are heard anyway, for replays.
 
-    Cost: 0.2 us a backward; from ``MAX_BACKWARDS`` without an iteration on some us.
+    Cost: 0.2 us a backward; from ``MAX_BACKWARDS`` without an iteration on some us, and a pass over
+    the gradients of one backward of ``MAX_BACKWARDS + MAX_CYCLES``.
     """
 
     name = "no_iteration"
@@ -68,6 +71,8 @@ class NoIteration(Sensor):
         self._own_steps = 0
         self._strangers: str = ""
         self._scale: float | None = None
+        self._looks = False
+        self._contents = Contents()
 
     def installed(self) -> None:
         """Begin to hear the calls of the models, where they are heard anyway."""
@@ -81,6 +86,7 @@ class NoIteration(Sensor):
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Begin anew: an iteration has ended."""
         self._num_ended += 1
+        self._looks = False
         self._backwards = self._cycles = self._own_steps = 0
         self._ignore_calls()
 
@@ -122,6 +128,10 @@ class NoIteration(Sensor):
     def backward_began(self, event: BackwardBegan) -> Callable[[], None] | None:
         """Count backward passes, and how often their gradients were thrown away."""
         self._backwards += 1
+        if not self._is_said and (broken := self._contents.answer()):
+            self._say(_GONE.format(MAX_BACKWARDS + MAX_CYCLES - 1), broken=broken)
+        if self._looks and event.is_alone:
+            return self._look
         if self._backwards < MAX_BACKWARDS or self._is_said or not event.is_alone:
             return None
         if self._backwards == MAX_BACKWARDS:
@@ -132,13 +142,12 @@ class NoIteration(Sensor):
         self._cycles += self._gradients.are_gone()
         if self._cycles >= MAX_CYCLES:
             have_moved = self._versions() != self._weights
-            # After iterations that did end, a long evaluation with gradients changes no weight.
+            # After iterations that did end, a long evaluation with gradients changes no weight. So
+            # does a guard that takes no step any more: what it throws away is not finite.
             if have_moved or not self._num_ended:
-                self._say(
-                    f"{self._backwards} backward passes have come and their gradients have gone"
-                    " without the end of an iteration",
-                    have_moved=have_moved,
-                )
+                self._say(_GONE.format(self._backwards), have_moved=have_moved)
+            else:
+                self._looks = True
             self._backwards = 0
         return self._note
 
@@ -146,18 +155,25 @@ class NoIteration(Sensor):
         if self._trained.thread == get_ident():
             self._gradients.note(self._trained.parameters())
 
+    def _look(self) -> None:
+        self._looks = False
+        self._contents.ask(self._context.names.parameters())
+
     def _versions(self) -> tuple[int, ...]:
         # Every op in place raises the version, also what compiled code writes.
         return tuple(version_of(p) for p in self._trained.parameters())
 
-    def _say(self, what: str, *, have_moved: bool = False) -> None:
+    def _say(self, what: str, *, have_moved: bool = False, broken: str = "") -> None:
         self._is_said = True
-        why, cure = self._reason(have_moved=have_moved)
+        why, cure = self._reason(have_moved=have_moved, broken=broken)
         since = f"since step {self._context.iteration.step - 1} " if self._num_ended else ""
         logger.warning("no iteration ends: %s%s: %s; %s", since, what, why, cure)
 
-    def _reason(self, *, have_moved: bool) -> tuple[str, str]:
+    def _reason(self, *, have_moved: bool, broken: str) -> tuple[str, str]:
         """Return why no iteration ends, as far as there is evidence, and what to do."""
+        if broken:
+            why = f"no step is taken with them, as those of {broken} are NaN or infinite"
+            return why, "find out why; for skips to be counted " + HAND
         if self._bus.loss_scaler is not None:
             return self._reason_of_calls()
         scale = self._scale

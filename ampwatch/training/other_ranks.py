@@ -11,16 +11,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ampwatch.training.kernels.admission import is_dtensor
-from ampwatch.training.model.flat import names_of
+from ampwatch.training.model.flat import is_in_flat, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.training.model.names import Names
     from ampwatch.training.said import Said
-
-FSDP = "_fsdp_wrapped_module"
-"""In the names of parameters that FullyShardedDataParallel shows as if they were not in a flat one."""
 
 
 class OtherRanks:
@@ -38,22 +35,18 @@ class OtherRanks:
         self._names = names
 
     def is_sharded(self) -> bool:
-        """Whether each rank has a part of the parameters alone, as far as PyTorch tells.
-
-        Cost: 0.5 us a parameter.
-        """
-        parameters = [np for m in self._names.models() for np in m.named_parameters()]
-        return any(is_dtensor(p) or names_of(n, p) != [n] or FSDP in n for n, p in parameters)
+        """Whether parameters are spread over ranks: else all have the gradient, and nobody asks."""
+        return any(is_dtensor(p) or is_in_flat(p) for _, p in self._names.parameters())
 
     def note(self, parameter: str, since: int) -> None:
-        """Leave word that a gradient of this rank is not finite.
+        """Leave word that a gradient of this rank is not finite, if another rank may not have it.
 
         Args:
             parameter: Name of the parameter.
             since: The first of the steps that were skipped in a row; the same in each rank.
         """
         said = self._said()
-        if said is not None:
+        if said is not None and self.is_sharded():
             with suppress(OSError):
                 said.found(_line(parameter, since))
 

@@ -305,6 +305,11 @@ class Session:
         self._attachments: list[Attachment] = []
         self._complaints: set[str] = set()
 
+    def _programs(self) -> Iterator[Sensor]:
+        # Ranks that skip different openings would sample in different steps.
+        if self._context.peers.world_size == 1:
+            yield Programs(self._context, self.diagnosis.book)
+
     def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
         """Yield the sensors of the level, in the order in which they are told of an event."""
         context = self._context
@@ -318,7 +323,7 @@ class Session:
             if self._replay is not None:
                 yield self._replay
             yield samples
-            yield Programs(context, self.diagnosis.book)
+            yield from self._programs()
             yield Planner(context.governor, self.bus)
             gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
             yield gradients(context)
@@ -464,11 +469,11 @@ class Session:
         except AnswerError as error:
             self._complain("`loss_scale`", f"{error}; the scale is not known")
         try:
-            outcome = False if skipped is None else as_outcome(skipped)
+            outcome = as_outcome(skipped)
         except AnswerError as error:
             self._complain("`skipped`", f"{error}; whether the step was taken is not known")
         self.bus.emit(EndCalled(None))
-        self.bus.emit(EndReturned(scale, outcome))
+        self.bus.emit(EndReturned(scale, False if outcome is None else outcome))
         if self.bus.at_boundary:
             self.bus.settle()
 

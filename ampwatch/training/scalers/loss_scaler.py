@@ -179,7 +179,8 @@ class Reader:
     def __init__(self, of: LossScaler) -> None:
         self._of = of
         self._is_readable = of.get_scale is not None
-        self._answers = True
+        self._answers = of.skipped is not None
+        self._is_said = False
 
     def scale(self) -> object:
         """Return the scale as ``put_in`` takes it; ``None`` if there is none, or it is not known."""
@@ -200,10 +201,19 @@ class Reader:
             return NOT_KNOWN
         try:
             return as_outcome(self._of.skipped(returned))
+        except AnswerError as error:
+            if not self._is_said:
+                self._is_said = True
+                self._say("skipped()", error, "whether such a step was taken is not known")
+            return NOT_KNOWN
         except Exception as error:  # noqa: BLE001 - likewise
             self._answers = False
-            then = "from here on it is not known which steps were skipped"
-            self._say("skipped()", error, then)
+            self._say(
+                "skipped()",
+                error,
+                "each ending call ends an iteration from here on, and whether its step was taken is"
+                " not known",
+            )
             return NOT_KNOWN
 
     def _say(self, what: str, error: Exception, then: str) -> None:
@@ -284,6 +294,5 @@ def _as_value(tensor: torch.Tensor) -> float | torch.Tensor | None:
         return None
     if tensor.dtype in _ON_DEVICE:
         return tensor
-    # One small kernel, and no host sync.
     with torch.no_grad():
         return tensor.detach().to(torch.float32)

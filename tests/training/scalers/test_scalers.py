@@ -15,7 +15,12 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, LossScaler, Reader, as_outcome
+from ampwatch.training.scalers.loss_scaler import (
+    NOT_KNOWN,
+    LossScaler,
+    Reader,
+    as_outcome,
+)
 from ampwatch.training.scalers.rows import ROWS, row_of
 from ampwatch.training.targets import check_targets
 from ampwatch.wire.records import Topic
@@ -483,7 +488,10 @@ def test_no_framework_is_in_use_before_it_is_loaded() -> None:
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": 0},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": "2000"},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": "2"},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": "x"},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": math.inf},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": None},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": torch.ones(2)},
         {"get_scale": None, "ends": (Scaler(), "step"), "backoff_factor": 2.0},
     ],
 )
@@ -536,17 +544,6 @@ def test_a_loss_that_is_not_scaled_now_has_no_scale_now(caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-@pytest.mark.parametrize("given", _NO_OUTCOMES)
-def test_what_is_no_outcome_is_said_once_and_not_known(
-    given: object, caplog: pytest.LogCaptureFixture
-) -> None:
-    reader = Reader(LossScaler(None, (Scaler(), "step"), lambda _: given, name="mine"))
-    with caplog.at_level(logging.WARNING, "ampwatch"):
-        assert [reader.outcome(None) for _ in range(3)] == [NOT_KNOWN] * 3
-    (record,) = caplog.records
-    assert "expected True, False" in record.getMessage()
-
-
 @pytest.mark.parametrize("given", [0, 0.0, np.bool_(0), torch.tensor(0.0), torch.tensor([False])])
 def test_what_means_false_is_a_step_that_was_taken(given: object) -> None:
     assert as_outcome(given) is False
@@ -571,7 +568,10 @@ def test_end_iteration_never_raises_because_of_what_it_is_given(
     assert "training goes on" in said
 
 
-@pytest.mark.parametrize("given", [np.ones(2), torch.ones(2), torch.tensor(1j)])
+UNREADABLE = [np.ones(2), torch.ones(2), torch.ones((), dtype=torch.complex64)]
+
+
+@pytest.mark.parametrize("given", UNREADABLE)
 def test_an_outcome_that_cannot_be_read_is_neither_a_step_nor_a_skip(
     given: object, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -593,6 +593,17 @@ def test_an_outcome_that_cannot_be_read_is_neither_a_step_nor_a_skip(
     said = [r.getMessage() for r in caplog.records if "end_iteration()" in r.getMessage()]
     assert len(said) == 2
     assert all("expected" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("given", UNREADABLE)
+def test_an_answer_that_cannot_be_read_is_said_once(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        reader = Reader(LossScaler(None, (Scaler(), "step"), lambda returned: returned))
+        answers = [reader.outcome(returned) for returned in (given, True, given, False)]
+    assert answers == [NOT_KNOWN, True, NOT_KNOWN, False]
+    assert len(caplog.records) == 1
 
 
 # The one line where no iteration ends.

@@ -34,6 +34,10 @@ class OtherRanks:
         self._said = said
         self._names = names
 
+    def is_sharded(self) -> bool:
+        """Whether parameters are spread over ranks: else all have the gradient, and nobody asks."""
+        return any(is_dtensor(p) or is_in_flat(p) for _, p in self._names.parameters())
+
     def note(self, parameter: str, since: int) -> None:
         """Leave word that a gradient of this rank is not finite, if another rank may not have it.
 
@@ -42,7 +46,7 @@ class OtherRanks:
             since: The first of the steps that were skipped in a row; the same in each rank.
         """
         said = self._said()
-        if said is not None and self._is_sharded():
+        if said is not None and self.is_sharded():
             with suppress(OSError):
                 said.found(_line(parameter, since))
 
@@ -69,10 +73,6 @@ class OtherRanks:
             for line, ranks in said.finders_among(lines).items():
                 return lines[line], ranks
         return "", []
-
-    def _is_sharded(self) -> bool:
-        """Whether parameters are spread over ranks: else all have the gradient, and nobody asks."""
-        return any(is_dtensor(p) or is_in_flat(p) for _, p in self._names.parameters())
 
 
 def _line(parameter: str, since: int) -> str:

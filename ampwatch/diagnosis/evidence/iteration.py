@@ -99,6 +99,7 @@ class Iteration:
         loss_dtype: ``float16`` if any loss handed to ``scaler.scale()`` is, else the name of
             the newest one's dtype; empty if there was none.
         topics: What was measured in this iteration, whether or not it had any tensors.
+        incomplete: Those of them of which a tensor was not measured, or not as it came to be.
         ranges: The measurements.
         census: The ops, if they were counted.
         window: The kernels, if a profiler window has ended with this iteration.
@@ -120,6 +121,7 @@ class Iteration:
     scheduler_stepped: frozenset[int]
     loss_dtype: str = ""
     topics: frozenset[Topic] = frozenset()
+    incomplete: frozenset[Topic] = frozenset()
     ranges: Sequence[TensorRange] = field(default=())
     census: OpCensus | None = None
     window: Window | None = None

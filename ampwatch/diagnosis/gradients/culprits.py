@@ -50,6 +50,9 @@ class OtherRanks(Protocol):
     are_there: bool
     """Whether there are any."""
 
+    def is_sharded(self) -> bool:
+        """Whether they have gradients of the model that this rank has not."""
+
     def note(self, parameter: str, since: int) -> None:
         """Leave word that a gradient of this rank is not finite, in steps skipped since ``since``."""
 
@@ -102,7 +105,12 @@ class Culprits:
         if verdict.applied and not verdict.skipped and verdict.scale_before > 0.0:
             self._note_fitted(gradients, verdict.scale_before)
         bad = [r for r in gradients if r.histogram.nonfinite]
-        if verdict.skipped and not bad and Topic.GRADIENT in iteration.topics:
+        # A gradient that was not measured may be the one.
+        if (
+            verdict.skipped
+            and not bad
+            and Topic.GRADIENT in iteration.topics - iteration.incomplete
+        ):
             self._ask_others(since)
         if not verdict.skipped or not bad or _are_all_nan(gradients):
             return
@@ -120,7 +128,7 @@ class Culprits:
     def _ask_others(self, since: int) -> None:
         """Ask whose gradient it is that has made this rank skip a step with finite ones."""
         # One that was not finite here in an earlier step of these is the better clue.
-        if self._others is None or self._noted[1] == since:
+        if self._others is None or self._noted[1] == since or not self._others.is_sharded():
             return
         if not self._is_elsewhere or self._asked != since:
             self._is_elsewhere, self._asked, self.worst = True, since, ""

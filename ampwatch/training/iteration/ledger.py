@@ -552,6 +552,7 @@ class IterationLedger(Sensor):
             self._newest = (iteration.step, iteration.loss_scale)
             if parcel.sample is not None and self._samples is not None:
                 iteration.topics = frozenset(parcel.sample.topics)
+                iteration.incomplete = frozenset(parcel.sample.incomplete)
                 iteration.ranges = self._samples.take(parcel.sample)
             was_alarming = self._alarming
             self._alarming = _is_alarming(iteration)

@@ -104,6 +104,7 @@ class Sample:
 
     Attributes:
         topics: Topics that were measured.
+        incomplete: Topics of which a tensor was not measured, or not as it came to be.
         parts: Number of parts that a whole sample is spread over.
         device_ns: Device time of the measurements, once they have been taken. Unit: ns.
         counted_ns: The part of it in which the host did not launch them. Unit: ns.
@@ -112,6 +113,7 @@ class Sample:
     """
 
     topics: set[Topic] = field(default_factory=set)
+    incomplete: set[Topic] = field(default_factory=set)
     parts: int = 1
     device_ns: int = 0
     counted_ns: int = 0
@@ -207,10 +209,11 @@ class Measuring:
             return
         self.open.topics.add(topic)
         try:
-            for device, pieces in self._admitted(items, how).items():
+            for device, pieces in self._admitted(items, topic, how).items():
                 self.prepare(device)
                 kernel = self._kernels[device]
                 if kernel is None:
+                    self.open.incomplete.add(topic)
                     continue
                 if self._link.is_host(device):
                     self._measure_on_host(kernel, topic, pieces, how)
@@ -219,13 +222,18 @@ class Measuring:
         except torch.OutOfMemoryError:
             # What is left of the device's memory is the training's. The next sample may fit.
             self.dropped += 1
+            self.open.incomplete.add(topic)
 
-    def _admitted(self, items: Sequence[Item], how: How) -> dict[torch.device, list[_Piece]]:
+    def _admitted(
+        self, items: Sequence[Item], topic: Topic, how: How
+    ) -> dict[torch.device, list[_Piece]]:
         """Return the pieces of the items that can be measured, by device."""
         by_device: dict[torch.device, list[_Piece]] = {}
         for number, item in enumerate(items):
             pieces, reason = admit(item.tensor)
-            self._refusing += bool(reason)
+            if reason:
+                self._refusing += 1
+                self.open.incomplete.add(topic)
             for piece in pieces:
                 if how.gate is not None and piece.device != how.gate.device:
                     continue
@@ -257,6 +265,7 @@ class Measuring:
         fitting = pieces[: slab.room] if slab is not None else ()
         if len(fitting) < len(pieces):
             self.dropped += 1
+            self.open.incomplete.add(topic)
         if slab is not None and fitting:
             tensors = [p.tensor for p in fitting]
             slab.measure(kernel, _landing(topic, how, fitting), tensors, how.gate)

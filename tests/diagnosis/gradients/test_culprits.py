@@ -17,10 +17,14 @@ class Others:
     """Another rank, which has left word or not."""
 
     are_there = True
+    has_shards = True
 
     def __init__(self, answer: tuple[str, list[int]] = ("", [])) -> None:
         self.answer = answer
         self.noted: list[tuple[str, int]] = []
+
+    def is_sharded(self) -> bool:
+        return self.has_shards
 
     def note(self, parameter: str, since: int) -> None:
         self.noted.append((parameter, since))
@@ -62,6 +66,22 @@ def test_where_no_name_is_known_it_says_whose_shard_it_is_in() -> None:
     take(culprits, 1.0)
 
     assert "parameter head.bias in rank 1" in culprits.in_words()
+
+
+def test_gradients_that_were_not_all_measured_say_nothing_of_other_ranks() -> None:
+    culprits = Culprits(Others(("head.bias", [1])))
+    topics = frozenset({Topic.GRADIENT})
+    ranges = [measured(Topic.GRADIENT, "fc.weight", [1.0])]
+    culprits.update(iteration(topics=topics, incomplete=topics, ranges=ranges), SKIPPED, 3)
+    assert not culprits.in_words()
+
+
+def test_ranks_that_have_all_of_the_model_are_not_asked() -> None:
+    others = Others()
+    others.has_shards = False
+    culprits = Culprits(others)
+    take(culprits, 1.0)
+    assert not culprits.in_words()
 
 
 def test_a_rank_with_the_gradient_leaves_word_once() -> None:

@@ -23,6 +23,7 @@ from ampwatch.training.scalers.loss_scaler import (
 )
 from ampwatch.training.scalers.rows import ROWS, row_of
 from ampwatch.training.targets import check_targets
+from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,6 +150,29 @@ def test_growths_and_backoffs_are_those_of_the_scaler() -> None:
     totals = monitor._session.diagnosis.totals
     assert scaler.scale == 65536.0 * 2.0 ** (totals.growths - totals.backoffs)
     assert totals.set_by_hand == 0
+
+
+def test_gradients_of_an_accumulation_are_measured_at_its_end() -> None:
+    """An infinity of a later micro-batch is in the measurement, from the second iteration on."""
+    scaler, model = Scaler(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    seen: list[tuple[bool, bool]] = []
+    with ampwatch.monitor(model, described(scaler), level="deep", serve=False) as monitor:
+        deliver = monitor._session.diagnosis.deliver
+
+        def note(iteration: Any) -> None:
+            gradients = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
+            is_bad = any(r.histogram.nonfinite for r in gradients)
+            seen.append((is_bad, Topic.GRADIENT in iteration.incomplete))
+            deliver(iteration)
+
+        monitor._session.diagnosis.deliver = note  # type: ignore[method-assign]
+        for _ in range(4):
+            for factor in (1.0, math.inf):
+                (model(torch.ones(2, 4)).mean() * scaler.scale * factor).backward()
+            scaler.step(optimizer, list(model.parameters()))
+            optimizer.zero_grad()
+    assert seen == [(False, True)] + [(True, False)] * 3
 
 
 def test_a_scale_may_be_a_tensor() -> None:

@@ -42,12 +42,16 @@ class _Handled:
         stay_scaled: Optimizers that unscale gradients in their own step, so not on a skip.
         skipped: Optimizers whose gradients are known not to be finite.
         measured: Devices on which gradients were measured; ``None`` stands for all.
+        backwards: Backward passes so far.
+        usual: Backward passes of the iteration before.
     """
 
     step: int = -1
     stay_scaled: set[int] = field(default_factory=set)
     skipped: set[int] = field(default_factory=set)
     measured: dict[int, set[torch.device | None]] = field(default_factory=dict)
+    backwards: int = 0
+    usual: int = 0
 
 
 class _Gradients(Sensor):
@@ -73,7 +77,7 @@ class _Gradients(Sensor):
     @property
     def _open(self) -> _Handled:
         if self._last.step != self._governor.step:
-            self._last = _Handled(self._governor.step)
+            self._last = _Handled(self._governor.step, usual=self._last.backwards)
         return self._last
 
     def _measure(self, optimizer: Optimizer, how: How) -> None:
@@ -154,7 +158,8 @@ class DirectGradientSensor(_Gradients):
     Where no scale is known, before each optimizer's own step. An optimizer that calls a closure (LBFGS)
     has the gradients of the previous step there. With a scale that is not torch's at the end of a
     backward, multiplied by it, once an iteration, and also while steps are being skipped: a framework
-    unscales when and where it likes. What it has moved elsewhere by then, as ZeRO 1 to 3 do, is not
+    unscales when and where it likes. With accumulation that is the last backward, if there are as many
+    as in the iteration before; what comes after the measurement leaves it incomplete. What it has moved elsewhere by then, as ZeRO 1 to 3 do, is not
     measured.
 
     Args:
@@ -178,7 +183,14 @@ class DirectGradientSensor(_Gradients):
 
     def backward_began(self, event: BackwardBegan) -> Callable[[], None] | None:
         """Measure once backward has ended."""
-        if not event.is_alone or not self._knows_scale or self._open.measured:
+        if not event.is_alone or not self._knows_scale:
+            return None
+        handled = self._open
+        handled.backwards += 1
+        if handled.measured:
+            self._measuring.open.incomplete.add(Topic.GRADIENT)
+            return None
+        if handled.backwards < handled.usual:
             return None
         governor = self._governor
         is_alert = governor.observes_skips and governor.is_alert and not governor.is_opening

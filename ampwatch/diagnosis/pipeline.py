@@ -84,7 +84,7 @@ class LastStep:
     Attributes:
         step: Index of the iteration since ``monitor()``, from 0; -1 before the first.
         skipped: Whether the step of any optimizer was skipped; ``None`` if the host does
-            not know (yet).
+            not know (yet), or was told nothing that it can read.
         loss_scale: The newest loss scale that has reached the host; NaN without one.
         skipped_optimizers: Numbers of the optimizers whose step was skipped.
     """
@@ -222,7 +222,10 @@ class Diagnosis:
         self.totals.add(iteration, verdict)
         self.iterations += 1
         skipped = tuple(sorted([i for i, found in iteration.found_inf.items() if found]))
-        self.last_step = LastStep(iteration.step, bool(skipped), iteration.loss_scale, skipped)
+        # What ended the iteration may not have been able to tell.
+        is_told = iteration.scaler is None or iteration.scale_given or iteration.applied_directly
+        outcome = bool(skipped) if is_told or iteration.found_inf else None
+        self.last_step = LastStep(iteration.step, outcome, iteration.loss_scale, skipped)
         self._record(iteration, verdict)
         self._run_guarded(self._detect, iteration, verdict)
 

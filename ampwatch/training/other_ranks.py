@@ -10,7 +10,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ampwatch.training.model.flat import names_of
+from ampwatch.training.kernels.admission import is_dtensor
+from ampwatch.training.model.flat import is_in_flat, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,14 +35,14 @@ class OtherRanks:
         self._names = names
 
     def note(self, parameter: str, since: int) -> None:
-        """Leave word that a gradient of this rank is not finite.
+        """Leave word that a gradient of this rank is not finite, if another rank may not have it.
 
         Args:
             parameter: Name of the parameter.
             since: The first of the steps that were skipped in a row; the same in each rank.
         """
         said = self._said()
-        if said is not None:
+        if said is not None and self._is_sharded():
             with suppress(OSError):
                 said.found(_line(parameter, since))
 
@@ -68,6 +69,10 @@ class OtherRanks:
             for line, ranks in said.finders_among(lines).items():
                 return lines[line], ranks
         return "", []
+
+    def _is_sharded(self) -> bool:
+        """Whether parameters are spread over ranks: else all have the gradient, and nobody asks."""
+        return any(is_dtensor(p) or is_in_flat(p) for _, p in self._names.parameters())
 
 
 def _line(parameter: str, since: int) -> str:

@@ -69,7 +69,7 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
             " torch.amp.GradScaler.__init__, step and update; torch.autograd.backward"
         ),
         REPLACED,
-        "only under `ampwatch run`, until what the program trains is found",
+        "only under `ampwatch run`; step and backward until what was made is watched",
     ),
     (
         "torch.amp.GradScaler.step, a module's forward hook, or a hook on the nodes of parameters",

@@ -380,6 +380,13 @@ FLAT_SIZE = _on_instances(
     "Tells a shard from the parameter while it is gathered.",
     "Likewise.",
 )
+IS_FLATTENED = "_fsdp_flattened"
+"""The value of the constant below, as its module is loaded by whoever uses it alone."""
+_on_instances(
+    "distributed.fsdp._common_utils.FSDP_FLATTENED",
+    "Tells flat parameters, and the parameters of the model that are views of them, from others.",
+    "Shards that happen to have one shape are compared, and were never the same.",
+)
 BEGINS_GROUP = _on_instances(
     "distributed.ProcessGroup._start_coalescing",
     "Several collectives with one handle.",

@@ -121,6 +121,9 @@ class Said:
         self.path = path
         self._rank = rank
         self._process = _process(os.getpid())
+        self._predecessors: set[str] = set()
+        # Of which file, up to which byte. One tuple: the log of findings asks from a thread of its own.
+        self._known: tuple[int, int, list[_Line]] = (0, 0, [])
         self._append(_HERE, "-")
         writers = {line.process for line in _read(path)}
         self._predecessors = {writer for writer in writers if not _lives(writer)}
@@ -195,16 +198,12 @@ class Said:
     def finders_among(self, things: Iterable[str]) -> dict[str, list[int]]:
         """Return the ranks that have found each of several things, in order of rank; what no rank has found is left out.
 
-        Cost: one read of the file, whatever their number.
+        Cost: one read of what is new in the file, whatever their number.
         """
         marks = {_digest(what): what for what in things}
         found: dict[str, set[int]] = {}
-        for line in _read(self.path):
-            if (
-                line.verb == _FOUND
-                and line.mark in marks
-                and line.process not in self._predecessors
-            ):
+        for line in self._lines():
+            if line.verb == _FOUND and line.mark in marks:
                 found.setdefault(marks[line.mark], set()).add(line.rank)
         return {what: sorted(ranks) for what, ranks in found.items()}
 
@@ -232,8 +231,21 @@ class Said:
         return [line.rank for line in self._lines() if (line.verb, line.mark) == (verb, mark)]
 
     def _lines(self) -> list[_Line]:
-        """Return what was written in this start of the job, in its order."""
-        return [line for line in _read(self.path) if line.process not in self._predecessors]
+        """Return what was written in this start of the job, in its order.
+
+        The file only grows, so what was read before is remembered: a full one takes 0.1 s to read.
+        """
+        file, begin, lines = self._known
+        found, text = _text(self.path, file, begin)
+        if found != file:
+            file, begin, lines = found, 0, []
+        # A line is appended whole; where that was cut short, the rest is waited for.
+        end = text.rfind(b"\n") + 1
+        if end:
+            new = (line for line in _parsed(text[:end]) if line.process not in self._predecessors)
+            lines = [*lines, *new]
+            self._known = file, begin + end, lines
+        return lines
 
 
 def _open(path: Path, flags: int) -> int:
@@ -243,11 +255,28 @@ def _open(path: Path, flags: int) -> int:
 
 def _read(path: Path) -> list[_Line]:
     """Return the lines of a file, without those that are not ours."""
+    return _parsed(_text(path)[1])
+
+
+def _text(path: Path, file: int = 0, begin: int = 0) -> tuple[int, bytes]:
+    """Return the number of the file that has this path, and its text.
+
+    Args:
+        path: The path.
+        file: The number of a file of which the beginning is known; of another one all is returned.
+        begin: Where what is not known of it begins.
+    """
     descriptor = _open(path, os.O_RDONLY)
     try:
-        text = os.read(descriptor, min(os.fstat(descriptor).st_size, 2 * MAX_BYTES))
+        status = os.fstat(descriptor)
+        begin = begin if status.st_ino == file else 0
+        size = min(status.st_size, 2 * MAX_BYTES)
+        return status.st_ino, os.pread(descriptor, max(size - begin, 0), begin)
     finally:
         os.close(descriptor)
+
+
+def _parsed(text: bytes) -> list[_Line]:
     found = (_LINE.fullmatch(line) for line in text.decode("ascii", "replace").split("\n"))
     return [_Line(m[1], m[2], int(m[3]), m[4]) for m in found if m is not None]
 

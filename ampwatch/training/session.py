@@ -25,6 +25,7 @@ from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSam
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.model.facts import layer_shapes, run_facts
 from ampwatch.training.model.home import Home
+from ampwatch.training.model.living import alive
 from ampwatch.training.model.machine import machine_of, no_peak
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
@@ -32,7 +33,7 @@ from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.training.private import SEES_COMPILED
-from ampwatch.training.scalers.loss_scaler import AnswerError, as_outcome, as_scale
+from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
@@ -236,6 +237,7 @@ class Session:
         dtypes, lost_eps = list[str](), dict[str, float]()
         measuring = Measuring(KernelSelector(settings).of, _device_rows(names))
         trained = Trained(names, targets.optimizers)
+        bus.ownership.optimizers = lambda: alive(trained.met.values())
         self._home = home = Home(names, trained)
         # Where values cannot be read without waiting, steps are counted and nothing is measured.
         readable = all(is_readable(device.type) for device in home.devices)
@@ -303,6 +305,11 @@ class Session:
         self._attachments: list[Attachment] = []
         self._complaints: set[str] = set()
 
+    def _programs(self) -> Iterator[Sensor]:
+        # Ranks that skip different openings would sample in different steps.
+        if self._context.peers.world_size == 1:
+            yield Programs(self._context, self.diagnosis.book)
+
     def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
         """Yield the sensors of the level, in the order in which they are told of an event."""
         context = self._context
@@ -316,7 +323,7 @@ class Session:
             if self._replay is not None:
                 yield self._replay
             yield samples
-            yield Programs(context, self.diagnosis.book)
+            yield from self._programs()
             yield Planner(context.governor, self.bus)
             gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
             yield gradients(context)
@@ -455,7 +462,8 @@ class Session:
                 "the call is ignored", "iterations of this training end with scaler.update()"
             )
             return
-        scale, outcome = None, None
+        scale: object = None
+        outcome: object = NOT_KNOWN
         try:
             scale = as_scale(loss_scale)
         except AnswerError as error:
@@ -463,7 +471,7 @@ class Session:
         try:
             outcome = as_outcome(skipped)
         except AnswerError as error:
-            self._complain("`skipped`", f"{error}; it counts as a step that was taken")
+            self._complain("`skipped`", f"{error}; whether the step was taken is not known")
         self.bus.emit(EndCalled(None))
         self.bus.emit(EndReturned(scale, False if outcome is None else outcome))
         if self.bus.at_boundary:

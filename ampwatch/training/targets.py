@@ -64,7 +64,8 @@ def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
     optimizers = _each(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer")
     checked, loss_scaler = _scalers(scaler, foreign)
     if scaler is None:
-        foreign = foreign or list(living(models))
+        if not foreign and models:
+            foreign = list(living(models, has_optimizer=bool(optimizers)))
         loss_scaler = _made(*foreign[0]) if foreign else None
     if not models and foreign and foreign[0][0].model is not None:
         models = (foreign[0][0].model(foreign[0][1]),)

@@ -71,8 +71,7 @@ def test_weights_that_part_by_a_bit_are_found_at_the_next_check(
 
     for said, errors in told:
         assert said.count("replica_drift: Ranks 0, 1 no longer have the same") == expected, errors
-        assert said.split() == [] or expected
+        assert len([line for line in said.splitlines() if line]) == expected, said
     log = "".join(errors for _, errors in told)
-    assert log.count("CRITICAL run gpt ranks 0-1 step 257: replica_drift") <= expected
-    assert log.count("replica_drift") in (expected, 2 * expected)  # and who found it later
+    assert log.count("CRITICAL run gpt ranks 0-1 step 257: replica_drift") == expected
     assert list((own_places / "rings").iterdir()) == []

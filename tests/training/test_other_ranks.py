@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODEL = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+for one in MODEL.parameters():
+    one._fsdp_flattened = True  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -32,6 +34,15 @@ def test_the_others_learn_the_parameter_and_the_ranks(ranks: list[OtherRanks]) -
     ranks[1].note("1.weight", 7)
 
     assert ranks[0].ask(7) == ("1.weight", [1, 2])
+
+
+def test_where_every_rank_has_the_gradient_nothing_is_written(tmp_path: Path) -> None:
+    """As in DDP: nobody would ask, and a long training would fill the file."""
+    said = Said(tmp_path / "ranks.said", 0)
+    before = said.path.read_bytes()
+    OtherRanks(2, lambda: said, Names([nn.Linear(2, 2)])).note("weight", 7)
+
+    assert said.path.read_bytes() == before
 
 
 def test_word_of_other_skips_is_not_of_these(ranks: list[OtherRanks]) -> None:

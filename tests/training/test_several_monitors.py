@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -145,3 +146,86 @@ def test_what_belongs_to_nobody_is_everybodys() -> None:
     assert alone == after == [False] * 5
     assert beside == [False, True, False, False, True]
     assert foreign == {id(others)}
+
+
+def _plain(height: float) -> tuple[nn.Linear, Callable[[], None]]:
+    """Return a model, and a step of its training, with a loss of a given height."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def step() -> None:
+        (model(torch.randn(2, 4)).mean() * 0.0 + height).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+def test_losses_are_those_of_the_model_that_they_lead_to(one_thread: None) -> None:
+    heights = (1.0, 100.0)
+    fits = [_plain(height) for height in heights]
+    monitors = [ampwatch.monitor(model, serve=False) for model, _ in fits]
+    seen: list[set[float]] = [set(), set()]
+    for monitor, losses in zip(monitors, seen, strict=True):
+        deliver = monitor._session.diagnosis.deliver
+
+        def note(iteration: Any, losses: set[float] = losses, deliver: Any = deliver) -> None:
+            losses.add(iteration.loss)
+            deliver(iteration)
+
+        monitor._session.diagnosis.deliver = note  # type: ignore[method-assign]
+    for _ in range(STEPS):
+        for _, step in fits:
+            step()
+    for monitor in monitors:
+        monitor.close()
+        assert not monitor._session.bus.ownership._ours
+    assert seen == [{height} for height in heights]
+
+
+@pytest.mark.parametrize("level", ["", "light"])
+def test_the_scale_of_another_training_is_not_ones_own(level: str, one_thread: None) -> None:
+    """Nor are its skips, and its losses are not added to one's own."""
+    model, step = _plain(1.0)
+    other = Fit(fails=True)
+    beside = other.watch(level) if level else None
+    with ampwatch.monitor(model, level="light", serve=False) as monitor:
+        for number in range(STEPS):
+            other.step(number)
+            step()
+        totals = monitor._session.diagnosis.totals
+        assert math.isnan(monitor.last_step.loss_scale)
+        assert totals.attempted == STEPS
+        assert not sum(map(sum, totals.skipped.values()))
+        assert not monitor.findings
+    if beside is not None:
+        beside.close()
+
+
+def test_a_scaler_that_nobody_handed_in_is_of_the_model_that_its_losses_lead_to(
+    one_thread: None,
+) -> None:
+    """Beside another training its skips are inferred as they are without one."""
+    _, step = _plain(1.0)
+    fit = Fit(fails=True)
+    fit.scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    with ampwatch.monitor(fit.model, serve=False) as monitor:
+        for number in range(STEPS):
+            step()
+            fit.step(number)
+        totals = monitor._session.diagnosis.totals
+        assert sum(map(sum, totals.skipped.values())) == len(PLANTED)
+        assert monitor.last_step.loss_scale == fit.scaler.get_scale()
+
+
+def test_a_graph_is_anothers_only_if_it_leads_to_parameters_of_others_alone() -> None:
+    ours, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    ownership = Ownership(lambda: [ours])
+    x = torch.ones(1, 2, requires_grad=True)
+    assert ownership.is_graph_of_another([other(x).sum()])
+    assert not ownership.is_graph_of_another([other(ours(x)).sum()])
+    assert not ownership.is_graph_of_another([x.sum()])
+    assert not ownership.is_graph_of_another([other(x).sum().detach(), None])
+    head = torch.optim.SGD(other.parameters(), lr=0.1)
+    ownership.optimizers = lambda: [head]
+    assert not ownership.is_graph_of_another([other(x).sum()])

@@ -4,6 +4,10 @@ Nothing declares ranks as replicas: a rank may hold a shard, a stage of a pipeli
 training of the same name. What proves it is *lockstep*: weights that are equal at the end of two
 iterations that follow one another, and have moved in between. Ranks that average their weights
 every so many iterations (local SGD, DiLoCo) are never in lockstep while they do.
+
+A rank may come to count one iteration more than the others. What it has at the end of the second
+iteration of a check is then what they have at the end of the first, or the other way round: such
+ranks are *shifted*, and still train together.
 """
 
 from __future__ import annotations
@@ -79,7 +83,8 @@ class ReplicaDrift:
 
     It is certain at once if the same ranks are in lockstep in other weights of the check, or more
     than half of them still are in these. Where nothing is in lockstep any more, it takes
-    ``PATIENCE`` checks, and ranks that came together meanwhile average now and then.
+    ``PATIENCE`` checks, and ranks that came together meanwhile average now and then. Ranks that are
+    shifted are not compared until they are in lockstep again.
 
     Args:
         book: Where findings go.
@@ -91,6 +96,7 @@ class ReplicaDrift:
         self._known: dict[_Group, dict[Ranks, int]] = {}
         self._apart: dict[Ranks, int] = {}
         self._averaging: set[Ranks] = set()
+        self._shifted: set[Ranks] = set()
 
     def observe(self, seen: CheckedWeights) -> None:
         """Take in the newest checks of all ranks; each check is judged once."""
@@ -113,7 +119,7 @@ class ReplicaDrift:
         some = next(iter(cohort.values()))
         groups = range(min(len(check.first) for check in cohort.values()))
         lockstep = [_lockstep(cohort, number) for number in groups]
-        drifts: list[_Drift] = []
+        sure: list[tuple[Ranks, _Drift]] = []
         doubtful: dict[Ranks, list[_Drift]] = defaultdict(list)
         met: set[Ranks] = set()
         for number in groups:
@@ -125,14 +131,17 @@ class ReplicaDrift:
                 if not _are_apart(cohort, number, here):
                     met.add(ranks)
                     continue
-                most = max((s & here for s in lockstep[number]), key=len, default=frozenset())
-                if 2 * len(most) <= len(here):
-                    most = frozenset()
+                most = _most(cohort, number, here)
+                if most == here:
+                    self._shifted.add(ranks)
                 drift = _Drift(number, here, most, since)
                 if most or any(here <= s for others in lockstep for s in others):
-                    drifts.append(drift)
+                    sure.append((ranks, drift))
                 else:
                     doubtful[ranks].append(drift)
+        together = [ranks for others in lockstep for ranks in others]
+        self._shifted = {r for r in self._shifted if not any(r <= ranks for ranks in together)}
+        drifts = [drift for ranks, drift in sure if ranks not in self._shifted]
         drifts += self._lasting(doubtful, met)
         for number in groups:
             self._learn(_Group(some.layout, some.part, number), step, lockstep[number])
@@ -145,7 +154,7 @@ class ReplicaDrift:
             if self._apart.pop(ranks, 0):
                 self._averaging.add(ranks)
         for ranks, drifts in doubtful.items():
-            if ranks in met or ranks in self._averaging:
+            if ranks in met or ranks in self._averaging or ranks in self._shifted:
                 continue
             self._apart[ranks] = self._apart.get(ranks, 0) + 1
             if self._apart[ranks] >= PATIENCE:
@@ -166,7 +175,10 @@ class ReplicaDrift:
         if self._book.again_anywhere(REPLICA_DRIFT.slug, step) is not None:
             return
         first = max(drifts, key=lambda drift: len(drift.ranks))
-        begin, end = next(iter(cohort.values())).places[first.group]
+        # All that came apart alike: one parameter alone would be accused of what befell the model.
+        alike = [drift.group for drift in drifts if drift[1:] == first[1:]]
+        places = next(iter(cohort.values())).places
+        begin, end = places[min(alike)][0], places[max(alike)][1]
         weights = f"parameter {begin}" if begin == end else f"parameters {begin} to {end}"
         were = "was" if begin == end else "were"
         others = first.ranks - first.most
@@ -213,6 +225,28 @@ def _lockstep(cohort: Mapping[int, WeightCheck], number: int) -> list[Ranks]:
         if check.first[number] != check.then[number]:
             by_sums[check.first[number], check.then[number]].add(rank)
     return [frozenset(ranks) for ranks in by_sums.values() if len(ranks) > 1]
+
+
+def _most(cohort: Mapping[int, WeightCheck], number: int, ranks: Ranks) -> Ranks:
+    """Return the more than half of some ranks that train together, though some of them be shifted."""
+    sums = {rank: (cohort[rank].first[number], cohort[rank].then[number]) for rank in ranks}
+    courses: list[Ranks] = []
+    for rank, (first, then) in sums.items():
+        # Weights that stand still prove nothing.
+        if first == then:
+            continue
+        met = [
+            course
+            for course in courses
+            if any(
+                sums[r] == (first, then) or sums[r][1] == first or sums[r][0] == then
+                for r in course
+            )
+        ]
+        courses = [course for course in courses if course not in met]
+        courses.append(frozenset({rank}).union(*met))
+    most = max(courses, key=len, default=frozenset())
+    return most if 2 * len(most) > len(ranks) else frozenset()
 
 
 def _are_apart(cohort: Mapping[int, WeightCheck], number: int, ranks: Ranks) -> bool:

@@ -93,6 +93,7 @@ class Attacher:
         self._guard = Guard("ampwatch run")
         self._listeners: list[Listener] = []
         self._steps: dict[type, Listener] = {}
+        self._of_backward: Listener | None = None
         self._waiting: list[weakref.ref[Optimizer]] = []
         self._scalers: list[weakref.ref[GradScaler]] = []
         self._stepped: list[tuple[weakref.ref[GradScaler], weakref.ref[Optimizer]]] = []
@@ -110,8 +111,19 @@ class Attacher:
             listen(GradScaler, "__init__", after=on(self._made_scaler)),
             listen(GradScaler, "step", before=on(self._scaled_step)),
             listen(GradScaler, "update", after=on(self._updated)),
-            listen_to_function(torch.autograd, "backward", before=self._backward_begins),
         ]
+        self._listen_to_backward()
+
+    def _listen_to_backward(self) -> None:
+        if self._of_backward is None:
+            self._of_backward = listen_to_function(
+                torch.autograd, "backward", before=self._backward_begins
+            )
+
+    def _ignore_backward(self) -> None:
+        listener, self._of_backward = self._of_backward, None
+        if listener is not None:
+            listener.remove()
 
     def remove(self) -> None:
         """Stop listening; monitors that are open stay."""
@@ -119,6 +131,7 @@ class Attacher:
             listener.remove()
         self._listeners.clear()
         self._steps.clear()
+        self._ignore_backward()
 
     def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
         def advice(instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -128,6 +141,8 @@ class Attacher:
 
     def _made_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
         self._waiting.append(weakref.ref(optimizer))
+        if self._listeners:
+            self._listen_to_backward()
         kind = type(optimizer)
         if kind not in self._steps:
             # Not by register_optimizer_step_post_hook: attaching places hooks of that kind, and
@@ -286,6 +301,9 @@ class Attacher:
         self._waiting = [
             w for w in self._waiting if (o := w()) is not None and id(o) not in watched
         ]
+        if not self._waiting:
+            # All that was made is watched; the next optimizer has backward listened to again.
+            self._ignore_backward()
         for kind in [k for k in self._steps if not any(type(w()) is k for w in self._waiting)]:
             self._steps.pop(kind).remove()
 

@@ -62,7 +62,7 @@ class Bus:
         models: As given.
         loss_scaler: As given.
         infers_scale: Whether the scale is that which losses were seen to be multiplied by.
-        ownership: Says which modules and optimizers are another training's.
+        ownership: Says which modules, optimizers and graphs are another training's.
         is_stepping: Whether a step through the watched scaler is running.
         is_optimizer_stepping: Whether any optimizer is stepping.
         runs_compiled: Whether compiled code has run while this training is watched, or may have
@@ -86,6 +86,7 @@ class Bus:
         self.loss_scaler = loss_scaler
         self.infers_scale = False
         self.ownership = Ownership(models)
+        self._asking = self.guard("ownership", is_thread_safe=True)
         self.is_stepping = False
         self.is_optimizer_stepping = False
         self.runs_compiled = False
@@ -201,6 +202,16 @@ class Bus:
         if event not in self._others:
             self._others[event] = Channel(self.account)
         return self._others[event]
+
+    def is_graph_of_another(self, roots: tuple[object, ...]) -> bool:
+        """Whether the graph behind some tensors is another training's. Never raises.
+
+        Cost: nothing to speak of unless another one was seen in this process.
+        """
+        ownership = self.ownership
+        if ownership.is_alone:
+            return False
+        return bool(self._asking.run(ownership.is_graph_of_another, roots))
 
     def emit(self, event: object) -> None:
         """Hand an event that is not torch's to the sensors: of the iteration."""

@@ -136,7 +136,8 @@ class EndReturned(NamedTuple):
 
     Attributes:
         scale: The loss scale from here on, likewise.
-        skipped: Whether the step was skipped: a bool, or a tensor that is read later.
+        skipped: Whether the step was skipped: a bool, a tensor that is read later, or NaN if that is
+            not known.
     """
 
     scale: object
@@ -199,6 +200,8 @@ class ClippingByValue(NamedTuple):
 
 class BackwardBegan(NamedTuple):
     """``Tensor.backward`` or ``torch.autograd.backward`` begins, and not within another one.
+
+    Not where its graph is known to lead to the parameters of other trainings alone.
 
     A handler returns what is to be called once backward has returned, or ``None``. It is dropped
     with the call also where backward raises: nothing of a graph outlives its backward here.

@@ -221,8 +221,14 @@ def _scale(bus: Bus, handles: list[Any]) -> None:
         # The tap has seen that nothing is compiled.
         if tracing_state() is None:
             outputs = args[0] if args else kwargs.get("outputs")
-            channel = scaled if scaler is bus.scaler else others
-            channel.emit(Scaled(scaler, outputs, result))
+            event = Scaled(scaler, outputs, result)
+            if scaler is bus.scaler:
+                scaled.emit(event)
+                return
+            # As a rule that of another training, watched or not; or the one that nobody handed in.
+            bus.ownership.has_company = True
+            if not bus.is_graph_of_another(_listed(outputs)):
+                others.emit(event)
 
     _on_scaler(bus, handles, "scale", returned=returned)
 
@@ -430,13 +436,11 @@ def _backward(bus: Bus, handles: list[Any]) -> None:
         is_alone = not running
         tensors = args[0] if args else kwargs.get("tensors")
         gradients = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
-        event = BackwardBegan(
-            (tensors,) if isinstance(tensors, torch.Tensor) else _listed(tensors),
-            () if gradients is None else _listed(gradients),
-            is_alone,
-        )
+        roots = (tensors,) if isinstance(tensors, torch.Tensor) else _listed(tensors)
         running[me] = ()
-        running[me] = channel.emit(event)
+        if not bus.is_graph_of_another(roots):
+            given = () if gradients is None else _listed(gradients)
+            running[me] = channel.emit(BackwardBegan(roots, given, is_alone))
 
     def after(_args: Any, _kwargs: Any) -> None:
         if graph_task() == -1:

@@ -11,7 +11,7 @@ the period. Else each would pay for itself and delay all the others.
 
 The first ``OPENING`` iterations are sampled whatever it costs: then a scale calibrates and
 most mistakes show, and it is over before anyone notices. In later fits of a program in a process
-(`programs.py`) only so many as earlier ones have left. A few iterations after an alarm are
+of one rank (`programs.py`) only so many as earlier ones have left. A few iterations after an alarm are
 sampled at any cost as well.
 """
 

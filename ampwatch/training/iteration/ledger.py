@@ -580,7 +580,9 @@ def _complete(frame: Iteration, found_inf_of: list[int], values: list[float]) ->
     """Fill in what came through the readback."""
     verdicts: dict[int, bool] = {}
     for column, index in enumerate(found_inf_of, FOUND_INF):
-        verdicts[index] = verdicts.get(index, False) or values[column] > 0
+        # NaN is what the caller of `end_iteration` could not tell: neither a step nor a skip.
+        if not math.isnan(values[column]):
+            verdicts[index] = verdicts.get(index, False) or values[column] > 0
     frame.other_found_inf = verdicts.pop(NOT_STEPPED, False)
     frame.found_inf = verdicts
     if frame.num_losses:

@@ -9,7 +9,8 @@ A program is known by evidence: the lines of the user's code that are running wh
 ends, the code there, the modules of the models by name and class, and the code of their ``forward``.
 What runs when the monitor is made has to do for the first iteration itself. A fit in which anything
 went wrong counts for nothing, and what is known of its program is forgotten. Whatever goes wrong in a
-later one has it looked at more closely, as ever.
+later one has it looked at more closely, as ever. Of a run of several ranks each fit has its opening:
+what goes wrong on one rank alone would have it sample in other steps than the others.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ waited, the memory of the result holds whatever was there before, or a part of t
 
 from __future__ import annotations
 
-import weakref
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +17,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_PENDING = 4096
-"""Storages that are remembered at a time; handles that are gone are let go of before that."""
+"""Storages that are remembered at a time."""
 
 
 class Pending:
     """Storages that collectives of this process are still to write.
 
     The handle says when a result is there: the program has waited for it, or the collective is over.
-    A handle that nobody holds any more can be waited for by nobody, so it does not count. Neither
-    handles nor tensors are kept alive.
+    It is kept until then: a program may let go of it and keep the future that it was asked for, as
+    hooks of ``DistributedDataParallel`` do. A backend holds what it writes to until it has, so
+    nothing lives longer for that than until the next collective, or ``let_go``.
     """
 
     def __init__(self) -> None:
-        self._works: dict[int, weakref.ref[Any]] = {}
+        self._works: dict[int, Any] = {}
         # Collectives may be begun in the threads of autograd, one for each device.
         self._lock = Lock()
 
@@ -39,10 +39,7 @@ class Pending:
 
     def __contains__(self, tensor: Tensor) -> bool:
         """Whether the memory of a tensor is still to be written. Never waits."""
-        reference = self._works.get(_key(tensor)) if self._works else None
-        if reference is None:
-            return False
-        work = reference()
+        work = self._works.get(_key(tensor)) if self._works else None
         try:
             return work is not None and not work.is_completed()
         except RuntimeError:  # one that has failed has written nothing
@@ -50,19 +47,40 @@ class Pending:
 
     def begin(self, work: Any, targets: Iterable[Tensor]) -> None:
         """Take note that a collective has begun that writes these tensors."""
-        reference = weakref.ref(work)
         with self._lock:
-            if len(self._works) >= MAX_PENDING:
-                self._works = {k: w for k, w in self._works.items() if w() is not None}
             for tensor in targets:
                 key = _key(tensor)
+                # Of a storage that is written again: behind the others, as the newest.
+                self._works.pop(key, None)
                 if key and len(self._works) < MAX_PENDING:
-                    self._works[key] = reference
+                    self._works[key] = work
+
+    def let_go_of_oldest(self) -> None:
+        """Let go of handles whose collectives are over, up to the first that is not. Never waits.
+
+        Collectives end in the order in which they begin, but for messages between two ranks.
+
+        Cost: 1 us, and as much for each handle. Not to be called while a CUDA graph is captured.
+        """
+        with self._lock:
+            while self._works:
+                key, work = next(iter(self._works.items()))
+                if not _is_over(work):
+                    break
+                del self._works[key]
+
+    def let_go(self) -> None:
+        """Let go of all handles whose collectives are over. Never waits.
+
+        Cost: as above.
+        """
+        with self._lock:
+            self._works = {k: work for k, work in self._works.items() if not _is_over(work)}
 
     def end(self, work: Any) -> None:
         """Take note that the program has waited: what it reads from now on is the result."""
         with self._lock:
-            over = [key for key, known in self._works.items() if known() in (None, work)]
+            over = [key for key, known in self._works.items() if known is work]
             for key in over:
                 del self._works[key]
 
@@ -74,6 +92,13 @@ class Pending:
 
 PENDING = Pending()
 """The collectives of this process, whoever has begun them."""
+
+
+def _is_over(work: Any) -> bool:
+    try:
+        return bool(work.is_completed())
+    except RuntimeError:  # one that has failed writes nothing any more
+        return True
 
 
 def _key(tensor: Tensor) -> int:

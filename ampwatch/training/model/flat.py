@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.training.model.names import canonical
-from ampwatch.training.private import FLAT_NAMES, FLAT_SHARDS, FLAT_SIZE
+from ampwatch.training.private import FLAT_NAMES, FLAT_SHARDS, FLAT_SIZE, IS_FLATTENED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +39,11 @@ def parts_of(name: str, parameter: Tensor, tensor: Tensor) -> Iterator[tuple[str
         if shard.in_shard:
             begin = shard.offset_in_shard
             yield inner, flat[begin : begin + shard.numel_in_shard]
+
+
+def is_in_flat(parameter: Tensor) -> bool:
+    """Whether a parameter is flat, or one of the model that lies in a flat one."""
+    return bool(getattr(parameter, IS_FLATTENED, False))
 
 
 def names_of(name: str, parameter: Tensor) -> list[str]:

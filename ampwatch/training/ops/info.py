@@ -66,7 +66,7 @@ _PREPARES = frozenset({"fsdp::all_gather_copy_in"})
 """Ops that return the buffer of a collective, of which they have written their own part."""
 
 _WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
-"""Ops among them that begin nothing."""
+"""Ops among them that begin nothing and compute nothing: the result of a collective is theirs."""
 
 _NOT_TENSORS = frozenset({"prim", "profiler"})
 """Namespaces of ops that are about something else."""
@@ -131,7 +131,10 @@ def op_info(func: OpOverload) -> OpInfo:
         count_flops=count_flops,
         arguments=tuple(argument.name for argument in schema.arguments),
         written=() if schema.returns else _written(schema.arguments),
-        is_ignored=full in _IGNORED or space in _NOT_TENSORS or _is_view(func),
+        is_ignored=full in _IGNORED
+        or space in _NOT_TENSORS
+        or _is_wait(schema, space)
+        or _is_view(func),
         is_own=space == "aten",
         has_fp32_policy=has_fp32_policy,
         is_collective=_is_collective(schema, space),
@@ -141,10 +144,15 @@ def op_info(func: OpOverload) -> OpInfo:
 def _is_collective(schema: Any, space: str) -> bool:
     """Whether an op returns a handle to wait for, or tensors that are to be waited for."""
     if space in _FUNCTIONAL:
-        return schema.name.rpartition("::")[2] not in _WAITS
+        return not _is_wait(schema, space)
     if schema.name in _PREPARES:
         return True
     return any(str(value.type).endswith(_HANDLE) for value in schema.returns)
+
+
+def _is_wait(schema: Any, space: str) -> bool:
+    """Whether an op returns what a collective has made, once that is over."""
+    return space in _FUNCTIONAL and schema.name.rpartition("::")[2] in _WAITS
 
 
 def _kind(name: str, func: OpOverload, *, has_flops: bool) -> OpKind:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.kernels.admission import is_ordinary, is_pending
+from ampwatch.training.kernels.admission import is_ordinary, is_there
 from ampwatch.training.ops.operands import is_dense
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def is_plain(value: object) -> bool:
     """Whether ``value`` is an ordinary dense tensor that holds something, and holds it already."""
-    return is_ordinary(value) and is_dense(value) and value.numel() > 0 and not is_pending(value)
+    return is_ordinary(value) and is_dense(value) and value.numel() > 0 and is_there(value)
 
 
 def has_grad(*values: Any) -> bool:

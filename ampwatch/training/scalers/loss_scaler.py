@@ -26,6 +26,9 @@ GROWTH_FACTOR = 2.0
 BACKOFF_FACTOR = 0.5
 """Factor of a backoff where nothing else is said."""
 
+NOT_KNOWN = math.nan
+"""Stands for an outcome that cannot be read: that a step was taken is not claimed then."""
+
 _ON_DEVICE = (torch.float32, torch.int32)
 """Dtypes that the readback takes from a device without a kernel of its own."""
 
@@ -177,6 +180,7 @@ class Reader:
         self._of = of
         self._is_readable = of.get_scale is not None
         self._answers = of.skipped is not None
+        self._is_said = False
 
     def scale(self) -> object:
         """Return the scale as ``put_in`` takes it; ``None`` if there is none, or it is not known."""
@@ -190,15 +194,27 @@ class Reader:
             return None
 
     def outcome(self, returned: object) -> object:
-        """Return whether the step was skipped; ``None`` if the iteration goes on."""
-        if not self._answers or self._of.skipped is None:
+        """Return whether the step was skipped, or ``NOT_KNOWN``; ``None`` if the iteration goes on."""
+        if self._of.skipped is None:
             return False
+        if not self._answers:
+            return NOT_KNOWN
         try:
             return as_outcome(self._of.skipped(returned))
+        except AnswerError as error:
+            if not self._is_said:
+                self._is_said = True
+                self._say("skipped()", error, "whether such a step was taken is not known")
+            return NOT_KNOWN
         except Exception as error:  # noqa: BLE001 - likewise
             self._answers = False
-            self._say("skipped()", error, "each ending call counts as a step from here on")
-            return False
+            self._say(
+                "skipped()",
+                error,
+                "each ending call ends an iteration from here on, and whether its step was taken is"
+                " not known",
+            )
+            return NOT_KNOWN
 
     def _say(self, what: str, error: Exception, then: str) -> None:
         is_answer = isinstance(error, AnswerError)
@@ -217,8 +233,8 @@ class AnswerError(ValueError):
         elif isinstance(given, (bool, int, float, str)):
             got = repr(given)[:40]
         super().__init__(
-            f"expected {expected} or a tensor with one element, of float32 or int32 if it is on a"
-            f" device, got {got}"
+            f"expected {expected} or a tensor with one element that can be read without waiting,"
+            f" got {got}"
         )
 
 
@@ -274,5 +290,9 @@ def _as_value(tensor: torch.Tensor) -> float | torch.Tensor | None:
             return float(host_scalar(tensor))
         except TypeError:
             return None
-    is_sent = is_readable(tensor.device.type) and tensor.dtype in _ON_DEVICE
-    return tensor if is_sent else None
+    if not is_readable(tensor.device.type) or tensor.dtype.is_complex:
+        return None
+    if tensor.dtype in _ON_DEVICE:
+        return tensor
+    with torch.no_grad():
+        return tensor.detach().to(torch.float32)

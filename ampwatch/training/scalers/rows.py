@@ -7,6 +7,7 @@ A row says which class to look for, what it is to have, and what of it is the pr
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -243,19 +244,25 @@ def _is_scaler(value: object) -> bool:
     return isinstance(value, torch.amp.GradScaler)
 
 
-def living(models: tuple[Any, ...]) -> Iterator[tuple[Row, Any]]:
-    """Yield the instance that the program trains with, and its row, if there is one in this process.
+def living(models: tuple[Any, ...], *, has_optimizer: bool = False) -> Iterator[tuple[Row, Any]]:
+    """Yield the instance that trains the models, and its row, if there is one in this process.
 
-    Of several nobody knows which, unless it knows its model.
+    One trains a model if it knows the model, or holds some of its parameters. What holds neither, as the
+    scalers of apex and fairseq, has to be handed in. Without models any is taken, if it is the only one.
+
+    Args:
+        models: The models, if they are known.
+        has_optimizer: Whether an optimizer of torch's was handed in: then only what knows its model can
+            be what steps.
 
     Cost: without a framework of a row some lookups; with one a pass over the collector's objects.
     """
     for row in ROWS:
         kind = row.loaded
-        if kind is None:
+        if kind is None or (has_optimizer and row.model is None):
             continue
         found = instances_of(kind)
-        if row.model is not None and models:
+        if models:
             found = [one for one in found if any(_trains(row, one, model) for model in models)]
         if len(found) == 1:
             yield row, found[0]
@@ -263,6 +270,43 @@ def living(models: tuple[Any, ...]) -> Iterator[tuple[Row, Any]]:
 
 
 def _trains(row: Row, instance: Any, model: Any) -> bool:
-    return row.model is not None and (
-        model is instance or row.model(instance) in (model, getattr(model, "module", None))
-    )
+    if row.model is not None:
+        return model is instance or row.model(instance) in (model, getattr(model, "module", None))
+    ours = {id(p) for p in model.parameters()}
+    return any(id(tensor) in ours for tensor in _held_by(instance))
+
+
+_HOLDERS = (
+    "param_groups",
+    "param_lists",
+    "float16_groups",
+    "fp32_from_fp32_groups",
+    "model_float16_groups",
+    "model_fp32_groups",
+    "chained_optimizers",
+)
+"""Attributes in which optimizers of the rows hold the parameters of a model.
+
+``param_groups`` may hold copies in float32 that are stepped in their stead, as in Megatron-Core, which
+has the parameters in groups of their own.
+"""
+
+_MAX_NESTING = 6
+"""Levels of lists, mappings and optimizers in which parameters are looked for."""
+
+
+def _held_by(thing: Any, depth: int = _MAX_NESTING) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a list or a mapping, or in an optimizer."""
+    if isinstance(thing, torch.Tensor):
+        yield thing
+        return
+    if depth == 0 or isinstance(thing, (str, bytes)):
+        return
+    if isinstance(thing, dict):
+        parts: Any = thing.values()
+    elif isinstance(thing, Iterable):  # fastai has lists of its own
+        parts = thing
+    else:
+        parts = [getattr(thing, name, ()) for name in _HOLDERS]
+    for part in parts:
+        yield from _held_by(part, depth - 1)

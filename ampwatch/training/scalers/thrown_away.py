@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ampwatch.training.kernels.admission import is_ordinary
+from ampwatch.training.kernels.admission import admit, is_ordinary
 from ampwatch.training.transfer.readback import Readback
 
 if TYPE_CHECKING:
@@ -129,8 +129,13 @@ def _is_zero(gradient: Tensor) -> bool:
         or gradient.device.type != "cpu"
         or gradient.layout is not torch.strided
         or not gradient.is_contiguous()
-        or not gradient.numel()
+        or gradient.is_neg()
     ):
         return False
-    count = min(gradient.numel() * gradient.element_size(), MAX_BYTES)
-    return not ctypes.string_at(gradient.data_ptr(), count).strip(b"\0")
+    # What was freed has no memory to read, and what a collective is to write is not there yet.
+    pieces, _ = admit(gradient)
+    if not pieces:
+        return False
+    piece = pieces[0]
+    count = min(piece.numel() * piece.element_size(), MAX_BYTES)
+    return not ctypes.string_at(piece.data_ptr(), count).strip(b"\0")

@@ -86,7 +86,8 @@ def test_the_rank_that_differs_from_most_is_named() -> None:
 
     (found,) = job.findings
     assert found.summary.startswith("Rank 3 no longer has the weights of ranks 0, 1, 2: ")
-    assert found.where == "param:a.weight"
+    assert ": parameters a.weight to c.bias were bit-identical at step 1 " in found.summary
+    assert found.where == ""
     assert found.evidence == {
         "ranks_compared": 4.0,
         "ranks_apart": 1.0,
@@ -104,7 +105,19 @@ def test_two_ranks_that_part_in_everything_are_told_from_local_sgd_by_never_meet
     assert job.findings == []
     job.check(PATIENCE, lambda rank, _, step: (rank, step))
 
-    assert [f.kind for f in job.findings] == ["replica_drift"]
+    (found,) = job.findings
+    assert (found.kind, found.where) == ("replica_drift", "")
+    assert ": parameters a.weight to c.bias were bit-identical at step 1 " in found.summary
+
+
+def test_a_parameter_that_parts_alone_is_the_place() -> None:
+    """The others are in lockstep."""
+    job = Job([0, 1])
+    job.check(0, lockstep)
+    job.check(1, lambda rank, group, step: (step, rank if group == 0 else 0))
+
+    (found,) = job.findings
+    assert found.where == "param:a.weight"
 
 
 @pytest.mark.parametrize("period", [2, 3, 4, 8, 16, 31, 32])
@@ -147,6 +160,44 @@ def test_ranks_that_were_never_in_lockstep_are_left_alone(
         job.check(number, weights)
 
     assert job.findings == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_rank_that_counts_one_iteration_more_is_left_alone(ranks: int, shift: int) -> None:
+    """Or less; and two, later: its weights are those of the others, an iteration before or after."""
+    job = Job(range(ranks))
+
+    def weights(rank: int, _group: int, step: int) -> object:
+        if rank or step < PERIOD:
+            return step
+        return step + shift * (1 if step < 9 * PERIOD else 2)
+
+    for number in range(2 * PATIENCE):
+        job.check(number, weights)
+
+    assert job.findings == []
+
+
+def test_a_drift_beside_a_rank_that_is_shifted_is_found() -> None:
+    """And names who differs, not who counts otherwise."""
+    job = Job(range(5))
+    job.check(0, lockstep)
+    job.check(1, lambda rank, _, step: (step + (rank == 0), rank == 4))
+
+    (found,) = job.findings
+    assert found.summary.startswith("Rank 4 no longer has the weights of ranks 0, 1, 2, 3: ")
+
+
+def test_ranks_that_were_shifted_and_are_in_lockstep_again_are_compared() -> None:
+    """As after a restart of the count."""
+    job = Job([0, 1])
+    job.check(0, lockstep)
+    job.check(1, lambda rank, _, step: step + rank)
+    job.check(2, lockstep)
+    job.check(3, lambda rank, group, step: (step, rank if group == 1 else 0))
+
+    assert [f.first_step for f in job.findings] == [3 * PERIOD]
 
 
 def test_weights_that_are_checked_in_turns_are_held_against_their_own_last_check() -> None:

@@ -138,6 +138,23 @@ def test_a_second_training_is_watched_after_the_first(attacher: Attacher) -> Non
     assert second.last_step.step == 11
 
 
+def test_backward_is_listened_to_only_while_something_is_unwatched(attacher: Attacher) -> None:
+    """It is as it was once all that is trained is watched, until another optimizer is made."""
+    attacher.remove()
+    own = torch.autograd.backward
+    attacher.install()
+    assert torch.autograd.backward is not own
+    run = build("fp16-foreach")
+    run.poison = ()
+    run.loop()
+    (watch,) = attacher.watches
+    watch.close()
+    assert torch.autograd.backward is own
+    adamw(Net())
+
+    assert torch.autograd.backward is not own
+
+
 def test_trainings_that_are_over_are_forgotten(
     attacher: Attacher, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

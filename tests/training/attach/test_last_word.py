@@ -208,9 +208,12 @@ def test_when_the_lowest_rank_is_killed_the_next_one_speaks(own_places: Path) ->
     told += [rank.communicate(timeout=120)[1] for rank in ranks[1:]]
 
     everything = "".join(told)
-    assert everything.count("ampwatch report: run gpt, 3 of 3 ranks\n") == 1
     assert everything.count("ampwatch report: ") == 1
     assert "rank 0, on " in everything
     assert everything.count("CRITICAL  scale_collapse") == 1
-    assert "ranks 1-2" in everything
+    # Of two that end more than a second apart, as on a busy machine, the first speaks for itself and
+    # for the one that is gone; the other has nothing to add.
+    together = "ampwatch report: run gpt, 3 of 3 ranks\n" in everything
+    assert together or "ampwatch report: run gpt, 2 of 3 ranks\n" in everything
+    assert ("ranks 1-2" in everything) == together
     assert list((own_places / "rings").iterdir()) == []

@@ -89,7 +89,7 @@ def in_torch() -> dict[str, object]:
         if callable(value)
     }
     entries = {
-        "asked": id(module_state._has_any_global_hook),
+        "asked": id(getattr(module_state, "_has_any_global_hook", None)),
         "entered": id(torch._dynamo.eval_frame._callback_from_stance),  # type: ignore[attr-defined]
     }
     return methods | entries | {name: tuple(getattr(module, name)) for module, name in HOOKS}

@@ -26,7 +26,10 @@ needs_entry = pytest.mark.skipif(not SEES_COMPILED, reason="before 2.10 the call
 @pytest.fixture
 def heard() -> Iterator[Callable[[], tuple[Bench, list[Any]]]]:
     """Make buses with one who listens; each is removed, and leaves nothing behind."""
-    before = torch_module._has_any_global_hook, torch._dynamo.eval_frame._callback_from_stance  # type: ignore[attr-defined]
+    before = (
+        getattr(torch_module, "_has_any_global_hook", None),
+        torch._dynamo.eval_frame._callback_from_stance,  # type: ignore[attr-defined]
+    )
     made: list[Bench] = []
 
     def make() -> tuple[Bench, list[Any]]:
@@ -41,7 +44,7 @@ def heard() -> Iterator[Callable[[], tuple[Bench, list[Any]]]]:
     for bench in made:
         bench.remove()
     assert before == (
-        torch_module._has_any_global_hook,
+        getattr(torch_module, "_has_any_global_hook", None),
         torch._dynamo.eval_frame._callback_from_stance,  # type: ignore[attr-defined]
     )
 

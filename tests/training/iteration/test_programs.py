@@ -79,6 +79,15 @@ def test_the_second_fit_of_a_program_has_no_opening(monkeypatch: pytest.MonkeyPa
     assert max(map(len, fits[1:])) <= OPENING // 4
 
 
+def test_each_fit_of_several_ranks_has_an_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of them finds the others do not know, and they sample in the same steps."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    fits = [fit(monkeypatch)[0] for _ in range(2)]
+
+    assert min(map(len, fits)) >= OPENING - 1
+
+
 def test_fits_that_are_shorter_than_the_opening_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three thirds of it, and no more."""
     third = OPENING // 3 + 1

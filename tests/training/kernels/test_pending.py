@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+import weakref
 
 import pytest
 import torch
 
 from ampwatch.training.kernels import admission, pending
-from ampwatch.training.kernels.admission import admit, is_pending
+from ampwatch.training.kernels.admission import admit, is_pending, whole_part
 from ampwatch.training.kernels.pending import Pending
 
 
@@ -62,13 +62,63 @@ def test_one_that_is_over_is_read(known: Pending) -> None:
     assert admit(result)[1] == ""
 
 
-def test_a_handle_that_nobody_holds_does_not_count(known: Pending) -> None:
-    """Nor is it kept alive."""
+def test_a_handle_that_the_program_lets_go_of_still_counts(known: Pending) -> None:
+    """It may have kept the future: until the collective is over, its memory is written."""
     result = torch.ones(4)
-    known.begin(Work(), [result])
+    known.begin(work := Work(), [result])
+    reference = weakref.ref(work)
+    del work
     gc.collect()
+    assert is_pending(result)
+    assert whole_part(result) is None
+    kept = reference()
+    assert kept is not None
+    _over(kept)
 
-    assert not is_pending(result)
+    assert whole_part(result) is result
+
+
+@pytest.mark.parametrize("which", ["let_go", "let_go_of_oldest"])
+@pytest.mark.parametrize("kind", [Work, FailedWork])
+def test_the_handle_of_a_collective_that_is_over_is_not_kept(
+    which: str, kind: type[Work], known: Pending
+) -> None:
+    """It holds what was written; nor is that of one that has failed."""
+    results = [torch.ones(1) for _ in range(3)]
+    works = [kind(is_over=True), Work()]
+    known.begin(works[0], results[:2])
+    known.begin(works[1], results[2:])
+    references = [weakref.ref(work) for work in works]
+    works.clear()
+    getattr(known, which)()
+
+    assert [reference() is not None for reference in references] == [False, True]
+    assert [is_pending(result) for result in results] == [False, False, True]
+
+
+def test_one_that_is_never_over_keeps_no_others_alive(known: Pending) -> None:
+    """As a message that nobody sends."""
+    results = [torch.ones(1) for _ in range(2)]
+    known.begin(Work(), results[:1])
+    known.begin(work := Work(is_over=True), results[1:])
+    reference = weakref.ref(work)
+    del work
+    known.let_go_of_oldest()
+    assert reference() is not None
+    known.let_go()
+
+    assert reference() is None
+    assert is_pending(results[0])
+
+
+def test_memory_that_is_written_again_is_pending_for_the_newer(known: Pending) -> None:
+    """The older one being over says nothing."""
+    result = torch.ones(1)
+    known.begin(Work(is_over=True), [result])
+    known.begin(Work(), [result])
+    known.let_go()
+
+    assert is_pending(result)
 
 
 def test_a_collective_that_has_failed_has_written_nothing(known: Pending) -> None:
@@ -82,16 +132,15 @@ def test_a_collective_that_has_failed_has_written_nothing(known: Pending) -> Non
 def test_a_number_of_results_that_never_end_is_remembered(
     known: Pending, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that come on top are not; handles that are gone make room."""
+    """Those that come on top are not; handles that are over make room."""
     monkeypatch.setattr(pending, "MAX_PENDING", 2)
-    work: Any = Work()
+    work = Work()
     results = [torch.ones(1) for _ in range(3)]
     known.begin(work, results)
     assert [is_pending(result) for result in results] == [True, True, False]
-    del work
-    gc.collect()
-    new = Work()
-    known.begin(new, results[2:])
+    _over(work)
+    known.let_go()
+    known.begin(Work(), results[2:])
 
     assert is_pending(results[2])
 

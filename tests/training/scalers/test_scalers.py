@@ -15,8 +15,14 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training.scalers.loss_scaler import LossScaler, Reader, as_outcome
+from ampwatch.training.scalers.loss_scaler import (
+    NOT_KNOWN,
+    LossScaler,
+    Reader,
+    as_outcome,
+)
 from ampwatch.training.scalers.rows import ROWS, row_of
+from ampwatch.training.targets import check_targets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -385,6 +391,29 @@ def test_an_engine_is_found_by_the_model_that_it_trains() -> None:
 
 
 @pytest.mark.usefixtures("frameworks")
+@pytest.mark.parametrize("holder", ["param_groups", "param_lists", "float16_groups"])
+def test_an_optimizer_of_a_framework_is_found_by_the_parameters_that_it_holds(holder: str) -> None:
+    """One that holds those of another model trains that one, and an optimizer of torch's goes first."""
+    models = [nn.Linear(2, 2) for _ in range(3)]
+    optimizers = [MegatronOptimizer() for _ in models[:2]]
+    for optimizer, model in zip(optimizers, models, strict=False):
+        groups = [list(model.parameters())]
+        setattr(optimizer, holder, [{"params": groups[0]}] if holder == "param_groups" else groups)
+    torchs = torch.optim.SGD(models[0].parameters(), lr=0.1)
+    found = [check_targets(model, None, None).loss_scaler for model in models]
+    owners = [None if scaler is None else scaler.calls[0].owner for scaler in found]
+    assert owners == [*optimizers, None]
+    assert check_targets(models[0], None, torchs).loss_scaler is None
+
+
+@pytest.mark.usefixtures("frameworks")
+def test_a_scaler_that_holds_no_parameters_is_not_guessed() -> None:
+    scaler = Apex()
+    assert check_targets(nn.Linear(2, 2), None, None).loss_scaler is None
+    assert check_targets(nn.Linear(2, 2), scaler, None).loss_scaler is not None
+
+
+@pytest.mark.usefixtures("frameworks")
 def test_an_engine_that_has_changed_is_said_in_a_sentence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -435,6 +464,10 @@ def test_no_framework_is_in_use_before_it_is_loaded() -> None:
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": 0},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": "2000"},
         {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": "2"},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": "x"},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_interval": math.inf},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": None},
+        {"get_scale": None, "ends": (Scaler(), "step"), "growth_factor": torch.ones(2)},
         {"get_scale": None, "ends": (Scaler(), "step"), "backoff_factor": 2.0},
     ],
 )
@@ -487,17 +520,6 @@ def test_a_loss_that_is_not_scaled_now_has_no_scale_now(caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-@pytest.mark.parametrize("given", _NO_OUTCOMES)
-def test_what_is_no_outcome_is_said_once_and_counts_as_a_step(
-    given: object, caplog: pytest.LogCaptureFixture
-) -> None:
-    reader = Reader(LossScaler(None, (Scaler(), "step"), lambda _: given, name="mine"))
-    with caplog.at_level(logging.WARNING, "ampwatch"):
-        assert [reader.outcome(None) for _ in range(3)] == [False] * 3
-    (record,) = caplog.records
-    assert "expected True, False" in record.getMessage()
-
-
 @pytest.mark.parametrize("given", [0, 0.0, np.bool_(0), torch.tensor(0.0), torch.tensor([False])])
 def test_what_means_false_is_a_step_that_was_taken(given: object) -> None:
     assert as_outcome(given) is False
@@ -517,9 +539,47 @@ def test_end_iteration_never_raises_because_of_what_it_is_given(
         _, monitor = train(Scaler(), faults=frozenset(), watch=monitored(), after=after)
     assert monitor is not None
     assert monitor.last_step.step == STEPS - 1
-    assert monitor.last_step.skipped is False
+    assert monitor.last_step.skipped is (None if "skipped" in arguments else False)
     (said,) = [r.getMessage() for r in caplog.records if "end_iteration()" in r.getMessage()]
     assert "training goes on" in said
+
+
+UNREADABLE = [np.ones(2), torch.ones(2), torch.ones((), dtype=torch.complex64)]
+
+
+@pytest.mark.parametrize("given", UNREADABLE)
+def test_an_outcome_that_cannot_be_read_is_neither_a_step_nor_a_skip(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ends its iteration all the same, and is said once; one that can be read counts again."""
+    told: list[object] = [given, True, given, False]
+    model = nn.Linear(4, 4)
+    with (
+        caplog.at_level(logging.WARNING, "ampwatch"),
+        ampwatch.monitor(model, serve=False) as monitor,
+    ):
+        for outcome in told:
+            model(torch.randn(2, 4)).mean().backward()
+            monitor.end_iteration(loss_scale=given, skipped=outcome)
+            expected = outcome if isinstance(outcome, bool) else None
+            assert monitor.last_step.skipped is expected
+        assert monitor.last_step.step == len(told) - 1
+        assert counts(monitor) == (1, 2)
+        assert math.isnan(monitor.last_step.loss_scale)
+    said = [r.getMessage() for r in caplog.records if "end_iteration()" in r.getMessage()]
+    assert len(said) == 2
+    assert all("expected" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("given", UNREADABLE)
+def test_an_answer_that_cannot_be_read_is_said_once(
+    given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "ampwatch"):
+        reader = Reader(LossScaler(None, (Scaler(), "step"), lambda returned: returned))
+        answers = [reader.outcome(returned) for returned in (given, True, given, False)]
+    assert answers == [NOT_KNOWN, True, NOT_KNOWN, False]
+    assert len(caplog.records) == 1
 
 
 # The one line where no iteration ends.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from ampwatch.diagnosis.evidence.replicas import GROUPS
+from ampwatch.training.hooks.events import IterationClosing
 from ampwatch.training.sensors.state import checksums
+from tests.training.bench import Bench
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.float8_e4m3fn)
 
@@ -21,7 +24,7 @@ def sums(*weights: torch.Tensor) -> list[tuple[int, ...]]:
         found.append(
             tuple(sum(int(limbs[i][g]) << 16 * i for i in range(3)) for g in range(len(part)))
         )
-    return found
+    return list(dict.fromkeys(found))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -81,3 +84,39 @@ def test_every_element_is_in_one_part_and_one_group(monkeypatch: pytest.MonkeyPa
 def test_a_model_without_weights_has_no_part() -> None:
     """Nothing is checked."""
     assert sums() == []
+
+
+def summed(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, *, any_device: bool = False
+) -> list[str]:
+    """The parameters that a check of a model sums."""
+    found: list[str] = []
+
+    def noted(weights: list[tuple[str, torch.Tensor]], group: list[checksums._Span]) -> object:
+        found.extend(weights[span.number][0] for span in group)
+        return torch.zeros((), dtype=torch.int64)
+
+    monkeypatch.setattr(checksums, "_sum", noted)
+    if any_device:
+        monkeypatch.setattr(checksums, "is_plain", lambda _: True)
+    bench = Bench([model])
+    bench.iteration.step = 0
+    checksums.ChecksumSensor(bench.context).iteration_closing(IterationClosing(has_nonfinite=False))
+    return list(dict.fromkeys(found))
+
+
+def test_weights_on_several_devices_are_not_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To bring the sums together would wait for a device; a meta tensor stands for one there."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    assert summed(model, monkeypatch) == ["0.weight", "1.weight"]
+    model[1].to("meta")
+
+    assert summed(model, monkeypatch, any_device=True) == []
+
+
+def test_flat_parameters_and_their_views_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are of the class of any other parameter, and another part in each rank."""
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[1].weight._fsdp_flattened = True  # type: ignore[assignment]
+
+    assert summed(model, monkeypatch) == ["0.weight"]

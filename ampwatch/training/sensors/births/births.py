@@ -15,7 +15,7 @@ from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Origin, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.admission import is_pending, local_part, stored
+from ampwatch.training.kernels.admission import is_there, local_part, stored
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.tensors import tensors_in
@@ -369,7 +369,7 @@ def _adds_up(tensor: Tensor) -> bool:
 
 
 def _is_readable(tensor: Tensor) -> bool:
-    return is_dense(tensor) and tensor.is_cpu and tensor.numel() > 0 and not is_pending(tensor)
+    return is_dense(tensor) and tensor.is_cpu and tensor.numel() > 0 and is_there(tensor)
 
 
 def _storage(tensor: Tensor) -> int:

@@ -14,7 +14,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Origin
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.kernels.admission import is_pending
+from ampwatch.training.kernels.admission import is_there
 from ampwatch.training.model.module_stack import ACCUMULATES
 from ampwatch.training.ops.operands import FLOATS
 from ampwatch.training.private import schema_of, sequence_number
@@ -120,9 +120,9 @@ def _is_readable(value: Any) -> bool:
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.is_cpu
-        and not is_pending(value)
         and value.dtype in FLOATS
         and 0 < value.numel() <= MAX_NUMEL
+        and is_there(value)
     )
 
 

@@ -325,7 +325,7 @@ class ReplaySensor(Sensor):
     def _check_loss(self, losses: Sequence[Any]) -> bool:
         """Keep what the graph of a loss says that is known not to be finite; return whether one is."""
         step = self._context.iteration.step
-        if self._is_followed or not self._is_wanted or not self._pace.allows(step):
+        if self._is_followed or not self._is_listening or not self._pace.allows(step):
             return False
         bad = [loss for loss in losses if _is_known_bad(loss)]
         if bad and self._hooked_at != step:

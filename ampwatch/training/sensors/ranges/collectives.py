@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from ampwatch.training.devices import is_capturing
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.pending import PENDING
 
 if TYPE_CHECKING:
-    from ampwatch.training.hooks.events import CollectiveBegan, CollectiveWaited
+    from ampwatch.training.hooks.events import CollectiveBegan, CollectiveWaited, IterationOpened
 
 
 class CollectiveSensor(Sensor):
@@ -47,8 +48,16 @@ class CollectiveSensor(Sensor):
 
     def collective_began(self, event: CollectiveBegan) -> None:
         """Have nobody read the results until somebody has waited for them."""
+        # While a CUDA graph is captured, asking for an event would break the capture.
+        if not is_capturing():
+            PENDING.let_go_of_oldest()
         PENDING.begin(event.work, event.targets)
 
     def collective_waited(self, event: CollectiveWaited) -> None:
         """Have the results read again."""
         PENDING.end(event.work)
+
+    def iteration_opened(self, _event: IterationOpened) -> None:
+        """Hold no handle of a collective that is over."""
+        if PENDING and not is_capturing():
+            PENDING.let_go()

@@ -116,6 +116,7 @@ class NoIteration(Sensor):
         """Take note of steps that end no iteration."""
         if self._context.registry.index_of(event.optimizer) is None:
             self._strangers = type(event.optimizer).__qualname__
+            self._bus.ownership.has_company = True
         else:
             self._own_steps += 1
 

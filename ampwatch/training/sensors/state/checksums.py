@@ -21,6 +21,7 @@ from ampwatch.diagnosis.evidence.replicas import GROUPS, CheckedWeights, WeightC
 from ampwatch.training.devices import HOST, is_capturing
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import admit
+from ampwatch.training.model.flat import is_in_flat
 from ampwatch.training.ops.values import is_plain
 from ampwatch.wire.records import ChecksumRecord
 
@@ -87,7 +88,8 @@ class _Plan:
 class ChecksumSensor(Sensor):
     """Sums the bits of weights, and compares the sums with those of the other ranks.
 
-    Weights that are spread over the ranks (DTensor, FSDP) are left out.
+    Weights that are spread over the ranks (DTensor, FSDP) are left out. Where weights lie on several
+    devices none are summed: to bring the sums together would wait for one.
 
     Args:
         context: Shared parts of a training of several ranks.
@@ -112,6 +114,8 @@ class ChecksumSensor(Sensor):
         if position > 1 or is_capturing():
             return
         weights = self._weights()
+        if len({p.device for _, p in weights}) != 1:
+            return
         if position == 0 or self._plan is None:
             self._plan = _plan(weights)
         plan = self._plan
@@ -126,9 +130,6 @@ class ChecksumSensor(Sensor):
             parts=len(plan.parts),
             places=tuple(_place(group) for group in plan.parts[part]),
         )
-        devices = {total.device for total in sums}
-        if len(devices) != 1:
-            return
 
         def take(limbs: Sequence[float]) -> None:
             self._take(check, position, limbs)
@@ -137,7 +138,9 @@ class ChecksumSensor(Sensor):
 
     def _weights(self) -> list[tuple[str, Tensor]]:
         weights = [
-            (name, p) for name, p in self._names.parameters() if p.requires_grad and is_plain(p)
+            (name, p)
+            for name, p in self._names.parameters()
+            if p.requires_grad and is_plain(p) and not is_in_flat(p)
         ]
         return weights if len(weights) <= MAX_WEIGHTS else []
 
@@ -173,13 +176,13 @@ def _digest(check: WeightCheck) -> int:
 
 
 def _plan(weights: Sequence[tuple[str, Tensor]]) -> _Plan:
-    """Divide weights into parts of a bounded size, of about ``GROUPS`` equal groups each."""
+    """Divide weights of one device into parts of a bounded size, of about ``GROUPS`` equal groups each."""
     described = [(name, tuple(p.shape), str(p.dtype)) for name, p in weights]
     layout = zlib.crc32(repr(described).encode("utf-8", "backslashreplace"))
     total = sum(p.numel() * p.element_size() for _, p in weights)
     if not total:
         return _Plan(layout, [])
-    is_on_host = all(p.device.type == HOST for _, p in weights)
+    is_on_host = weights[0][1].device.type == HOST
     num_parts = math.ceil(total / (HOST_BYTES if is_on_host else DEVICE_BYTES))
     # Whole elements of every kind: a group is one at least, and a small model has one part.
     room = 8 * math.ceil(total / (num_parts * GROUPS * 8))
@@ -203,7 +206,7 @@ def _place(group: Sequence[_Span]) -> tuple[str, str]:
 
 
 def _sum(weights: Sequence[tuple[str, Tensor]], group: Sequence[_Span]) -> Tensor:
-    """Return the checksum of a group, int64 of no dimension, on the device of its first weight."""
+    """Return the checksum of a group, int64 of no dimension, on the device of the weights."""
     sums: list[Tensor] = []
     for span in group:
         parameter = weights[span.number][1].detach()
@@ -220,9 +223,9 @@ def _sum(weights: Sequence[tuple[str, Tensor]], group: Sequence[_Span]) -> Tenso
             wide = block ^ (block >> 32) if is_wide else block.to(torch.int32)
             # Not linear: two elements that move by a bit in opposite directions do not cancel.
             mixed = (wide + _MIX).mul_(wide)
-            sums.append(mixed.sum(dtype=torch.int64).to(weights[group[0].number][1].device))
+            sums.append(mixed.sum(dtype=torch.int64))
     if not sums:
-        return torch.zeros((), dtype=torch.int64)
+        return torch.zeros((), dtype=torch.int64, device=weights[group[0].number][1].device)
     return torch.stack(sums).sum()
 
 

@@ -22,3 +22,17 @@ def test_a_number_of_the_program_in_the_loss_is_read_under_a_mode() -> None:
 
     assert trace is not None
     assert [birth.op for birth in trace.births] == ["log"]
+
+
+def test_what_was_freed_is_not_read() -> None:
+    """As FSDP does with the weights it has gathered: the shape stays, the memory is gone."""
+    weight = torch.zeros(2, requires_grad=True)
+    gathered = torch.ones(2)
+    before = torch._C._autograd._get_sequence_nr()
+    loss = (weight * gathered).log().sum()
+    gathered.untyped_storage().resize_(0)
+
+    trace = loss_trace([loss], before, 5)
+
+    assert trace is not None
+    assert [birth.op for birth in trace.births] == ["log"]

@@ -11,6 +11,7 @@ import torch._dynamo
 from torch import nn
 
 import ampwatch
+from ampwatch.training.sensors.births import replaying
 from ampwatch.training.sensors.births.replay import Replay
 from ampwatch.training.sensors.births.replaying import Pace
 
@@ -310,6 +311,34 @@ def test_no_memory_ends_it_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert not found
     assert "there was no memory for a replay" in " ".join(report.split())
+
+
+def test_where_nothing_is_replayed_the_graph_of_a_loss_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it begins is not known then, and what is before it may be freed, as in FSDP."""
+    asked: list[Any] = []
+
+    def run(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Replay, "run", run)
+    monkeypatch.setattr(replaying, "loss_trace", lambda *given: asked.append(given))
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    failing = (FAULTY, FAULTY + 40)
+    with ampwatch.monitor(net, scaler, optimizer=optimizer, serve=False):
+        for step in range(FAULTY + 42):
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = net(torch.randn(4, 8)) * (3e6 if step in failing else 1.0)
+            optimizer.zero_grad()
+            scaler.scale(out.float().square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert [step for _, _, step in asked] == [FAULTY]
 
 
 def test_a_storm_is_not_replayed_step_by_step() -> None:

@@ -81,7 +81,7 @@ from tests.promises.conftest import ahead
 from tests.trainings import Run, build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = ahead
 
@@ -246,7 +246,11 @@ def _compiling_run() -> Run:
 
 
 CLIPPED = ("ClippingSensor.clipping_by_norm", "ScaledGradientSensor.unscaling")
-UNSCALED = ("DirectGradientSensor.optimizer_stepping", "RootLosses.backward_began")
+UNSCALED = (
+    "DirectGradientSensor.optimizer_stepping",
+    "RootLosses.backward_began",
+    "missed_steps",
+)
 
 
 def _faulty_run(what: str = "") -> Run:
@@ -346,9 +350,23 @@ SCALED = (
     "gradient_use",
     "clipping",
     "autocast_backward",
+    "programs",
+    "no_iteration",
+    "ownership",
 )
-UNWATCHED = ("losses",)
+UNWATCHED = ("losses", "missed_steps")
 """Guards of what is there without a scaler only."""
+
+
+@pytest.fixture
+def neighbour(name: str) -> Iterator[None]:
+    """Have another training watched, where whose something is is only asked beside one."""
+    if name != "ownership":
+        yield
+        return
+    model = torch.nn.Linear(2, 2)  # a monitor whose model is gone is closed
+    with ampwatch.monitor(model, serve=False):
+        yield
 
 
 def test_the_guards_of_a_monitor_are_those_that_are_tested() -> None:
@@ -364,6 +382,7 @@ def test_the_guards_of_a_monitor_are_those_that_are_tested() -> None:
 
 
 @pytest.mark.parametrize("name", [*SCALED, *UNWATCHED])
+@pytest.mark.usefixtures("neighbour")
 def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

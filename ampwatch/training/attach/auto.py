@@ -236,6 +236,7 @@ class Attacher:
         # Late: a program that imports torch and trains nothing should not pay for all of ampwatch.
         from ampwatch.training.attach.owners import models_of  # noqa: PLC0415
         from ampwatch.training.monitor import Monitor, watch_unasked  # noqa: PLC0415
+        from ampwatch.training.scalers.rows import living  # noqa: PLC0415
 
         if Monitor.num_asked_for:
             self.remove()
@@ -244,6 +245,10 @@ class Attacher:
             w for w, of in self._watches if scaler is not None and of is not None and of() is scaler
         ]
         models = models_of([*optimizers, *_like_optimizers(foreign)])
+        if foreign is None and scaler is None and not models and any(living(())):
+            # Copies in float32 that an engine has made of its model's parameters, and steps once while it
+            # is made itself. The first backward finds it whole.
+            return
         given: Any = scaler if foreign is None else foreign[1]
         if self._covers(models, scaler):
             self._stop_waiting(optimizers)
@@ -254,7 +259,9 @@ class Attacher:
             watch = watch_unasked(
                 models or None,
                 given,
-                optimizer=optimizers if optimizers and (several or not models) else None,
+                optimizer=optimizers
+                if optimizers and foreign is None and (several or not models)
+                else None,
                 serve=self._serve,
                 step=max([step, *(w.last_step.step + 1 for w in same)]),
             )

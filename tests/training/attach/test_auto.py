@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -278,3 +280,48 @@ def test_parameters_without_a_module_are_watched_through_their_optimizer(
 
     (watch,) = attacher.watches
     assert watch.last_step.step == 4
+
+
+class DeepSpeedEngine:
+    """Steps an optimizer over copies of its model's parameters, for the first time while it is made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        copies = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
+        self.inner = torch.optim.SGD(copies, lr=0.1)
+        for copy in copies:
+            copy.grad = torch.zeros_like(copy)
+        self.inner.step()
+        self.module = model
+        self.global_steps = self.skipped_steps = 0
+        self.cur_scale = 8.0
+        self.optimizer = self
+
+    def fp16_enabled(self) -> bool:
+        return True
+
+    def step(self) -> None:
+        self.global_steps += 1
+        self.skipped_steps += 1
+        self.cur_scale /= 2.0
+
+
+def test_an_engine_that_steps_copies_is_found_when_it_is_whole(
+    attacher: Attacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at the step of its own optimizer, whose parameters no model holds."""
+    module = ModuleType("deepspeed.runtime.engine")
+    module.DeepSpeedEngine = DeepSpeedEngine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    gc.collect()
+    model = nn.Linear(4, 4)
+    engine = DeepSpeedEngine(model)
+    assert not attacher.watches
+
+    for _ in range(3):
+        (model(torch.ones(2, 4)).sum() * engine.cur_scale).backward()  # type: ignore[no-untyped-call]
+        engine.step()
+
+    (watch,) = attacher.watches
+    assert watch.models == [model]
+    assert (watch.last_step.step, watch.last_step.skipped) == (2, True)
+    assert watch.last_step.loss_scale == engine.cur_scale == 1.0

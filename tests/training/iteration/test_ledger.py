@@ -86,6 +86,7 @@ class LateSample:
     def __init__(self) -> None:
         self.arrived = False
         self.topics = {Topic.GRADIENT}
+        self.incomplete: set[Topic] = set()
         self.ranges = [TensorRange(Topic.GRADIENT, "w", "", "float32", ExponentHistogram(numel=1))]
 
     def has_arrived(self) -> bool:

@@ -222,9 +222,7 @@ class Diagnosis:
         self.totals.add(iteration, verdict)
         self.iterations += 1
         skipped = tuple(sorted([i for i, found in iteration.found_inf.items() if found]))
-        # What ended the iteration may not have been able to tell.
-        is_told = iteration.scaler is None or iteration.scale_given or iteration.applied_directly
-        outcome = bool(skipped) if is_told or iteration.found_inf else None
+        outcome = bool(skipped) if iteration.is_told or iteration.found_inf else None
         self.last_step = LastStep(iteration.step, outcome, iteration.loss_scale, skipped)
         self._record(iteration, verdict)
         self._run_guarded(self._detect, iteration, verdict)

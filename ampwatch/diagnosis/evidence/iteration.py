@@ -100,6 +100,7 @@ class Iteration:
             the newest one's dtype; empty if there was none.
         topics: What was measured in this iteration, whether or not it had any tensors.
         incomplete: Those of them of which a tensor was not measured, or not as it came to be.
+        is_told: Whether it is known if the step was taken: what ended it may not have been able to tell.
         ranges: The measurements.
         census: The ops, if they were counted.
         window: The kernels, if a profiler window has ended with this iteration.
@@ -122,6 +123,7 @@ class Iteration:
     loss_dtype: str = ""
     topics: frozenset[Topic] = frozenset()
     incomplete: frozenset[Topic] = frozenset()
+    is_told: bool = True
     ranges: Sequence[TensorRange] = field(default=())
     census: OpCensus | None = None
     window: Window | None = None

@@ -582,7 +582,9 @@ def _complete(frame: Iteration, found_inf_of: list[int], values: list[float]) ->
     verdicts: dict[int, bool] = {}
     for column, index in enumerate(found_inf_of, FOUND_INF):
         # NaN is what the caller of `end_iteration` could not tell: neither a step nor a skip.
-        if not math.isnan(values[column]):
+        if math.isnan(values[column]):
+            frame.is_told = False
+        else:
             verdicts[index] = verdicts.get(index, False) or values[column] > 0
     frame.other_found_inf = verdicts.pop(NOT_STEPPED, False)
     frame.found_inf = verdicts

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FIRST_BACKWARDS = 3
-"""Calls of backward, less one, at which a scaler that is not torch's is looked for."""
+EARLY_BACKWARDS = 2
+"""First unwatched calls of backward at which a scaler that is not torch's is looked for."""
 
 UNWATCHED = 64
-"""Calls of backward that run unwatched until that is said."""
+"""Calls of backward that run unwatched until that is said, and such a scaler is looked for once more."""
 
 GradScaler = torch.amp.GradScaler
 logger = logging.getLogger("ampwatch")
@@ -150,8 +150,19 @@ class Attacher:
             self._steps[kind] = listen(kind, "step", after=self._guarded(self._stepped_alone))
 
     def _backward_begins(self, *_: Any) -> None:
-        if not any(not watch.closed for watch, _ in self._watches):
+        if self._is_nobody_watched():
             self._guard.run(self._backward_of_nobody)
+
+    def _is_nobody_watched(self) -> bool:
+        return all(watch.closed for watch, _ in self._watches)
+
+    def _looks_at(self, backward: int) -> bool:
+        """Whether a scaler that is not torch's is looked for at an unwatched call of backward.
+
+        At the first ones, and rarely after: with a framework of a row it is a pass over all objects.
+        """
+        is_its_turn = backward <= EARLY_BACKWARDS or backward == UNWATCHED
+        return is_its_turn and not any(s.is_enabled() for s in _living(self._scalers))
 
     def _backward_of_nobody(self) -> None:
         """Attach to a scaler that is not torch's; say that there is nothing else to attach to."""
@@ -159,9 +170,7 @@ class Attacher:
         from ampwatch.training.scalers.rows import living  # noqa: PLC0415
 
         self._backwards += 1
-        scalers = [s for s in _living(self._scalers) if s.is_enabled()]
-        # At the first ones, and rarely after: with a framework of a row it is a pass over all objects.
-        if not scalers and (self._backwards < FIRST_BACKWARDS or self._backwards == UNWATCHED):
+        if self._looks_at(self._backwards):
             for row, instance in living(()):
                 self._attach(_living(self._waiting), None, 0, (row, instance))
                 return
@@ -245,9 +254,11 @@ class Attacher:
             w for w, of in self._watches if scaler is not None and of is not None and of() is scaler
         ]
         models = models_of([*optimizers, *_like_optimizers(foreign)])
-        if foreign is None and scaler is None and not models and any(living(())):
+        is_for_backward = self._is_nobody_watched() and self._looks_at(self._backwards + 1)
+        if foreign is None and not models and is_for_backward and any(living(())):
             # Copies in float32 that an engine has made of its model's parameters, and steps once while it
-            # is made itself. The first backward finds it whole.
+            # is made itself. The next backward finds it whole. Only where that looks: to come here again
+            # at each step would be a pass over all objects each time.
             return
         given: Any = scaler if foreign is None else foreign[1]
         if self._covers(models, scaler):

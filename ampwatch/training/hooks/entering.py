@@ -31,13 +31,13 @@ class Entrance:
         self._handles = handles
         self._channel = bus.channel(CompiledEntering)
         self._is_heard = False
-        if not self.hear() and (not SEES_COMPILED or _frames() is not None):
+        if not self.hear() and (not SEES_COMPILED or eval_frame() is not None):
             bus.runs_compiled = bus.runs_compiled or may_compile()
 
     def hear(self) -> bool:
         """Listen where compiled code is entered; return whether that can be heard."""
         # Whoever calls torch.compile has imported it; importing it here would take a second.
-        frames = _frames()
+        frames = eval_frame()
         if not (
             SEES_COMPILED and hasattr(frames, ENTERS_COMPILED) and hasattr(module, ASKS_FOR_HOOKS)
         ):
@@ -69,7 +69,3 @@ class Entrance:
         if not self._bus.runs_compiled:
             self._bus.runs_compiled = True
             self._channel.emit(CompiledEntering())
-
-
-def _frames() -> Any:
-    return eval_frame()

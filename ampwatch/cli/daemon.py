@@ -30,7 +30,11 @@ examples:
 
 On loopback only the names localhost, 127.0.0.1 and [::1] are answered, and the one given
 with --host; through `kubectl port-forward` or `ssh -L` the page is at localhost as well.
-Anybody who can connect can read: beyond loopback, give a web-config file.
+
+It answers who sends the token of its user, which `ampwatch url` prints; or, if there is a
+web-config file that asks who comes, whom that knows. The daemon of a machine has no one
+user: on loopback it answers every user of the machine, so beyond it give a web-config
+file. AMPWATCH_READERS=token asks for a token there too, =all asks nobody.
 """
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ampwatch import __version__
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import web_config
+from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.detach import detach
 from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_all
 from ampwatch.host.daemon.handler import parse_address
@@ -109,7 +110,11 @@ class Daemon:
             is_stuck=self._is_stuck,
             https=web.tls is not None,
         )
-        self._server = Server(settings.host, settings.port, site, web, _own_names(options))
+        directory = runtime_directory(settings.runtime_dir)
+        self._access = Access(site.scope, settings.readers, directory)
+        self._server = Server(
+            settings.host, settings.port, site, web, _own_names(options), self._access
+        )
         self._scheme = "https" if web.tls else "http"
         self._polled_at = self._busy_at = time.monotonic()
 
@@ -125,12 +130,23 @@ class Daemon:
             version=__version__,
             layout=LAYOUT,
             ring_directories=tuple(map(os.path.realpath, places)),
+            wants_token=self.wants_token,
         )
 
     @property
+    def wants_token(self) -> bool:
+        """True if readers need the token of the user."""
+        return self._access.wants_token(asks_who=self._server.asks_who)
+
+    @property
     def is_open_to_all(self) -> bool:
-        """True if other machines are answered without a password or certificate."""
-        return not (self._server.is_loopback or self._server.asks_who)
+        """True if other machines are answered whoever asks."""
+        return not (self._server.is_loopback or self._server.asks_who or self.wants_token)
+
+    @property
+    def shows_token(self) -> bool:
+        """True if the token crosses the network in clear."""
+        return self.wants_token and not (self._server.is_loopback or self._server.is_tls)
 
     def run(self, lock: DaemonLock) -> None:
         """Serve until a signal ends it, or until idle; then let go of everything.
@@ -234,6 +250,13 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
     logger.info("ampwatch %s serves %s as pid %d", __version__, info.url, info.pid)
     if daemon.is_open_to_all:
         logger.warning("anybody who can connect to %s can read: give a --web.config.file", info.url)
+    if daemon.shows_token:
+        logger.warning(
+            "clients from elsewhere send the token to %s in clear: give a --web.config.file with TLS",
+            info.url,
+        )
+    if daemon.wants_token:
+        logger.info("it asks for a token: `ampwatch url` prints the address with it")
     daemon.run(lock)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from ampwatch.host.daemon.site import Request, Response, sentence
-from ampwatch.wire.rendezvous.probe import SERVICE, realm
+from ampwatch.wire.rendezvous.probe import SERVICE
 
 if TYPE_CHECKING:
     from ampwatch.host.daemon.server import Server
@@ -21,6 +21,8 @@ SECURITY_HEADERS = {
     # Plotly sets styles in attributes and draws images from data: URLs.
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:",
     "X-Content-Type-Options": "nosniff",
+    # An address may have a token in it.
+    "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 
@@ -34,6 +36,8 @@ MAX_QUOTED = 200
 """Text of a client that is repeated, to it and in the log. Unit: characters."""
 
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
+
+_QUERY = re.compile(r"\?\S+")
 
 logger = logging.getLogger(__name__)
 
@@ -93,12 +97,14 @@ class Handler(BaseHTTPRequestHandler):
             # A page elsewhere can point its own name to 127.0.0.1 and read what it likes then.
             text = f"Expected a Host of {', '.join(sorted(allowed))}, got {address[0]}: the daemon listens on loopback only. Come by localhost, or start it with --host."
             return sentence(HTTPStatus.FORBIDDEN, text)
-        auth = self.server.auth
-        if auth is not None and not auth.allows(self.headers.get("Authorization", "")):
-            challenge = f'Basic realm="{realm(self.server.site.scope)}", charset="UTF-8"'
-            text = "Expected a user name and password of basic_auth_users."
-            return sentence(HTTPStatus.UNAUTHORIZED, text, WWW_Authenticate=challenge)
-        return None
+        return self.server.access.refusal(
+            self.path,
+            self.headers,
+            auth=self.server.auth,
+            asks_who=self.server.asks_who,
+            port=address[1] or str(self.server.standard_port),
+            is_tls=self.server.is_tls,
+        )
 
     def _request(self) -> Request:
         path, _, fields = self.path.partition("?")
@@ -164,7 +170,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer a request that the base class could not parse."""
         self.close_connection = True
         status = HTTPStatus(code)
-        self._send(sentence(status, (message or status.phrase)[:MAX_QUOTED]))
+        self._send(sentence(status, _without_query(message or status.phrase)[:MAX_QUOTED]))
 
     def version_string(self) -> str:
         """Name the server, without a version that would lead to its weaknesses."""
@@ -172,7 +178,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log a request at the level of details."""
-        logger.debug("%s %s", self.client_address[0], (format % args)[:MAX_QUOTED])
+        logger.debug("%s %s", self.client_address[0], _without_query(format % args)[:MAX_QUOTED])
+
+
+def _without_query(text: str) -> str:
+    """Return what is said of a request without what may be secret in it: its query."""
+    return _QUERY.sub("?...", text)
 
 
 def _takes_gzip(accept_encoding: str) -> bool:

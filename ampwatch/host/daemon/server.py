@@ -23,6 +23,7 @@ from ampwatch.host.daemon.handler import Handler
 from ampwatch.wire.rendezvous import probe
 
 if TYPE_CHECKING:
+    from ampwatch.host.daemon.access import Access
     from ampwatch.host.daemon.site import Site
     from ampwatch.host.daemon.web_config import WebConfig
 
@@ -63,6 +64,7 @@ class Server(ThreadingHTTPServer):
         site: What to serve.
         web: How to protect it.
         more_hosts: Names to be known by besides its own, where names are checked.
+        access: Who may read.
 
     Raises:
         DaemonError: If it cannot listen there.
@@ -70,6 +72,7 @@ class Server(ThreadingHTTPServer):
     Attributes:
         is_loopback: Only this machine can connect.
         asks_who: Clients need a password or a certificate.
+        is_tls: Connections are TLS.
         allowed_hosts: The names that clients must come by; empty for any.
     """
 
@@ -79,11 +82,19 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 64
 
     def __init__(
-        self, host: str, port: int, site: Site, web: WebConfig, more_hosts: frozenset[str]
+        self,
+        host: str,
+        port: int,
+        site: Site,
+        web: WebConfig,
+        more_hosts: frozenset[str],
+        access: Access,
     ) -> None:
         self.site = site
+        self.access = access
         self.headers = web.headers
         self.auth = BasicAuth(web.users) if web.users else None
+        self.is_tls = web.tls is not None
         self.standard_port = 443 if web.tls else 80
         self._tls = web.tls
         self.asks_who = bool(web.users) or (

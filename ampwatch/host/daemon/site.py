@@ -159,7 +159,6 @@ class Site:
             "scope": self.scope,
             "uid": os.geteuid(),
             "pid": os.getpid(),
-            "ranks": len(self._fleet.ranks()),
         }
         return json_response(health, HTTPStatus.SERVICE_UNAVAILABLE if stuck else HTTPStatus.OK)
 

@@ -86,7 +86,10 @@ def test_a_plain_client_gets_nothing_from_a_tls_port(place: Place, certificates:
         with pytest.raises(ssl.SSLCertVerificationError):
             ask(address, "/metrics", context=ssl.create_default_context())
 
-        assert ask(address, "/metrics", context=trusting(certificates)).status == HTTPStatus.OK
+        context = trusting(certificates)
+        assert ask(address, "/metrics", context=context).status == HTTPStatus.UNAUTHORIZED
+        right = f"Bearer {daemon.token}"
+        assert ask(address, "/sd", context=context, Authorization=right).status == HTTPStatus.OK
 
 
 def test_only_a_client_with_a_certificate_of_the_authority_is_served(

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Literal
 
 from ampwatch import __version__
 from ampwatch.errors import AmpwatchError
-from ampwatch.runtime import DAEMON_LOG, ring_directories, runtime_directory
+from ampwatch.runtime import DAEMON_LOG, ring_directories, runtime_directory, runtime_path
 from ampwatch.settings import ATTACH, ENVIRONMENT_PREFIX
 from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
+from ampwatch.wire.rendezvous.token import read_token
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -91,6 +92,18 @@ def daemon_is_running(settings: Settings) -> bool:
         return False  # whoever answers on the port does not say which directories it reads
     answer = probe.ask(settings.host, settings.port)
     return answer.is_daemon and (answer.scope == "machine" or answer.uid == os.geteuid())
+
+
+def token_for(settings: Settings, url: str) -> str:
+    """Return the token that the daemon at ``url`` wants of readers, if it is this user's; else empty."""
+    try:
+        directory = runtime_path(settings.runtime_dir)
+    except AmpwatchError:
+        return ""
+    info = read_info(directory)
+    if info is None or info.url != url or not info.wants_token:
+        return ""
+    return read_token(directory) or ""
 
 
 def _ring_directory(settings: Settings) -> str:

@@ -204,7 +204,9 @@ class Said:
         return self.path.with_suffix(BOXES)
 
     def finders_among(self, things: Iterable[str]) -> dict[str, list[int]]:
-        """Return the ranks that have found each of several things, in order of rank; what no rank has found is left out.
+        """Return the ranks that have found each of several things, in order of rank.
+
+        What no rank has found is left out.
 
         Cost: one read of what is new in the file, whatever their number.
         """

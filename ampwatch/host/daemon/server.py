@@ -387,7 +387,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _room() -> int:
     """Return how many connections there may be; take more descriptors for them if that is allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:  # a filter of system calls may know no limits
+        return RESERVED_DESCRIPTORS
     wanted = MAX_CONNECTIONS + RESERVED_DESCRIPTORS
     infinite = resource.RLIM_INFINITY
     if soft != infinite and soft < wanted:

@@ -69,7 +69,7 @@ def serving(
     site = Site(fleet, passes, machine=machine)
     access = Access(site.scope, readers, directory)
     server = Server("127.0.0.1", 0, site, web or WebConfig(), frozenset(), access)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = Thread(target=server.serve_forever)
     thread.start()
     try:
         yield Served(server, ensure_token(directory))

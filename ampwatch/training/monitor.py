@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import weakref
-from dataclasses import fields
+from dataclasses import fields, replace
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -192,6 +192,7 @@ class Monitor:
                 words_of(error),
             )
             self._closed = True
+            self.settings = replace(settings, level="off")  # which is what it is
             return
         _open.append(self)
         # atexit runs before modules are torn down, and not at all after a signal that kills: the daemon

@@ -132,17 +132,15 @@ class RingWatcher:
             if not seems_dead:
                 self._settled[path] = Settled(signature, NEVER, str(error), was_read=False)
             return False
-        if seems_dead:
-            # A program that closes all its descriptors lets go of the lock as one that ends does. The
-            # writer takes it again with its next record.
-            if not reader.writer_alive():
-                reader.close()
-                return False
-            self._forget_death(path, reader.identity)
-        if reader.inode != signature.inode:
-            # Replaced since it was listed: this file passed no check. The next poll lists it anew.
+        # Replaced since it was listed: this file passed no check. The next poll lists it anew.
+        is_replaced = reader.inode != signature.inode
+        # A program that closes all its descriptors lets go of the lock as one that ends does. The
+        # writer takes it again with its next record.
+        if is_replaced or (seems_dead and not reader.writer_alive()):
             reader.close()
             return False
+        if seems_dead:
+            self._forget_death(path, reader.identity)
         self._settled.pop(path, None)
         self._followed[path] = _Followed(reader, signature, signature.modified_ns)
         self._release(predecessors(self._settled, path.parent, reader.identity))

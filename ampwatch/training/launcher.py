@@ -162,12 +162,13 @@ def _elsewhere(settings: Settings) -> DaemonStatus | None:
         return None
     if answer.wants_certificate or not answer.is_daemon:
         return DaemonStatus("", "unavailable", _stranger(settings, answer))
-    if answer.scope == "machine":
+    # One of this user's was started with another runtime directory.
+    is_machine = answer.scope == "machine"
+    if is_machine or answer.uid == os.geteuid():
+        how_to_end = "the service manager" if is_machine else "`kill`"
         known = answer.version != ""
-        message = _mismatch(answer.version, answer.layout, "the service manager") if known else ""
+        message = _mismatch(answer.version, answer.layout, how_to_end) if known else ""
         return DaemonStatus(answer.url, "running", message or _doubt(settings, answer.url))
-    if answer.uid == os.geteuid():  # it was started with another runtime directory
-        return DaemonStatus(answer.url, "running", _doubt(settings, answer.url))
     msg = f"expected port {settings.port} for a daemon of uid {os.geteuid()}, got: it is held by {answer}, which may not read this user's runs; set AMPWATCH_PORT to a free port, or run one daemon for all with `ampwatch daemon --machine`"
     return DaemonStatus("", "unavailable", msg)
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import weakref
-from dataclasses import fields
+from dataclasses import fields, replace
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -184,7 +184,16 @@ class Monitor:
         except BaseException as error:
             self._outlet.forget()
             self._outlet.close(*_how_it_ended(error))
-            raise
+            # What the machine refuses, memory or descriptors, is no mistake of whoever called.
+            if not isinstance(error, (OSError, MemoryError)):
+                raise
+            logger.warning(
+                "expected room for a monitor, got: %s; this run is not watched, training is not affected",
+                words_of(error),
+            )
+            self._closed = True
+            self.settings = replace(settings, level="off")  # which is what it is
+            return
         _open.append(self)
         # atexit runs before modules are torn down, and not at all after a signal that kills: the daemon
         # sees from the ring that the process is gone.

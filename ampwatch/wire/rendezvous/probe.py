@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import ssl
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 
 from ampwatch.wire.rendezvous.lock import reachable
 from ampwatch.wire.rendezvous.port_owner import port_owner
+from ampwatch.wire.ring.text import parse_json
 
 SERVICE = "ampwatch"
 TIMEOUT_SECONDS = 0.3
@@ -136,7 +136,7 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
             if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenge:
                 return {"service": SERVICE, "scope": scope}
         # Bounded: on this port anybody may listen, and may send without end.
-        health = json.loads(response.read(MAX_ANSWER))
+        health = parse_json(response.read(MAX_ANSWER))
     except (ssl.SSLError, ConnectionError) as error:
         if _wants_certificate(error, agreed=agreed):
             raise _CertificateWantedError from error

@@ -242,7 +242,8 @@ def from_note(note: bytes) -> list[WeightCheck]:
     """Return the checks of a note; none if it is no such note."""
     try:
         return json.decode(note, type=list[WeightCheck])
-    except DecodeError:
+    # What is no UTF-8 is no DecodeError.
+    except (DecodeError, UnicodeDecodeError):
         return []
 
 

@@ -68,9 +68,21 @@ class Target:
             "AMPWATCH_RING_DIR": str(rings),
             "AMPWATCH_REPORT_DIR": str(place / "reports"),
             "AMPWATCH_PORT": "0",
+            # It ends by itself where this process could not end it.
+            "AMPWATCH_GRACE_SECONDS": "0",
+            "AMPWATCH_IDLE_EXIT_SECONDS": "5",
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
-        command = [sys.executable, "-m", "ampwatch", "daemon", "--no-gpu", "--log-level", "warning"]
+        command = [
+            sys.executable,
+            "-m",
+            "ampwatch",
+            "daemon",
+            "--auto",
+            "--no-gpu",
+            "--log-level",
+            "warning",
+        ]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         atexit.register(self.end)

@@ -74,8 +74,9 @@ def load(path: str) -> WebConfig:
     yaml = _required("yaml", "the web-config file")
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    # RecursionError: YAML may nest deeper than the parser's stack.
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    # Besides its own errors PyYAML raises AttributeError, IndexError and KeyError for tags that do not fit
+    # their values, and RecursionError for what nests too deeply.
+    except Exception as error:
         msg = f"expected a web-config file at {path!r}, got: {error}; see exporter-toolkit's web-configuration.md"
         raise DaemonError(msg) from error
     sections = _mapping(path, "the file", content, SECTIONS)

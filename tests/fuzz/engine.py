@@ -1,4 +1,7 @@
-"""Mutation of bytes, and the search for a defect: seeded, without coverage, by what becomes of each input."""
+"""Mutation of bytes, and the search for a defect: seeded, without coverage, by what becomes of each input.
+
+A target that knows its format better has a ``mutate`` of its own, which makes half of the mutants.
+"""
 
 from __future__ import annotations
 
@@ -158,6 +161,7 @@ def search(name: str, *, seed: int = 0, executions: int = 0, seconds: float = 0.
     chance = random.Random(f"{name} {seed}")
     words = [*BYTES, *getattr(module, "WORDS", ())]
     pool = [*module.SEEDS, *(path.read_bytes() for path in corpus(name))]
+    own = getattr(module, "mutate", None)
     outcome = Outcome(name)
     ways: set[object] = set()
     begun = time.monotonic()
@@ -165,7 +169,12 @@ def search(name: str, *, seed: int = 0, executions: int = 0, seconds: float = 0.
         not seconds or time.monotonic() - begun < seconds
     ):
         number = outcome.executions
-        data = pool[number] if number < len(pool) else mutant(chance, pool, words)
+        if number < len(pool):
+            data = pool[number]
+        elif own is not None and chance.random() < 0.5:
+            data = own(chance.choice(pool), chance)
+        else:
+            data = mutant(chance, pool, words)
         way, finding = attempt(module, data)
         outcome.executions += 1
         if finding is not None and finding.where not in outcome.findings:

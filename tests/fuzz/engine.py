@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import FrameType, ModuleType
 
+ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
 NO_TARGETS = {"__main__", "engine", "test_fuzz"}
 
@@ -143,9 +144,12 @@ def _bounded() -> Iterator[None]:
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     # A recursion may end at any of its frames: where it began, is the same each time.
-    ours = [f for f in frames if "/ampwatch/" in f.filename]
+    ours = [f for f in frames if Path(f.filename).is_relative_to(ROOT / "ampwatch")]
     frame = (ours[0] if isinstance(error, RecursionError) else ours[-1]) if ours else frames[-1]
-    return f"{type(error).__name__} at {frame.filename.rpartition('/ampwatch/')[2]}:{frame.name}"
+    path = Path(frame.filename)
+    # Said alike in every checkout, because results are kept.
+    place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+    return f"{type(error).__name__} at {place}:{frame.name}"
 
 
 def search(name: str, *, seed: int = 0, executions: int = 0, seconds: float = 0.0) -> Outcome:

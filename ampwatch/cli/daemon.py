@@ -30,7 +30,9 @@ examples:
 
 On loopback only the names localhost, 127.0.0.1 and [::1] are answered, and the one given
 with --host; through `kubectl port-forward` or `ssh -L` the page is at localhost as well.
-Anybody who can connect can read: beyond loopback, give a web-config file.
+Anybody who can connect can read: beyond loopback, give a web-config file. Without one only
+addresses, names without a domain or in a private one, and names of this machine are answered
+there, and the one given with --web.external-address. SIGHUP reads the file again.
 """
 
 
@@ -52,7 +54,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         dest="web_config_file",
         metavar="FILE",
         default="",
-        help="exporter-toolkit web-config: TLS, client certificates, basic auth; read at start",
+        help="exporter-toolkit web-config: TLS, client certificates, basic auth, rate limit; followed when it changes",
     )
     add(
         "--web.external-address",

@@ -45,7 +45,7 @@ def served(seen: Seen) -> Iterator[str]:
     # That of the site has the clock of the machine.
     site._feed = Feed(daemon.fleet, daemon.clock)
     server = Server("127.0.0.1", 0, site, WebConfig(), frozenset())
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/"

@@ -158,7 +158,7 @@ def test_an_address_that_is_not_to_be_had_says_why_and_what_to_do(
     def refuse(host: str, port: int) -> None:
         raise error
 
-    monkeypatch.setattr(server_module, "_resolve", refuse)
+    monkeypatch.setattr(server_module, "_listen", refuse)
 
     with pytest.raises(DaemonError, match=advice) as caught:
         Daemon(Settings(port=0), DaemonOptions())

@@ -126,7 +126,7 @@ def test_the_daemon_does_not_start_on_a_web_config_it_cannot_honour(
     place: Place, certificates: Path
 ) -> None:
     """One line on stderr that names the key, exit status 1, and no lock held."""
-    path = web_config(certificates, TLS + "rate_limit: {burst: 1}\n")
+    path = web_config(certificates, TLS + "rate_limit: {interval: 1s}\n")
     with place.command("daemon", "--web.config.file", path) as process:
         _, said = process.communicate(timeout=200)
 

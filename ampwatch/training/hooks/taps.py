@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Reentrant: whatever Python frees while it is held may close a monitor."""
+
 _taps: dict[tuple[type | ModuleType, str], _Tap] = {}
 
 
@@ -91,7 +93,10 @@ class _Tap:
         # iterates over the tuple it has read.
         self._listeners: tuple[Listener, ...] = ()
         self._wrapper = self._wrap()
-        setattr(owner, name, self._wrapper)
+
+    def put_on(self) -> None:
+        """Replace the method. Idempotent."""
+        setattr(self._owner, self._name, self._wrapper)
 
     def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
         # Locals of the closure cost one load less in each call than attributes of the tap.
@@ -295,6 +300,7 @@ def listen(  # noqa: PLR0913 - all but two by keyword
         tap = _taps.get((definer, name))
         if tap is None or not tap.is_in_place:
             tap = _taps[definer, name] = _Tap(definer, name, always_heard=always_heard)
+            tap.put_on()
         listener = Listener(tap, instance, before, after, returned, failed)
         tap.add(listener)
     return listener
@@ -333,6 +339,7 @@ def listen_to_function(
         tap = _taps.get((module, name))
         if tap is None or not tap.is_in_place:
             tap = _taps[module, name] = _FunctionTap(module, name)
+            tap.put_on()
         listener = Listener(tap, None, before, after, failed=failed)
         tap.add(listener)
     return listener

@@ -78,6 +78,41 @@ def unbroken(work: Callable[P, T]) -> Callable[P, T]:
     return waited
 
 
+class OneAtATime:
+    """Lets one call in at a time, and has no other wait: neither of another thread nor of its own.
+
+    Not a lock: an interrupt may come between the call that takes one and the place that knows of
+    it, and then it is never given back.
+    """
+
+    __slots__ = ("_by",)
+
+    def __init__(self) -> None:
+        self._by: dict[str, int] = {}
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether a call is in."""
+        return bool(self._by)
+
+    def run(self, work: Callable[..., object], *arguments: Any) -> bool:
+        """Call ``work(*arguments)`` unless a call is in; return whether it was called."""
+        if self._by:
+            return False
+        me = get_ident()
+        try:
+            # Atomic, with the GIL and without.
+            if self._by.setdefault("by", me) != me:
+                return False
+            work(*arguments)
+            self._by.clear()
+        except BaseException:
+            if self._by.get("by") == me:
+                self._by.clear()
+            raise
+        return True
+
+
 class Account:
     """Host time spent by the guards that share it.
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.guard import OneAtATime
 from ampwatch.training.devices import Link, PinningError
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class Deferred:
         self._width = width
         self._free: deque[_LandingSlot] | None = None
         self.flying: deque[_Reading] = deque()
-        # The thread that polls. Not a lock: an interrupt may come between taking one and knowing it.
-        self._polling: dict[str, int] = {}
+        self._polling = OneAtATime()
 
     def prepare(self) -> None:
         """Allocate the pinned memory: pinning is slow and may stop the device.
@@ -126,16 +125,8 @@ class Deferred:
         """Hand over what has arrived, oldest first. Never waits."""
         # Sensors poll from threads of autograd as well. Whoever finds another one at it leaves: that
         # one hands over everything, also if ``then`` polls again.
-        if not self.flying or self._polling:
-            return
-        me = get_ident()
-        try:
-            if self._polling.setdefault("by", me) == me:
-                self._hand_over()
-                self._stop_polling(me)
-        except BaseException:
-            self._stop_polling(me)
-            raise
+        if self.flying:
+            self._polling.run(self._hand_over)
 
     def _hand_over(self) -> None:
         while self.flying and self._has_arrived(self.flying[0]):
@@ -144,10 +135,6 @@ class Deferred:
             values = reading.slot.cells[: reading.numel].tolist()
             self._give_back(reading.slot)
             reading.then(values)
-
-    def _stop_polling(self, me: int) -> None:
-        if self._polling.get("by") == me:
-            self._polling.clear()
 
     def clear(self) -> None:
         """Forget the readings on their way; copies may still write to the memory given up."""

@@ -12,11 +12,12 @@ import os
 import re
 import secrets
 import struct
-import threading
+import time
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import RingError
+from ampwatch.guard import OneAtATime
 from ampwatch.runtime import RING_SUFFIX, private_directory
 from ampwatch.wire.ring import layout, lock
 from ampwatch.wire.ring.encoding import encode, encode_identity
@@ -68,7 +69,7 @@ class RingWriter:
         self._repeats = Repeats(slots)
         self._pid = os.getpid()
         self._open = True
-        self._busy = threading.Lock()
+        self._putting = OneAtATime()
 
     @classmethod
     def create(cls, directories: list[Path], identity: RunIdentity, *, slots: int) -> RingWriter:
@@ -117,13 +118,8 @@ class RingWriter:
         if os.getpid() != self._pid:
             self.dropped += 1  # of this copy: the file is the parent's
             return
-        if not self._open or not self._busy.acquire(blocking=False):
+        if not self._open or not self._putting.run(self._put, record):
             self._drop()
-            return
-        try:
-            self._put(record)
-        finally:
-            self._busy.release()
 
     def close(self, end: EndRecord, *, keep: bool) -> None:
         """Write ``end`` as the last record and let go of the file; again: nothing.
@@ -137,9 +133,10 @@ class RingWriter:
         ours, self._open = self._open and os.getpid() == self._pid, False
         if not ours:
             return
-        # A thread in the middle of a put gets a moment, and not for ever. Never released:
-        # nothing is put after this.
-        self._busy.acquire(timeout=_CLOSE_WAIT_SECONDS)
+        # A thread in the middle of a put gets a moment, and not for ever.
+        end_of_wait = time.monotonic() + _CLOSE_WAIT_SECONDS
+        while self._putting.is_taken and time.monotonic() < end_of_wait:
+            time.sleep(0.001)
         self._put(end)
         # After the last record: whoever reads "closed" can read everything before it.
         self._header[layout.STATE] = layout.CLOSED

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.training.devices import captures, is_unheard
-from ampwatch.training.hooks.compiling import never_compiled, set_compiler, stands_before
+from ampwatch.training.hooks.compiling import (
+    never_compiled,
+    set_compiler,
+    stands_before,
+    stands_no_more,
+)
 from ampwatch.training.private import builtin_table, find_builtin, register_builtin
 
 if TYPE_CHECKING:
@@ -176,6 +181,7 @@ class _Tap:
             else:
                 setattr(self._owner, self._name, self._original)
             _taps.pop((self._owner, self._name), None)
+            stands_no_more(self._wrapper)
 
 
 def _inherited(owner: type | ModuleType, name: str) -> Callable[..., Any]:

@@ -62,6 +62,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-5, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10**9)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=10**6)
+        self.scaler.scale(self.data)  # makes its tensors, which PyTorch would leave half made
         self.watch = ampwatch.monitor(
             self.model, self.scaler, level=level, serve=False, report_files=0
         )

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Literal
 
 from ampwatch import __version__
 from ampwatch.errors import AmpwatchError
-from ampwatch.runtime import DAEMON_LOG, ring_directories, runtime_directory
+from ampwatch.runtime import DAEMON_LOG, ring_directories, runtime_directory, runtime_path
 from ampwatch.settings import ATTACH, ENVIRONMENT_PREFIX
 from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
+from ampwatch.wire.rendezvous.token import read_token
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -93,6 +94,18 @@ def daemon_is_running(settings: Settings) -> bool:
     return answer.is_daemon and (answer.scope == "machine" or answer.uid == os.geteuid())
 
 
+def token_for(settings: Settings, url: str) -> str:
+    """Return the token that the daemon at ``url`` wants of readers, if it is this user's; else empty."""
+    try:
+        directory = runtime_path(settings.runtime_dir)
+    except AmpwatchError:
+        return ""
+    info = read_info(directory)
+    if info is None or info.url != url or not info.wants_token:
+        return ""
+    return read_token(directory) or ""
+
+
 def _ring_directory(settings: Settings) -> str:
     """Return the best place for a ring, without links."""
     return os.path.realpath(ring_directories(settings.ring_dir, settings.runtime_dir)[0])
@@ -149,12 +162,13 @@ def _elsewhere(settings: Settings) -> DaemonStatus | None:
         return None
     if answer.wants_certificate or not answer.is_daemon:
         return DaemonStatus("", "unavailable", _stranger(settings, answer))
-    if answer.scope == "machine":
+    # One of this user's was started with another runtime directory.
+    is_machine = answer.scope == "machine"
+    if is_machine or answer.uid == os.geteuid():
+        how_to_end = "the service manager" if is_machine else "`kill`"
         known = answer.version != ""
-        message = _mismatch(answer.version, answer.layout, "the service manager") if known else ""
+        message = _mismatch(answer.version, answer.layout, how_to_end) if known else ""
         return DaemonStatus(answer.url, "running", message or _doubt(settings, answer.url))
-    if answer.uid == os.geteuid():  # it was started with another runtime directory
-        return DaemonStatus(answer.url, "running", _doubt(settings, answer.url))
     msg = f"expected port {settings.port} for a daemon of uid {os.geteuid()}, got: it is held by {answer}, which may not read this user's runs; set AMPWATCH_PORT to a free port, or run one daemon for all with `ampwatch daemon --machine`"
     return DaemonStatus("", "unavailable", msg)
 

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import weakref
-from dataclasses import fields
+from dataclasses import fields, replace
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -195,7 +195,14 @@ class Monitor:
             self._session.remove()
             self._outlet.forget()
             self._outlet.close(*_how_it_ended(error))
-            raise
+            # What the machine refuses, memory or descriptors, is no mistake of whoever called.
+            if not isinstance(error, (OSError, MemoryError)):
+                raise
+            logger.warning(
+                "expected room for a monitor, got: %s; this run is not watched, training is not affected",
+                words_of(error),
+            )
+            self.settings = replace(settings, level="off")  # which is what it is
 
     @property
     def models(self) -> list[nn.Module]:
@@ -209,7 +216,10 @@ class Monitor:
 
     @property
     def url(self) -> str:
-        """Address of the page and of ``/metrics``; empty without a daemon."""
+        """Address of the page and of ``/metrics``, without the token; empty without a daemon.
+
+        It may stand in a log: ``ampwatch url`` prints the one with which a browser comes first.
+        """
         return self._outlet.url
 
     @property

@@ -34,6 +34,7 @@ class DaemonInfo:
         version: Version of ampwatch.
         layout: Version of the ring layout it reads.
         ring_directories: Directories in which it finds the rings of its own user; links are resolved.
+        wants_token: Readers need the token of its user. Older versions do not say, and ask for none.
     """
 
     pid: int
@@ -43,6 +44,7 @@ class DaemonInfo:
     version: str
     layout: int
     ring_directories: tuple[str, ...] = ()
+    wants_token: bool = False
 
     @property
     def url(self) -> str:
@@ -140,12 +142,26 @@ def read_info(directory: Path) -> DaemonInfo | None:
     try:
         with (directory / DAEMON_LOCK).open("rb") as file:
             content = json.loads(file.read(MAX_CONTENT))
+        content = {"wants_token": False} | content
         values = {f.name: content[f.name] for f in fields(DaemonInfo)}
         values["ring_directories"] = tuple(values["ring_directories"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
     numbers = (values["pid"], values["port"], values["layout"])
     return DaemonInfo(**values) if all(isinstance(n, int) for n in numbers) else None
+
+
+def serving(directory: Path) -> DaemonInfo | None:
+    """Return what the daemon that holds the lock in ``directory`` says; ``None`` if nobody does.
+
+    Raises:
+        DaemonError: If the lock file cannot be opened or locked.
+    """
+    lock = DaemonLock.take(directory)
+    if lock is None:
+        return read_info(directory)
+    lock.release()
+    return None
 
 
 def _trouble(path: Path, error: OSError) -> str:

@@ -217,7 +217,11 @@ def _read(path: Path) -> dict[str, Any]:
         if not is_trusted(status) or status.st_size > _LONGEST:
             msg = f"expected a private file of uid {os.geteuid()} of at most {_LONGEST} bytes, got mode {stat.filemode(status.st_mode)} of uid {status.st_uid}, {status.st_size} bytes"
             raise ValueError(msg)
-        content = json.loads(file.read(_LONGEST))
+        try:
+            content = json.loads(file.read(_LONGEST))
+        except RecursionError as error:  # JSON nests deeper than the stack, at one byte a level
+            msg = f"expected a JSON object, got one that nests too deep ({error})"
+            raise ValueError(msg) from None
     if not isinstance(content, dict):
         msg = f"expected a JSON object, got {type(content).__name__}"
         raise ValueError(msg)  # noqa: TRY004 - whatever is wrong with what somebody wrote

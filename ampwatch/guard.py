@@ -353,9 +353,8 @@ class Channel:
         depths = account._depths  # noqa: SLF001 - of this module
         ends: list[tuple[Guard, Callable[[], object]]] | None = None
         left = iter(subscribers)
-        while (
-            True
-        ):  # a turn for each that fails: a `try` within another is not in it while it begins
+        # A turn for each that fails: a `try` within another is not in it while it begins.
+        while True:
             try:
                 for sensor, guard, handle, wakes in left:
                     if guard.errors or (sensor.is_dormant and not wakes):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.errors import DaemonError
 from ampwatch.runtime import DAEMON_LOCK
+from ampwatch.wire.ring.text import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -141,14 +142,15 @@ def read_info(directory: Path) -> DaemonInfo | None:
     """Return what the lock file in ``directory`` says, ``None`` if nothing that makes sense."""
     try:
         with (directory / DAEMON_LOCK).open("rb") as file:
-            content = json.loads(file.read(MAX_CONTENT))
-        content = {"wants_token": False} | content
+            content = {"wants_token": False} | parse_json(file.read(MAX_CONTENT))
         values = {f.name: content[f.name] for f in fields(DaemonInfo)}
         values["ring_directories"] = tuple(values["ring_directories"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
     numbers = (values["pid"], values["port"], values["layout"])
-    return DaemonInfo(**values) if all(isinstance(n, int) for n in numbers) else None
+    texts = (values["scheme"], values["host"], values["version"], *values["ring_directories"])
+    is_info = all(isinstance(n, int) for n in numbers) and all(isinstance(t, str) for t in texts)
+    return DaemonInfo(**values) if is_info else None
 
 
 def serving(directory: Path) -> DaemonInfo | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import socket
 import ssl
 from dataclasses import dataclass, replace
@@ -11,10 +10,12 @@ from typing import Any
 
 from ampwatch.wire.rendezvous.lock import reachable
 from ampwatch.wire.rendezvous.port_owner import port_owner
+from ampwatch.wire.ring.text import cut_name, parse_json
 
 SERVICE = "ampwatch"
 TIMEOUT_SECONDS = 0.3
 MAX_ANSWER = 4096
+MAX_TEXT = 64
 UNKNOWN = "another program"
 REPORTED = {"service": str, "scope": str, "uid": int, "version": str, "layout": int}
 """The fields of /healthz that matter here."""
@@ -136,7 +137,7 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
             if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenge:
                 return {"service": SERVICE, "scope": scope}
         # Bounded: on this port anybody may listen, and may send without end.
-        health = json.loads(response.read(MAX_ANSWER))
+        health = parse_json(response.read(MAX_ANSWER))
     except (ssl.SSLError, ConnectionError) as error:
         if _wants_certificate(error, agreed=agreed):
             raise _CertificateWantedError from error
@@ -145,13 +146,18 @@ def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
         connection.close()
     if not isinstance(health, dict) or health.get("service") != SERVICE:
         return None
-    # The types are checked as well: the answer ends up in error messages and comparisons.
-    reported = {name: health.get(name) for name in REPORTED}
+    # The types are checked as well: the answer ends up in error messages and comparisons. What is said
+    # there ends up on a terminal, which obeys what cannot be printed.
+    reported = {name: _printable(health.get(name)) for name in REPORTED}
     return (
         reported
         if all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
         else None
     )
+
+
+def _printable(value: object) -> object:
+    return cut_name(value, MAX_TEXT) if isinstance(value, str) else value
 
 
 def _wants_certificate(error: OSError, *, agreed: bool) -> bool:

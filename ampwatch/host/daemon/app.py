@@ -5,6 +5,7 @@ No torch here, nor in anything this imports: the daemon runs on machines without
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -27,7 +28,9 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
 from ampwatch.runtime import ring_directories, runtime_directory
-from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at
+from ampwatch.wire.rendezvous.probe import prover
+from ampwatch.wire.rendezvous.token import ensure_token
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -73,6 +76,7 @@ class Daemon:
         settings: The checked settings.
         options: Wishes that are no settings.
         clock: Unix time. Unit: s.
+        token: The secret of its user, by which it proves who it is; empty for none.
 
     Raises:
         DaemonError: If it cannot listen, or cannot honour a wish.
@@ -82,7 +86,12 @@ class Daemon:
     """
 
     def __init__(
-        self, settings: Settings, options: DaemonOptions, clock: Callable[[], float] = time.time
+        self,
+        settings: Settings,
+        options: DaemonOptions,
+        clock: Callable[[], float] = time.time,
+        *,
+        token: str = "",
     ) -> None:
         self._settings = settings
         self._options = options
@@ -109,9 +118,24 @@ class Daemon:
             is_stuck=self._is_stuck,
             https=web.tls is not None,
         )
-        self._server = Server(settings.host, settings.port, site, web, _own_names(options))
+        self._server = self._listening(site, web)
+        if token:
+            self._server.prove = prover(token, self._server.server_port)
         self._scheme = "https" if web.tls else "http"
         self._polled_at = self._busy_at = time.monotonic()
+
+    def _listening(self, site: Site, web: web_config.WebConfig) -> Server:
+        host, port, names = self._settings.host, self._settings.port, _own_names(self._options)
+        try:
+            return Server(host, port, site, web, names)
+        except DaemonError as error:
+            # Whoever holds the port, a training is to be watched: its log has the true address. Who
+            # names a port by hand gets that port, or an error.
+            is_held = getattr(error.__cause__, "errno", None) == errno.EADDRINUSE
+            if not (is_held and self._options.auto):
+                raise
+            logger.warning("%s; any other port is taken", error)
+        return Server(host, 0, site, web, names)
 
     def info(self, pid: int) -> DaemonInfo:
         """Return what the lock file says about this daemon, which runs as ``pid``."""
@@ -125,6 +149,7 @@ class Daemon:
             version=__version__,
             layout=LAYOUT,
             ring_directories=tuple(map(os.path.realpath, places)),
+            auto=self._options.auto,
         )
 
     @property
@@ -136,7 +161,7 @@ class Daemon:
         """Serve until a signal ends it, or until idle; then let go of everything.
 
         Args:
-            lock: The lock that makes this the one daemon; released at the end.
+            lock: The lock that makes this the one daemon; given back at the end.
 
         Raises:
             DaemonError: If a part of the daemon died: better no page than a frozen one.
@@ -148,8 +173,9 @@ class Daemon:
         listener.start()
         if self._gpus is not None:
             self._gpus.start()
+        was_to_end = False
         try:
-            self._loop(lock, listener)
+            was_to_end = self._loop(lock, listener)
         finally:
             self._server.shutdown()
             self._server.server_close()
@@ -157,7 +183,10 @@ class Daemon:
             if self._gpus is not None:
                 self._gpus.stop()
             # Last: whoever takes the lock next binds the same port.
-            lock.release()
+            if was_to_end:
+                lock.resign()
+            else:
+                lock.release()
         logger.info("the daemon has ended")
 
     def step(self) -> None:
@@ -175,17 +204,21 @@ class Daemon:
         self.fleet.compare_views()
         self._server.cut_overdue()
 
-    def _loop(self, lock: DaemonLock, listener: threading.Thread) -> None:
+    def _loop(self, lock: DaemonLock, listener: threading.Thread) -> bool:
+        """Serve to the end; return whether nobody is to bring the daemon back."""
         self.step()
         # The signals are taken here, not in a handler: that could interrupt a lock's holder.
-        while signal.sigtimedwait(STOP_SIGNALS, self._settings.poll_seconds) is None:
+        while (got := signal.sigtimedwait(STOP_SIGNALS, self._settings.poll_seconds)) is None:
             self.step()
             # Without its listener the loop would go on for ever behind a page that nobody can reach.
             if not listener.is_alive():
                 msg = "expected the HTTP server to run for the daemon's life, got its end; see the traceback above"
                 raise DaemonError(msg)
             if self._options.auto and self._is_idle() and self._leave(lock):
-                return
+                return True
+        # A person who ends it is its own user. A batch system that ends the job which has started
+        # it is root, or is seen as that from within a container: other jobs still need it.
+        return got.si_uid == os.geteuid()
 
     def _is_idle(self) -> bool:
         return time.monotonic() - self._busy_at > self._settings.idle_exit_seconds
@@ -223,7 +256,7 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
     """
     directory = runtime_directory(settings.runtime_dir)
     lock = _lock(directory, lock_fd)
-    daemon = Daemon(settings, options)
+    daemon = Daemon(settings, options, token=ensure_token(directory))
     # Before the lock file says whom to end: whoever reads it may do so at once.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     if lock_fd is not None:
@@ -242,8 +275,8 @@ def _lock(directory: Path, lock_fd: int | None) -> DaemonLock:
         return DaemonLock.adopt(lock_fd, directory)
     deadline = time.monotonic() + LOCK_SECONDS
     while (lock := DaemonLock.take(directory)) is None:
-        # A file with content is that of a daemon that serves; an empty one is held for a moment.
-        if (info := read_info(directory)) is not None or time.monotonic() > deadline:
+        # Without an address it is held for a moment: by who starts a daemon, or looks for one.
+        if (info := look_at(directory).info) is not None or time.monotonic() > deadline:
             raise DaemonError(_other_daemon(info))
         time.sleep(LOCK_SECONDS / 40)
     return lock

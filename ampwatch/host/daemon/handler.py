@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from ampwatch.host.daemon.site import Request, Response, sentence
-from ampwatch.wire.rendezvous.probe import SERVICE, realm
+from ampwatch.wire.rendezvous.probe import CHALLENGE_HEADER, SERVICE, realm
 
 if TYPE_CHECKING:
     from ampwatch.host.daemon.server import Server
@@ -134,6 +134,8 @@ class Handler(BaseHTTPRequestHandler):
         else:
             body, encoding = self._encoded(response)
             headers |= encoding | {"Content-Length": str(len(body))}
+        # Whatever the answer: who may not read may still ask whose daemon this is.
+        headers |= self.server.prove(self.headers.get(CHALLENGE_HEADER, ""))
         if self.close_connection:
             headers["Connection"] = "close"
         self.send_response(response.status)

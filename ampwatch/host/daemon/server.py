@@ -23,6 +23,8 @@ from ampwatch.host.daemon.handler import Handler
 from ampwatch.wire.rendezvous import probe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampwatch.host.daemon.site import Site
     from ampwatch.host.daemon.web_config import WebConfig
 
@@ -71,6 +73,7 @@ class Server(ThreadingHTTPServer):
         is_loopback: Only this machine can connect.
         asks_who: Clients need a password or a certificate.
         allowed_hosts: The names that clients must come by; empty for any.
+        prove: Returns the headers that answer a challenge; none by default.
     """
 
     daemon_threads = True
@@ -82,6 +85,7 @@ class Server(ThreadingHTTPServer):
         self, host: str, port: int, site: Site, web: WebConfig, more_hosts: frozenset[str]
     ) -> None:
         self.site = site
+        self.prove: Callable[[str], dict[str, str]] = lambda _: {}
         self.headers = web.headers
         self.auth = BasicAuth(web.users) if web.users else None
         self.standard_port = 443 if web.tls else 80

@@ -88,7 +88,7 @@ class DaemonLink:
         """Notice whether the daemon lives, and begin to bring it back if it does not.
 
         Cost:
-            Some 30 us; 1 to 2 ms where a daemon is brought back.
+            Some 20 us; some ms where a daemon is brought back.
         """
         if self._info is None or math.isinf(self.due_s) or self._pid != os.getpid():
             return

@@ -110,7 +110,7 @@ def start_daemon(settings: Settings) -> subprocess.Popen[bytes] | None:
         AmpwatchError, OSError: If it cannot be started.
 
     Cost:
-        1 to 2 ms, however much memory this process has: it is not copied (vfork).
+        Some ms, however much memory this process has: its page tables are not copied (vfork).
     """
     directory = runtime_directory(settings.runtime_dir)
     lock = DaemonLock.take(directory)

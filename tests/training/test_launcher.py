@@ -18,7 +18,7 @@ from ampwatch import __version__
 from ampwatch.runtime import DAEMON_LOG
 from ampwatch.settings import Settings
 from ampwatch.training import launcher
-from ampwatch.training.launcher import daemon_is_running, ensure_daemon
+from ampwatch.training.launcher import daemon_is_running, ensure_daemon, start_daemon
 from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
 from ampwatch.wire.ring.layout import LAYOUT
@@ -154,6 +154,17 @@ def test_eight_threads_at_once_start_exactly_one(place: Place) -> None:
         states = list(pool.map(lambda _: ensure_daemon(settings()).state, range(8)))
 
     assert sorted(states) == ["running"] * 7 + ["started"]
+
+
+def test_of_eight_that_begin_to_start_a_daemon_one_does(place: Place) -> None:
+    """Whoever does waits for nothing; the others leave it to him."""
+    with ThreadPoolExecutor(8) as pool:
+        begun = [p for p in pool.map(lambda _: start_daemon(settings()), range(8)) if p is not None]
+    (process,) = begun
+
+    assert process.wait(60) == 0
+    assert place.info().auto
+    assert start_daemon(settings()) is None
 
 
 def test_the_daemon_outlives_the_process_that_started_it(place: Place) -> None:

@@ -20,6 +20,7 @@ from ampwatch.host.daemon import web_config
 from ampwatch.host.daemon.detach import detach
 from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_all
 from ampwatch.host.daemon.handler import parse_address
+from ampwatch.host.daemon.known_names import KnownNames
 from ampwatch.host.daemon.rescue import Rescue
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
@@ -109,6 +110,11 @@ class Daemon:
             rescue=None if options.machine else Rescue(settings),
             clock=clock,
         )
+        # A user's own daemon finds his rings alone, so that all names are his.
+        self._names: KnownNames | None = None
+        if options.machine:
+            place = runtime_directory(settings.runtime_dir)
+            self._names = KnownNames(place, self.fleet.owners)
         self._gpus = gpu_collector(self.fleet, self._passes, settings)
         site = Site(
             self.fleet,
@@ -182,6 +188,8 @@ class Daemon:
             self._watcher.close()
             if self._gpus is not None:
                 self._gpus.stop()
+            if self._names is not None:
+                self._names.save()
             # Last: whoever takes the lock next binds the same port.
             if was_to_end:
                 lock.resign()
@@ -202,6 +210,8 @@ class Daemon:
         if self._gpus is not None:
             self._gpus.check()
         self.fleet.compare_views()
+        if self._names is not None:
+            self._names.update()
         self._server.cut_overdue()
 
     def _loop(self, lock: DaemonLock, listener: threading.Thread) -> bool:
@@ -216,9 +226,7 @@ class Daemon:
                 raise DaemonError(msg)
             if self._options.auto and self._is_idle() and self._leave(lock):
                 return True
-        # A person who ends it is its own user. A batch system that ends the job which has started
-        # it is root, or is seen as that from within a container: other jobs still need it.
-        return got.si_uid == os.geteuid()
+        return is_of_own_user(got)
 
     def _is_idle(self) -> bool:
         return time.monotonic() - self._busy_at > self._settings.idle_exit_seconds
@@ -240,6 +248,15 @@ class Daemon:
     def _is_stuck(self) -> bool:
         patience = max(STUCK_SECONDS, STUCK_POLLS * self._settings.poll_seconds)
         return time.monotonic() - self._polled_at > patience
+
+
+def is_of_own_user(signal_info: signal.struct_siginfo) -> bool:
+    """Return whether it was this user who has ended the daemon, and not the system.
+
+    A person who ends it wants it gone. A batch system that ends the job which has started it is
+    root, or looks like that from within a container: other jobs still need the daemon.
+    """
+    return signal_info.si_uid == os.geteuid()
 
 
 def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None) -> None:

@@ -40,6 +40,7 @@ CPU_KERNELS = ("auto", "torch")
 OP_CENSUSES = ("auto", "window")
 COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
+READERS = ("auto", "token", "all")
 SWITCH = ("off", "on")
 REPLAYS = ("off", "on", "sampled")
 MODULE_SERIES_RANKS = ("host", "all", "run")
@@ -47,6 +48,7 @@ _WORDS = {
     "level": LEVELS,
     "cpu_kernel": CPU_KERNELS,
     "gpu": GPU_SOURCES,
+    "readers": READERS,
     "gpu_link_throughput": SWITCH,
     "replay": REPLAYS,
     "op_census": OP_CENSUSES,
@@ -93,6 +95,10 @@ class Settings:
     )
     host: str = _knob("127.0.0.1", "Address the daemon listens on.")
     port: int = _knob(DEFAULT_PORT, "Port the daemon listens on.", low=0, high=65535)
+    readers: str = _knob(
+        "auto",
+        "Who may read the page and the metrics: auto (of a user's daemon who sends the user's token, or what a web-config asks for; of the daemon of a machine who can connect), token (who sends it, always) or all (who can connect).",
+    )
     poll_seconds: float = _knob(
         0.5, "How often the daemon looks into the rings.", low=0.05, high=60.0
     )

@@ -113,6 +113,7 @@ def on_one_machine(num_ranks: int, which: str) -> dict[str, Any]:
             "AMPWATCH_RUNTIME_DIR": str(runtime),
             "AMPWATCH_RING_DIR": str(place / "0" / "rings"),
             "AMPWATCH_PORT": "0",
+            "AMPWATCH_READERS": "all",
             "AMPWATCH_GPU": "off",
             "AMPWATCH_REPORT_FILES": "0",
             "AMPWATCH_MODULE_SERIES_RANKS": which,

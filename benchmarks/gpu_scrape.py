@@ -49,6 +49,7 @@ def environment(place: Path, *, real: bool) -> dict[str, str]:
         "AMPWATCH_RUNTIME_DIR": str(place / "runtime"),
         "AMPWATCH_RING_DIR": str(place / "rings"),
         "AMPWATCH_PORT": "0",
+        "AMPWATCH_READERS": "all",
         "AMPWATCH_GPU_POLL_SECONDS": "1",
     }
     (place / "runtime").mkdir(mode=0o700)

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ampwatch.host.daemon.app import Daemon, Options
+from ampwatch.host.daemon.app import Daemon, DaemonOptions
 from ampwatch.settings import Settings
 
 POLL_SECONDS = 1.0
@@ -28,12 +28,13 @@ def main() -> None:
                 runtime_dir=str(place / str(host) / "runtime"),
                 ring_dir=str(place / str(host) / "rings"),
                 port=0,
+                readers="all",
                 gpu="off",
                 report_files=0,
                 module_series_ranks=which,
                 max_ranks=4096,
             ),
-            Options(),
+            DaemonOptions(),
         )
         for host in range(num_hosts)
     ]

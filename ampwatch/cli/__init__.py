@@ -28,6 +28,7 @@ VERBS = (
     "report",
     "run",
     "trace",
+    "url",
 )
 
 DESCRIPTION = """\

@@ -30,7 +30,15 @@ examples:
 
 On loopback only the names localhost, 127.0.0.1 and [::1] are answered, and the one given
 with --host; through `kubectl port-forward` or `ssh -L` the page is at localhost as well.
-Anybody who can connect can read: beyond loopback, give a web-config file.
+
+It answers who sends the token of its user, which `ampwatch url` prints; or, if there is a
+web-config file that asks who comes, whom that knows. The daemon of a machine has no one
+user: on loopback it answers every user of the machine, so beyond it give a web-config
+file, which is read again at SIGHUP. AMPWATCH_READERS=token has it ask for a token as well,
+=all has a user's daemon ask nobody.
+
+Beyond loopback and without such a file it is known by addresses, by names without a domain
+or in a private one, by the names of this machine and the one of --web.external-address.
 """
 
 
@@ -52,7 +60,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         dest="web_config_file",
         metavar="FILE",
         default="",
-        help="exporter-toolkit web-config: TLS, client certificates, basic auth; read at start",
+        help="exporter-toolkit web-config: TLS, client certificates, basic auth, rate limit; followed when it changes",
     )
     add(
         "--web.external-address",

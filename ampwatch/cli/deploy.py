@@ -77,6 +77,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="10s",
         help="how often Prometheus scrapes, 5s to 60s (default: 10s)",
     )
+    add(
+        "--no-token",
+        action="store_true",
+        help="Prometheus sends no token: for the daemon of a machine, or one that is open to all",
+    )
     add("--dry-run", action="store_true", help="say what would be written, and write nothing")
     changed = parser.add_mutually_exclusive_group()
     changed.add_argument(
@@ -104,6 +109,8 @@ def _deploy(args: argparse.Namespace) -> None:
     from ampwatch.errors import DeployError  # noqa: PLC0415
     from ampwatch.operate.deploy.tree import tree  # noqa: PLC0415 - --help must be quick
     from ampwatch.operate.deploy.writing import Theirs, plan, write  # noqa: PLC0415
+    from ampwatch.runtime import private_directory  # noqa: PLC0415
+    from ampwatch.wire.rendezvous.token import ensure_token  # noqa: PLC0415
 
     if not args.directory:
         msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
@@ -114,6 +121,9 @@ def _deploy(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(f"{_summary(todo, theirs)}\nNothing was written: --dry-run.")
         return
+    if options.token_file:
+        # Prometheus refuses a configuration that names a file which is not there.
+        ensure_token(private_directory(Path(options.token_file).parent))
     write(todo, theirs=theirs)
     print(_summary(todo, theirs))
     print(_next(todo.directory, options))
@@ -136,7 +146,16 @@ def options_of(args: argparse.Namespace) -> DeployOptions:
         webhook=checks.checked_url("--webhook", args.webhook) if args.webhook else "",
         scrape_seconds=checks.checked_seconds(interval) if interval else 0,
         port=port,
+        token_file="" if args.no_token else str(_token_file().absolute()),
     )
+
+
+def _token_file() -> Path:
+    from ampwatch.runtime import runtime_path  # noqa: PLC0415 - --help must be quick
+    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
+    from ampwatch.wire.rendezvous.token import TOKEN_FILE  # noqa: PLC0415 - likewise
+
+    return runtime_path(Settings.resolve().runtime_dir) / TOKEN_FILE
 
 
 def _summary(todo: Plan, theirs: Theirs) -> str:
@@ -170,6 +189,10 @@ def _listed(todo: Plan, paths: list[str]) -> str:
     return "".join(f"\n    {path}" for path in noted)
 
 
+def _scraped(options: DeployOptions) -> str:
+    return "your daemon" if options.token_file else "the daemon of this machine"
+
+
 def _next(directory: Path, options: DeployOptions) -> str:
     from ampwatch.operate.deploy.options import is_loopback  # noqa: PLC0415 - as above
     from ampwatch.settings import DEFAULT_PORT  # noqa: PLC0415 - likewise
@@ -184,7 +207,7 @@ def _next(directory: Path, options: DeployOptions) -> str:
         "      all of it with a training to look at; Grafana is at http://localhost:3000",
         f"  prometheus --config.file={at('deploy/prometheus/prometheus.yml')}",
         f"  alertmanager --config.file={at('deploy/alertmanager/alertmanager.yml')}",
-        "      where you have them; the daemon of this machine is scraped",
+        f"      where you have them; {_scraped(options)} is scraped",
         f"  kubectl apply --server-side -k {at('deploy/kubernetes')}",
         "      dashboards, rules and a PodMonitor for the Prometheus Operator",
         f"  less {at('deploy/README.md')}",
@@ -194,6 +217,13 @@ def _next(directory: Path, options: DeployOptions) -> str:
         lines += [
             "",
             f"Trainings, and daemons that you start by hand, need AMPWATCH_PORT={options.port} in their environment.",
+        ]
+    if options.token_file:
+        lines += [
+            "",
+            f"Your daemon wants the token in {options.token_file},",
+            "which you alone can read: start that Prometheus as yourself. For another user's, see",
+            "`ampwatch explain deploy`; for the daemon of a machine give --no-token.",
         ]
     if not options.webhook:
         lines += ["", "Nobody hears of alerts yet: give --webhook URL, or edit alertmanager.yml."]

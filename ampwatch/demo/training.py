@@ -98,7 +98,9 @@ def prepare_device() -> torch.device:
 
 def _introduction(model: CharacterGPT, device: torch.device, url: str) -> str:
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
-    where = f"Page     {url}\nMetrics  {url}metrics\n" if url else "No page: see the warning.\n"
+    where = "No page: see the warning.\n"
+    if url:
+        where = f"Page     {url}  (in a new browser: `ampwatch url`)\nMetrics  {url}metrics\n"
     return (
         f"A character GPT of {parameters:.1f} M parameters learns Python's standard library,\n"
         f"in float16 autocast with a GradScaler, on {device}. Ctrl-C ends it at any time.\n"

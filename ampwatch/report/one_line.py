@@ -9,6 +9,7 @@ from urllib.parse import quote
 from ampwatch.diagnosis.news import Reason
 from ampwatch.report.accounts import cut, first_sentence, place, ranks
 from ampwatch.wire.records import Severity
+from ampwatch.wire.rendezvous.token import TOKEN_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,9 @@ def printable(text: str) -> str:
     )
 
 
-def address(url: str, run: str, rank: int | None = None, started_ns: int | None = None) -> str:
+def address(
+    url: str, run: str, rank: int | None = None, started_ns: int | None = None, token: str = ""
+) -> str:
     """Return the address of the page of a run, or of one of its ranks; empty without a page.
 
     Args:
@@ -59,6 +62,8 @@ def address(url: str, run: str, rank: int | None = None, started_ns: int | None 
         rank: One of its ranks.
         started_ns: Unix time at which that rank, or any, began to be watched. It tells the run
             from others of the same name. Unit: ns.
+        token: What the daemon wants of a browser that comes for the first time. A secret: not for
+            what is kept, as logs and reports are.
     """
     if not url:
         return ""
@@ -67,7 +72,8 @@ def address(url: str, run: str, rank: int | None = None, started_ns: int | None 
         fragment += f"&rank={rank}"
     if started_ns is not None:
         fragment += f"&started={started_ns / 1e9:.3f}"
-    return f"{url.rstrip('/')}/#{fragment}"
+    query = f"?{TOKEN_FIELD}={token}" if token else ""
+    return f"{url.rstrip('/')}/{query}#{fragment}"
 
 
 def named(finding: Finding) -> str:

@@ -17,7 +17,7 @@ _announced: set[tuple[int, str]] = set()
 """Process and topic: a cell of a notebook that is run again has nothing new to tell."""
 
 
-def announce(words: str, topic: str = "") -> None:
+def announce(words: str, topic: str = "", *, on_terminal: str = "") -> None:
     """Say ``words`` once in this process: in the log if that takes them, else on stderr.
 
     A program that has not set up logging, or only from warnings on, would never show its address
@@ -26,6 +26,8 @@ def announce(words: str, topic: str = "") -> None:
     Args:
         words: One line.
         topic: What they are about: of one topic the first words are the only ones. By default the words.
+        on_terminal: Said instead where stderr is a terminal, which keeps nothing: has what others
+            must not read. Logs, and the output of a notebook, are files that are handed on.
     """
     topic = topic or words
     if (os.getpid(), topic) in _announced or not _is_wanted():
@@ -36,7 +38,8 @@ def announce(words: str, topic: str = "") -> None:
         if logger.isEnabledFor(logging.INFO) and any(map(_takes_info, _handlers())):
             logger.info("%s", words)
         else:
-            print(f"ampwatch: {words}", file=sys.stderr, flush=True)  # noqa: T201 - for a person, not for a log
+            said = on_terminal if on_terminal and _is_terminal() else words
+            print(f"ampwatch: {said}", file=sys.stderr, flush=True)  # noqa: T201 - for a person, not for a log
 
 
 def _handlers() -> Iterator[logging.Handler]:
@@ -45,6 +48,12 @@ def _handlers() -> Iterator[logging.Handler]:
     while place is not None:
         yield from place.handlers
         place = place.parent if place.propagate else None
+
+
+def _is_terminal() -> bool:
+    # What a program has put in place of stderr may have no more than a ``write``.
+    isatty = getattr(sys.stderr, "isatty", None)
+    return isatty is not None and bool(isatty())
 
 
 def _takes_info(handler: logging.Handler) -> bool:

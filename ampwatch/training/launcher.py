@@ -30,6 +30,7 @@ from ampwatch.settings import ATTACH, ENVIRONMENT_PREFIX
 from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at, read_info
 from ampwatch.wire.rendezvous.probe import Answer
+from ampwatch.wire.rendezvous.token import read_token
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -134,6 +135,18 @@ def start_daemon(settings: Settings) -> subprocess.Popen[bytes] | None:
             os.close(log)
     finally:
         lock.let_go()
+
+
+def token_for(settings: Settings, url: str) -> str:
+    """Return the token that the daemon at ``url`` wants of readers, if it is this user's; else empty."""
+    try:
+        directory = runtime_path(settings.runtime_dir)
+    except AmpwatchError:
+        return ""
+    info = read_info(directory)
+    if info is None or info.url != url or not info.wants_token:
+        return ""
+    return read_token(directory) or ""
 
 
 def _ring_directory(settings: Settings) -> str:

@@ -205,7 +205,10 @@ class Monitor:
 
     @property
     def url(self) -> str:
-        """Address of the page and of ``/metrics``; empty without a daemon."""
+        """Address of the page and of ``/metrics``, without the token; empty without a daemon.
+
+        It may stand in a log: ``ampwatch url`` prints the one with which a browser comes first.
+        """
         return self._outlet.url
 
     @property

@@ -18,7 +18,7 @@ from ampwatch.runtime import ring_directories
 from ampwatch.training.announcement import announce
 from ampwatch.training.daemon_link import DaemonLink
 from ampwatch.training.finding_log import FindingLog
-from ampwatch.training.launcher import daemon_is_running, ensure_daemon
+from ampwatch.training.launcher import daemon_is_running, ensure_daemon, token_for
 from ampwatch.training.said import Said, join
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.blackbox.writer import BoxWriter
@@ -100,8 +100,20 @@ class Outlet:
                 logger.warning("%s", trouble)
         run = address(status.url, identity.run)
         if run and not identity.local_rank and _is_to_say(said, run):
-            page = address(status.url, identity.run, started_ns=identity.started_ns)
-            announce(f"watching run {printable(identity.run)}: {page}", run)
+            self._announce(run)
+
+    def _announce(self, run: str) -> None:
+        """Say where the page of the run is, with the token only where nobody else reads it."""
+        url, name, started_ns = self.url, self._identity.run, self._identity.started_ns
+        words = f"watching run {printable(name)}: "
+        page = address(url, name, started_ns=started_ns)
+        token = token_for(self._settings, url)
+        if not token:
+            announce(words + page, run)
+            return
+        hint = " (in a new browser: `ampwatch url`)"
+        personal = address(url, name, started_ns=started_ns, token=token)
+        announce(words + page + hint, run, on_terminal=words + personal)
 
     @property
     def url(self) -> str:

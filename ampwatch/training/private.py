@@ -118,7 +118,7 @@ saved_other: Callable[[Any], Any] = attrgetter(
 saved_self: Callable[[Any], Any] = attrgetter(
     _on_instances(
         "autograd.graph.Node._saved_self",
-        "Likewise, where the loss is the second factor.",
+        "That factor, where the loss is the second one.",
         "Losses that are scaled by hand are not recognised.",
     )
 )
@@ -187,7 +187,7 @@ has_kernel: Callable[[str, Any], bool] = _find(
 # Dispatch: an op is run under a mode of ampwatch as it would be without.
 
 DispatchKey: Any = _find("_C.DispatchKey", "Names the part of autocast in the dispatcher.")
-DispatchKeySet: Any = _find("_C.DispatchKeySet", "Likewise.")
+DispatchKeySet: Any = _find("_C.DispatchKeySet", "Names several parts of the dispatcher.")
 
 StateOfCaller: Any = _find(
     "_C._RestorePythonTLSSnapshot", "Brings back the dispatcher's state in which an op was called."
@@ -197,7 +197,9 @@ excluded_keys: Callable[[], Any] = _find(
     "_C._dispatch_tls_local_exclude_set", "Tells whether autocast is excluded there."
 )
 
-included_keys: Callable[[], Any] = _find("_C._dispatch_tls_local_include_set", "Likewise.")
+included_keys: Callable[[], Any] = _find(
+    "_C._dispatch_tls_local_include_set", "Tells whether autocast is included there."
+)
 
 ForcedKeys: Any = _find("_C._ForceDispatchKeyGuard", "Runs an op in another state.")
 
@@ -239,7 +241,7 @@ NoFunctionModes: Any = _find(
 
 NoFunctionSubclass: Any = _find(
     "_C.DisableTorchFunctionSubclass",
-    "Likewise methods of tensor subclasses; documented for that use.",
+    "Keeps methods of tensor subclasses from what ampwatch computes; documented for that use.",
 )
 
 privateuse1_name: Callable[[], str] = _find(
@@ -250,7 +252,7 @@ privateuse1_name: Callable[[], str] = _find(
 
 MODULE_CALLS = (
     _find("nn.Module._call_impl", "By its frames the running modules are known.").__code__,
-    _find("nn.Module._wrapped_call_impl", "Likewise.").__code__,
+    _find("nn.Module._wrapped_call_impl", "The frame around that one.").__code__,
 )
 
 own_parameters: Callable[[Any], dict[str, Any]] = attrgetter(
@@ -378,7 +380,7 @@ FLAT_SHARDS = _on_instances(
 FLAT_SIZE = _on_instances(
     "distributed.fsdp.FlatParameter._sharded_size",
     "Tells a shard from the parameter while it is gathered.",
-    "Likewise.",
+    "Flat parameters are measured as a whole.",
 )
 IS_FLATTENED = "_fsdp_flattened"
 """The value of the constant below, as its module is loaded by whoever uses it alone."""
@@ -392,7 +394,11 @@ BEGINS_GROUP = _on_instances(
     "Several collectives with one handle.",
     "Each counts as arrived.",
 )
-ENDS_GROUP = _on_instances("distributed.ProcessGroup._end_coalescing", "Likewise.", "Likewise.")
+ENDS_GROUP = _on_instances(
+    "distributed.ProcessGroup._end_coalescing",
+    "The handle of several collectives.",
+    "Each counts as arrived.",
+)
 
 # Profiling.
 
@@ -402,7 +408,7 @@ prepare_trace: Callable[[Any], None] = methodcaller(
     )
 )
 start_trace: Callable[[Any], None] = methodcaller(
-    _on_instances("autograd.profiler.profile._start_trace", "Likewise.")
+    _on_instances("autograd.profiler.profile._start_trace", "Starts its recording.")
 )
 DeviceType: Any = _find("_C._autograd.DeviceType", "Where an event of the profiler took place.")
 
@@ -469,7 +475,7 @@ TRACED_AS = _on_instances(
 NOT_TRACED = _on_instances(
     "compiler.disable._torchdynamo_disable",
     "Has a graph break at a function, as torch.compiler.disable does.",
-    "Likewise.",
+    "A step that is compiled as a whole has more graph breaks, and is not seen.",
 )
 
 

@@ -2,22 +2,25 @@
 
 Ranks of a run are started by one launcher, and share the directory of rings. A small file
 there is theirs: each appends what it would say, and who is first to append that it says it now
-does so. The kernel puts what is appended into an order, so nothing is locked, nobody waits, and no
-rank asks another. That order also says for whom it is said: for those that had appended it before.
+does so. The kernel puts what is appended into an order, so nobody waits, and no rank asks another.
+That order also says for whom it is said: for those that had appended it before.
 
 A launcher may start the same job again, after a crash above all. Each line therefore names the
 process that wrote it, and what was written by a process that had ended when a rank came is not
-said: it was another start of the job.
+said: it was another start of the job. Who finds that all writers have ended removes the file. Only
+there a lock is needed: between that and the first line of a rank that is just coming.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import socket
+import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -26,7 +29,7 @@ from typing import TYPE_CHECKING
 from ampwatch.runtime import private_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ampwatch.wire.records import RunIdentity
 
@@ -37,6 +40,11 @@ BOXES = ".boxes"
 
 MAX_BYTES = 2**20
 """Size from which a file is neither written nor read any more: each rank speaks for itself then."""
+
+LOCK_SECONDS = 0.5
+"""Patience with another rank that comes or goes; it holds the lock for a few system calls. Unit: s."""
+
+LOCK_AGAIN_SECONDS = 0.005
 
 _NOTE, _DRAFT = ".note", ".part"
 
@@ -124,7 +132,7 @@ class Said:
         self._predecessors: set[str] = set()
         # Of which file, up to which byte. One tuple: the log of findings asks from a thread of its own.
         self._known: tuple[int, int, list[_Line]] = (0, 0, [])
-        self._append(_HERE, "-")
+        self._come()
         writers = {line.process for line in _read(path)}
         self._predecessors = {writer for writer in writers if not _lives(writer)}
 
@@ -196,7 +204,9 @@ class Said:
         return self.path.with_suffix(BOXES)
 
     def finders_among(self, things: Iterable[str]) -> dict[str, list[int]]:
-        """Return the ranks that have found each of several things, in order of rank; what no rank has found is left out.
+        """Return the ranks that have found each of several things, in order of rank.
+
+        What no rank has found is left out.
 
         Cost: one read of what is new in the file, whatever their number.
         """
@@ -210,21 +220,37 @@ class Said:
     def close(self) -> None:
         """Take leave; the last one that lives removes the file."""
         self._append(_GONE, "-")
-        if _is_over(_read(self.path)):
-            _remove(self.path)
+        with suppress(FileNotFoundError):  # another rank was faster
+            _remove_if_over(self.path, LOCK_SECONDS)
 
     def _those_that_stay(self) -> set[tuple[int, str]]:
         lines = self._lines()
         gone = {(line.rank, line.process) for line in lines if line.verb == _GONE}
         return {(line.rank, line.process) for line in lines} - gone
 
+    def _come(self) -> None:
+        """Append the first line, to a file that is not removed between its opening and that.
+
+        From then on a writer of it lives, so nobody removes it.
+        """
+        is_written = False
+        while not is_written:
+            with _locked(self.path, fcntl.LOCK_SH, LOCK_SECONDS, os.O_CREAT) as descriptor:
+                # What was removed before the lock was had has no name any more.
+                is_written = os.fstat(descriptor).st_nlink > 0
+                if is_written:
+                    self._write(descriptor, _HERE, "-")
+
     def _append(self, verb: str, mark: str) -> None:
         descriptor = _open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
-            if os.fstat(descriptor).st_size < MAX_BYTES:
-                os.write(descriptor, f"{verb} {mark} {self._rank} {self._process}\n".encode())
+            self._write(descriptor, verb, mark)
         finally:
             os.close(descriptor)
+
+    def _write(self, descriptor: int, verb: str, mark: str) -> None:
+        if os.fstat(descriptor).st_size < MAX_BYTES:
+            os.write(descriptor, f"{verb} {mark} {self._rank} {self._process}\n".encode())
 
     def _ranks(self, verb: str, mark: str) -> list[int]:
         """Return who has written this in this start of the job, the first one first."""
@@ -251,6 +277,36 @@ class Said:
 def _open(path: Path, flags: int) -> int:
     # Whatever has the name of a file of ours: a link is not followed, a pipe not waited for.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
+@contextmanager
+def _locked(path: Path, operation: int, patience: float, flags: int = 0) -> Iterator[int]:
+    """Open a file for reading and appending, and hold its lock.
+
+    Args:
+        path: The file.
+        operation: ``LOCK_SH`` or ``LOCK_EX`` of ``fcntl``.
+        patience: How long to wait for the lock. Unit: s.
+        flags: More flags of ``os.open``.
+
+    Raises:
+        OSError: If it cannot be opened or locked, or was locked for so long.
+    """
+    descriptor = _open(path, os.O_RDWR | os.O_APPEND | flags)
+    try:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # Never for longer: its holder may have been stopped.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(LOCK_AGAIN_SECONDS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _read(path: Path) -> list[_Line]:
@@ -324,15 +380,25 @@ def _remove_those_that_are_over(directory: Path) -> None:
     machine = _machine()
     for path in directory.iterdir():
         name = _NAME.fullmatch(path.name)
-        if name is None or name["machine"] != machine:
-            continue
-        with suppress(OSError):
-            # One that is empty is of a rank that is just coming, if its launcher lives.
-            lines = _read(path)
-            if _is_over(lines) if lines else not _lives(name["launcher"]):
-                _remove(path)
+        if name is not None and name["machine"] == machine:
+            # Somebody who comes or goes there just now has the lock, and is not waited for.
+            with suppress(OSError):
+                _remove_if_over(path, 0.0, name["launcher"])
 
 
-def _remove(path: Path) -> None:
-    shutil.rmtree(path.with_suffix(BOXES), ignore_errors=True)
-    path.unlink(missing_ok=True)
+def _remove_if_over(path: Path, patience: float, launcher: str = "") -> None:
+    """Remove a file, and what belongs to it, if nobody writes to it any more.
+
+    Args:
+        path: The file.
+        patience: How long to wait for its lock. Unit: s.
+        launcher: Whose ranks it is for. One that is empty is of a rank that is just coming, if
+            its launcher lives.
+    """
+    with _locked(path, fcntl.LOCK_EX, patience) as descriptor:
+        if not os.fstat(descriptor).st_nlink:
+            return  # the path may be that of another file by now
+        lines = _read(path)
+        if _is_over(lines) if lines else not (launcher and _lives(launcher)):
+            shutil.rmtree(path.with_suffix(BOXES), ignore_errors=True)
+            path.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ import pytest
 from ampwatch.cli import main, make_parser
 from ampwatch.cli.demo import course_of
 from ampwatch.demo.course import DemoCourse, Limit
+from ampwatch.wire.rendezvous.token import read_token
 from tests.host.daemon.parts import Place, ask, eventually
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     assert (demo.returncode, complained) == (0, "")
     info = place.info()
     assert info is not None
-    assert f"Page     {info.url}\nMetrics  {info.url}metrics\n" in said
+    page = f"Page     {info.url}  (in a new browser: `ampwatch url`)\n"
+    assert f"{page}Metrics  {info.url}metrics\n" in said
     assert "\nhealthy   0%  step 0  loss " in said
     assert "\nfaulty " in said
     assert "\nampwatch report: run demo, rank 0, on " in said
@@ -46,7 +48,8 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     assert f"another 10 min: {info.url}" in said
 
     def metrics() -> str:
-        return ask((info.host, info.port), "/metrics").text
+        known = f"Bearer {read_token(place.runtime)}"
+        return ask((info.host, info.port), "/metrics", Authorization=known).text
 
     finished = 'ampwatch_run_state{rank="0",run="demo",state="finished"} 1.0'
     eventually(lambda: finished in metrics(), "the end of the run in the metrics")

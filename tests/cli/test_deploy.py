@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ampwatch.cli import main
+from ampwatch.wire.rendezvous.token import TOKEN_FILE
 from tests.host.daemon.parts import ROOT
 
 
@@ -54,6 +56,28 @@ def test_the_second_time_it_says_that_nothing_changed(
     said = capsys.readouterr().out
     assert re.match(r".*: (\d+) files, written by ampwatch \S+ before\n  \1 as they are\n\n", said)
     assert "Nobody hears of alerts yet: give --webhook URL" in said
+
+
+def test_prometheus_is_told_where_the_token_is(
+    own_places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file of the daemon, which is made if there is none; a copy would get old."""
+    token = own_places / "runtime" / TOKEN_FILE
+    config = own_places / "stack" / "deploy/prometheus/prometheus.yml"
+    assert main(["deploy", str(own_places / "stack"), "--dry-run"]) == 0
+    assert not token.exists()
+
+    assert main(["deploy", str(own_places / "stack")]) == 0
+    assert config.read_text().count(f'credentials_file: "{token}"') == 2
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    said = capsys.readouterr().out
+    assert f"Your daemon wants the token in {token},\n" in said
+    written = [path for path in (own_places / "stack").rglob("*") if path.is_file()]
+    assert not [path for path in written if token.read_text().strip() in path.read_text()]
+
+    assert main(["deploy", str(own_places / "stack"), "--no-token"]) == 0
+    assert "credentials_file" not in config.read_text()
+    assert "token" not in capsys.readouterr().out
 
 
 def test_a_dry_run_names_what_would_change_and_writes_nothing(

@@ -200,10 +200,13 @@ import re, urllib.request
 from ampwatch.training.launcher import ensure_daemon
 from ampwatch.settings import Settings
 for _ in range(5): step()
+from ampwatch.training.launcher import token_for
 page = ensure_daemon(Settings.resolve()).url
+token = token_for(Settings.resolve(), page)
+metrics = urllib.request.Request(page + "metrics", headers={"Authorization": f"Bearer {token}"})
 import time
 for _ in range(200):
-    text = urllib.request.urlopen(page + "metrics", timeout=5).read().decode()
+    text = urllib.request.urlopen(metrics, timeout=5).read().decode()
     if found := re.search(r'ampwatch_steps_total{.*run="mine".*} (.*)', text): break
     time.sleep(0.05)
 print(found[0].split("{")[0], page)

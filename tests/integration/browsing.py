@@ -58,11 +58,11 @@ class Trainer:
 class Page:
     """The page in a browser."""
 
-    def __init__(self, browser: WebDriver, daemon: Daemon) -> None:
+    def __init__(self, browser: WebDriver, daemon: Daemon, address: str = "") -> None:
         self.browser = browser
         self.url = f"http://{daemon.info.host}:{daemon.info.port}/"
         browser.get_log("browser")
-        browser.get(self.url)
+        browser.get(address or daemon.address)
 
     def choose(self, run: str) -> None:
         """Show ``run`` as soon as there is news of it."""

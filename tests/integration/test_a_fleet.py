@@ -81,6 +81,9 @@ def test_a_fleet_goes_on_when_parts_of_it_vanish(tmp_path: Path) -> None:
                 trainer.write(ranges("fc", step=rank))
                 trainer.write(sampling(step=rank))
                 ranks.append(trainer)
+        # One Prometheus has one token for a job, and each machine has another.
+        for place in places:
+            place.environment["AMPWATCH_READERS"] = "all"
         first = stack.enter_context(places[0].daemon(AMPWATCH_PORT=ports[0]))
         stack.enter_context(second := ExitStack())
         daemon = second.enter_context(places[1].daemon(AMPWATCH_PORT=ports[1]))

@@ -126,7 +126,7 @@ def test_a_collapse_and_its_end_reach_somebody_and_so_does_a_dead_daemon(tmp_pat
     address = f"127.0.0.1:{port}"
     with ExitStack() as stack:
         messages = stack.enter_context(webhook())
-        tree = deployed(place, tmp_path / "tree", address, messages.address)
+        tree = deployed(place, tmp_path / "tree", messages.address)
         replace(tree, PAGER, replaced(address, ""))
         told = stack.enter_context(alertmanager(tree / PAGER, tmp_path / "alertmanager"))
         for file in (SCRAPER, RULES):
@@ -166,9 +166,9 @@ class Story:
     down: dict[str, Any]
 
 
-def deployed(place: Place, tree: Path, daemon: str, hook: str) -> Path:
+def deployed(place: Place, tree: Path, hook: str) -> Path:
     """Write the tree that an operator starts."""
-    options = ["--target", daemon, "--webhook", hook, "--runbooks", RUNBOOKS]
+    options = ["--webhook", hook, "--runbooks", RUNBOOKS]
     command = place.command("deploy", str(tree), *options, "--scrape-interval", "5s")
     _, said = command.communicate(timeout=60)
     assert command.returncode == 0, said

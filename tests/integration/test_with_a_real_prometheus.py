@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ampwatch.wire.rendezvous.token import TOKEN_FILE
 from tests.host.daemon.parts import ROOT, Place, eventually
 from tests.integration.prometheus import free_port
 from tests.integration.prometheus import prometheus as run_prometheus
@@ -51,8 +52,10 @@ global:
   scrape_interval: 200ms
 scrape_configs:
   - job_name: ampwatch
+    authorization: {{type: Bearer, credentials_file: {token}}}
     http_sd_configs:
       - url: {url}sd
+        authorization: {{type: Bearer, credentials_file: {token}}}
         refresh_interval: 1s
 """
 
@@ -86,7 +89,9 @@ def test_one_line_in_a_training_is_scraped_by_a_real_prometheus(tmp_path: Path) 
     place = Place(tmp_path)
     with (
         _training(place, tmp_path) as url,
-        run_prometheus(tmp_path, CONFIG.format(url=url)) as prometheus,
+        run_prometheus(
+            tmp_path, CONFIG.format(url=url, token=place.runtime / TOKEN_FILE)
+        ) as prometheus,
     ):
         healthy = eventually(
             lambda: prometheus.value('ampwatch_loss_scale{run="spine",rank="0"}'), "a scrape"

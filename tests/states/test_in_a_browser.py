@@ -13,7 +13,7 @@ from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.host.page.page import Feed
 from ampwatch.report.words import number
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import OPEN, eventually
 
 # The browser of the integration tests, which each module of tests has its own of.
 from tests.integration.conftest import browser  # noqa: F401
@@ -44,8 +44,8 @@ def served(seen: Seen) -> Iterator[str]:
     site = Site(daemon.fleet, {})
     # That of the site has the clock of the machine.
     site._feed = Feed(daemon.fleet, daemon.clock)
-    server = Server("127.0.0.1", 0, site, WebConfig(), frozenset())
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    server = Server("127.0.0.1", 0, site, WebConfig(), frozenset(), OPEN)
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/"

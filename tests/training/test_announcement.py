@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from typing import TYPE_CHECKING
@@ -93,6 +94,43 @@ def test_who_wants_less_of_ampwatch_gets_none(
     announce(WORDS)
 
     assert capsys.readouterr() == ("", "")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+SECRET = "watching run gpt: http://127.0.0.1:10917/?token=abc#run=gpt"
+
+
+def test_what_is_for_one_person_is_said_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    bare: Callable[[], None],
+) -> None:
+    """A file, a pipe to one and the output of a notebook are handed on."""
+    bare()
+    announce(WORDS, "file", on_terminal=SECRET)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    announce(WORDS, "terminal", on_terminal=SECRET)
+
+    assert capsys.readouterr().err == f"ampwatch: {WORDS}\n"
+    assert terminal.getvalue() == f"ampwatch: {SECRET}\n"
+
+
+def test_what_is_for_one_person_is_in_no_log(
+    monkeypatch: pytest.MonkeyPatch, bare: Callable[[], None]
+) -> None:
+    """Even if it is shown on a terminal: a program may write it elsewhere as well."""
+    bare()
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    logging.basicConfig(level=logging.INFO, stream=terminal)
+    announce(WORDS, on_terminal=SECRET)
+
+    assert terminal.getvalue() == f"INFO:ampwatch:{WORDS}\n"
 
 
 def test_a_closed_stderr_is_no_error(

@@ -261,7 +261,8 @@ def test_a_daemon_that_is_killed_under_a_training_comes_back(
         steps += 1
 
     def is_complete() -> bool:
-        text = ask((info.host, info.port), "/metrics").text
+        bearer = f"Bearer {place.token()}"
+        text = ask((info.host, info.port), "/metrics", Authorization=bearer).text
         return f'ampwatch_steps_total{{rank="0",run="again"}} {steps}.0' in text
 
     with ampwatch.monitor(model, optimizer=optimizer, run="again", level="light") as watch:

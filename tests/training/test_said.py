@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+from threading import Thread
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ampwatch.training import said as said_module
-from ampwatch.training.said import Said
+from ampwatch.training.said import Said, path_for
+from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_only_what_is_new_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +61,40 @@ def test_a_file_that_takes_the_place_of_another_is_read_from_its_beginning(tmp_p
 
     assert rank.finders("another") == [0]
     assert rank.finders("one thing") == []
+
+
+def test_who_comes_while_a_file_is_being_removed_has_one_that_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job is started again: one rank removes what the last start has left while another comes."""
+    who = identity(run="again", world_size=2)
+    path = path_for(tmp_path, who, "log")
+    path.write_text("here - 1 1-1\n")  # of a process that has ended
+    read, comers = said_module._read, list[Thread]()
+
+    def as_another_comes(of: Path) -> list[said_module._Line]:
+        lines = read(of)
+        if not comers:
+            comers.append(Thread(target=Said, args=(path, 0)))
+            comers[0].start()
+            comers[0].join(0.1)  # it writes now, or waits until the file is gone
+        return lines
+
+    monkeypatch.setattr(said_module, "_read", as_another_comes)
+    said_module._remove_those_that_are_over(tmp_path)
+    comers[0].join()
+
+    assert Said(path, 1).present() == [0, 1]
+
+
+def test_a_rank_that_is_stopped_as_it_comes_or_goes_is_not_waited_for_long(tmp_path: Path) -> None:
+    """Then each speaks for itself."""
+    path = tmp_path / "gpt.said"
+    one = Said(path, 0)
+    with path.open() as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match="unavailable"):
+            Said(path, 1)
+        with pytest.raises(OSError, match="unavailable"):
+            one.close()
+    assert path.exists()

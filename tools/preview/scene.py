@@ -99,6 +99,7 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
         "AMPWATCH_RUNTIME_DIR": str(directory / "runtime"),
         "AMPWATCH_RING_DIR": str(directory / "rings"),
         "AMPWATCH_PORT": str(daemon_port),
+        "AMPWATCH_READERS": "all",
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }

@@ -6,6 +6,7 @@ No torch here, nor in anything this imports: the daemon runs on machines without
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from ampwatch import __version__
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import web_config
+from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.detach import detach
 from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_all
 from ampwatch.host.daemon.handler import parse_address
@@ -42,9 +44,17 @@ if TYPE_CHECKING:
 
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 
+SIGNALS = STOP_SIGNALS | {signal.SIGHUP}
+"""The signals that the loop takes; SIGHUP lets the web-config be read again."""
+
 STUCK_SECONDS = 30.0
 STUCK_POLLS = 10
 """The loop counts as stuck when the rings were not read for both of these. Unit: s; polls."""
+
+COLLECT_SECONDS = 600.0
+"""Time between two collections of all objects. Python would begin one whenever there are a quarter more
+of them, as when a page is opened, and stop everything for it: 0.3 s with 256 ranks. Hardly anything here
+is freed by them. Unit: s."""
 
 LOCK_SECONDS = 2.0
 """Patience with somebody who holds the lock without serving: a daemon that starts, or
@@ -77,7 +87,6 @@ class Daemon:
         settings: The checked settings.
         options: Wishes that are no settings.
         clock: Unix time. Unit: s.
-        token: The secret of its user, by which it proves who it is; empty for none.
 
     Raises:
         DaemonError: If it cannot listen, or cannot honour a wish.
@@ -91,8 +100,6 @@ class Daemon:
         settings: Settings,
         options: DaemonOptions,
         clock: Callable[[], float] = time.time,
-        *,
-        token: str = "",
     ) -> None:
         self._settings = settings
         self._options = options
@@ -112,9 +119,9 @@ class Daemon:
         )
         # A user's own daemon finds his rings alone, so that all names are his.
         self._names: KnownNames | None = None
+        directory = runtime_directory(settings.runtime_dir)
         if options.machine:
-            place = runtime_directory(settings.runtime_dir)
-            self._names = KnownNames(place, self.fleet.owners)
+            self._names = KnownNames(directory, self.fleet.owners)
         self._gpus = gpu_collector(self.fleet, self._passes, settings)
         site = Site(
             self.fleet,
@@ -124,16 +131,17 @@ class Daemon:
             is_stuck=self._is_stuck,
             https=web.tls is not None,
         )
+        self._access = Access(site.scope, settings.readers, directory)
         self._server = self._listening(site, web)
-        if token:
-            self._server.prove = prover(token, self._server.server_port)
+        self._server.prove = prover(ensure_token(directory), self._server.server_port)
+        # TLS neither comes nor goes while the daemon runs (protection.py).
         self._scheme = "https" if web.tls else "http"
-        self._polled_at = self._busy_at = time.monotonic()
+        self._polled_at = self._busy_at = self._collected_at = time.monotonic()
 
     def _listening(self, site: Site, web: web_config.WebConfig) -> Server:
         host, port, names = self._settings.host, self._settings.port, _own_names(self._options)
         try:
-            return Server(host, port, site, web, names)
+            return Server(host, port, site, web, names, self._access)
         except DaemonError as error:
             # Whoever holds the port, a training is to be watched: its log has the true address. Who
             # names a port by hand gets that port, or an error.
@@ -141,7 +149,7 @@ class Daemon:
             if not (is_held and self._options.auto):
                 raise
             logger.warning("%s; any other port is taken", error)
-        return Server(host, 0, site, web, names)
+        return Server(host, 0, site, web, names, self._access)
 
     def info(self, pid: int) -> DaemonInfo:
         """Return what the lock file says about this daemon, which runs as ``pid``."""
@@ -156,12 +164,23 @@ class Daemon:
             layout=LAYOUT,
             ring_directories=tuple(map(os.path.realpath, places)),
             auto=self._options.auto,
+            wants_token=self.wants_token,
         )
 
     @property
+    def wants_token(self) -> bool:
+        """True if readers need the token of the user."""
+        return self._access.wants_token(asks_who=self._server.asks_who)
+
+    @property
     def is_open_to_all(self) -> bool:
-        """True if other machines are answered without a password or certificate."""
-        return not (self._server.is_loopback or self._server.asks_who)
+        """True if other machines are answered whoever asks."""
+        return not (self._server.is_loopback or self._server.asks_who or self.wants_token)
+
+    @property
+    def shows_token(self) -> bool:
+        """True if the token crosses the network in clear."""
+        return self.wants_token and not (self._server.is_loopback or self._server.is_tls)
 
     def run(self, lock: DaemonLock) -> None:
         """Serve until a signal ends it, or until idle; then let go of everything.
@@ -173,7 +192,10 @@ class Daemon:
             DaemonError: If a part of the daemon died: better no page than a frozen one.
         """
         # Before any thread: all of them inherit it, and the signals wait for the loop.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        young, middle, _ = gc.get_threshold()
+        # Everything is collected by the loop, when it is time.
+        gc.set_threshold(young, middle, 1_000_000)
         # A daemon thread: where the loop ends by an error, it must not keep the process alive.
         listener = threading.Thread(target=self._server.serve_forever, daemon=True)
         listener.start()
@@ -212,13 +234,19 @@ class Daemon:
         self.fleet.compare_views()
         if self._names is not None:
             self._names.update()
-        self._server.cut_overdue()
+        if self._polled_at - self._collected_at > COLLECT_SECONDS:
+            self._collected_at = self._polled_at
+            gc.collect()
 
     def _loop(self, lock: DaemonLock, listener: threading.Thread) -> bool:
         """Serve to the end; return whether nobody is to bring the daemon back."""
         self.step()
         # The signals are taken here, not in a handler: that could interrupt a lock's holder.
-        while (got := signal.sigtimedwait(STOP_SIGNALS, self._settings.poll_seconds)) is None:
+        while (taken := signal.sigtimedwait(SIGNALS, self._settings.poll_seconds)) is None or (
+            taken.si_signo == signal.SIGHUP
+        ):
+            if taken is not None:
+                self._server.protection.refresh(force=True)
             self.step()
             # Without its listener the loop would go on for ever behind a page that nobody can reach.
             if not listener.is_alive():
@@ -226,7 +254,7 @@ class Daemon:
                 raise DaemonError(msg)
             if self._options.auto and self._is_idle() and self._leave(lock):
                 return True
-        return is_of_own_user(got)
+        return is_of_own_user(taken)
 
     def _is_idle(self) -> bool:
         return time.monotonic() - self._busy_at > self._settings.idle_exit_seconds
@@ -273,9 +301,9 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
     """
     directory = runtime_directory(settings.runtime_dir)
     lock = _lock(directory, lock_fd)
-    daemon = Daemon(settings, options, token=ensure_token(directory))
+    daemon = Daemon(settings, options)
     # Before the lock file says whom to end: whoever reads it may do so at once.
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if lock_fd is not None:
         detach(directory, parent_says=lambda pid: lock.publish(daemon.info(pid)))
     else:
@@ -284,6 +312,13 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
     logger.info("ampwatch %s serves %s as pid %d", __version__, info.url, info.pid)
     if daemon.is_open_to_all:
         logger.warning("anybody who can connect to %s can read: give a --web.config.file", info.url)
+    if daemon.shows_token:
+        logger.warning(
+            "clients from elsewhere send the token to %s in clear: give a --web.config.file with TLS",
+            info.url,
+        )
+    if daemon.wants_token:
+        logger.info("it asks for a token: `ampwatch url` prints the address with it")
     daemon.run(lock)
 
 

@@ -1,7 +1,7 @@
 """Basic authentication against bcrypt hashes, without revealing which names exist.
 
 Every refused name costs the same time, one check runs at a time, and a right password
-is remembered for a short while: a bcrypt check takes about 50 ms of a core.
+is remembered for as long as it is used: a bcrypt check takes about 50 ms of a core.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-REMEMBER_SECONDS = 60.0
+REMEMBER_SECONDS = 600.0
+"""Time from the last use of a right password until it is checked again: longer than from scrape to
+scrape, so that a scrape never waits behind those who guess. Users that change are forgotten at once:
+they get a new ``BasicAuth``. Unit: s."""
+
+_COST = slice(4, 6)
+"""Where the logarithm of a hash's cost stands: ``$2b$12$...``."""
 
 
 class BasicAuth:
@@ -33,8 +39,8 @@ class BasicAuth:
         self, users: Mapping[str, bytes], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._users = users
-        # Checked for an unknown name; the costliest, characters 4 and 5, so that it takes no less.
-        self._decoy = max(users.values(), key=lambda hashed: hashed[4:6])
+        # Checked for an unknown name; the costliest, so that it takes no less than a known one.
+        self._decoy = max(users.values(), key=lambda hashed: hashed[_COST])
         self._clock = clock
         self._bcrypt = import_module("bcrypt")
         self._key = os.urandom(32)
@@ -47,25 +53,52 @@ class BasicAuth:
         if credentials is None:
             return False
         name, password = credentials
-        digest = hmac.digest(self._key, password, hashlib.sha256)
-        # What is remembered is a digest under a key of this process, never the password itself.
-        remembered, until = self._right.get(name, (b"", 0.0))
-        if hmac.compare_digest(digest, remembered) and self._clock() < until:
+        if self._remembers(name, password):
             return True
         if not self._check(name, password):
             return False
-        self._right[name] = (digest, self._clock() + REMEMBER_SECONDS)
+        self._remember(name, password)
         return True
+
+    def remembers(self, header: str) -> bool:
+        """Return whether ``allows`` is known to be quick: a known password, or nothing to check."""
+        credentials = _credentials(header)
+        return credentials is None or self._remembers(*credentials)
+
+    def _remembers(self, name: str, password: bytes) -> bool:
+        digest, until = self._right.get(name, (b"", 0.0))
+        if not hmac.compare_digest(self._digest(password), digest) or self._clock() >= until:
+            return False
+        self._remember(name, password)
+        return True
+
+    def _remember(self, name: str, password: bytes) -> None:
+        self._right[name] = (self._digest(password), self._clock() + REMEMBER_SECONDS)
+
+    def _digest(self, password: bytes) -> bytes:
+        # What is remembered is a digest under a key of this process, never the password itself.
+        return hmac.digest(self._key, password, hashlib.sha256)
 
     def _check(self, name: str, password: bytes) -> bool:
         hashed = self._users.get(name, self._decoy)
         # One at a time: a client that guesses must not take all cores away from the training.
         with self._one_at_a_time:
             try:
-                right = self._bcrypt.checkpw(password, hashed)
+                right = bool(self._bcrypt.checkpw(password, hashed)) and name in self._users
+                if not right:
+                    self._spend_the_rest(password, hashed)
             except ValueError:  # bcrypt takes no more than 72 bytes and no NUL
                 return False
-        return bool(right) and name in self._users
+        return right
+
+    def _spend_the_rest(self, password: bytes, hashed: bytes) -> None:
+        """Let the refusal of a name whose hash is cheap take as long as that of the costliest.
+
+        A step of cost doubles the work, so that one check of each cost between adds up to it:
+        2^c + (2^c + 2^(c+1) + ... + 2^(m-1)) is 2^m.
+        """
+        for cost in range(int(hashed[_COST]), int(self._decoy[_COST])):
+            self._bcrypt.checkpw(password, b"%b%02d%b" % (hashed[:4], cost, hashed[6:]))
 
 
 def _credentials(header: str) -> tuple[str, bytes] | None:

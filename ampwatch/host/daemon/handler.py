@@ -5,22 +5,27 @@ from __future__ import annotations
 import gzip
 import logging
 import re
+from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from ampwatch.host.daemon.site import Request, Response, sentence
-from ampwatch.wire.rendezvous.probe import CHALLENGE_HEADER, SERVICE, realm
+from ampwatch.wire.rendezvous.probe import CHALLENGE_HEADER, SERVICE
 
 if TYPE_CHECKING:
     from ampwatch.host.daemon.server import Server
 
 SECURITY_HEADERS = {
     # Plotly sets styles in attributes and draws images from data: URLs.
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:",
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
+    # An address may have a token in it.
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "deny",
     "Cache-Control": "no-store",
 }
 
@@ -33,7 +38,13 @@ MAX_FIELDS = 100
 MAX_QUOTED = 200
 """Text of a client that is repeated, to it and in the log. Unit: characters."""
 
+METHODS = frozenset({"GET", "HEAD"})
+OTHER_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"})
+"""Methods that are known and could change something."""
+
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
+
+_QUERY = re.compile(r"\?\S+")
 
 logger = logging.getLogger(__name__)
 
@@ -45,40 +56,74 @@ def parse_address(text: str) -> tuple[str, str | None] | None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection. The base class parses, ``Server`` bounds it in time."""
+    """One request: parsed by the base class, from bytes that have come already.
+
+    Args:
+        head: Request line and headers; ``None`` if they were too long to be taken.
+        client_address: Where they come from.
+        server: Where they have come to.
+
+    Attributes:
+        is_sound: The request could be parsed.
+        refused: The answer to one that could not, if there is any.
+    """
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    headers = HTTPMessage()  # until the first request is parsed, which may fail
-    server: Server
+    headers = HTTPMessage()  # until the request is parsed, which may fail
+    server: Server  # type: ignore[assignment] # not one of the base class's servers
 
-    def handle_one_request(self) -> None:
-        """Wait for a request and answer it, in bounded time."""
-        self.server.renew()
-        super().handle_one_request()
-
-    def do_GET(self) -> None:
-        """Answer a GET or HEAD request."""
+    def __init__(self, head: bytes | None, client_address: Any, server: Server) -> None:
+        # Not the base class's: that one waits for the socket in a thread of its own.
+        self.client_address = client_address
+        self.server = server
+        self.rfile = BytesIO(head or b"")
+        self._written = BytesIO()
+        self.wfile = self._written
+        self.refused: Response | None = None
+        self.command = self.requestline = ""
+        self.request_version = self.protocol_version
+        self.close_connection = True
+        self.raw_requestline = self.rfile.readline()
+        if head is None:
+            self.is_sound = False
+            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        else:
+            self.is_sound = self.parse_request()
         # A body has no meaning here. Left unread it would be taken for the next request.
         if {"content-length", "transfer-encoding"} & {name.lower() for name in self.headers}:
             self.close_connection = True
-        refusal = self._refusal()
-        self._send(self.server.site.answer(self._request()) if refusal is None else refusal)
 
-    do_HEAD = do_GET  # noqa: N815 - the names are the base class's
+    @property
+    def is_head(self) -> bool:
+        """No body is wanted."""
+        return self.command == "HEAD"
 
-    def do_POST(self) -> None:
-        """Refuse a method that could change something."""
-        self.close_connection = True
-        self._send(
-            sentence(
-                HTTPStatus.METHOD_NOT_ALLOWED,
-                f"Expected GET or HEAD, got {self.command}: the daemon only shows.",
-                Allow="GET, HEAD",
-            )
-        )
+    @property
+    def takes_gzip(self) -> bool:
+        """The client takes a body that is gzipped."""
+        return _takes_gzip(self.headers.get("Accept-Encoding", ""))
 
-    do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_CONNECT = do_TRACE = do_POST  # noqa: N815 - as above
+    @property
+    def takes_long_to_know(self) -> bool:
+        """Whether the client may ask takes long to find out: a password has to be checked."""
+        auth = self.server.protection.auth
+        return auth is not None and not auth.remembers(self.headers.get("Authorization", ""))
+
+    def refusal(self) -> Response | None:
+        """Return why this request gets no answer, ``None`` if it gets one."""
+        bucket = self.server.protection.bucket
+        if bucket is not None and not bucket.take():
+            self.close_connection = True
+            text = "Too many requests: rate_limit of the web-config allows no more."
+            return sentence(HTTPStatus.TOO_MANY_REQUESTS, text)
+        if self.command not in METHODS:
+            self.close_connection = True
+            if self.command not in OTHER_METHODS:
+                text = f"Unsupported method ({self.command[:MAX_QUOTED]!r})"
+                return sentence(HTTPStatus.NOT_IMPLEMENTED, text)
+            text = f"Expected GET or HEAD, got {self.command}: the daemon only shows."
+            return sentence(HTTPStatus.METHOD_NOT_ALLOWED, text, Allow="GET, HEAD")
+        return self._refusal()
 
     def _refusal(self) -> Response | None:
         """Return why this client gets no answer, ``None`` if it gets one."""
@@ -88,19 +133,27 @@ class Handler(BaseHTTPRequestHandler):
         if address is None:
             text = "Expected one Host header with the name or address of this machine."
             return sentence(HTTPStatus.BAD_REQUEST, text)
-        allowed = self.server.allowed_hosts
-        if allowed and address[0] not in allowed:
+        if not self.server.is_known_as(address[0]):
             # A page elsewhere can point its own name to 127.0.0.1 and read what it likes then.
-            text = f"Expected a Host of {', '.join(sorted(allowed))}, got {address[0]}: the daemon listens on loopback only. Come by localhost, or start it with --host."
-            return sentence(HTTPStatus.FORBIDDEN, text)
-        auth = self.server.auth
-        if auth is not None and not auth.allows(self.headers.get("Authorization", "")):
-            challenge = f'Basic realm="{realm(self.server.site.scope)}", charset="UTF-8"'
-            text = "Expected a user name and password of basic_auth_users."
-            return sentence(HTTPStatus.UNAUTHORIZED, text, WWW_Authenticate=challenge)
-        return None
+            return sentence(HTTPStatus.FORBIDDEN, self._unknown(address[0]))
+        return self.server.access.refusal(
+            self.path,
+            self.headers,
+            auth=self.server.protection.auth,
+            asks_who=self.server.asks_who,
+            port=address[1] or str(self.server.standard_port),
+            is_tls=self.server.is_tls,
+        )
 
-    def _request(self) -> Request:
+    def _unknown(self, host: str) -> str:
+        names = ", ".join(sorted(self.server.allowed_hosts))
+        expected = f"Expected a Host of {names}, got {host[:MAX_QUOTED]}: "
+        if self.server.is_loopback:
+            return f"{expected}the daemon listens on loopback only. Come by localhost, or start it with --host."
+        return f"{expected}nothing else keeps pages of others from reading here. Come by an address or one of these, start it with --web.external-address, or give it a password or TLS."
+
+    def request(self) -> Request:
+        """Return the part of the request that answers depend on."""
         path, _, fields = self.path.partition("?")
         # Bounded: parsing a long list of fields takes long enough to be an attack.
         try:
@@ -117,37 +170,30 @@ class Handler(BaseHTTPRequestHandler):
             address=host if has_port else f"{host}:{self.server.standard_port}",
         )
 
-    def _send(self, response: Response) -> None:
-        try:
-            self._send_head_and_body(response)
-        finally:
-            # A generator that is left to the garbage collector holds its place among the streams.
-            if response.stream is not None:
-                response.stream.close()
-
-    def _send_head_and_body(self, response: Response) -> None:
+    def head(self, response: Response) -> bytes:
+        """Return status line and headers of an answer."""
         headers = {"Content-Type": response.content_type, **SECURITY_HEADERS, **response.headers}
-        body = response.body
         if response.stream is not None:
             # Without a length the end of the body is the end of the connection.
             self.close_connection = True
         else:
-            body, encoding = self._encoded(response)
-            headers |= encoding | {"Content-Length": str(len(body))}
+            headers["Content-Length"] = str(len(response.body))
         # Whatever the answer: who may not read may still ask whose daemon this is.
         headers |= self.server.prove(self.headers.get(CHALLENGE_HEADER, ""))
         if self.close_connection:
             headers["Connection"] = "close"
         self.send_response(response.status)
-        for name, value in (headers | self.server.headers).items():
+        for name, value in (headers | self.server.protection.web.headers).items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-            # A page stays open for days: its time starts anew with each chunk that the client takes.
-            for chunk in response.stream or ():
-                self.server.renew()
-                self.wfile.write(chunk)
+        return self._written.getvalue()
+
+    def packed(self, response: Response) -> Response:
+        """Return an answer with its body as this client takes it."""
+        if response.stream is not None:
+            return response
+        body, headers = self._encoded(response)
+        return replace(response, body=body, headers={**response.headers, **headers})
 
     def _encoded(self, response: Response) -> tuple[bytes, dict[str, str]]:
         """Return the body as this client takes it, and the headers that say so."""
@@ -156,7 +202,7 @@ class Handler(BaseHTTPRequestHandler):
         if not response.packed and len(response.body) < MIN_GZIP:
             return response.body, {}
         headers = {"Vary": "Accept-Encoding"}
-        if not _takes_gzip(self.headers.get("Accept-Encoding", "")):
+        if not self.takes_gzip:
             body = gzip.decompress(response.body) if response.packed else response.body
             return body, headers
         body = response.body if response.packed else gzip.compress(response.body, 1)
@@ -166,7 +212,7 @@ class Handler(BaseHTTPRequestHandler):
         """Answer a request that the base class could not parse."""
         self.close_connection = True
         status = HTTPStatus(code)
-        self._send(sentence(status, (message or status.phrase)[:MAX_QUOTED]))
+        self.refused = sentence(status, _without_query(message or status.phrase)[:MAX_QUOTED])
 
     def version_string(self) -> str:
         """Name the server, without a version that would lead to its weaknesses."""
@@ -174,7 +220,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log a request at the level of details."""
-        logger.debug("%s %s", self.client_address[0], (format % args)[:MAX_QUOTED])
+        logger.debug("%s %s", self.client_address[0], _without_query(format % args)[:MAX_QUOTED])
+
+
+def _without_query(text: str) -> str:
+    """Return what is said of a request without what may be secret in it: its query."""
+    return _QUERY.sub("?...", text)
 
 
 def _takes_gzip(accept_encoding: str) -> bool:

@@ -1,63 +1,82 @@
-"""The listening socket: binding, TLS, and bounds on how many clients for how long."""
+"""The listening socket: binding, TLS, and bounds on how many clients for how long.
+
+One thread waits for all connections, so that an idle one costs its descriptor and some kB. A whole
+request is answered in the thread of its kind (`lanes.py`): no client, and no kind of answer, keeps a scrape
+waiting.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import logging
 import os
+import re
+import resource
 import socket
 import ssl
-import sys
 import threading
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from http.server import ThreadingHTTPServer
-from socketserver import TCPServer
+from contextlib import suppress
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import DaemonError
-from ampwatch.host.daemon.basic_auth import BasicAuth
 from ampwatch.host.daemon.handler import Handler
+from ampwatch.host.daemon.lanes import Lane, LaneFullError
+from ampwatch.host.daemon.protection import Protection
+from ampwatch.host.daemon.site import LANES, sentence
+from ampwatch.host.daemon.stream import CHUNK, Stream
 from ampwatch.wire.rendezvous import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
-    from ampwatch.host.daemon.site import Site
+    from ampwatch.host.daemon.access import Access
+    from ampwatch.host.daemon.site import Response, Site
     from ampwatch.host.daemon.web_config import WebConfig
 
-MAX_CONNECTIONS = 192
-"""Connections at a time, each with a thread: the open pages, and as many again for the rest."""
+MAX_CONNECTIONS = 2048
+"""Connections at a time, where the process may have as many descriptors. Beyond that the one that has
+waited longest makes room: a new client is served for as long as there is one that only waits."""
+
+RESERVED_DESCRIPTORS = 256
+"""Descriptors that are left to the rest of the daemon: rings, reports, GPUs."""
 
 CONNECTION_SECONDS = 30.0
-"""Time for one request, waiting for it and answering it included; then the connection is cut.
+"""Time for a whole request to come, and again for its answer to be taken; then the connection is cut."""
 
-A time-out of the socket would not do: it starts anew with each byte that drips in.
-"""
+LINGER_SECONDS = 1.0
+"""Time for a client to take the end of an answer before its connection is closed. Unit: s."""
 
 ERROR_SECONDS = 60.0
 """Time between two failed requests that are logged as errors: a client must not fill the log.
 Unit: s."""
 
+MAX_HEAD = 1 << 15
+"""Request line and headers of a request. Unit: bytes."""
+
+BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
+
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+RESOLV_CONF = Path("/etc/resolv.conf")
+
+PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
+"""Ends of names that nobody can register (RFC 6761, 6762, 8375; ICANN's .internal; services of
+Kubernetes): no page elsewhere can have one of these."""
+
+_HEAD_ENDS = re.compile(rb"\r?\n\r?\n")
 
 logger = logging.getLogger(__name__)
 
 
-def _deadline() -> float:
-    return time.monotonic() + CONNECTION_SECONDS
-
-
-@dataclass(slots=True)
-class _Connection:
-    socket: socket.socket
-    deadline: float = field(default_factory=_deadline)
-
-
-class Server(ThreadingHTTPServer):
-    """Serves a site, a thread for each connection.
+class Server:
+    """Serves a site.
 
     Args:
         host: Name or address to listen on.
@@ -65,128 +84,361 @@ class Server(ThreadingHTTPServer):
         site: What to serve.
         web: How to protect it.
         more_hosts: Names to be known by besides its own, where names are checked.
+        access: Who may read.
 
     Raises:
         DaemonError: If it cannot listen there.
 
     Attributes:
+        site: What is served.
+        protection: How it is protected; it follows its file.
+        server_port: The port that it listens on.
         is_loopback: Only this machine can connect.
-        asks_who: Clients need a password or a certificate.
-        allowed_hosts: The names that clients must come by; empty for any.
+        is_tls: Connections are TLS.
         prove: Returns the headers that answer a challenge; none by default.
     """
 
-    daemon_threads = True
-    block_on_close = False
-    allow_reuse_port = False  # or another program could listen on our port beside us
-    request_queue_size = 64
-
     def __init__(
-        self, host: str, port: int, site: Site, web: WebConfig, more_hosts: frozenset[str]
+        self,
+        host: str,
+        port: int,
+        site: Site,
+        web: WebConfig,
+        more_hosts: frozenset[str],
+        access: Access,
     ) -> None:
         self.site = site
         self.prove: Callable[[str], dict[str, str]] = lambda _: {}
-        self.headers = web.headers
-        self.auth = BasicAuth(web.users) if web.users else None
+        self.access = access
+        self.protection = Protection(web)
+        self.is_tls = web.tls is not None
         self.standard_port = 443 if web.tls else 80
-        self._tls = web.tls
-        self.asks_who = bool(web.users) or (
-            web.tls is not None and web.tls.verify_mode is ssl.CERT_REQUIRED
-        )
-        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._connections: dict[int, _Connection] = {}
-        self._guard = threading.Lock()
-        self._loud_from = 0.0
         try:
-            self.address_family, address = _resolve(host, port)
-            super().__init__(address, Handler)
+            self._socket = _listen(host, port)
         except OSError as error:
             raise DaemonError(_why_not_bound(host, port, error)) from error
-        self.is_loopback = ipaddress.ip_address(str(self.server_address[0])).is_loopback
-        # Against DNS rebinding: a page elsewhere whose name points here cannot send one of these.
-        own_names = LOOPBACK_NAMES | {host.lower()} | more_hosts
-        self.allowed_hosts = own_names if self.is_loopback else frozenset[str]()
+        address = self._socket.getsockname()
+        self.server_port: int = address[1]
+        self.is_loopback = ipaddress.ip_address(str(address[0])).is_loopback
+        self._names = LOOPBACK_NAMES | {host.lower()} | more_hosts
+        if not self.is_loopback:
+            self._names |= _names_of_machine()
+        self._lanes = {name: Lane(name, waiting) for name, waiting in LANES.items()}
+        self._max_connections = _room()
+        self._streams: dict[Stream, asyncio.Task[None]] = {}
+        self._waiting: dict[Stream, None] = {}
+        self._sending: dict[Stream, None] = {}
+        self._loud_from = 0.0
+        self._guard = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
+        self._stop = asyncio.Event()
+        self._ended = threading.Event()
+        self._ended.set()
 
-    def server_bind(self) -> None:
-        """Bind, without the base class's search for the host's full name, which may take long."""
-        TCPServer.server_bind(self)
-        self.server_port = self.server_address[1]
+    @property
+    def asks_who(self) -> bool:
+        """Clients need a password or a certificate."""
+        web = self.protection.web
+        return bool(web.users) or (web.tls is not None and web.tls.verify_mode is ssl.CERT_REQUIRED)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection its thread, if there is room."""
-        if not self._room.acquire(blocking=False):
-            logger.debug("%s was refused: too many connections", client_address[0])
-            self.shutdown_request(request)
-            return
-        with ExitStack() as unless_started:
-            # Where no thread can be had nobody else would give the place back; the caller logs the
-            # error and closes the connection. A thread that has started gives it back itself.
-            unless_started.callback(self._room.release)
-            super().process_request(request, client_address)
-            unless_started.pop_all()
+    @property
+    def allowed_hosts(self) -> frozenset[str]:
+        """The names that clients may come by, where names are checked."""
+        return self._names
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Serve a connection to its end."""
-        thread = threading.get_ident()
+    def is_known_as(self, host: str) -> bool:
+        """Return whether a client may come by the name or address ``host``.
+
+        Against DNS rebinding: a page elsewhere can point its own name here, and its scripts could then
+        read what the daemon answers. Beyond loopback that needs no check where the browser makes
+        one, of the certificate, or asks the user for a password.
+        """
+        if host in self._names:
+            return True
+        if self.is_loopback:
+            return False
+        web = self.protection.web
+        if web.tls is not None or web.users:
+            return True
+        # Nobody can point an address, or a name without a domain, to somewhere else.
+        return _is_address(host) or "." not in host or host.endswith(PRIVATE_DOMAINS)
+
+    def serve_forever(self) -> None:
+        """Serve until ``shutdown`` is called, from another thread."""
         with self._guard:
-            self._connections[thread] = _Connection(request)
+            if self._is_stopping:
+                return
+            self._ended.clear()
         try:
-            super().process_request_thread(request, client_address)
+            asyncio.run(self._serve())
         finally:
-            with self._guard:
-                del self._connections[thread]
-            self._room.release()
+            self._ended.set()
 
-    def finish_request(self, request: Any, client_address: Any) -> None:
-        """Agree on TLS, if that is asked for, and answer the requests."""
-        if self._tls is None:
-            super().finish_request(request, client_address)
-            return
-        # Here and not when listening: a client that is slow at it holds its own thread only.
-        with self._tls.wrap_socket(
-            request, server_side=True, do_handshake_on_connect=False
-        ) as secure:
-            with self._guard:
-                self._connections[threading.get_ident()].socket = secure
-            secure.do_handshake()
-            Handler(secure, client_address, self)
-
-    def renew(self) -> None:
-        """Give the connection of the calling thread its full time again."""
+    def shutdown(self) -> None:
+        """End ``serve_forever`` and wait for its end; the port stays taken."""
         with self._guard:
-            self._connections[threading.get_ident()].deadline = _deadline()
+            self._is_stopping = True
+            if self._loop is not None:
+                with suppress(RuntimeError):  # it has just ended
+                    self._loop.call_soon_threadsafe(self._stop.set)
+        self._ended.wait()
 
-    def cut_overdue(self) -> None:
-        """Cut the connections whose time is over; their threads then end. Call it now and then."""
-        now = time.monotonic()
-        # Shut down outside of the lock: each connection that ends takes it to unregister itself.
+    def server_close(self) -> None:
+        """Let go of the port."""
+        self._socket.close()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: self._report("", context.get("exception")))
+        for lane in self._lanes.values():
+            lane.start()
         with self._guard:
-            overdue = [c.socket for c in self._connections.values() if c.deadline < now]
-        for connection in overdue:
+            self._loop = loop
+            if self._is_stopping:
+                self._stop.set()
+        accepting = loop.create_task(self._accept())
+        stopping = loop.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({accepting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                accepting.result()
+        finally:
+            tasks = [accepting, stopping, *self._streams.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for lane in self._lanes.values():
+                lane.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
             try:
-                # The plain socket's method: the one of TLS is not for another thread.
-                socket.socket.shutdown(connection, socket.SHUT_RDWR)
-            except OSError:  # noqa: PERF203 - gone by now, which is rare
+                accepted, address = await loop.sock_accept(self._socket)
+            except OSError as error:
+                if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
+                    raise
+                # No descriptor, no memory, or a client that has left: whoever only waits makes room.
+                self._make_room()
+                await asyncio.sleep(0.01)
                 continue
+            stream = Stream(accepted, address)
+            if len(self._streams) >= self._max_connections and not self._make_room():
+                logger.debug("%s was refused: too many connections", address[0])
+                stream.close()
+            else:
+                self._streams[stream] = loop.create_task(self._serve_client(stream))
+            # An accept that does not wait does not give the others their turn either.
+            await asyncio.sleep(0)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the base class calls it so
+    def _make_room(self) -> bool:
+        """Cut the client that has waited longest, else the one that has been sent to longest."""
+        for streams in (self._waiting, self._sending):
+            if streams:
+                stream = next(iter(streams))
+                del streams[stream]
+                stream.cut()
+                return True
+        return False
+
+    async def _serve_client(self, stream: Stream) -> None:
+        self._await_request(stream)
+        try:
+            self.protection.refresh()
+            if (tls := self.protection.web.tls) is not None:
+                await stream.secure(tls)
+            rest = b""
+            while True:
+                self._await_request(stream)
+                head, rest = await _head(stream, rest)
+                # None: too long. Empty: the client has left.
+                if head == b"":
+                    break
+                if not await self._answer(stream, head):
+                    await stream.end(LINGER_SECONDS)
+                    break
+        except Exception as error:  # noqa: BLE001 - whatever a client causes ends that client only
+            self._report(stream.address[0], error)
+        finally:
+            stream.close()
+            self._waiting.pop(stream, None)
+            self._sending.pop(stream, None)
+            del self._streams[stream]
+
+    def _await_request(self, stream: Stream) -> None:
+        self._sending.pop(stream, None)
+        self._waiting.pop(stream, None)
+        self._waiting[stream] = None
+        stream.give(CONNECTION_SECONDS)
+
+    async def _answer(self, stream: Stream, head: bytes | None) -> bool:
+        """Answer a request; return whether the connection goes on."""
+        # While its answer is made a client waits for us: it is neither cut nor makes room.
+        stream.give_any_time()
+        self._waiting.pop(stream, None)
+        self.protection.refresh()
+        handler = Handler(head, stream.address, self)
+        response = await self._response(handler)
+        if response is None:
+            return False
+        chunks = response.stream
+        try:
+            self._send_within(stream, CONNECTION_SECONDS)
+            head = handler.head(response)
+            body = memoryview(b"" if handler.is_head else response.body)
+            # What is small goes out in one packet.
+            await stream.send(head + body[:CHUNK])
+            await stream.send(body[CHUNK:])
+            if chunks is not None and not handler.is_head:
+                await self._send_chunks(stream, chunks, response)
+        finally:
+            # A generator that is left to the garbage collector holds its place among the streams.
+            if chunks is not None:
+                with suppress(ValueError):  # it runs in its lane just now, where the daemon ends
+                    chunks.close()
+        return not handler.close_connection
+
+    async def _send_chunks(
+        self, stream: Stream, chunks: Generator[bytes, None, None], response: Response
+    ) -> None:
+        """Send chunks for as long as there are some, and the client takes them."""
+        while (
+            chunk := await self._in_lane(response.lane, partial(next, chunks, None))
+        ) is not None:
+            # A page stays open for days: its time starts anew with each chunk.
+            self._send_within(stream, CONNECTION_SECONDS)
+            await stream.send(chunk)
+            stream.give_any_time()
+            await asyncio.sleep(response.pause_seconds)
+
+    def _send_within(self, stream: Stream, seconds: float) -> None:
+        self._sending.pop(stream, None)
+        self._sending[stream] = None
+        stream.give(seconds)
+
+    async def _response(self, handler: Handler) -> Response | None:
+        """Return the answer to a request, its body as it is sent; ``None`` for none at all."""
+        if handler.refused is not None or not handler.is_sound:
+            return handler.refused
+        try:
+            if handler.takes_long_to_know:
+                refusal = await self._in_lane("login", handler.refusal)
+            else:
+                refusal = handler.refusal()
+            if refusal is not None:
+                return handler.packed(refusal)
+            request = handler.request()
+            lane, shared = self.site.lane(request)
+            key = None if shared is None else (shared, handler.takes_gzip)
+            made: Response = await self._in_lane(
+                lane, lambda: handler.packed(self.site.answer(request)), key
+            )
+        except LaneFullError:
+            text = "Too many such requests wait already."
+            return sentence(HTTPStatus.SERVICE_UNAVAILABLE, text, Retry_After="5")
+        return made
+
+    async def _in_lane(self, lane: str, job: Any, key: Any = None) -> Any:
+        # Shielded: a connection that ends must not take the answer from others who wait for it.
+        return await asyncio.shield(asyncio.wrap_future(self._lanes[lane].ask(job, key)))
+
+    def _report(self, client: str, error: BaseException | None) -> None:
         """Log what ended a connection: loudly now and then, unless it was the client."""
-        error = sys.exc_info()[1]
-        if isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
-            logger.debug("%s: %s", client_address[0], error)
+        if error is None or isinstance(error, OSError):
+            logger.debug("%s: %s", client, error)
             return
         level = logging.DEBUG
         now = time.monotonic()
         if now >= self._loud_from:
             level = logging.ERROR
             self._loud_from = now + ERROR_SECONDS
-        logger.log(level, "a request of %s failed", client_address[0], exc_info=error)
+        logger.log(level, "a request of %s failed", client, exc_info=error)
 
 
-def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+async def _head(stream: Stream, received: bytes) -> tuple[bytes | None, bytes]:
+    """Return the next request up to its empty line, and what came after it.
+
+    Returns:
+        ``None`` as the request if it is too long, nothing if the client leaves.
+    """
+    buffer = bytearray(received)
+    begin = 0
+    while True:
+        # An empty line before a request is to be ignored (RFC 9112, 2.2).
+        while buffer.startswith((b"\r\n", b"\n")):
+            del buffer[: buffer.index(b"\n") + 1]
+        if (found := _HEAD_ENDS.search(buffer, begin)) is not None:
+            return bytes(buffer[: found.end()]), bytes(buffer[found.end() :])
+        if len(buffer) > MAX_HEAD:
+            return None, b""
+        # The end may lie across two pieces. Not searched from the start again: a client that sends
+        # byte by byte would be paid for each of them with the whole.
+        begin = max(0, len(buffer) - 3)
+        data = await stream.receive()
+        if not data:
+            return b"", b""
+        buffer += data
+
+
+def _listen(host: str, port: int) -> socket.socket:
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, address = found[0]
-    return family, address
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Not SO_REUSEPORT: with that another program could listen on our port beside us.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.settimeout(0.0)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _room() -> int:
+    """Return how many connections there may be; take more descriptors for them if that is allowed."""
+    try:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:  # a filter of system calls may know no limits
+        return RESERVED_DESCRIPTORS
+    wanted = MAX_CONNECTIONS + RESERVED_DESCRIPTORS
+    infinite = resource.RLIM_INFINITY
+    if soft != infinite and soft < wanted:
+        more = wanted if hard == infinite else min(wanted, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (more, hard))
+            soft = more
+    if soft == infinite:
+        return MAX_CONNECTIONS
+    return max(soft // 4, min(MAX_CONNECTIONS, soft - RESERVED_DESCRIPTORS))
+
+
+def _names_of_machine() -> frozenset[str]:
+    """Return the names of this machine that it knows without asking anybody."""
+    name = socket.gethostname().lower()
+    names = {name, name.partition(".")[0]}
+    try:
+        lines = RESOLV_CONF.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for words in map(str.split, lines):
+        # The domains in which this machine looks for others: it is mostly in one of them itself.
+        if words[:1] in (["search"], ["domain"]):
+            names |= {
+                f"{name.partition('.')[0]}.{domain.strip('.').lower()}" for domain in words[1:]
+            }
+    return frozenset(names)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _why_not_bound(host: str, port: int, error: OSError) -> str:

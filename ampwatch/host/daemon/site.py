@@ -6,10 +6,8 @@ or triggers something. No sockets here, and no HTTP.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
-import time
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ampwatch import __version__
 from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.assets import find_assets, find_pages
+from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.host.page.broadcast import Broadcast, encoded
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
 from ampwatch.wire.rendezvous.probe import SERVICE
@@ -29,8 +29,16 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import Fleet
     from ampwatch.host.fleet.passes import CollectorPass
 
+LANES = {"metrics": 512, "health": 512, "login": 32, "page": 512, "rest": 512, "rare": 512}
+"""The kinds of answers, each with a thread: what floods one of them delays no other. By each, how many
+may wait. Of guessed passwords few: whoever logs in for the first time waits behind them, each for up to a
+quarter of a second."""
+
 MAX_STREAMS = 64
-"""Open pages at a time; each costs a thread."""
+"""Open pages at a time."""
+
+MAX_GUESSED = 200
+"""Longest path for which a near one is looked for: that takes time for each pair of letters."""
 
 EVENT_SECONDS = 1.0
 
@@ -69,6 +77,8 @@ class Response:
         headers: Further headers.
         packed: The body is gzipped already.
         stream: Instead of a body, chunks that go on until the client leaves. To be closed.
+        lane: The kind of answer that each of these chunks is.
+        pause_seconds: Time between two chunks.
     """
 
     body: bytes = b""
@@ -77,6 +87,8 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
     packed: bool = False
     stream: Generator[bytes, None, None] | None = None
+    lane: str = "page"
+    pause_seconds: float = 0.0
 
 
 def sentence(status: HTTPStatus, text: str, **headers: str) -> Response:
@@ -87,7 +99,7 @@ def sentence(status: HTTPStatus, text: str, **headers: str) -> Response:
 
 def json_response(value: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
     """Return ``value`` as JSON."""
-    return Response(_json(value), JSON, status)
+    return Response(b"".join(encoded(value)), JSON, status)
 
 
 class Site:
@@ -115,7 +127,9 @@ class Site:
         self.scope = "machine" if machine else "user"
         self._fleet = fleet
         self._exporter = PrometheusExporter(fleet, passes)
-        self._feed = Feed(fleet)
+        self._precedence = Precedence()
+        self._feed = Feed(fleet, step_aside=self._precedence.step_aside)
+        self._broadcast = Broadcast(self._feed)
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https
@@ -137,16 +151,35 @@ class Site:
         """Return the answer to a GET or HEAD request."""
         route = self._routes.get(request.path)
         if route is None:
-            near = did_you_mean(request.path, self._routes)
+            near = did_you_mean(request.path[:MAX_GUESSED], self._routes)
             text = (
                 f"There is nothing here{near or '.'} The daemon serves {', '.join(self._listed)}."
             )
             return sentence(HTTPStatus.NOT_FOUND, text)
         return route(request)
 
+    def lane(self, request: Request) -> tuple[str, str | None]:
+        """Return the kind of answer that a request wants, one of ``LANES``.
+
+        Returns:
+            Also what the answer depends on, if it is one for all who ask for it at the same time.
+        """
+        if request.path == "/metrics":
+            usual = self._exporter.usual(request.accept, request.query.get("name[]", []))
+            return ("rare", None) if usual is None else ("metrics", usual)
+        if request.path == "/state.json":
+            return "page", request.path
+        if request.path in {"/events", "/debug/kernels.json"}:
+            return "page", None
+        return ("health" if request.path == "/healthz" else "rest"), None
+
     def _metrics(self, request: Request) -> Response:
-        body, content_type = self._exporter.render(request.accept, request.query.get("name[]", []))
-        return Response(body, content_type)
+        names = request.query.get("name[]", [])
+        if self._exporter.usual(request.accept, names) is None:
+            return Response(*self._exporter.render(request.accept, names))
+        # The work of pages waits meanwhile.
+        with self._precedence.first():
+            return Response(*self._exporter.render(request.accept, names))
 
     def _health(self, _: Request) -> Response:
         # Answered from another thread than the loop, so that a loop that hangs can be seen here.
@@ -159,7 +192,6 @@ class Site:
             "scope": self.scope,
             "uid": os.geteuid(),
             "pid": os.getpid(),
-            "ranks": len(self._fleet.ranks()),
         }
         return json_response(health, HTTPStatus.SERVICE_UNAVAILABLE if stuck else HTTPStatus.OK)
 
@@ -170,7 +202,8 @@ class Site:
         return json_response([{"targets": [target], "labels": labels}])
 
     def _state(self, _: Request) -> Response:
-        return json_response(self._feed.full())
+        chunks = encoded(self._feed.full(self._feed.usual_age), self._feed.step_aside)
+        return Response(b"".join(chunks), JSON)
 
     def _kernels(self, _: Request) -> Response:
         """Answer whoever checks how the names of kernels were taken."""
@@ -193,7 +226,7 @@ class Site:
         if next(stream, None) is None:
             text = f"{MAX_STREAMS} pages are open, which is all the daemon serves; close one."
             return sentence(HTTPStatus.SERVICE_UNAVAILABLE, text, Retry_After="30")
-        return Response(content_type=EVENTS, stream=stream)
+        return Response(content_type=EVENTS, stream=stream, pause_seconds=EVENT_SECONDS)
 
     def _stream(self) -> Generator[bytes, None, None]:
         """Yield server-sent events: everything once, then what has changed.
@@ -202,27 +235,16 @@ class Site:
         there is none. Every change has the time in it, so none is ever empty and the
         connection never silent.
         """
-        # Not waited for: each page that waits would hold a thread and a connection.
+        # Not waited for: each page that waits would hold a connection.
         if not self._streams.acquire(blocking=False):
             return
         try:
             yield b""
-            state = self._feed.full(EVENT_SECONDS / 2)
-            yield _event("full", state)
+            seen = 0
             while True:
                 # A client that has left is noticed by the next write, which raises, so that the
                 # generator is closed and gives its place back.
-                time.sleep(EVENT_SECONDS)
-                patch, state = self._feed.delta(state, EVENT_SECONDS / 2)
-                yield _event("delta", patch)
+                seen, events = self._broadcast.since(seen, EVENT_SECONDS)
+                yield events
         finally:
             self._streams.release()
-
-
-def _event(name: str, value: Any) -> bytes:
-    # One line of data: JSON of this form has no line break, which would end the event.
-    return b"event: " + name.encode() + b"\ndata: " + _json(value) + b"\n\n"
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()

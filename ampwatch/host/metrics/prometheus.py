@@ -34,6 +34,18 @@ if TYPE_CHECKING:
 
 _OPENMETRICS = "application/openmetrics-text"
 
+_USUAL = (
+    "",
+    _OPENMETRICS,
+    *(
+        f"{media_type};version={version}{escaping}"
+        for media_type in (_OPENMETRICS, "text/plain")
+        for version in ("0.0.1", "0.0.4", "1.0.0")
+        for escaping in ("", ";escaping=allow-utf-8", ";escaping=underscores")
+    ),
+)
+"""What a Prometheus asks for, of any version of it."""
+
 _REWRITTEN = ("escaping=dots", "escaping=values")
 """Ways of escaping that rewrite names of ours; few ask for them, and the library knows how."""
 
@@ -141,6 +153,15 @@ class PrometheusExporter:
             Exposition(_header_by(choose_encoder(accept)[0]), exemplars=bool(accept))
             for accept in ("", _OPENMETRICS)
         )
+        self._usual = {_negotiated(accept)[1] for accept in _USUAL}
+
+    def usual(self, accept: str, names: Sequence[str]) -> str | None:
+        """Return the media type of a scrape as Prometheus asks for it, ``None`` for any other.
+
+        Those who get the same media type get the same body. Any other one may take much longer.
+        """
+        content_type = _negotiated(accept)[1]
+        return content_type if not names and content_type in self._usual else None
 
     def render(self, accept: str = "", names: Sequence[str] = ()) -> tuple[bytes, str]:
         """Return the body and the content type of a scrape.
@@ -150,11 +171,7 @@ class PrometheusExporter:
                 text 0.0.4.
             names: Names of the samples to return (the ``name[]`` parameters); all if empty.
         """
-        try:
-            # A folded header has line breaks in it, and the encoder repeats the version it finds
-            encode, content_type = choose_encoder(" ".join(accept.split()))
-        except TypeError:  # a version that is no number, which the library cannot compare
-            encode, content_type = choose_encoder("")
+        encode, content_type = _negotiated(accept)
         if names:
             return encode(self._registry.restricted_registry(names)), content_type
         # The library for what is rare, the own writer, four times as fast, for every scrape.
@@ -165,6 +182,14 @@ class PrometheusExporter:
         else:
             text = self._text.render(self._collector.samples())
         return text.encode(), content_type
+
+
+def _negotiated(accept: str) -> tuple[Callable[[Any], bytes], str]:
+    try:
+        # A folded header has line breaks in it, and the encoder repeats the version it finds
+        return choose_encoder(" ".join(accept.split()))
+    except (TypeError, ValueError):  # a version that is no number, or one of 5000 digits
+        return choose_encoder("")
 
 
 def _header_by(encode: Callable[[Any], bytes]) -> Callable[[Metric], str]:

@@ -7,6 +7,7 @@ the aggregate and puts it into words; nothing is measured here. No torch, no net
 from __future__ import annotations
 
 import math
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,12 @@ Cursor = State
 
 Row = tuple[float | str | None, ...]
 
+MAX_AGE_SECONDS = 5.0
+"""Age of a state up to which it is shown on a page, where making one takes long. Unit: s."""
+
+MAX_ASIDE_SECONDS = 2.0
+"""Time that making a state waits for scrapes at most: scrapes without end must not stop pages."""
+
 COLUMNS = (
     "last_step",
     "steps",
@@ -65,16 +72,28 @@ class Feed:
     Args:
         fleet: What to show.
         clock: Returns the Unix time in seconds.
+        step_aside: Called between small pieces of work, with the longest time that it may wait
+            for something urgent; returns what is left of that. Unit: s.
 
     Cost:
         A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
         with ranges see ``RangeState``, with precision ``PrecisionState``.
     """
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        clock: Callable[[], float] = time.time,
+        step_aside: Callable[[float], float] = lambda seconds: seconds,
+    ) -> None:
         self._fleet = fleet
         self._clock = clock
-        self._series: dict[RankView, tuple[HistoryCursor, dict[str, Row]]] = {}
+        self._step_aside = step_aside
+        self._patience = 0.0
+        self._work_seconds = 0.0
+        # Not the fleet's: that one is let go of between the ranks, so that a scrape can have it.
+        self._making = threading.Lock()
+        self._series: dict[RankView, tuple[HistoryCursor | None, dict[str, Row]]] = {}
         self._ranges: dict[RankView, RangeState] = {}
         self._precision: dict[RankView, PrecisionState] = {}
         self._formats = formats()
@@ -88,21 +107,38 @@ class Feed:
             max_age: Age of a state, made for another client, that will do as well. Then many
                 open pages cost little more than one. Unit: s.
         """
-        with self._fleet.lock:
+        with self._making:
             now = self._clock()
             # Below 0 where the clock was set back: that state could be kept for hours.
             if 0.0 <= now - self._made_at < max_age:
                 return self._newest
+            self._patience = MAX_ASIDE_SECONDS
+            before = time.thread_time()
             self._newest = self._made(now)
+            self._work_seconds = time.thread_time() - before
             self._made_at = now
             return self._newest
 
+    @property
+    def usual_age(self) -> float:
+        """The age that a state must reach so that making states takes a tenth of a core at most."""
+        return min(MAX_AGE_SECONDS, 9.0 * self._work_seconds)
+
+    def step_aside(self) -> None:
+        """Let what is urgent go first, between two small pieces of work; hold no lock meanwhile."""
+        self._patience = self._step_aside(self._patience)
+
     def _made(self, now: float) -> State:
-        runs = self._fleet.judge()
+        with self._fleet.lock:
+            runs = self._fleet.judge()
         ranks = [rank for members, _ in runs.values() for rank in members]
-        self._series = {rank: self._series_of(rank) for rank in ranks}
+        self._series = {rank: self._series.get(rank, (None, {})) for rank in ranks}
         self._ranges = {rank: self._ranges.get(rank, RangeState()) for rank in ranks}
         self._precision = {r: self._precision.get(r, PrecisionState()) for r in ranks}
+        self.step_aside()
+        told = {run: self._run(*judged) for run, judged in runs.items()}
+        with self._fleet.lock:
+            gpus, problems = gpu_state(self._fleet), dict(self._fleet.problems)
         return {
             "now": round(now, 3),
             "version": __version__,
@@ -113,9 +149,9 @@ class Feed:
             "op_columns": OP_COLUMNS,
             "kernel_columns": KERNEL_COLUMNS,
             "formats": self._formats,
-            "runs": {run: self._run(*judged) for run, judged in runs.items()},
-            "gpus": gpu_state(self._fleet),
-            "problems": dict(self._fleet.problems),
+            "runs": told,
+            "gpus": gpus,
+            "problems": problems,
         }
 
     def delta(self, cursor: Cursor, max_age: float = 0.0) -> tuple[State, Cursor]:
@@ -139,6 +175,13 @@ class Feed:
         }
 
     def _rank(self, rank: RankView, verdict: Verdict) -> State:
+        # One rank at a time: of all together a scrape would have to wait for seconds.
+        with self._fleet.lock:
+            state = self._rank_now(rank, verdict)
+        self.step_aside()
+        return state
+
+    def _rank_now(self, rank: RankView, verdict: Verdict) -> State:
         members = [member for story in verdict.stories for member in story.members]
         state: State = {
             **_words(verdict),
@@ -153,7 +196,7 @@ class Feed:
             "facts": dict(rank.facts),
             "findings": {m.finding.key: _finding(m.finding, current=m.is_current) for m in members},
             "stories": [row for story in verdict.stories for row in _order(story)],
-            "series": self._series[rank][1],
+            "series": self._series_of(rank),
             "ranges": self._ranges[rank].of(rank),
             "precision": self._precision[rank].of(rank),
         }
@@ -161,12 +204,14 @@ class Feed:
             state["step"] = rank.newest.step
         return state
 
-    def _series_of(self, rank: RankView) -> tuple[HistoryCursor, dict[str, Row]]:
+    def _series_of(self, rank: RankView) -> dict[str, Row]:
         """Return the rows of ``rank``, built anew only where its history has changed."""
-        cursor, rows = self._series.get(rank, (None, {}))
+        cursor, rows = self._series[rank]
         update = rank.history.since(cursor)
         fresh = {str(bucket.first_step): _row(bucket) for bucket in update.buckets}
-        return update.cursor, fresh if update.everything else {**rows, **fresh}
+        rows = fresh if update.everything else {**rows, **fresh}
+        self._series[rank] = update.cursor, rows
+        return rows
 
 
 def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:

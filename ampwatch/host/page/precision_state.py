@@ -95,18 +95,19 @@ def kernel_names(fleet: Fleet) -> State:
 
     ``unlisted`` are the names of which no rule knows anything.
     """
-    runs: State = {}
     with fleet.lock:
-        for rank in fleet.ranks():
-            window = rank.precision.window
-            if window is not None:
-                runs.setdefault(rank.run, {})[str(rank.identity.rank)] = {
-                    "step": window.step,
-                    "columns": KERNEL_COLUMNS,
-                    "kernels": [_kernel(kernel) for kernel in window.kernels],
-                    "left_out": window.kernels_left_out,
-                    "unlisted": [k.name for k in window.kernels if k.rule == UNLISTED],
-                }
+        windows = [(r.run, str(r.identity.rank), r.precision.window) for r in fleet.ranks()]
+    runs: State = {}
+    # Without the lock: windows do not change, and there may be 256 of them.
+    for run, rank, window in windows:
+        if window is not None:
+            runs.setdefault(run, {})[rank] = {
+                "step": window.step,
+                "columns": KERNEL_COLUMNS,
+                "kernels": [_kernel(kernel) for kernel in window.kernels],
+                "left_out": window.kernels_left_out,
+                "unlisted": [k.name for k in window.kernels if k.rule == UNLISTED],
+            }
     return {"runs": runs}
 
 

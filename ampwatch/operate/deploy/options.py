@@ -30,6 +30,7 @@ class DeployOptions:
         webhook: Where Alertmanager sends alerts; empty for the placeholder.
         scrape_seconds: How often Prometheus scrapes; 0 for as shipped. Unit: s.
         port: Where daemons listen.
+        token_file: File with the token that the daemon of this machine wants; empty for none.
     """
 
     targets: tuple[str, ...] = ()
@@ -37,6 +38,7 @@ class DeployOptions:
     webhook: str = ""
     scrape_seconds: int = 0
     port: int = DEFAULT_PORT
+    token_file: str = ""
 
 
 def checked_port(text: str) -> int:

@@ -24,6 +24,12 @@ WEBHOOK = "&webhook http://127.0.0.1:5001/alerts"
 SCRAPE_SECONDS = 10
 SCRAPE_TIMEOUT_SECONDS = 10
 
+DISCOVERY = "refresh_interval: 1m\n"
+"""Last line of the discovery of the daemon of this machine, once in each of the files below."""
+
+_WITH_TOKEN = ("deploy/prometheus/agent.yml", "deploy/prometheus/prometheus.yml")
+"""Configurations for a Prometheus on the machine of the daemon, outside of containers."""
+
 TARGETS = "deploy/prometheus/targets/ampwatch.yml"
 ALERTMANAGER = "deploy/alertmanager/alertmanager.yml"
 ALERTS = "dashboards/alerts/"
@@ -85,6 +91,8 @@ def tree(options: DeployOptions) -> dict[str, str]:
         _put_interval(files, options.scrape_seconds)
     if options.port != DEFAULT_PORT:
         _put_port(files, options.port)
+    if options.token_file:
+        _put_token(files, options.token_file)
     if options.targets:
         files[TARGETS] = _targets(options.targets)
     return dict(sorted(files.items()))
@@ -156,6 +164,18 @@ def _put_port(files: dict[str, str], port: int) -> None:
     for path, text in files.items():
         if not path.startswith(_DEFAULT_PORT_STAYS):
             files[path] = re.sub(rf"\b{DEFAULT_PORT}\b", str(port), text)
+
+
+def _put_token(files: dict[str, str], token_file: str) -> None:
+    """Have Prometheus send the token: to find out who is to be scraped, and to scrape.
+
+    The file is named and not copied: Prometheus reads it each time, so that a new token is no news
+    to it, and the secret is in one place.
+    """
+    # The type is the default by the documents, but discovery over HTTP sends none without it (2.42).
+    file = f"authorization: {{type: Bearer, credentials_file: {json.dumps(token_file)}}}\n"
+    for path in _WITH_TOKEN:
+        _put(files, path, DISCOVERY, f"{DISCOVERY}        {file}    {file}")
 
 
 def _targets(targets: tuple[str, ...]) -> str:

@@ -54,8 +54,6 @@ MAX_GRAPHS = 1024
 COMPILED = "__compiled_fn"
 """How the names begin by which PyTorch's rewritten bytecode calls a compiled graph."""
 
-_CALLS = MODULE_CALLS
-_ENGINE = ENGINE
 _GIVEN = re.compile(r"(?:primals|arg|tangents)_?\d")
 
 
@@ -316,11 +314,11 @@ class FramePlaces:
         # By identity: code objects compare by value, and not by the name of their file.
         code = frame.f_code
         kind, graph = _Kind.OTHER, ""
-        if code in _CALLS:
+        if code in MODULE_CALLS:
             kind = _Kind.MODULE
         elif _is_forward_of_function(code):
             kind = _Kind.FUNCTION
-        elif code is _ENGINE:
+        elif code is ENGINE:
             kind = _Kind.ENGINE
         elif code.co_filename.startswith("<eval_with_key>"):
             kind = _Kind.GRAPH

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-_PLAIN = (torch.Tensor, nn.Parameter)
-
 MAX_BYTES = 256
 """Bytes of a gradient that are read to see that it is zero."""
 
@@ -125,7 +123,7 @@ def _is_zero(gradient: Tensor) -> bool:
     """Whether a gradient in host memory is zero in the bytes that are read."""
     # Read where it lies: an op would show up in the user's profiles and dispatch modes.
     if (
-        type(gradient) not in _PLAIN
+        not is_ordinary(gradient)
         or gradient.device.type != "cpu"
         or gradient.layout is not torch.strided
         or not gradient.is_contiguous()

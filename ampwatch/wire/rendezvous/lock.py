@@ -38,6 +38,7 @@ class DaemonInfo:
         layout: Version of the ring layout it reads.
         ring_directories: Directories in which it finds the rings of its own user; links are resolved.
         auto: A training has started it, so that nobody but trainings sees that there is one.
+        wants_token: Readers need the token of its user. Older versions do not say, and ask for none.
     """
 
     pid: int
@@ -48,6 +49,7 @@ class DaemonInfo:
     layout: int
     ring_directories: tuple[str, ...] = ()
     auto: bool = False
+    wants_token: bool = False
 
     @property
     def url(self) -> str:
@@ -202,11 +204,25 @@ def _info(content: bytes) -> DaemonInfo | None:
             if f.default is MISSING or f.name in said
         }
         values["ring_directories"] = tuple(values.get("ring_directories", ()))
-        values["auto"] = values.get("auto") is True
+        values |= {flag: values.get(flag) is True for flag in ("auto", "wants_token")}
     except (ValueError, LookupError, TypeError):
         return None
     numbers = (values["pid"], values["port"], values["layout"])
     return DaemonInfo(**values) if all(isinstance(n, int) for n in numbers) else None
+
+
+def serving(directory: Path) -> DaemonInfo | None:
+    """Return what the daemon that holds the lock in ``directory`` says; ``None`` if nobody does.
+
+    Raises:
+        DaemonError: If the lock file cannot be opened or looked at.
+    """
+    try:
+        return look_at(directory).info
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DaemonError(_trouble(directory / DAEMON_LOCK, error)) from error
 
 
 def _trouble(path: Path, error: OSError) -> str:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 TOKEN_FILE = "daemon.token"  # noqa: S105 - the name of a file
 
+TOKEN_FIELD = "token"  # noqa: S105 - the name of a field
+"""Field of an address by which a browser sends the token, once."""
+
 TOKEN_BYTES = 32
 """Random bytes of a token: as many as its digest has."""
 

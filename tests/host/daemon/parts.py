@@ -12,13 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.host.daemon.access import Access
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
-from ampwatch.wire.rendezvous.token import ensure_token
+from ampwatch.wire.rendezvous.token import ensure_token, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[3]
+
+OPEN = Access("user", "all", Path())
+"""Everybody may read."""
 
 WRITER = """
 import sys, time
@@ -122,7 +126,7 @@ class Place:
                 info = eventually(lambda: self.info() or process.poll() is not None, "a daemon")
                 if info is True:
                     raise AssertionError(process.stderr.read())
-                yield Daemon(process, info)
+                yield Daemon(process, info, read_token(self.runtime) or "")
             finally:
                 if process.poll() is None:
                     process.terminate()
@@ -156,12 +160,20 @@ class Place:
 
 
 class Daemon:
-    def __init__(self, process: subprocess.Popen[str], info: DaemonInfo) -> None:
+    def __init__(self, process: subprocess.Popen[str], info: DaemonInfo, token: str) -> None:
         self.process = process
         self.info = info
+        self.token = token
+
+    @property
+    def address(self) -> str:
+        """Where its user opens the page."""
+        return f"{self.info.url}?token={self.token}" if self.token else self.info.url
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        return ask((self.info.host, self.info.port), path, method, **headers)
+        """Ask as its user does, unless ``headers`` say who asks."""
+        known = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return ask((self.info.host, self.info.port), path, method, **(known | headers))
 
     def states(self) -> dict[str, str]:
         """State by run, as the page is told."""

@@ -74,19 +74,45 @@ def test_an_unknown_name_takes_a_check_as_costly_as_a_known_one(counted: Countin
     assert counted.hashes == [costly]
 
 
-def test_what_was_right_is_remembered_for_a_while_only(counted: CountingBcrypt) -> None:
-    """A scrape every 15 s does not cost a bcrypt check each."""
+def test_what_was_right_is_remembered_for_as_long_as_it_is_used(counted: CountingBcrypt) -> None:
+    """A scrape every 15 s costs no bcrypt check, and waits behind none of those who guess."""
     clock = Clock()
     auth = BasicAuth({"alice": HASH}, clock)
     assert auth.allows(header("alice", PASSWORD))
 
-    clock.now += REMEMBER_SECONDS - 1
-    assert auth.allows(header("alice", PASSWORD))
+    for _ in range(3):
+        clock.now += REMEMBER_SECONDS - 1
+        assert auth.remembers(header("alice", PASSWORD))
+        assert auth.allows(header("alice", PASSWORD))
     assert len(counted.hashes) == 1
 
-    clock.now += 2
+    clock.now += REMEMBER_SECONDS + 1
+    assert not auth.remembers(header("alice", PASSWORD))
     assert auth.allows(header("alice", PASSWORD))
     assert len(counted.hashes) == 2
+
+
+@pytest.mark.parametrize("name", ["bob", "cheap", "middle", "costly", ""])
+def test_every_refusal_costs_the_same_whatever_the_cost_of_a_hash(
+    counted: CountingBcrypt, name: str
+) -> None:
+    """By the work that bcrypt does, 2 to the power of each hash's cost."""
+    users = {
+        who: bcrypt.hashpw(who.encode(), bcrypt.gensalt(cost))
+        for who, cost in (("cheap", 4), ("middle", 6), ("costly", 7))
+    }
+
+    assert not BasicAuth(users).allows(header(name, "wrong"))
+
+    assert sum(2 ** int(hashed[4:6]) for hashed in counted.hashes) == 2**7
+
+
+def test_a_password_right_for_another_name_is_refused_at_full_cost(
+    counted: CountingBcrypt,
+) -> None:
+    """An unknown name is held against the costliest hash, whose password may be the one given."""
+    assert not BasicAuth({"alice": HASH}).allows(header("bob", PASSWORD))
+    assert len(counted.hashes) == 1
 
 
 def test_a_remembered_user_with_a_wrong_password_is_still_refused(counted: CountingBcrypt) -> None:

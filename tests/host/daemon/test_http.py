@@ -7,23 +7,25 @@ import http.client
 import importlib.util
 import json
 import logging
+import re
 import socket
 import threading
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+import bcrypt
 import pytest
 
 from ampwatch import __version__, shipped
 from ampwatch.host.daemon import server as server_module
 from ampwatch.host.daemon import site as site_module
 from ampwatch.host.daemon.server import Server
-from ampwatch.host.daemon.site import Site
-from ampwatch.host.daemon.web_config import WebConfig
+from ampwatch.host.daemon.site import Request, Response, Site
+from ampwatch.host.daemon.web_config import RateLimit, WebConfig
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.wire.ring.layout import LAYOUT
-from tests.host.daemon.parts import Answer, ask, eventually
+from tests.host.daemon.parts import OPEN, Answer, ask, eventually
 from tests.workshop.fleets import made_up_fleet
 from tests.workshop.records import step
 
@@ -70,8 +72,8 @@ def serving(
 ) -> Iterator[Served]:
     fleet = made_up_fleet()
     site = Site(fleet, {"rings": CollectorPass(success=True, duration_seconds=0.0)}, **options)
-    server = Server(host, 0, site, web or WebConfig(), names)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    server = Server(host, 0, site, web or WebConfig(), names, OPEN)
+    thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
         yield Served(fleet, server)
@@ -124,7 +126,7 @@ def test_health_says_who_serves(served: Served) -> None:
     assert health["version"] == __version__
     assert health["layout"] == LAYOUT
     assert health["scope"] == "user"
-    assert health["ranks"] == 3
+    assert "ranks" not in health
 
 
 def test_a_daemon_that_has_stopped_reading_is_not_healthy() -> None:
@@ -290,10 +292,12 @@ def test_no_method_that_could_change_something_is_answered(served: Served, metho
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/absent"])
 def test_every_answer_has_the_security_headers(served: Served, path: str) -> None:
-    """A browser loads nothing from elsewhere and guesses no type."""
+    """A browser loads nothing from elsewhere, guesses no type, and shows it in nobody's frame."""
     headers = served.ask(path).headers
 
     assert headers["Content-Security-Policy"].startswith("default-src 'self';")
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    assert headers["X-Frame-Options"] == "deny"
     assert headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Server"] == "ampwatch"
 
@@ -336,10 +340,54 @@ def test_the_external_name_is_answered_on_loopback_as_well() -> None:
         assert served.ask("/healthz", Host="gpu7").status == HTTPStatus.OK
 
 
-def test_beyond_loopback_every_name_is_answered() -> None:
-    """Which names a machine has is not for the daemon to know."""
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:10917",
+        "10.1.2.3:10917",
+        "[2001:db8::1]:10917",
+        "localhost",
+        "gpu7",
+        "gpu7.node.internal:10917",
+        "ampwatch.monitoring.svc",
+        "ampwatch.monitoring.svc.cluster.local:10917",
+        "gpu7.local",
+        "Daemon.example.org",
+        "node3.cluster.example",
+        "node3",
+    ],
+)
+def test_beyond_loopback_names_that_nobody_else_can_have_are_answered(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Addresses, names without a domain or in a private one, its own, and the one it was given."""
+    (tmp_path / "resolv.conf").write_text("nameserver 10.0.0.1\nsearch lab cluster.example.\n")
+    monkeypatch.setattr(server_module, "RESOLV_CONF", tmp_path / "resolv.conf")
+    monkeypatch.setattr(socket, "gethostname", lambda: "node3")
+    with serving(host="0.0.0.0", names=frozenset({"daemon.example.org"})) as served:
+        assert served.ask("/healthz", Host=host).status == HTTPStatus.OK
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "10.1.2.3.evil.example:10917", "local.evil.example"]
+)
+def test_beyond_loopback_a_foreign_host_name_is_refused(host: str) -> None:
+    """A page that points its own name to this machine (DNS rebinding) reads nothing."""
     with serving(host="0.0.0.0") as served:
-        assert served.ask("/healthz", Host="gpu7.example.org").status == HTTPStatus.OK
+        answer = served.ask("/state.json", Host=host)
+
+    assert answer.status == HTTPStatus.FORBIDDEN
+    assert "--web.external-address" in answer.text
+    assert "gpt" not in answer.text
+
+
+def test_beyond_loopback_a_daemon_with_a_password_is_asked_by_any_name() -> None:
+    """A page elsewhere has no password; behind a proxy names are many."""
+    web = WebConfig(users={"alice": bcrypt.hashpw(b"x", bcrypt.gensalt(4))})
+    with serving(host="0.0.0.0", web=web) as served:
+        answer = served.ask("/healthz", Host="gpu7.example.org")
+
+    assert answer.status == HTTPStatus.UNAUTHORIZED
 
 
 @pytest.mark.parametrize(
@@ -384,10 +432,10 @@ def test_a_client_that_speaks_no_sense_harms_nobody(
 def test_a_request_line_without_sense_is_answered_in_short(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the answer nor the log repeats 60 kB of it."""
+    """Neither the answer nor the log repeats 30 kB of it."""
     caplog.set_level("DEBUG", "ampwatch")
 
-    answer = served.say(b"x" * 60000 + b"\r\n\r\n")
+    answer = served.say(b"x" * 30000 + b"\r\n\r\n")
 
     assert b"Bad request syntax ('xxx" in answer
     assert len(answer) < 1000
@@ -496,63 +544,211 @@ def test_there_is_room_for_so_many_open_pages_and_then_again(
 def test_a_client_that_stays_too_long_is_cut(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However slowly the bytes drip in, and however little is said."""
-    monkeypatch.setattr(server_module, "CONNECTION_SECONDS", 0.0)
+    """However slowly the bytes drip in: the time does not start anew with each."""
+    monkeypatch.setattr(server_module, "CONNECTION_SECONDS", 0.2)
     with served.raw(b"GET / HT") as connection:
-        eventually(lambda: served.server._connections)
-        assert eventually(lambda: served.server.cut_overdue() or _is_closed(connection))
+        eventually(lambda: _is_cut(connection, b"T"))
 
-    eventually(lambda: not served.server._connections)
+    eventually(lambda: not served.server._streams)
 
 
-def _is_closed(connection: socket.socket) -> bool:
-    connection.settimeout(0.05)
+def _is_cut(connection: socket.socket, drop: bytes) -> bool:
+    connection.settimeout(0.02)
     try:
+        connection.sendall(drop)
         return connection.recv(1) == b""
     except TimeoutError:
         return False
+    except ConnectionError:
+        return True
+
+
+def test_a_client_that_never_reads_its_answer_is_cut(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has asked for is not kept for it."""
+    monkeypatch.setattr(server_module, "CONNECTION_SECONDS", 0.2)
+    monkeypatch.setattr(served.server.site, "answer", lambda _: Response(bytes(1 << 25)))
+    with served.raw(b"GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        eventually(lambda: served.server._sending)
+        eventually(lambda: not served.server._streams)
 
 
 def test_a_client_in_time_is_not_cut(served: Served) -> None:
     """Each request gets the full time again."""
     with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
         connection.recv(65536)
-        served.server.cut_overdue()
+        (stream,) = served.server._streams
+        before = eventually(lambda: stream._deadline).when()
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert connection.recv(65536)
+        assert eventually(lambda: stream._deadline).when() > before
 
 
-def test_no_more_connections_than_bearable_are_served(
-    served: Served,
-) -> None:
-    """Beyond that a connection is closed at once, until one ends."""
-    served.server._room = threading.BoundedSemaphore(1)
-    with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as first:
-        assert first.recv(65536)
-        with served.raw(b"") as second:
-            assert second.recv(1) == b""
+def test_where_all_room_is_taken_the_one_that_waited_longest_makes_room(served: Served) -> None:
+    """A crowd of idle clients keeps nobody out; who is in the middle of an answer stays."""
+    served.server._max_connections = 3
+    with served.raw(EVENTS) as page:
+        events = Events(page)
+        events.next()
+        with served.raw(b"") as first, served.raw(b"GET /") as second:
+            eventually(lambda: len(served.server._streams) == 3)
 
-    eventually(lambda: not served.server._connections)
-    assert served.ask("/healthz").status == HTTPStatus.OK
+            assert served.ask("/healthz").status == HTTPStatus.OK
+            assert first.recv(1) == b""
+            second.settimeout(0.05)
+            with pytest.raises(TimeoutError):
+                second.recv(1)
+        assert events.next()[0] == "delta"
 
 
-def test_a_connection_that_gets_no_thread_leaves_its_room_to_the_next(
+def test_a_client_that_is_too_many_is_refused_while_all_others_are_being_answered(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the limit of processes it is closed; when there are threads again, all are served."""
+    """An answer that is being made is not given up for one who has not even asked."""
+    served.server._max_connections = 1
+    go_on = threading.Event()
+    monkeypatch.setattr(
+        served.server.site, "answer", lambda _: go_on.wait(60) and Response(b"made")
+    )
+    with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as first:
+        eventually(lambda: served.server._streams and not served.server._waiting)
+        with served.raw(b"") as second:
+            assert second.recv(1) == b""
+        go_on.set()
+        assert first.recv(65536).endswith(b"made")
+
+
+def test_a_connection_needs_no_thread(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the limit of processes all are served as before."""
+    served.ask("/healthz")
 
     class Unstartable(threading.Thread):
         def start(self) -> None:
             message = "can't start new thread"
             raise RuntimeError(message)
 
-    served.server._room = threading.BoundedSemaphore(1)
     with monkeypatch.context() as patch:
         patch.setattr(threading, "Thread", Unstartable)
-        with served.raw(b"") as connection:
-            assert connection.recv(1) == b""
+        for path in ("/metrics", "/healthz", "/state.json", "/"):
+            assert served.ask(path).status == HTTPStatus.OK
 
+
+def test_a_kind_of_answer_that_takes_long_delays_no_other_kind(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scrape least of all."""
+    answer, go_on = served.server.site.answer, threading.Event()
+
+    def slow(request: Request) -> Response:
+        return answer(request) if request.path in {"/metrics", "/healthz"} else go_on.wait(60)
+
+    monkeypatch.setattr(served.server.site, "answer", slow)
+    waiting = [
+        socket.create_connection(served.address, timeout=60) for _ in range(len(SLOW_PATHS) * 3)
+    ]
+    for connection, path in zip(waiting, SLOW_PATHS * 3, strict=True):
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+    assert served.ask("/metrics").status == HTTPStatus.OK
     assert served.ask("/healthz").status == HTTPStatus.OK
+    go_on.set()
+    for connection in waiting:
+        connection.close()
+
+
+SLOW_PATHS = ("/state.json", "/events", "/static/app.js", "/x", "/metrics?name[]=up")
+
+
+def test_many_who_scrape_at_once_are_given_one_scrape(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many they are, it is made once for those who wait; never one made before they came."""
+    exporter, renders, go_on = served.server.site._exporter, [], threading.Event()
+    render = exporter.render
+
+    def counted(*arguments: object) -> tuple[bytes, str]:
+        renders.append(arguments)
+        go_on.wait(60)
+        return render(*arguments)
+
+    monkeypatch.setattr(exporter, "render", counted)
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    first = socket.create_connection(served.address, timeout=60)
+    first.sendall(request)
+    eventually(lambda: renders)
+    others = [socket.create_connection(served.address, timeout=60) for _ in range(20)]
+    for connection in others:
+        connection.sendall(request)
+    eventually(lambda: len(served.server._streams) == 21 and not served.server._waiting)
+    go_on.set()
+    for connection in (first, *others):
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))  # noqa: B023 - read here
+        connection.close()
+        assert b"ampwatch_loss_scale{" in answer
+
+    assert len(renders) == 2
+
+
+def test_a_crowd_does_not_stop_the_scrape(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle ones, ones that say half a request or nonsense, ones that never read: all at once."""
+    monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
+    crowd = [
+        (300, b""),
+        (40, b"GET / HTTP/1.1\r\nA: "),
+        (64, EVENTS),
+        (20, b"GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20),
+        (20, b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20),
+        (20, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
+        (20, b"\x00\xffGET GET\r\n" * 500),
+        (20, b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 60000),
+    ]
+    with ExitStack() as stack:
+        for number, words in crowd:
+            for _ in range(number):
+                connection = stack.enter_context(socket.create_connection(served.address))
+                connection.settimeout(1.0)
+                with suppress(OSError):  # cut already
+                    connection.sendall(words)
+        for _ in range(20):
+            answer = ask(served.address, "/metrics")
+            assert b"ampwatch_loss_scale{" in answer.body
+
+
+def test_a_head_that_is_too_long_is_refused_in_words(served: Served) -> None:
+    """The answer arrives although the client has sent more than was read."""
+    answer = served.say(b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 70000 + b"\r\n\r\n")
+
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_client_that_has_closed_its_half_is_answered(served: Served) -> None:
+    """`nc -N` does it."""
+    with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
+    """All of them, from what was read at once."""
+    request = b"GET %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
+    answer = served.say(
+        request % (b"/healthz", b"")
+        + request % (b"/sd", b"")
+        + request % (b"/x", b"Connection: close\r\n")
+    )
+
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"404"]
+
+
+def test_more_requests_than_the_rate_limit_allows_are_refused() -> None:
+    """A token bucket over all clients, as exporter-toolkit has it."""
+    with serving(web=WebConfig(limit=RateLimit(3600.0, 2))) as served:
+        statuses = [served.ask("/healthz").status for _ in range(4)]
+
+    assert statuses == [200, 200, 429, 429]
 
 
 def test_a_client_that_leaves_in_the_middle_is_no_news(
@@ -562,6 +758,6 @@ def test_a_client_that_leaves_in_the_middle_is_no_news(
     monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
     with served.raw(EVENTS) as connection:
         Events(connection).next()
-    eventually(lambda: not served.server._connections)
+    eventually(lambda: not served.server._streams)
 
     assert loud(caplog) == []

@@ -159,10 +159,10 @@ def test_an_address_that_is_not_to_be_had_says_why_and_what_to_do(
     def refuse(host: str, port: int) -> None:
         raise error
 
-    monkeypatch.setattr(server_module, "_resolve", refuse)
+    monkeypatch.setattr(server_module, "_listen", refuse)
 
     with pytest.raises(DaemonError, match=advice) as caught:
-        Daemon(Settings(port=0), DaemonOptions())
+        Daemon(Settings.resolve({"port": 0}), DaemonOptions())
     assert error.strerror in str(caught.value) or "may not" in str(caught.value)
 
 
@@ -221,7 +221,7 @@ def test_a_daemon_whose_http_server_died_ends_with_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Better no page than a frozen one; the lock is free for the next."""
-    daemon = Daemon(Settings(port=0, ring_dir=str(place.rings), poll_seconds=0.05), DaemonOptions())
+    daemon = Daemon(Settings.resolve({"port": 0, "poll_seconds": 0.05}), DaemonOptions())
     monkeypatch.setattr(daemon._server, "serve_forever", lambda: None)
     monkeypatch.setattr(daemon._server, "shutdown", lambda: None)
     lock = DaemonLock.take(place.runtime)
@@ -239,7 +239,7 @@ def test_the_state_of_a_loop_that_hangs_is_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After many polls' time without one."""
-    daemon = Daemon(Settings(port=0, ring_dir=str(place.rings)), DaemonOptions())
+    daemon = Daemon(Settings.resolve({"port": 0}), DaemonOptions())
     daemon.step()
     start = daemon._polled_at
 
@@ -251,24 +251,39 @@ def test_the_state_of_a_loop_that_hangs_is_reported(
     daemon._server.server_close()
 
 
+TLS = WebConfig(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+
+
 @pytest.mark.parametrize(
-    ("host", "web_config", "open_to_all"),
+    ("host", "readers", "web_config", "open_to_all", "shows_token"),
     [
-        ("127.0.0.1", WebConfig(), False),
-        ("0.0.0.0", WebConfig(), True),
-        ("0.0.0.0", WebConfig(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)), True),
-        ("0.0.0.0", WebConfig(users={"alice": b"$2b$04$"}), False),
+        ("127.0.0.1", "auto", WebConfig(), False, False),
+        ("127.0.0.1", "all", WebConfig(), False, False),
+        ("0.0.0.0", "auto", WebConfig(), False, True),
+        ("0.0.0.0", "auto", TLS, False, False),
+        ("0.0.0.0", "all", WebConfig(), True, False),
+        ("0.0.0.0", "all", TLS, True, False),
+        ("0.0.0.0", "all", WebConfig(users={"alice": b"$2b$04$"}), False, False),
+        ("0.0.0.0", "auto", WebConfig(users={"alice": b"$2b$04$"}), False, False),
     ],
 )
 def test_a_daemon_that_anybody_can_read_is_known_as_such(
-    monkeypatch: pytest.MonkeyPatch, host: str, web_config: WebConfig, *, open_to_all: bool
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    readers: str,
+    web_config: WebConfig,
+    *,
+    open_to_all: bool,
+    shows_token: bool,
 ) -> None:
-    """Beyond loopback without a password or client certificate: encryption alone is none."""
+    """Beyond loopback without token, password or client certificate: encryption alone is none."""
     monkeypatch.setattr("ampwatch.host.daemon.web_config.load", lambda _: web_config)
+    settings = Settings.resolve({"host": host, "port": 0, "readers": readers})
 
-    daemon = Daemon(Settings(host=host, port=0), DaemonOptions(web_config_file="w"))
+    daemon = Daemon(settings, DaemonOptions(web_config_file="w"))
 
     assert daemon.is_open_to_all is open_to_all
+    assert daemon.shows_token is shows_token
     daemon._server.server_close()
 
 
@@ -276,7 +291,7 @@ def test_a_daemon_that_anybody_can_read_is_known_as_such(
 def test_an_external_address_without_sense_is_refused(address: str) -> None:
     """It would go into every Prometheus that asks."""
     with pytest.raises(DaemonError, match="host:port"):
-        Daemon(Settings(port=0), DaemonOptions(external_address=address))
+        Daemon(Settings.resolve({"port": 0}), DaemonOptions(external_address=address))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may read every user's rings")

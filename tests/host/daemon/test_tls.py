@@ -92,7 +92,10 @@ def test_a_plain_client_gets_nothing_from_a_tls_port(place: Place, certificates:
         with pytest.raises(ssl.SSLCertVerificationError):
             ask(address, "/metrics", context=ssl.create_default_context())
 
-        assert ask(address, "/metrics", context=trusting(certificates)).status == HTTPStatus.OK
+        context = trusting(certificates)
+        assert ask(address, "/metrics", context=context).status == HTTPStatus.UNAUTHORIZED
+        right = f"Bearer {daemon.token}"
+        assert ask(address, "/sd", context=context, Authorization=right).status == HTTPStatus.OK
 
 
 def test_only_a_client_with_a_certificate_of_the_authority_is_served(
@@ -132,7 +135,7 @@ def test_the_daemon_does_not_start_on_a_web_config_it_cannot_honour(
     place: Place, certificates: Path
 ) -> None:
     """One line on stderr that names the key, exit status 1, and no lock held."""
-    path = web_config(certificates, TLS + "rate_limit: {burst: 1}\n")
+    path = web_config(certificates, TLS + "rate_limit: {interval: 1s}\n")
     with place.command("daemon", "--web.config.file", path) as process:
         _, said = process.communicate(timeout=200)
 

@@ -79,7 +79,13 @@ PAIR = "cert_file: server.pem, key_file: server.key"
     ("text", "named"),
     [
         ("- list", "mapping"),
-        ("rate_limit: {interval: 1s}", "rate_limit"),
+        ("rate_limit: {interval: 1s}", "burst"),
+        ("rate_limit: {interval: 1s, burst: 0}", "burst"),
+        ("rate_limit: {interval: 1s, burst: true}", "burst"),
+        ("rate_limit: {interval: fast, burst: 1}", "interval"),
+        ("rate_limit: {interval: -1s, burst: 1}", "interval"),
+        ("rate_limit: {interval: 1s 2s, burst: 1}", "interval"),
+        ("rate_limit: {every: 1s}", "every"),
         ("basic_auth_user: {}", "basic_auth_user"),
         ("tls_server_config: {}", "cert_file"),
         ("tls_server_config:", "cert_file"),
@@ -116,6 +122,51 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     """Better no daemon than one without the protection it was told to have."""
     with pytest.raises(DaemonError, match=named):
         load(certificates, text)
+
+
+@pytest.mark.parametrize(
+    ("interval", "seconds"),
+    [
+        ("1s", 1.0),
+        ("100ms", 0.1),
+        ("1m30s", 90.0),
+        ("1.5h", 5400.0),
+        ("250µs", 0.00025),
+        (10**9, 1.0),
+    ],
+)
+def test_a_rate_limit_is_read_as_go_reads_it(
+    tmp_path: Path, interval: str | int, seconds: float
+) -> None:
+    """A duration with units; a bare number is of nanoseconds."""
+    config = load(tmp_path, f"rate_limit: {{interval: {interval}, burst: 20}}")
+
+    assert config.limit.interval_seconds == pytest.approx(seconds)
+    assert config.limit.burst == 20
+
+
+@pytest.mark.parametrize(
+    "text", ["rate_limit:", "rate_limit: {}", "rate_limit: {interval: 0, burst: 5}"]
+)
+def test_a_rate_limit_without_an_interval_is_none(tmp_path: Path, text: str) -> None:
+    """As with exporter-toolkit."""
+    assert load(tmp_path, text).limit is None
+
+
+def test_a_key_that_everybody_can_read_is_warned_of(
+    certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who has it passes for the daemon. A group may read it: that is how services share keys."""
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).write_bytes((certificates / name).read_bytes())
+    key = tmp_path / "server.key"
+    key.chmod(0o640)
+    load(tmp_path, f"tls_server_config: {{{PAIR}}}")
+    assert caplog.text == ""
+
+    key.chmod(0o644)
+    load(tmp_path, f"tls_server_config: {{{PAIR}}}")
+    assert str(key) in caplog.text
 
 
 def test_a_password_in_clear_is_not_repeated_in_the_error(tmp_path: Path) -> None:

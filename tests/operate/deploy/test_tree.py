@@ -106,6 +106,23 @@ def test_a_port_is_the_same_everywhere() -> None:
     assert service["spec"]["ports"][0]["port"] == 12345
 
 
+def test_prometheus_sends_the_token_to_the_daemon_of_its_machine_and_to_nobody_else() -> None:
+    """To discover it and to scrape it; in no file but those, and no file has the secret."""
+    place = '/run/user/1000/a "b"/daemon.token'
+    plain, files = tree(DeployOptions()), tree(DeployOptions(token_file=place))
+
+    changed = {path for path, text in files.items() if text != plain[path]}
+    assert changed == {"deploy/prometheus/agent.yml", "deploy/prometheus/prometheus.yml"}
+    for path in changed:
+        ours, *others = yaml.safe_load(files[path])["scrape_configs"]
+        sent = {"type": "Bearer", "credentials_file": place}
+        assert ours["authorization"] == sent
+        assert [discovery["authorization"] for discovery in ours["http_sd_configs"]] == [sent]
+        assert "file_sd_configs" not in ours
+        assert not any("authorization" in str(job) for job in others)
+        assert "relabel_configs" in others[0]
+
+
 def test_targets_go_where_prometheus_looks(asked: Path) -> None:
     """In the file that both configurations match."""
     assert loaded(asked / TARGETS) == [{"targets": ["node-a:10917", "[2001:db8::1]:9000"]}]
@@ -114,7 +131,7 @@ def test_targets_go_where_prometheus_looks(asked: Path) -> None:
         patterns = [
             pattern
             for job in loaded(directory / "prometheus.yml")["scrape_configs"]
-            if job["job_name"] == "ampwatch"
+            if job["job_name"] == "ampwatch-targets"
             for discovery in job["file_sd_configs"]
             for pattern in discovery["files"]
         ]

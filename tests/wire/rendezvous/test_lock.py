@@ -15,7 +15,14 @@ import pytest
 
 from ampwatch.errors import DaemonError
 from ampwatch.runtime import DAEMON_LOCK
-from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at, reachable, read_info
+from ampwatch.wire.rendezvous.lock import (
+    DaemonInfo,
+    DaemonLock,
+    look_at,
+    reachable,
+    read_info,
+    serving,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +89,30 @@ def test_what_is_published_is_read_back_until_it_is_retracted(tmp_path: Path) ->
     lock.retract()
     assert read_info(tmp_path) is None
     lock.release()
+
+
+def test_a_daemon_that_does_not_say_so_wants_no_token(tmp_path: Path) -> None:
+    """One of an older version, which knows none."""
+    lock = DaemonLock.take(tmp_path)
+    lock.publish(INFO)
+    said = json.loads((tmp_path / DAEMON_LOCK).read_text())
+    del said["wants_token"]
+    (tmp_path / DAEMON_LOCK).write_text(json.dumps(said))
+
+    assert read_info(tmp_path) == INFO
+    assert not INFO.wants_token
+    lock.release()
+
+
+def test_who_serves_is_asked_of_the_one_that_holds_the_lock(tmp_path: Path) -> None:
+    """What one that was killed has left there leads to a stranger by now."""
+    lock = DaemonLock.take(tmp_path)
+    lock.publish(INFO)
+    assert serving(tmp_path) == INFO
+    lock.let_go()
+    (tmp_path / DAEMON_LOCK).write_text(json.dumps(asdict(INFO)))
+
+    assert serving(tmp_path) is None
 
 
 def test_a_shorter_publication_leaves_nothing_of_the_longer_one(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ const charts = new Charts();
 const ranges = new Ranges(show);
 const precision = new Precision(show);
 let state = null;
-let connection = { live: true, heardAt: 0 };
+let connection = { live: true, heardAt: 0, wantsToken: false };
 
 function show() {
   if (state === null) return;
@@ -94,12 +94,12 @@ document.getElementById("span").addEventListener("change", (event) => charts.nar
 document.getElementById("metrics-address").textContent = new URL("/metrics", location.href).href;
 window.addEventListener("hashchange", selectFromAddress);
 selectFromAddress();
-setInterval(() => view.showConnection(connection.live, connection.heardAt), 1000);
+setInterval(() => view.showConnection(connection), 1000);
 
 new Stream(
   (news) => { state = news; show(); },
-  (live, heardAt) => {
-    connection = { live, heardAt };
-    view.showConnection(live, heardAt);
+  (live, heardAt, wantsToken) => {
+    connection = { live, heardAt, wantsToken };
+    view.showConnection(connection);
   },
 );

@@ -1,6 +1,7 @@
 // What the daemon says, kept up to date: one event stream, one state.
 
 const RETRY_MS = 2000;
+const UNAUTHORIZED = 401;
 const SILENCE_MS = 10000; // the daemon speaks every second; a proxy may keep a dead stream open
 
 /**
@@ -30,8 +31,9 @@ function isState(value) {
 export class Stream {
   /**
    * @param {(state: object) => void} onState called with the whole state after every event
-   * @param {(live: boolean, heardAt: number) => void} onConnection called when news stop or
-   *   come back; heardAt is the time of the last news in ms since the epoch, 0 for none
+   * @param {(live: boolean, heardAt: number, wantsToken: boolean) => void} onConnection called when
+   *   news stop or come back; heardAt is the time of the last news in ms since the epoch, 0 for none;
+   *   wantsToken if the daemon is there and this browser may not read it (any more)
    */
   constructor(onState, onConnection) {
     this.onState = onState;
@@ -53,14 +55,24 @@ export class Stream {
   hear(base, event) {
     this.state = merge(base, JSON.parse(event.data));
     this.heardAt = Date.now();
-    this.onConnection(true, this.heardAt);
+    this.onConnection(true, this.heardAt, false);
     this.onState(this.state);
   }
 
   /** The browser reconnects by itself, unless the stream was refused for good. */
   lose() {
-    this.onConnection(false, this.heardAt);
-    if (this.source.readyState === EventSource.CLOSED) this.reopenLater();
+    this.onConnection(false, this.heardAt, false);
+    if (this.source.readyState !== EventSource.CLOSED) return;
+    this.askWhy();
+    this.reopenLater();
+  }
+
+  /** A stream that was refused does not say why; another answer does. */
+  askWhy() {
+    const refused = (answer) => {
+      if (answer.status === UNAUTHORIZED) this.onConnection(false, this.heardAt, true);
+    };
+    fetch("/sd", { method: "HEAD" }).then(refused, () => {});
   }
 
   reopenLater() {

@@ -5,6 +5,7 @@ import { SKIPS, SYMBOLS, number, span } from "/static/words.js";
 
 const NO_NEWS = "It ends by itself when nothing is left to watch: start training, or run `ampwatch daemon`."
   + " This page reconnects by itself and keeps what it has.";
+const NO_TOKEN = "The daemon is its user's alone: open the address that `ampwatch url` prints.";
 
 function level(word) {
   return make("span", { class: "level", "data-level": word }, `${SYMBOLS[word]} ${word}`);
@@ -19,7 +20,7 @@ function choice(key, name, pressed, word, words, onSelect) {
 }
 
 /** Show whether news arrive. */
-export function showConnection(live, heardAt) {
+export function showConnection({ live, heardAt, wantsToken }) {
   const connection = byId("connection");
   connection.dataset.state = live ? "live" : "gone";
   setText(connection, live ? "live" : "not connected");
@@ -27,7 +28,7 @@ export function showConnection(live, heardAt) {
   gone.hidden = live;
   if (live) return;
   const last = heardAt ? `last news ${span((Date.now() - heardAt) / 1000)} ago` : "no news yet";
-  setText(gone, `daemon gone: ${last}. ${NO_NEWS}`);
+  setText(gone, wantsToken ? `token wanted: ${last}. ${NO_TOKEN}` : `daemon gone: ${last}. ${NO_NEWS}`);
 }
 
 /** Show the runs to choose from; nothing to choose with one run. */

@@ -15,9 +15,10 @@ from ampwatch.training.transfer.readback import host_scalar
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from ampwatch.training.hooks.events import (
@@ -91,10 +92,7 @@ class _Gradients(Sensor):
 
     def _gradients(self, optimizer: Optimizer) -> Iterator[Item]:
         index = self._registry.admit(optimizer)
-        for name, parameter in self._names.of_optimizer(optimizer, index):
-            if parameter.grad is not None:
-                for part, gradient in parts_of(name, parameter, parameter.grad):
-                    yield Item(part, module_of(part), gradient)
+        return _items(self._names.of_optimizer(optimizer, index))
 
 
 class ScaledGradientSensor(_Gradients):
@@ -159,8 +157,8 @@ class DirectGradientSensor(_Gradients):
     has the gradients of the previous step there. With a scale that is not torch's at the end of a
     backward, multiplied by it, once an iteration, and also while steps are being skipped: a framework
     unscales when and where it likes. With accumulation that is the last backward, if there are as many
-    as in the iteration before; what comes after the measurement leaves it incomplete. What it has moved elsewhere by then, as ZeRO 1 to 3 do, is not
-    measured.
+    as in the iteration before; what comes after the measurement leaves it incomplete. What a framework
+    has moved elsewhere by then, as ZeRO 1 to 3 do, is not measured.
 
     Args:
         context: Shared parts of the training.
@@ -200,10 +198,13 @@ class DirectGradientSensor(_Gradients):
 
     def _measure_all(self) -> None:
         self._open.measured[0] = {None}
-        items = [
-            Item(name, module_of(name), parameter.grad)
-            for name, parameter in self._names.parameters()
-            if parameter.grad is not None
-        ]
-        if items:
+        if items := list(_items(self._names.parameters())):
             self._measuring.measure(Topic.GRADIENT, items, SCALED)
+
+
+def _items(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[Item]:
+    """Yield the gradients of parameters, of a flat one those of the parameters in it."""
+    for name, parameter in parameters:
+        if parameter.grad is not None:
+            for part, gradient in parts_of(name, parameter, parameter.grad):
+                yield Item(part, module_of(part), gradient)

@@ -21,7 +21,6 @@ FLOOR = 2
 """Times in a row that a scale which has fallen stands still, without a step, after which it is at its
 floor. Once may be a backward for another purpose."""
 
-
 MIN_GONE = 1
 """Times in a row that gradients are thrown away at the same scale, without a step, after which is
 looked whether the next ones are finite. Twice as many each time, until some are not."""

@@ -1,0 +1,73 @@
+"""``ampwatch url``: the address of the page, with the token of this user."""
+
+from __future__ import annotations
+
+import argparse
+
+DESCRIPTION = """\
+Print the address of the page of this user's daemon, with the token that it asks for.
+
+Paste it into a browser, which then needs no token for a month: links in logs and alerts
+work. The address is a secret, as everybody who has it can read your runs. Keep it off
+command lines, which every user of a machine can read.
+"""
+
+EPILOG = """\
+examples:
+  ampwatch url
+      to be pasted into a browser
+  ampwatch url --header | curl -H @- http://localhost:PORT/metrics
+      what Prometheus reads, by a program
+
+The token is made once and kept in daemon.token in the runtime directory. Remove that file
+for another one. AMPWATCH_READERS=all has a daemon ask for none.
+"""
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "url",
+        help="print the address of the page, with the token it asks for",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--header",
+        action="store_true",
+        help="print the header by which a program sends the token instead",
+    )
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it.
+
+    Raises:
+        SettingsError: If a setting is not usable.
+        DaemonError: If no daemon of this user serves, or there is no token.
+    """
+    from ampwatch.errors import DaemonError  # noqa: PLC0415 - --help must be quick
+    from ampwatch.runtime import runtime_directory  # noqa: PLC0415 - likewise
+    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
+    from ampwatch.wire.rendezvous.lock import serving  # noqa: PLC0415 - likewise
+    from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, read_token  # noqa: PLC0415
+
+    directory = runtime_directory(Settings.resolve().runtime_dir)
+    # Whom the lock names, and nobody else: who just listens on the port must not get the token.
+    info = serving(directory)
+    if info is None:
+        msg = f"expected a daemon of this user that serves, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there"
+        raise DaemonError(msg)
+    token = read_token(directory)
+    wants = args.header or info.wants_token
+    if wants and token is None:
+        msg = f"expected a token in {str(directory / TOKEN_FILE)!r} that only this user can read, found none; end the daemon with `kill {info.pid}`, and the next one makes it"
+        raise DaemonError(msg)
+    if args.header:
+        print(f"Authorization: Bearer {token}")
+    else:
+        print(f"{info.url}?{TOKEN_FIELD}={token}" if wants else info.url)
+    return 0

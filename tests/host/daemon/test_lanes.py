@@ -1,0 +1,92 @@
+"""Lanes: answers of one kind one after another, those of different kinds beside one another."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.host.daemon.lanes import Lane, LaneFullError, Precedence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def lane() -> Iterator[Lane]:
+    lane = Lane("test", max_waiting=3)
+    lane.start()
+    yield lane
+    lane.close()
+
+
+def test_jobs_are_done_in_order_and_their_errors_are_raised_where_they_are_waited_for(
+    lane: Lane,
+) -> None:
+    """One that fails does not end the lane."""
+    failed = lane.ask(lambda: 1 // 0)
+    done = lane.ask(lambda: "done")
+
+    with pytest.raises(ZeroDivisionError):
+        failed.result(60)
+    assert done.result(60) == "done"
+
+
+def test_one_result_is_made_for_all_who_wait_for_the_same(lane: Lane) -> None:
+    """Never one that was begun before somebody asked."""
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    def job() -> int:
+        begun.set()
+        go_on.wait(60)
+        made.append(len(made))
+        return made[-1]
+
+    first = lane.ask(job, "key")
+    begun.wait(60)
+    others = [lane.ask(job, "key") for _ in range(20)]
+    go_on.set()
+
+    assert first.result(60) == 0
+    assert {other.result(60) for other in others} == {1}
+
+
+def test_no_more_jobs_wait_than_are_bearable(lane: Lane) -> None:
+    """The next one is refused at once, for as long as none has ended."""
+    begun, go_on = threading.Event(), threading.Event()
+    lane.ask(lambda: (begun.set(), go_on.wait(60)))
+    begun.wait(60)
+    waiting = [lane.ask(lambda: None) for _ in range(3)]
+
+    with pytest.raises(LaneFullError):
+        lane.ask(lambda: None)
+
+    go_on.set()
+    waiting[-1].result(60)
+    lane.ask(lambda: None).result(60)
+
+
+def test_work_steps_aside_for_what_goes_first_but_not_for_ever() -> None:
+    """Its patience is handed on from piece to piece."""
+    precedence = Precedence()
+    assert precedence.step_aside(1.0) == 1.0
+
+    with precedence.first():
+        assert precedence.step_aside(0.01) <= 0.0
+        assert precedence.step_aside(0.0) == 0.0
+
+    entered, left = threading.Event(), []
+
+    def urgent() -> None:
+        with precedence.first():
+            entered.set()
+            left.append("urgent")
+
+    with precedence.first():
+        thread = threading.Thread(target=urgent)
+        thread.start()
+        entered.wait(60)
+    left.append(precedence.step_aside(60.0) > 0.0)
+    thread.join()
+    assert left == ["urgent", True]

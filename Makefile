@@ -10,8 +10,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 GPU_PACKAGES := .gpu-packages
 GPU_PYTHON ?= 3.12
+PIP := -m pip --disable-pip-version-check install
+LOCKED := $(PIP) --require-hashes --no-deps
+LOCK := uv pip compile --quiet --no-python-downloads --universal --generate-hashes --no-annotate \
+	--default-index https://pypi.org/simple --custom-compile-command 'make lock' --no-emit-package torch -c constraints.txt
 GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
+RELEASE_VENV := .venv-release
+RELEASE_INSTALLED := $(RELEASE_VENV)/.installed
 FRAMEWORKS := tests/frameworks
 FRAMEWORKS_VENV := .venv-frameworks
 FRAMEWORKS_INSTALLED := $(FRAMEWORKS_VENV)/.installed
@@ -24,38 +30,47 @@ help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(INSTALLED) ## Make .venv with ampwatch and the tools, at the versions of constraints.txt
+setup: $(INSTALLED) ## Make .venv with ampwatch and the tools, at the versions and hashes of constraints-dev.txt
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt constraints-dev.txt
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' || { \
 		echo "expected Python 3.10 or newer with venv (Debian: python3-venv), got $$($(PYTHON) --version 2>&1); use make PYTHON=python3.11"; exit 1; }
 	@echo "==> Making $(VENV) with $$($(PYTHON) --version); the first time takes a few minutes"
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	@# PyTorch first, and alone. Its version is that of constraints.txt; which build of it, for
-	@# the CPU or for CUDA, is up to pip and the package index it asks.
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python $(LOCKED) -r constraints-dev.txt
+	@# PyTorch alone, and without hashes. Its version is that of constraints.txt; which build of it, for
+	@# the CPU or for CUDA, is up to pip and the package index it asks. What all builds need is there.
+	$(BIN)/python $(PIP) -c constraints.txt torch
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The client of Grafana brings a package that takes the place of urllib3, which selenium needs.
-$(GRAFANA_INSTALLED): pyproject.toml constraints.txt
+$(GRAFANA_INSTALLED): pyproject.toml constraints-grafana.txt
 	@echo "==> Making $(GRAFANA_VENV), for what talks to Grafana"
 	[ -x $(GRAFANA_VENV)/bin/python ] || $(PYTHON) -m venv $(GRAFANA_VENV)
-	$(GRAFANA_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[grafana]'
+	$(GRAFANA_VENV)/bin/python $(LOCKED) -r constraints-grafana.txt
+	$(GRAFANA_VENV)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The frameworks bring packages that nothing else here needs, at versions that suit one another.
-$(FRAMEWORKS_INSTALLED): $(FRAMEWORKS)/requirements.txt constraints.txt
+$(FRAMEWORKS_INSTALLED): $(FRAMEWORKS)/constraints.txt constraints.txt
 	@echo "==> Making $(FRAMEWORKS_VENV), for the programs of frameworks"
 	[ -x $(FRAMEWORKS_VENV)/bin/python ] || $(PYTHON) -m venv $(FRAMEWORKS_VENV)
-	@# PyTorch as in .venv; then exactly the pins, so that nothing brings another one.
-	$(FRAMEWORKS_VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt torch numpy setuptools
-	$(FRAMEWORKS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	@# Exactly the pins, so that nothing brings another one; then PyTorch as in .venv.
+	$(FRAMEWORKS_VENV)/bin/python $(LOCKED) -r $<
+	$(FRAMEWORKS_VENV)/bin/python $(PIP) -c constraints.txt torch
 	$(FRAMEWORKS_VENV)/bin/python $(FRAMEWORKS)/mend_torchvision.py
 	@touch $@
 
 $(FRAMEWORKS_ALL_INSTALLED): $(FRAMEWORKS)/requirements-all.txt $(FRAMEWORKS_INSTALLED)
 	DS_BUILD_OPS=0 $(FRAMEWORKS_VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r $<
+	@touch $@
+
+# What releases and audits are made with, and nothing else.
+$(RELEASE_INSTALLED): constraints-release.txt
+	@echo "==> Making $(RELEASE_VENV), with the tools of releases and audits"
+	[ -x $(RELEASE_VENV)/bin/python ] || $(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python $(LOCKED) -r $<
 	@touch $@
 
 .PHONY: test-frameworks
@@ -120,6 +135,31 @@ dashboards: $(INSTALLED) ## Write the dashboards again, from dashboards/source; 
 bench: $(INSTALLED) ## Measure what watching costs; wants a quiet machine, takes some five minutes
 	$(BIN)/python benchmarks/overhead.py $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(INSTALLED) ## Feed hostile input to all that reads from outside (ARGS="--seconds 60 --target http")
+	nice $(BIN)/python -m tests.fuzz $(ARGS)
+
+.PHONY: soak
+soak: $(INSTALLED) ## Train a million watched steps, and a day of a daemon, and hold them flat (ARGS="--steps 20000")
+	OMP_NUM_THREADS=1 nice $(BIN)/python -m benchmarks.soak $(ARGS)
+
+.PHONY: lock
+lock: $(RELEASE_INSTALLED) ## Write the files of versions with hashes again, from constraints.txt
+	@# PyPI is named, so that the index of a machine gets into no file. An older pin stays unless constraints.txt has another.
+	$(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra dev --extra torch -o constraints-dev.txt
+	echo hatchling editables | tr ' ' '\n' | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra grafana - -o constraints-grafana.txt
+	$(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra release -o constraints-release.txt
+	echo torch setuptools | tr ' ' '\n' | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.11 $(FRAMEWORKS)/requirements.txt - -o $(FRAMEWORKS)/constraints.txt
+	echo triton | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 - -o .ci/constraints.txt
+
+.PHONY: release
+release: $(INSTALLED) $(RELEASE_INSTALLED) ## Build, check and sum up a release, publishing nothing (ARGS="--sign ~/.ssh/id_ed25519")
+	$(BIN)/python -m tools.release --tools $(RELEASE_VENV)/bin $(ARGS)
+
+.PHONY: audit
+audit: $(RELEASE_INSTALLED) ## Ask whether a vulnerability is known of what CI installs; needs the network
+	$(RELEASE_VENV)/bin/python tools/audit.py constraints.txt constraints-*.txt $(FRAMEWORKS)/constraints.txt .ci/constraints.txt
+
 # With the Python that is there, for a machine with a GPU may have no network to make .venv from.
 .PHONY: gpu
 gpu: ## Check and measure on this machine's GPU, without a .venv; ten minutes (ARGS="--only syncs")
@@ -135,5 +175,5 @@ gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without net
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
-	rm -rf $(VENV) $(GRAFANA_VENV) $(FRAMEWORKS_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

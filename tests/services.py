@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-PACKAGES = "apt-get install prometheus prometheus-alertmanager chromium chromium-driver openssl systemd g++"
+PACKAGES = "apt-get install prometheus prometheus-alertmanager chromium chromium-driver openssl openssh-client systemd g++"
 
 
 def require(program: str) -> str:

@@ -128,13 +128,15 @@ def is_capturing() -> bool:
 
 
 class Replaying:
-    """Has the taps and hooks of all monitors pass on what its thread calls within it."""
+    """Has the taps and hooks of all monitors pass on what its thread calls until it ends."""
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """Begin."""
         _replays[id(self)] = get_ident()
         captures[id(self)] = weakref.ref(self)
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """End. Idempotent."""
         captures.pop(id(self), None)
         _replays.pop(id(self), None)
 

@@ -223,8 +223,10 @@ def _elsewhere(settings: Settings) -> DaemonStatus | None:
     if not answer.is_daemon:
         return None
     message = ""
-    if answer.scope == "machine" and answer.version:
-        message = _mismatch(answer.version, answer.layout, "the service manager")
+    if answer.version:  # one with a password does not tell it
+        # One of this user's was started with another runtime directory.
+        how_to_end = "the service manager" if answer.scope == "machine" else "`kill`"
+        message = _mismatch(answer.version, answer.layout, how_to_end)
     return DaemonStatus(answer.url, "running", message or _doubt(settings, answer.url))
 
 

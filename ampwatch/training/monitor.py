@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 import weakref
-from dataclasses import fields
+from dataclasses import fields, replace
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -170,6 +170,7 @@ class Monitor:
         self._session = Session(targets, settings, self._outlet, first_step=step)
         self._settles = False
         self._traceback = ""
+        self._at_end: Finalize | None = None
         self._closed = settings.level == "off"
         if self._closed:
             return
@@ -181,17 +182,27 @@ class Monitor:
             if serve:
                 self._outlet.serve()
             self._session.install()
+            _open.append(self)
+            # atexit runs before modules are torn down, and not at all after a signal that kills: the
+            # daemon sees from the ring that the process is gone.
+            atexit.register(self._at_exit)
+            # A process of multiprocessing catches its exception itself, and a forked one runs no atexit.
+            if multiprocessing.parent_process() is not None:
+                self._at_end = Finalize(None, self._at_exit, exitpriority=0)
         except BaseException as error:
+            self._closed = True
+            self._forget_process()
+            self._session.remove()
             self._outlet.forget()
             self._outlet.close(*_how_it_ended(error))
-            raise
-        _open.append(self)
-        # atexit runs before modules are torn down, and not at all after a signal that kills: the daemon
-        # sees from the ring that the process is gone.
-        atexit.register(self._at_exit)
-        # A process of multiprocessing catches its exception itself, and a forked one runs no atexit.
-        is_child = multiprocessing.parent_process() is not None
-        self._at_end = Finalize(None, self._at_exit, exitpriority=0) if is_child else None
+            # What the machine refuses, memory or descriptors, is no mistake of whoever called.
+            if not isinstance(error, (OSError, MemoryError)):
+                raise
+            logger.warning(
+                "expected room for a monitor, got: %s; this run is not watched, training is not affected",
+                words_of(error),
+            )
+            self.settings = replace(settings, level="off")  # which is what it is
 
     @property
     def models(self) -> list[nn.Module]:
@@ -368,19 +379,31 @@ class Monitor:
     def _close(self, state: RunState, reason: str) -> None:
         if self._closed:
             return
-        # Before anything is taken off: a callback may call close() again while findings are drained.
-        self._closed = True
+        try:
+            # Before anything is taken off: a callback may call close() again while findings are drained.
+            self._closed = True
+            # Sensors go last: values of the newest iterations are still on their way to the host.
+            self._session.drain()
+            self._leave(state, reason)
+        except BaseException:
+            # All of it once more: an interrupt may have come anywhere, and close() does nothing now.
+            self._leave(state, reason)
+            raise
+
+    def _leave(self, state: RunState, reason: str) -> None:
+        """Take everything off. Idempotent."""
+        self._forget_process()
+        self._session.remove()
+        self._outlet.close(state, reason)
+
+    def _forget_process(self) -> None:
+        """Have the process not know of this monitor any more. Idempotent."""
         # Bound methods compare equal, which is all that unregister asks for.
         atexit.unregister(self._at_exit)
         if self._at_end is not None:
             self._at_end.cancel()
-        _open.remove(self)
-        # Sensors go last: values of the newest iterations are still on their way to the host.
-        try:
-            self._session.drain()
-        finally:
-            self._session.remove()
-            self._outlet.close(state, reason)
+        if self in _open:
+            _open.remove(self)
 
     def _end(self, error: BaseException | None) -> None:
         if error is not None and not self._closed:

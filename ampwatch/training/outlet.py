@@ -8,7 +8,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from msgspec import DecodeError, json
+from msgspec import json
 
 from ampwatch.diagnosis.evidence.replicas import WeightCheck
 from ampwatch.errors import RingError
@@ -277,7 +277,8 @@ def from_note(note: bytes) -> list[WeightCheck]:
     """Return the checks of a note; none if it is no such note."""
     try:
         return json.decode(note, type=list[WeightCheck])
-    except DecodeError:
+    # DecodeError is one, and so is what msgspec raises for what is no UTF-8.
+    except ValueError:
         return []
 
 

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 ELSEWHERE: tuple[tuple[str, str, str], ...] = (
     (
+        "the program's handler of SIGINT, where it runs one",
+        FUNCTION,
+        "for microseconds, while something of this list is placed or taken off; then it is called",
+    ),
+    (
         (
             "torch.autograd.profiler.profile._prepare_trace and __exit__, emit_nvtx.__enter__,"
             " emit_itt.__enter__, torch.autograd.profiler_legacy.profile.__enter__"

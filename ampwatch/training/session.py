@@ -117,7 +117,7 @@ class Attachment(Protocol):
 
 
 class Notices(Sensor):
-    """Records what does not change from step to step, when it changes, and sensors that fail.
+    """Records what does not change from step to step, when it changes.
 
     Args:
         context: What is shared.
@@ -138,13 +138,6 @@ class Notices(Sensor):
         """Record the facts anew."""
         self.record_facts()
 
-    def sensor_failed(self, event: SensorFailed) -> None:
-        """Record which sensor has failed, in which iteration and of what."""
-        sensor, errors, error = event
-        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
-        step = self._context.iteration.step
-        self._context.out.put(SensorFailureRecord(sensor, errors, step, message))
-
     def record_facts(self) -> None:
         """Record the facts as they are now."""
         context = self._context
@@ -156,6 +149,27 @@ class Notices(Sensor):
         if context.settings.peak_flops:
             facts["peak_flops"] = context.settings.peak_flops
         context.out.put(FactsRecord(facts))
+
+
+class Failures(Sensor):
+    """Records sensors that fail, at once: the records of steps may be what has ended.
+
+    Args:
+        context: What is shared.
+    """
+
+    name = "failures"
+    is_thread_safe = True
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def sensor_failed(self, event: SensorFailed) -> None:
+        """Record which sensor has failed, in which iteration and of what."""
+        sensor, errors, error = event
+        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
+        step = self._context.iteration.step
+        self._context.out.put(SensorFailureRecord(sensor, errors, step, message))
 
 
 class Whereabouts(Sensor):
@@ -313,7 +327,7 @@ class Session:
     def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
         """Yield the sensors of the level, in the order in which they are told of an event."""
         context = self._context
-        yield Whereabouts(context, self.diagnosis, samples=self._samples)
+        yield from (Failures(context), Whereabouts(context, self.diagnosis, samples=self._samples))
         yield AutocastBackwardSensor(context)
         yield ClippingSensor(context)
         if context.is_scaled:

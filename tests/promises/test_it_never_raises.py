@@ -317,6 +317,7 @@ SCALED = (
     "steps",
     "autocast",
     "notices",
+    "failures",
     "schedulers",
     "diagnosis",
     "succession",

@@ -313,6 +313,29 @@ def test_an_error_or_an_interrupt_while_attaching_leaves_nothing_half_installed(
     assert list(serving.rglob("*.ring")) == []
 
 
+@pytest.mark.parametrize("refusal", [MemoryError("no room"), OSError(24, "Too many open files")])
+def test_a_machine_that_has_no_room_leaves_the_run_unwatched(
+    refusal: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said in one line. The recipes of the README go on: each step counts as taken."""
+
+    def refuse(_self: object) -> None:
+        raise refusal
+
+    before = torch.amp.GradScaler.update
+    monkeypatch.setattr(Session, "install", refuse)
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        run.loop()
+
+    (line,) = caplog.messages
+    assert "this run is not watched, training is not affected" in line
+    assert str(refusal) in line
+    assert torch.amp.GradScaler.update is before
+    assert not watch.findings
+    assert not watch.last_step.skipped
+
+
 def test_an_interrupt_while_closing_still_takes_everything_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

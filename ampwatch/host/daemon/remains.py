@@ -10,7 +10,7 @@ from ampwatch.errors import ReportError, RingError
 from ampwatch.host.daemon.discovery import find_rings
 from ampwatch.host.fleet.jobs import START_WINDOW_NS
 from ampwatch.host.fleet.rank import STALE_STEPS
-from ampwatch.runtime import ring_directories
+from ampwatch.runtime import RING_SUFFIX, ring_directories
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.salvage import SILENT, read_ring
@@ -64,7 +64,9 @@ def find_remains(
         try:
             # Not ``RingWatcher``: this runs beside a daemon, and must remove none of its files.
             read = read_ring(path, settings.report_steps, "report")
-        except RingError:  # it has just ended, or is of another release
+        except RingError as error:
+            if path.exists():  # else it has just ended
+                problems.append(str(error))
             continue
         box = read.box
         ended_well = box.state is RunState.FINISHED and not box.has_alarm
@@ -108,7 +110,9 @@ def _read_path(path: Path) -> list[Box]:
         return boxes
     try:
         return [read_ring(path, _EVERYTHING, "report").box]
-    except RingError:
+    except RingError as refusal:
+        if path.suffix == RING_SUFFIX:  # of another release, or damaged
+            raise ReportError(str(refusal)) from None
         return files.read(path)
 
 

@@ -152,14 +152,16 @@ class Server:
 
         Against DNS rebinding: a page elsewhere can point its own name here, and its scripts could then
         read what the daemon answers. Beyond loopback that needs no check where the browser makes
-        one, of the certificate, or asks the user for a password.
+        one, of the certificate, or has to send a password or the token.
         """
         if host in self._names:
             return True
         if self.is_loopback:
             return False
-        web = self.protection.web
-        if web.tls is not None or web.users:
+        if self.is_tls or self.protection.web.users:
+            return True
+        # A browser has no cookie of this daemon for the name that another page came by.
+        if self.access.wants_token(asks_who=self.asks_who):
             return True
         # Nobody can point an address, or a name without a domain, to somewhere else.
         return _is_address(host) or "." not in host or host.endswith(PRIVATE_DOMAINS)

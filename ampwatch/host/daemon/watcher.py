@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ampwatch.host.daemon.rescue import Rescue
     from ampwatch.host.fleet import Fleet
-    from ampwatch.wire.records import Record
+    from ampwatch.wire.records import Record, RunIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -123,17 +123,25 @@ class RingWatcher:
     def _take_up(self, path: Path, signature: Signature) -> bool:
         """Open ``path`` if it is new; return whether it is to be read now."""
         settled = self._settled.get(path)
-        if path in self._followed or (settled is not None and settled.is_still(signature)):
+        is_still = settled is not None and settled.is_still(signature)
+        seems_dead = is_still and settled is not None and settled.died
+        if path in self._followed or (is_still and not seems_dead):
             return False
         try:
             reader = RingReader(path)
         except RingError as error:
-            self._settled[path] = Settled(signature, NEVER, str(error), was_read=False)
+            if not seems_dead:
+                self._settled[path] = Settled(signature, NEVER, str(error), was_read=False)
             return False
-        if reader.inode != signature.inode:
-            # Replaced since it was listed: this file passed no check. The next poll lists it anew.
+        # Replaced since it was listed: this file passed no check. The next poll lists it anew.
+        is_replaced = reader.inode != signature.inode
+        # A program that closes all its descriptors lets go of the lock as one that ends does. The
+        # writer takes it again with its next record.
+        if is_replaced or (seems_dead and not reader.writer_alive()):
             reader.close()
             return False
+        if seems_dead:
+            self._forget_death(path, reader.identity)
         self._settled.pop(path, None)
         self._followed[path] = _Followed(reader, signature, signature.modified_ns)
         self._release(predecessors(self._settled, path.parent, reader.identity))
@@ -170,6 +178,13 @@ class RingWatcher:
         elif signature is not None and not signature.is_same_file(ring.signature):
             # Somebody put another file in its place, which is taken up right after this.
             self._settle(path, remove_after=NEVER)
+
+    def _forget_death(self, path: Path, identity: RunIdentity) -> None:
+        """Begin anew with a writer that was taken for dead."""
+        # Its ring is read from the oldest record again, as after a start of the daemon.
+        self._fleet.forget(str(path))
+        if self._rescue is not None:
+            self._rescue.spoke_again(path, identity)
 
     def _detect_silence(self, path: Path, ring: _Followed) -> None:
         """Notify the rescue when a writer that lives falls silent, and when it goes on."""

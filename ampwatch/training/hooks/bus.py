@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.guard import Channel, Guard, Subscriber
+from ampwatch.guard import Channel, Guard, Subscriber, unbroken
 from ampwatch.training.hooks import events
 from ampwatch.training.hooks.events import SensorFailed
 from ampwatch.training.hooks.ownership import Ownership
@@ -167,15 +167,32 @@ class Bus:
 
         To be called between two iterations: PyTorch walks over its hooks in place.
         """
-        if all(s.sensor is not sensor for s in self.channel(event).subscribers):
+        if not self._hears(sensor, event):
             guard = next(guard for known, guard in self._sensors if known is sensor)
+            self._begin_to_listen(sensor, guard, event)
+
+    @unbroken
+    def _begin_to_listen(self, sensor: Sensor, guard: Guard, event: type) -> None:
+        try:
             self._subscribe(sensor, guard, event)
+        except BaseException:
+            # What is heard and not placed would not be placed when it is asked for again.
+            self._end_listening(sensor, event)
+            raise
 
     def ignore(self, sensor: Sensor, event: type) -> None:
         """Tell it no more of that event. Idempotent."""
+        if self._hears(sensor, event):
+            self._end_listening(sensor, event)
+
+    @unbroken
+    def _end_listening(self, sensor: Sensor, event: type) -> None:
         channel = self.channel(event)
         channel.subscribers = tuple(s for s in channel.subscribers if s.sensor is not sensor)
         self._take_off_unwanted()
+
+    def _hears(self, sensor: Sensor, event: type) -> bool:
+        return any(s.sensor is sensor for s in self.channel(event).subscribers)
 
     def compile_called(self) -> None:
         """Take note that ``torch.compile`` is called."""
@@ -229,13 +246,14 @@ class Bus:
                     self._subscribe_to_all(sensor, guard)
             self._is_installed, self._is_removed = True, False
             self.ownership.begin()
-            self._place()
+            unbroken(self._place)()
             for sensor, _ in self._sensors:
                 sensor.installed()
         except BaseException:
             self.remove()
             raise
 
+    @unbroken
     def remove(self) -> None:
         """Take everything off; no sensor is told of anything any more. Idempotent.
 
@@ -260,7 +278,11 @@ class Bus:
             if place not in self._placed and self._is_wanted(place):
                 # Known before it is complete: what fails half-way is taken off as well.
                 handles = self._placed[place] = []
-                place.put_on(self, handles)
+                try:
+                    place.put_on(self, handles)
+                except BaseException:
+                    self._take_off(place)
+                    raise
 
     def _is_wanted(self, place: Place) -> bool:
         return not place.events or any(
@@ -274,9 +296,20 @@ class Bus:
                 self._take_off(place)
 
     def _take_off(self, place: Place) -> None:
-        for handle in reversed(self._placed.pop(place)):
-            handle.remove()
+        try:
+            self._empty(place)
+        except BaseException:
+            self._empty(place)  # what an interrupt has left
+            raise
 
+    def _empty(self, place: Place) -> None:
+        handles = self._placed.get(place, [])
+        while handles:
+            handles[-1].remove()
+            handles.pop()
+        self._placed.pop(place, None)
+
+    @unbroken
     def follow(self, scaler: torch.amp.GradScaler) -> None:
         """Watch another scaler from now on: it has taken over."""
         before, self.scaler = self.scaler, scaler

@@ -114,6 +114,12 @@ def stands_before(stand_in: _F, original: Callable[..., Any]) -> _F:
     return never_compiled(stand_in)
 
 
+def stands_no_more(stand_in: Any) -> None:
+    """Forget a function that is in place of no other one any more. Idempotent."""
+    # Not left to the weak reference: Python swallows an interrupt that comes in its callback.
+    _stand_ins.pop(stand_in, None)
+
+
 def keep_from_compiler() -> None:
     """Tell the compiler which functions it is to run as they are. To be called once it is there."""
     for code in list(_never_compiled.values()):

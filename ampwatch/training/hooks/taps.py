@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.training.devices import captures, is_unheard
-from ampwatch.training.hooks.compiling import never_compiled, set_compiler, stands_before
+from ampwatch.training.hooks.compiling import (
+    never_compiled,
+    set_compiler,
+    stands_before,
+    stands_no_more,
+)
 from ampwatch.training.private import builtin_table, find_builtin, register_builtin
 
 if TYPE_CHECKING:
@@ -25,7 +30,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Reentrant: whatever Python frees while it is held may close a monitor."""
+
 _taps: dict[tuple[type | ModuleType, str], _Tap] = {}
 
 
@@ -91,7 +98,10 @@ class _Tap:
         # iterates over the tuple it has read.
         self._listeners: tuple[Listener, ...] = ()
         self._wrapper = self._wrap()
-        setattr(owner, name, self._wrapper)
+
+    def put_on(self) -> None:
+        """Replace the method. Idempotent."""
+        setattr(self._owner, self._name, self._wrapper)
 
     def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
         # Locals of the closure cost one load less in each call than attributes of the tap.
@@ -171,6 +181,7 @@ class _Tap:
             else:
                 setattr(self._owner, self._name, self._original)
             _taps.pop((self._owner, self._name), None)
+            stands_no_more(self._wrapper)
 
 
 def _inherited(owner: type | ModuleType, name: str) -> Callable[..., Any]:
@@ -295,6 +306,7 @@ def listen(  # noqa: PLR0913 - all but two by keyword
         tap = _taps.get((definer, name))
         if tap is None or not tap.is_in_place:
             tap = _taps[definer, name] = _Tap(definer, name, always_heard=always_heard)
+            tap.put_on()
         listener = Listener(tap, instance, before, after, returned, failed)
         tap.add(listener)
     return listener
@@ -333,6 +345,7 @@ def listen_to_function(
         tap = _taps.get((module, name))
         if tap is None or not tap.is_in_place:
             tap = _taps[module, name] = _FunctionTap(module, name)
+            tap.put_on()
         listener = Listener(tap, None, before, after, failed=failed)
         tap.add(listener)
     return listener

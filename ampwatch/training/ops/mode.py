@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwatch.guard import unbroken
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.places import before_any_forward
@@ -114,10 +115,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             # Its class is asked next, with this mode back on the stack (CommDebugMode does likewise).
             return NotImplemented
         me = get_ident()
-        self._inside.add(me)
-        if self.is_inherited:
-            self._note = None
         try:
+            self._inside.add(me)
+            if self.is_inherited:
+                self._note = None
             if self._is_apart(types):
                 set_compiler(compiler)
                 return func(*args, **(kwargs or {}))
@@ -198,13 +199,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             return
         if is_in_compiled():
             return
-        # Not by `with`: its exit pops whatever is on top, which may be a mode of the user by then.
-        above = [pop_mode() for _ in modes]
-        for mode in (self, *reversed(above)):
-            push_mode(mode)
         # In a node of the graph autograd restores the modes of before when the node is done.
         if not _is_backward():
             self.threads.add(get_ident())
+        # Not by `with`: its exit pops whatever is on top, which may be a mode of the user by then.
+        _stack_up([self, *modes])
 
     def take_off(self) -> None:
         """Leave the calling thread, whatever modes were put above meanwhile."""
@@ -213,10 +212,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         if is_on and is_in_compiled():
             return
         if is_on:
-            above = [pop_mode() for _ in dispatch_modes()]
-            for mode in reversed(above):
-                if mode is not self:
-                    push_mode(mode)
+            _stack_up([mode for mode in dispatch_modes() if mode is not self])
         if me in self._inside or _is_backward():
             return
         self.threads.discard(me)
@@ -271,6 +267,23 @@ class _Leaving:
         compiler = set_compiler(None)
         self._mode.take_off()
         set_compiler(compiler)
+
+
+@unbroken
+def _stack_up(wanted: list[Any]) -> None:
+    """Have the calling thread be in these modes, outermost first, and in no others."""
+    try:
+        _restack(wanted)
+    except BaseException:
+        _restack(wanted)
+        raise
+
+
+def _restack(wanted: list[Any]) -> None:
+    while dispatch_modes():
+        pop_mode()
+    for mode in wanted:
+        push_mode(mode)
 
 
 def _keys_of(device_types: Iterable[str]) -> tuple[Any, ...]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.guard import OneAtATime
 from ampwatch.training.devices import Link, PinningError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Deferred:
         self._width = width
         self._free: deque[_LandingSlot] | None = None
         self.flying: deque[_Reading] = deque()
-        self._lock = Lock()
+        self._polling = OneAtATime()
 
     def prepare(self) -> None:
         """Allocate the pinned memory: pinning is slow and may stop the device.
@@ -123,19 +123,18 @@ class Deferred:
 
     def poll(self) -> None:
         """Hand over what has arrived, oldest first. Never waits."""
-        # Sensors poll from threads of autograd as well. Whoever finds the lock taken leaves: the
-        # one that holds it hands over everything, also if ``then`` polls again.
-        if not self.flying or not self._lock.acquire(blocking=False):
-            return
-        try:
-            while self.flying and self._has_arrived(self.flying[0]):
-                reading = self.flying.popleft()
-                # Before the slot is free: another reading may be copied into it at once.
-                values = reading.slot.cells[: reading.numel].tolist()
-                self._give_back(reading.slot)
-                reading.then(values)
-        finally:
-            self._lock.release()
+        # Sensors poll from threads of autograd as well. Whoever finds another one at it leaves: that
+        # one hands over everything, also if ``then`` polls again.
+        if self.flying:
+            self._polling.run(self._hand_over)
+
+    def _hand_over(self) -> None:
+        while self.flying and self._has_arrived(self.flying[0]):
+            reading = self.flying.popleft()
+            # Before the slot is free: another reading may be copied into it at once.
+            values = reading.slot.cells[: reading.numel].tolist()
+            self._give_back(reading.slot)
+            reading.then(values)
 
     def clear(self) -> None:
         """Forget the readings on their way; copies may still write to the memory given up."""

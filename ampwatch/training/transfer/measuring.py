@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakSet
 
 import torch
 
@@ -98,7 +99,7 @@ class _Piece(NamedTuple):
     dtype: str
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class Sample:
     """The measurements of one iteration.
 
@@ -156,9 +157,12 @@ class Measuring:
         self._device_rows = device_rows
         self._link = link or Link()
         self._kernels: dict[torch.device, Kernel | None] = {}
+        self._slabs: dict[torch.device, tuple[Slab, ...]] = {}
         self._free: dict[torch.device, list[Slab]] = {}
         self._scratch: Tensor | None = None
         self.open = Sample()
+        # Of all samples that anybody still holds; what an interrupt has lost is none of them.
+        self._samples = WeakSet((self.open,))
 
     def prepare(self, device: torch.device) -> None:
         """Choose the kernel of a device, allocate and compile: slow, so done at set-up. Idempotent.
@@ -182,12 +186,12 @@ class Measuring:
         try:
             kernel = self._kernel_for(device)
             if not self._link.is_host(device):
-                self._free[device] = [
-                    Slab(device, self._device_rows, self._link) for _ in range(SLABS)
-                ]
-                self._free[device][0].warm_up(kernel)
+                slabs = tuple(Slab(device, self._device_rows, self._link) for _ in range(SLABS))
+                self._slabs[device], self._free[device] = slabs, list(slabs)
+                slabs[0].warm_up(kernel)
             self._kernels[device] = kernel
         except Exception as error:  # noqa: BLE001 - compilers and drivers raise what they like
+            self._slabs.pop(device, None)
             self._free.pop(device, None)
             words = str(error).strip().partition("\n")[0] or type(error).__name__
             return words.rstrip(".")
@@ -275,6 +279,11 @@ class Measuring:
         if device in self.open.slabs:
             return self.open.slabs[device]
         if not self._free[device]:
+            held = [s for sample in self._samples for s in sample.slabs.values()]
+            self._free[device] = [s for s in self._slabs[device] if s not in held]
+            for slab in self._free[device]:
+                slab.clear()
+        if not self._free[device]:
             return None
         return self.open.slabs.setdefault(device, self._free[device].pop())
 
@@ -286,6 +295,7 @@ class Measuring:
         for slab in sample.slabs.values():
             slab.send()
         self.open = Sample()
+        self._samples.add(self.open)
         self.refused = self._refusing
         self._refusing = 0
         return sample

@@ -141,11 +141,23 @@ class Readback:
         return len(self._flying)
 
     def open(self) -> Row | None:
-        """Return a row to fill, or ``None`` (counted) if all are on their way."""
+        """Return a row to fill, or ``None`` (counted) if all are on their way.
+
+        One is filled at a time: what was opened before and not sealed is forgotten.
+        """
+        if not self._free:
+            self._reclaim()
         if not self._free:
             self.dropped += 1
             return None
         return self._free.popleft()
+
+    def _reclaim(self) -> None:
+        """Take back rows that are neither free nor on their way: of calls that were interrupted."""
+        flying = {id(row) for row in self._flying}
+        for row in self._rows:
+            if id(row) not in flying:
+                self._release(row)
 
     def put(self, row: Row, column: int, *values: torch.Tensor) -> None:
         """Take values as they are *now*, in stream order, into columns one after another.

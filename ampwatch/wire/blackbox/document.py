@@ -43,7 +43,7 @@ from ampwatch.wire.records import (
     Topic,
 )
 from ampwatch.wire.records.fields import MAX_COUNT
-from ampwatch.wire.ring.text import harmless, refuse
+from ampwatch.wire.ring.text import harmless, parse_json, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -84,9 +84,8 @@ def from_json(text: str | bytes, source: str) -> list[Box]:
         ReportError: If it is no document of a version that this release reads.
     """
     try:
-        document = json.loads(text)
-    # RecursionError: JSON may nest deeper than the parser's stack, at one byte a level.
-    except (ValueError, RecursionError) as error:
+        document = parse_json(text)
+    except ValueError as error:
         if text.lstrip()[:1] in ("<", b"<"):
             msg = f"expected a report of ampwatch in {source}, got a page made from one; hand in the file, *.json"
             raise ReportError(msg) from None

@@ -106,8 +106,10 @@ def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settin
 
 
 def forget_silence(identity: RunIdentity, settings: Settings) -> None:
-    """Remove the box that said a process hangs, which has ended well after all."""
+    """Remove the box that said a process hangs, or had died, which has gone on after all."""
     directory = files.report_directory(settings.report_dir)
     known = known_of(identity, directory)
-    if known is not None and known.state is RunState.STALE and not known.has_alarm:
+    if known is None or known.has_alarm:
+        return
+    if known.state is RunState.STALE or (known.state is RunState.FAILED and known.reason == DIED):
         files.remove(directory, identity)

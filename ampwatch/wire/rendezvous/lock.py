@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import DaemonError
 from ampwatch.runtime import DAEMON_LOCK
+from ampwatch.wire.ring.text import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +197,7 @@ def read_info(directory: Path) -> DaemonInfo | None:
 
 def _info(content: bytes) -> DaemonInfo | None:
     try:
-        said = json.loads(content)
+        said = parse_json(content)
         # A daemon of an older release does not say all of it.
         values = {
             f.name: said[f.name]
@@ -208,7 +209,9 @@ def _info(content: bytes) -> DaemonInfo | None:
     except (ValueError, LookupError, TypeError):
         return None
     numbers = (values["pid"], values["port"], values["layout"])
-    return DaemonInfo(**values) if all(isinstance(n, int) for n in numbers) else None
+    texts = (values["scheme"], values["host"], values["version"], *values["ring_directories"])
+    is_info = all(isinstance(n, int) for n in numbers) and all(isinstance(t, str) for t in texts)
+    return DaemonInfo(**values) if is_info else None
 
 
 def serving(directory: Path) -> DaemonInfo | None:

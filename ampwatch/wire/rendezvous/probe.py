@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import http.client
 import io
-import json
 import os
 import socket
 import ssl
@@ -23,6 +22,7 @@ from ampwatch.runtime import service_uid
 from ampwatch.wire.rendezvous import token
 from ampwatch.wire.rendezvous.lock import reachable
 from ampwatch.wire.rendezvous.port_owner import listening_uids, port_owner
+from ampwatch.wire.ring.text import cut_name, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +35,7 @@ TIMEOUT_SECONDS = 0.5
 MAX_ANSWER = 16384
 """Bytes of an answer that are read, its headers included."""
 
+MAX_TEXT = 64
 ROOT_UID = 0
 NOT_KNOWN = -1
 UNKNOWN = "another program"
@@ -286,11 +287,12 @@ def _health(scheme: str, address: str, port: int, challenge: str) -> _Told | Non
     for scope in SCOPES:
         if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenged:
             return _Told({"service": SERVICE, "scope": scope}, proof)
-    health = json.loads(response.read())
+    health = parse_json(response.read())
     if not isinstance(health, dict):
         return None
-    # The types are checked as well: the answer ends up in error messages and comparisons.
-    reported = {name: health.get(name) for name in REPORTED}
+    # The types are checked as well: the answer ends up in error messages and comparisons. What is said
+    # there ends up on a terminal, which obeys what cannot be printed.
+    reported = {name: _printable(health.get(name)) for name in REPORTED}
     is_one = all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
     is_ours = is_one and reported["service"] == SERVICE and reported["scope"] in SCOPES
     return _Told(reported, proof) if is_ours else None
@@ -326,6 +328,10 @@ class _Received:
     def makefile(self, _mode: str) -> io.BytesIO:
         """Return the answer as a file."""
         return io.BytesIO(self._answer)
+
+
+def _printable(value: object) -> object:
+    return cut_name(value, MAX_TEXT) if isinstance(value, str) else value
 
 
 def _wants_certificate(error: OSError, *, agreed: bool) -> bool:

@@ -145,7 +145,8 @@ def unpack_header(page: bytes, size: int) -> tuple[int, bytes]:
         raise ValueError(msg)
     _, layout, slot_size, slots, _, _, _, length, crc = _HEADER.unpack_from(page)
     if layout != LAYOUT:
-        msg = f"expected a ring of layout {LAYOUT}, got layout {layout}; run the same version of ampwatch in training and daemon"
+        age, behind = ("an older", "training") if layout < LAYOUT else ("a newer", "daemon")
+        msg = f"expected a ring of layout {LAYOUT}, got layout {layout} of {age} ampwatch; training and daemon need the same version: upgrade that of the {behind} and start it again"
         raise ValueError(msg)
     if slot_size != SLOT_SIZE or not MIN_SLOTS <= slots <= MAX_SLOTS or size != file_size(slots):
         msg = f"expected a whole ring, got {size} bytes for {slots} slots of {slot_size} bytes; remove the file if it stays"

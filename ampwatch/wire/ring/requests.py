@@ -18,6 +18,7 @@ from typing import Any
 
 from ampwatch.runtime import RING_SUFFIX
 from ampwatch.wire.records import KernelTotal
+from ampwatch.wire.ring.text import parse_json
 
 REQUEST_SUFFIX = ".trace-request"
 ANSWER_SUFFIX = ".trace-answer"
@@ -217,7 +218,7 @@ def _read(path: Path) -> dict[str, Any]:
         if not is_trusted(status) or status.st_size > _LONGEST:
             msg = f"expected a private file of uid {os.geteuid()} of at most {_LONGEST} bytes, got mode {stat.filemode(status.st_mode)} of uid {status.st_uid}, {status.st_size} bytes"
             raise ValueError(msg)
-        content = json.loads(file.read(_LONGEST))
+        content = parse_json(file.read(_LONGEST))
     if not isinstance(content, dict):
         msg = f"expected a JSON object, got {type(content).__name__}"
         raise ValueError(msg)  # noqa: TRY004 - whatever is wrong with what somebody wrote

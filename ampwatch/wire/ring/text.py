@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import islice
 from typing import Any, NoReturn
@@ -59,6 +60,19 @@ def check_names(*names: str) -> None:
     for name in names:
         if not name.isprintable():
             refuse("printable characters", name)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON of anybody says.
+
+    Raises:
+        ValueError: If it is no JSON, or nests deeper than the parser's stack, at one byte a level.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        msg = "expected JSON, got one that nests too deeply"
+        raise ValueError(msg) from None
 
 
 def refuse(expected: str, given: object) -> NoReturn:

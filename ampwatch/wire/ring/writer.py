@@ -1,25 +1,31 @@
 """The writing end of the ring, in the training process.
 
-``put`` stores through a memory map: plain stores, no system call in which the
-interpreter lock would be handed over in the middle of a training step, as
-``os.pwrite`` does.
+What is written goes into a map of the file, by way of the kernel (``memory.py``): a file that
+somebody cuts is an error here, and no signal that ends the training. No descriptor is written to,
+since a program may close all descriptors, and open a file of its own under the same number. The
+descriptor holds the lock alone.
 """
 
 from __future__ import annotations
 
-import mmap
+import errno
+import fcntl
+import logging
 import os
 import re
+import resource
 import secrets
 import struct
-import threading
+import time
 from contextlib import ExitStack, suppress
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import RingError
 from ampwatch.runtime import RING_SUFFIX, private_directory
 from ampwatch.wire.ring import layout, lock
 from ampwatch.wire.ring.encoding import encode, encode_identity
+from ampwatch.wire.ring.memory import Memory
 from ampwatch.wire.ring.repeats import Message, Repeats
 
 if TYPE_CHECKING:
@@ -27,12 +33,27 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.records import EndRecord, Record, RunIdentity
 
-_UNWRITABLE = (struct.error, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
-"""Exceptions of a record with wrong fields: text where a number goes, a number of more than
-64 bits, a dict that another thread changes, a tensor that refuses ``float()``. And
-``ValueError`` where a signal handler closed the ring in the middle of a ``put``."""
+logger = logging.getLogger("ampwatch")
 
-_CLOSE_WAIT_SECONDS = 1.0
+_UNWRITABLE = (
+    struct.error,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    ArithmeticError,
+    MemoryError,
+)
+"""Exceptions of a record with wrong fields: text where a number goes, a number of more than
+64 bits, a dict that another thread changes, a tensor that refuses ``float()``. ``ValueError``
+where a signal handler closed the ring in the middle of a ``put``, ``MemoryError`` where the
+process may have no more."""
+
+_CLOSE_WAIT_SECONDS, _CLOSE_NAP_SECONDS = 1.0, 0.005
+
+_MIN_DESCRIPTOR = 700
+"""Number from which the descriptor of a ring is taken. New files get the lowest number that is
+free, so that of a descriptor which the program closes is not soon another file's."""
 
 SMALL_FILE_SYSTEM = 256 << 20
 """A file system with less room in all has to be shared out. Unit: bytes."""
@@ -49,33 +70,39 @@ class RingWriter:
         path: The ring file.
         fell_back: Why it is not in the first directory, in words; empty if it is.
         dropped: Records so far that could not be written; also in the file.
+        trouble: What first happened to the file, in words; empty if nothing did. It is logged.
     """
 
-    def __init__(self, path: Path, descriptor: int, memory: mmap.mmap, fell_back: str) -> None:
-        slots = (len(memory) - layout.HEADER_SIZE) // layout.SLOT_SIZE
+    def __init__(
+        self, path: Path, descriptor: int, memory: Memory, header: bytes, fell_back: str
+    ) -> None:
+        slots = (memory.size - layout.HEADER_SIZE) // layout.SLOT_SIZE
         self.path = path
         self.fell_back = fell_back
         self.dropped = 0
+        self.trouble = ""
         self._descriptor = descriptor
+        self._status = os.fstat(descriptor)
         self._memory = memory
-        # Stores of whole words: struct.pack_into would write a moment of zeros first.
-        self._header = memoryview(memory)[: layout.HEADER_SIZE].cast("Q")
+        self._header = header
         self._slots = slots
         self._head = 0
-        self._slot = bytearray(layout.SLOT_SIZE)
+        self._next_attempt = 0
         # A message longer than an eighth of a small ring would push out too much.
         self._longest = layout.PAYLOAD_SIZE * min(layout.MAX_CHUNKS, slots // 8)
         self._repeats = Repeats(slots)
         self._pid = os.getpid()
         self._open = True
-        self._busy = threading.Lock()
+        # The thread that puts; 0 for none. No lock: an interrupt may come between taking one and
+        # whatever would release it.
+        self._holder = 0
 
     @classmethod
     def create(cls, directories: list[Path], identity: RunIdentity, *, slots: int) -> RingWriter:
         """Create a ring in the first directory that takes one.
 
-        The space is allocated here: a full file system is found now, not as SIGBUS in
-        the training loop. Nobody sees the file before it is complete.
+        The space is allocated here: a full file system is found now, not in the middle of
+        the run. Nobody sees the file before it is complete.
 
         Args:
             directories: Where to try, the best place first; created if missing.
@@ -97,12 +124,12 @@ class RingWriter:
         refused: list[str] = []
         for directory in directories:
             try:
-                descriptor, memory = _make_file(directory, name, encoded, slots)
+                descriptor, memory, header = _make_file(directory, name, encoded, slots)
             except OSError as error:  # RingError of private_directory is one, too
                 refused.append(f"{directory} could not be used ({error})")
                 continue
             fell_back = f"the ring is in {directory}: {'; '.join(refused)}" if refused else ""
-            return cls(directory / name, descriptor, memory, fell_back)
+            return cls(directory / name, descriptor, memory, header, fell_back)
         msg = f"expected a directory for a ring of {layout.file_size(slots)} bytes, got none: {'; '.join(refused)}; set AMPWATCH_RING_DIR to a new directory where there is room"
         raise RingError(msg)
 
@@ -117,13 +144,18 @@ class RingWriter:
         if os.getpid() != self._pid:
             self.dropped += 1  # of this copy: the file is the parent's
             return
-        if not self._open or not self._busy.acquire(blocking=False):
+        me = get_ident()
+        # No call from here to the next line, so no other thread and no interrupt in between. What
+        # is held by this thread was left by an interrupt, or by a put that a signal handler has
+        # interrupted: its slots are overwritten, and refused by their sequence.
+        if not self._open or self._holder not in (0, me):
             self._drop()
             return
+        self._holder = me
         try:
             self._put(record)
         finally:
-            self._busy.release()
+            self._holder = 0
 
     def close(self, end: EndRecord, *, keep: bool) -> None:
         """Write ``end`` as the last record and let go of the file; again: nothing.
@@ -137,29 +169,44 @@ class RingWriter:
         ours, self._open = self._open and os.getpid() == self._pid, False
         if not ours:
             return
-        # A thread in the middle of a put gets a moment, and not for ever. Never released:
-        # nothing is put after this.
-        self._busy.acquire(timeout=_CLOSE_WAIT_SECONDS)
+        # A thread in the middle of a put gets a moment, and not for ever.
+        patience = _CLOSE_WAIT_SECONDS
+        while self._holder not in (0, get_ident()) and patience > 0:
+            time.sleep(_CLOSE_NAP_SECONDS)
+            patience -= _CLOSE_NAP_SECONDS
         self._put(end)
         # After the last record: whoever reads "closed" can read everything before it.
-        self._header[layout.STATE] = layout.CLOSED
-        self._header.release()
+        with suppress(OSError, ValueError):  # cut: who reads it sees that the lock is gone
+            self._memory.store_word(8 * layout.STATE, layout.CLOSED)
         self._memory.close()
         if not keep:
             with suppress(OSError):  # gone already, or not ours to remove any more
                 self.path.unlink()
-        os.close(self._descriptor)  # last: until now the writer counts as alive
+        if self._has_descriptor():  # else the number may be that of a file of the program's
+            os.close(self._descriptor)  # last: until now the writer counts as alive
 
     def _put(self, record: Record) -> None:
         try:
             kind, payload = encode(record, self._longest)
             chunks = -(-len(payload) // layout.PAYLOAD_SIZE)
             message = Message(kind, payload, chunks)
+            self._check_descriptor()
             self._write_due(chunks)
             self._repeats.remember(record, message, self._head)
             self._write(message)
+        except OSError as error:  # no plain file any more
+            self._drop()
+            self._recover(error)
         except _UNWRITABLE:
             self._drop()
+
+    def _check_descriptor(self) -> None:
+        try:
+            # 0.1 us, in which no other thread gets the interpreter lock. Nothing is written by it:
+            # what has its number now, if anything, may be the program's.
+            os.get_inheritable(self._descriptor)
+        except OSError as error:
+            self._recover(error)
 
     def _write_due(self, at_least: int) -> None:
         repeated = 0
@@ -169,22 +216,128 @@ class RingWriter:
 
     def _write(self, message: Message) -> None:
         kind, payload, chunks = message
+        memory, head = self._memory, self._head
         for chunk in range(chunks):
-            sequence = self._head + chunk
+            sequence = head + chunk
             start = chunk * layout.PAYLOAD_SIZE
             part = layout.Slot(kind, chunk, chunks, payload[start : start + layout.PAYLOAD_SIZE])
-            layout.pack_slot_into(self._slot, sequence, part)
+            layout.pack_slot_into(memory.slot, sequence, part)
             place = layout.HEADER_SIZE + sequence % self._slots * layout.SLOT_SIZE
-            self._memory[place : place + layout.SLOT_SIZE] = self._slot
-        # Last: until here no reader knows of these slots, and SIGKILL leaves no half message. No
-        # barrier is needed: a reader that sees the head before a slot refuses that by its CRC.
-        self._head += chunks
-        self._header[layout.HEAD] = self._head
+            if chunk < chunks - 1:
+                memory.store_slot(place)
+                continue
+            # The head after the last slot: until then no reader knows of them, and SIGKILL leaves no
+            # half message. No barrier is needed: a reader that sees the head before a slot
+            # refuses that by its CRC.
+            self._head = head + chunks
+            try:
+                memory.store_slot_and_word(place, 8 * layout.HEAD, self._head)
+            except OSError:
+                self._head = head
+                raise
 
     def _drop(self) -> None:
         self.dropped += 1
-        with suppress(ValueError):  # closed: the count stays with the object
-            self._header[layout.DROPPED] = self.dropped
+        with suppress(OSError, ValueError):  # cut or closed: the count stays with the object
+            self._memory.store_word(8 * layout.DROPPED, self.dropped)
+
+    def _recover(self, error: OSError) -> None:
+        """Restore what was done to the file, or to its descriptor, and say so once. Never raises."""
+        # Rarer and rarer: a file system that stays full must not cost each step a millisecond.
+        if self.dropped < self._next_attempt:
+            return
+        try:
+            what = self._restore()
+        except OSError as obstacle:
+            self._next_attempt = 2 * self.dropped + 1
+            self._report(
+                f"{error.strerror}, and it cannot be restored: {obstacle}; the page and metrics show what came before"
+            )
+            return
+        if what:
+            self._report(what)
+
+    def _report(self, what: str) -> None:
+        if self.trouble:
+            return
+        self.trouble = (
+            f"the ring {self.path} cannot be written as it was: {what}. Training is not affected"
+        )
+        with suppress(Exception):  # a log handler is user code
+            logger.warning("%s", self.trouble)
+
+    def _restore(self) -> str:
+        """Take the lock again if it was lost, and make the file whole again if it was cut.
+
+        Returns:
+            What had happened, in words; empty if nothing is to be seen.
+
+        Raises:
+            OSError: If it cannot be done.
+        """
+        done = []
+        if not self._has_descriptor():
+            self._descriptor = _opened_again(self.path, self._status)
+            done.append("all its descriptors were closed; it was opened again, and goes on")
+        size = os.fstat(self._descriptor).st_size
+        if size < self._memory.size:
+            _allocate(self._descriptor, self._memory.size)
+            self._memory.store(0, self._header)
+            self._memory.store_word(8 * layout.HEAD, self._head)
+            self._memory.store_word(8 * layout.DROPPED, self.dropped)
+            done.append(f"the file was cut to {size} bytes; what it held is lost, and it goes on")
+        return "; ".join(done)
+
+    def _has_descriptor(self) -> bool:
+        """Return whether the descriptor is still that of the ring."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), self._status)
+        except OSError:
+            return False
+
+
+def _opened_again(path: Path, expected: os.stat_result) -> int:
+    """Return a descriptor of the ring, with its lock.
+
+    Raises:
+        OSError: If it is not there any more, or no file can be opened.
+    """
+    with ExitStack() as undo:
+        descriptor = _opened(path, os.O_RDWR | os.O_NONBLOCK)
+        undo.callback(os.close, descriptor)
+        if not os.path.samestat(os.fstat(descriptor), expected):
+            raise FileNotFoundError(errno.ENOENT, "another file has its name", str(path))
+        lock.hold(descriptor)
+        undo.pop_all()
+    return descriptor
+
+
+def _opened(path: Path, flags: int) -> int:
+    """Return a descriptor of a file, out of the way of those that the program opens and closes.
+
+    Raises:
+        OSError: If the file cannot be opened.
+    """
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _MIN_DESCRIPTOR)
+    except OSError:  # the process may not have numbers as high
+        return descriptor
+    os.close(descriptor)  # before there is a lock, which this would take away
+    return high
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Give a file room for ``size`` bytes.
+
+    Raises:
+        OSError: If there is none, or the process may not have files as large.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if 0 <= most < size:  # asked first: beyond the limit the kernel sends SIGXFSZ
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    # Not ftruncate: holes could not be filled any more once the file system is full.
+    os.posix_fallocate(descriptor, 0, size)
 
 
 def fitting_slots(directory: Path, slots: int) -> int:
@@ -205,8 +358,10 @@ def fitting_slots(directory: Path, slots: int) -> int:
     return min(slots, max(layout.MIN_SLOTS, fitting))
 
 
-def _make_file(directory: Path, name: str, identity: bytes, slots: int) -> tuple[int, mmap.mmap]:
-    """Return descriptor and memory of a complete, locked ring under its final name.
+def _make_file(
+    directory: Path, name: str, identity: bytes, slots: int
+) -> tuple[int, Memory, bytes]:
+    """Return descriptor, memory and header of a complete, locked ring under its final name.
 
     Raises:
         OSError: If the directory does not take it; nothing is left behind then.
@@ -217,17 +372,16 @@ def _make_file(directory: Path, name: str, identity: bytes, slots: int) -> tuple
     part = directory / f"{name}.part"
     size = layout.file_size(slots)
     with ExitStack() as undo:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(part, flags, 0o600)
+        descriptor = _opened(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         undo.callback(os.close, descriptor)
         undo.callback(part.unlink)
         os.fchmod(descriptor, 0o600)  # whatever the umask took away
-        # Not ftruncate: a store into a hole of a full file system is SIGBUS in the training.
-        os.posix_fallocate(descriptor, 0, size)
-        # Populated, so that the first lap does not stop for a page fault every 16 slots.
-        memory = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        memory[: layout.HEADER_SIZE] = layout.pack_header(slots, identity)
+        _allocate(descriptor, size)
+        memory = Memory(descriptor, size)
+        undo.callback(memory.close)
+        header = layout.pack_header(slots, identity)
+        memory.store(0, header)
         lock.hold(descriptor)
         part.rename(directory / name)
         undo.pop_all()
-    return descriptor, memory
+    return descriptor, memory, header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,8 +32,9 @@ class Watch:
         settings = Settings.resolve({"report_dir": str(self.reports), "stale_seconds": 120})
         self.clock = Clock(START + 10)
         self.rescue = Rescue(settings)
+        self.fleet = Fleet(settings, self.clock)
         self.watcher = RingWatcher(
-            Fleet(settings, self.clock),
+            self.fleet,
             lambda: [self.rings],
             grace_seconds=600,
             rescue=self.rescue,
@@ -68,6 +70,27 @@ def test_a_process_that_dies_without_a_word_leaves_a_report(watch: Watch) -> Non
 
     (box,) = watch.left()
     assert (box.state, [s.step for s in box.steps]) == (RunState.FAILED, [0, 1, 2])
+
+
+def test_a_process_that_closed_its_descriptors_and_goes_on_was_not_dead(watch: Watch) -> None:
+    """Its lock goes with them, and comes back with its next record; the report of its death goes."""
+    writer = watch.ring(0, 1)
+    watch.watcher.poll()
+    os.close(writer._descriptor)
+    watch.watcher.poll()
+    (box,) = watch.left()
+    assert box.state is RunState.FAILED
+
+    writer.put(step(2))
+    watch.watcher.poll()
+
+    (rank,) = watch.fleet.ranks()
+    assert (rank.state, rank.newest) == (RunState.RUNNING, step(2))
+    assert sum(bucket.num_steps for bucket in rank.history.buckets) == 3
+    assert not watch.left()
+    writer.close(end(), keep=True)
+    watch.watcher.poll()
+    assert [rank.state for rank in watch.fleet.ranks()] == [RunState.FINISHED]
 
 
 def test_a_run_that_ends_well_leaves_none(watch: Watch) -> None:

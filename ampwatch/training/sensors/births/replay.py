@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.diagnosis.evidence.remedies import Measure
+from ampwatch.guard import unbroken
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import Replaying, autocast_types
 from ampwatch.training.hooks.compiling import ForcedEager, has_compiled
@@ -34,10 +34,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ampwatch.diagnosis.evidence.remedies import Remedy
+    from ampwatch.training.hooks.places import Handle
     from ampwatch.training.ops.info import OpInfo
     from ampwatch.training.sensors.births.kept_calls import KeptCall
 
     Note = Callable[[OpCall, OpPlace], None]
+    Undo = Callable[[], object]
+    """Puts back what is about to be changed. It is there before the change is made, does no harm
+    where that was not made after all, and may be called again where it was interrupted."""
 
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 """Namespaces of ops that other processes take part in."""
@@ -187,12 +191,20 @@ class Replay:
         self._arguments = call.arguments()
         # What a copy of the user's classes does is neither heard nor leaves a trace, random numbers
         # that it draws least of all.
-        with Replaying(), _kept_random(call.draws):
+        undo: list[Undo] = []
+        try:
+            _apart(call.draws, undo)
             self.twin = Twin(call.model, max_bytes)
+            _put_back(undo)
+        except BaseException:
+            _put_back(undo)
+            raise
         self.prefix = prefix
         self._names = {key: f"{prefix}{name}".rstrip(".") for key, name in self.twin.names.items()}
         self._stack = ModuleStack()
         self._mode: _ReplayMode | None = None
+        self._forced: ForcedEager | None = None
+        self._check: Handle | None = None
 
     def run(self, note: Note, scale: float) -> list[Tensor]:
         """Run forward, and backward where the model returned its loss; return its outputs.
@@ -213,24 +225,41 @@ class Replay:
         mode = _ReplayMode(self._noting(note, infos), self.twin, self._remedy, infos)
         self._follow_modules()
         self._mode = mode
-        args, kwargs = self._arguments
-        with Replaying(), _kept_random(call.draws), _eager(), self._without_others():
-            try:
-                with (
-                    torch.set_grad_enabled(call.returns_loss or self._goes_back),
-                    self._autocast(),
-                    mode_on(mode),
-                ):
-                    output = self.twin.model(*args, **kwargs)
-                with mode_on(mode):
-                    self._backward(output, scale)
-            except (ReplayRefusedError, torch.OutOfMemoryError):
-                raise
-            except Exception as error:
-                words = f"{type(error).__name__}: {error}".partition("\n")[0]
-                why = f"it raised {words[:160]}"
-                raise ReplayRefusedError(why) from error
+        undo: list[Undo] = []
+        try:
+            _apart(call.draws, undo)
+            undo.append(self._leave)
+            self._enter()
+            output = self._call_and_go_back(mode, scale, undo)
+            _put_back(undo)
+        except BaseException:
+            # Also where an interrupt has come in the middle of putting back.
+            _put_back(undo)
+            raise
         return [t for t in tensors_in(output) if t.is_floating_point()]
+
+    def _call_and_go_back(self, mode: OpMode, scale: float, undo: list[Undo]) -> Any:
+        args, kwargs = self._arguments
+        before = len(undo)
+        try:
+            undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
+            torch.set_grad_enabled(self._call.returns_loss or self._goes_back)
+            undo.append(_autocast_of_now())
+            self._set_autocast()
+            undo.append(mode.take_off)
+            mode.put_on()
+            output = self.twin.model(*args, **kwargs)
+            _put_back(undo, before)
+            undo.append(mode.take_off)
+            mode.put_on()
+            self._backward(output, scale)
+        except (ReplayRefusedError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}".partition("\n")[0]
+            why = f"it raised {words[:160]}"
+            raise ReplayRefusedError(why) from error
+        return output
 
     @property
     def applies(self) -> bool:
@@ -275,11 +304,11 @@ class Replay:
             if is_place and remedy is not None and remedy.measure is Measure.MODULE_IN_FLOAT32:
                 _run_in_float32(module)
 
-    @contextmanager
-    def _without_others(self) -> Iterator[None]:
-        """Have a call of a module refused that has a state and is none of the twin's.
+    @unbroken
+    def _enter(self) -> None:
+        """Have what was compiled run eagerly, and calls of modules refused that are not the twin's.
 
-        A function that the model keeps may refer to the model itself, or to another one.
+        Of those that have a state. A function that the model keeps may refer to the model itself, or to another one.
         """
         me, own = get_ident(), {id(module) for module in self.twin.model.modules()}
 
@@ -290,36 +319,26 @@ class Replay:
                 why = f"its forward calls a {type(module).__name__} that is not part of it"
                 raise ReplayRefusedError(why)
 
-        handle = before_any_forward(check)
-        try:
-            yield
-        finally:
-            handle.remove()
+        self._forced = ForcedEager() if has_compiled() else None
+        self._check = before_any_forward(check)
 
-    @contextmanager
-    def _autocast(self) -> Iterator[None]:
+    def _leave(self) -> None:
+        if self._check is not None:
+            self._check.remove()
+        if self._forced is not None:
+            self._forced.end()
+
+    def _set_autocast(self) -> None:
         """Have autocast as it was in the call."""
         remedy = self._remedy
-        before = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-            for kind in autocast_types()
-        ]
-        caches = torch.is_autocast_cache_enabled()
         # Not by torch.autocast: leaving its outermost region would clear the casts of the training.
         torch.set_autocast_cache_enabled(False)
-        try:
-            for kind, _, _ in before:
-                torch.set_autocast_enabled(kind, False)  # noqa: FBT003 - PyTorch's
-            for kind, dtype in self._call.autocast:
-                wide = remedy is not None and remedy.measure is Measure.BFLOAT16
-                torch.set_autocast_enabled(kind, True)  # noqa: FBT003 - PyTorch's
-                torch.set_autocast_dtype(kind, torch.bfloat16 if wide else dtype)
-            yield
-        finally:
-            for kind, enabled, dtype in before:
-                torch.set_autocast_enabled(kind, enabled)
-                torch.set_autocast_dtype(kind, dtype)
-            torch.set_autocast_cache_enabled(caches)
+        for kind in autocast_types():
+            torch.set_autocast_enabled(kind, False)  # noqa: FBT003 - PyTorch's
+        for kind, dtype in self._call.autocast:
+            wide = remedy is not None and remedy.measure is Measure.BFLOAT16
+            torch.set_autocast_enabled(kind, True)  # noqa: FBT003 - PyTorch's
+            torch.set_autocast_dtype(kind, torch.bfloat16 if wide else dtype)
 
     def _backward(self, output: Any, scale: float) -> None:
         loss = loss_in(output) if self._call.returns_loss else None
@@ -336,43 +355,51 @@ class Replay:
             parameter.grad = gradient
 
 
-@contextmanager
-def mode_on(mode: OpMode) -> Iterator[None]:
-    """Have a mode on in the calling thread."""
-    mode.put_on()
-    try:
-        yield
-    finally:
-        mode.take_off()
+def _put_back(undo: list[Undo], down_to: int = 0) -> None:
+    """Put back what was changed, the newest first."""
+    while len(undo) > down_to:
+        undo[-1]()
+        undo.pop()
 
 
-@contextmanager
-def _kept_random(draws: Draws) -> Iterator[None]:
-    """Draw the random numbers of the call, and have the training draw its own afterwards."""
+def _apart(draws: Draws, undo: list[Undo]) -> None:
+    """Have nobody hear what follows, and have it draw the random numbers of the call."""
+    replaying = Replaying()
+    undo.append(replaying.end)
+    replaying.begin()
+    undo.append(_random_numbers_of_now(draws))
+    draws.restore()
+
+
+def _random_numbers_of_now(draws: Draws) -> Undo:
     now = Draws.now([device for device, _ in draws.devices])
     python = random.getstate()
     numpy = getattr(sys.modules.get("numpy"), "random", None)
     others = numpy.get_state() if numpy is not None else None
-    draws.restore()
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         now.restore()
         random.setstate(python)
         if numpy is not None:
             numpy.set_state(others)
 
+    return restore
 
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Have whatever was compiled run eagerly."""
-    forced: ForcedEager | None = None
-    try:
-        forced = ForcedEager() if has_compiled() else None
-        yield
-    finally:
-        if forced is not None:
-            forced.end()
+
+def _autocast_of_now() -> Undo:
+    before = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in autocast_types()
+    ]
+    caches = torch.is_autocast_cache_enabled()
+
+    def restore() -> None:
+        for kind, enabled, dtype in before:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(caches)
+
+    return restore
 
 
 def _run_in_float32(module: nn.Module) -> None:

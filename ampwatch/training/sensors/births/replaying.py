@@ -155,10 +155,10 @@ class ReplaySensor(Sensor):
 
     def _listen(self) -> None:
         if self._is_wanted and not self.why_not and not self._is_listening:
-            self._is_listening = True
             self._listening_since = self._context.iteration.step
             self._bus.listen(self, RootCalled)
             self._bus.listen(self, RootReturned)
+            self._is_listening = True  # not before: both are listened to, or are once more
 
     def _ignore(self) -> None:
         if self._is_listening:

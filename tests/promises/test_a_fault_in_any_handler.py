@@ -1,0 +1,126 @@
+"""Promise 2 for each event: whoever fails in it is off, told in a record of its own, and nobody else is."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import ampwatch
+from ampwatch.guard import Subscriber
+from ampwatch.host.fleet.rank import RankView
+from ampwatch.training.hooks import bus, taps
+from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
+from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.outlet import Outlet
+from ampwatch.wire.records import SensorFailureRecord
+from tests.promises.conftest import ahead
+from tests.trainings import Run, build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.training.hooks.sensor import Sensor
+    from ampwatch.wire.records import Record
+
+pytestmark = ahead
+
+EVENTS = sorted(handler_name(event) for event in (*TORCH_EVENTS, *OP_EVENTS))
+
+
+def _run(event: str) -> Run:
+    run = build("bf16-without-scaler" if event == "optimizer_stepping" else "fp16-scheduled")
+    run.steps, run.poison = 6, (2, 3, 4)
+    return run
+
+
+@cache
+def _bare_digest(event: str) -> str:
+    run = _run(event)
+    run.loop()
+    return run.digest()
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
+    """Return the list that the records of a training come into."""
+    put: list[Record] = []
+    original = Outlet.put
+
+    def kept(self: Outlet, record: Record) -> None:
+        put.append(record)
+        original(self, record)
+
+    monkeypatch.setattr(Outlet, "put", kept)
+    return put
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_whoever_fails_in_an_event_is_off_and_told_and_nobody_else(
+    event: str,
+    records: list[Record],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All that hear of it fail at once, at their first; the training is the same bit for bit."""
+    failed: list[str] = []
+
+    def subscribed(sensor: Any, guard: Any, handle: Callable[..., Any], wakes: bool) -> Any:  # noqa: FBT001 - as it is called
+        def fail(_event: object) -> None:
+            failed.append(guard.name)
+            msg = "planted"
+            raise RuntimeError(msg)
+
+        is_asked = handle.__name__ == event and event != "sensor_failed"
+        return Subscriber(sensor, guard, fail if is_asked else handle, wakes)
+
+    bare = _bare_digest(event)
+    run = _run(event)
+    monkeypatch.setattr(bus, "Subscriber", subscribed)
+    with (
+        caplog.at_level(logging.WARNING, logger="ampwatch.guard"),
+        ampwatch.monitor(run.models, run.scaler, level="deep", serve=False) as watch,
+    ):
+        run.loop()
+        off = sorted(guard.name for guard in watch._session.bus.guards if guard.off)
+
+    told = [record for record in records if isinstance(record, SensorFailureRecord)]
+    logged = [r for r in caplog.records if "switched its sensor" in r.message]
+    assert run.digest() == bare
+    assert len(failed) == len(set(failed))
+    assert (
+        sorted(failed) == off == sorted(r.sensor for r in told) == sorted(r.args[0] for r in logged)
+    )
+    assert all(record.errors == 1 for record in told)
+    rank = RankView(watch.identity, clock=lambda: 0.0, settings=watch.settings)
+    for record in told:
+        rank.apply(record)
+    assert rank.sensor_errors == dict.fromkeys(failed, 1)
+
+
+def test_a_sensor_that_fails_at_the_end_leaves_nothing_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each ``removed`` raises after it has run; close() does not, and what was placed is taken off."""
+    run = build("fp16-scheduled")
+    before = dict(taps._taps)
+    calls: list[str] = []
+    with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False) as watch:
+        run.loop()
+        for sensor in watch._session.bus.sensors:
+
+            def removed(
+                sensor: Sensor = sensor, original: Callable[[], None] = sensor.removed
+            ) -> None:
+                original()
+                calls.append(sensor.name)
+                msg = "planted"
+                raise RuntimeError(msg)
+
+            monkeypatch.setattr(sensor, "removed", removed)
+        names = [sensor.name for sensor in watch._session.bus.sensors]
+
+    assert sorted(calls) == sorted(names)
+    assert taps._taps == before

@@ -1,0 +1,194 @@
+"""Faults of the machine under a watched training: it ends as one that nobody watches."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ampwatch
+from ampwatch.wire.records import StepRecord
+from ampwatch.wire.ring import RingReader
+
+FAULTS = (
+    "none",
+    "cut",
+    "descriptors closed",
+    "descriptors closed at its end",
+    "ring removed, descriptors closed",
+    "no more descriptors",
+    "no descriptors at the start",
+    "no memory",
+    "no memory at the start",
+    "no large files",
+)
+
+PROGRAM = """
+import json, logging, os, resource, sys, traceback
+from pathlib import Path
+import torch
+import ampwatch
+from ampwatch.training import outlet
+from ampwatch.training.launcher import DaemonStatus
+from tests.trainings import build
+torch.set_num_threads(1)
+outlet.ensure_daemon = lambda settings: DaemonStatus(url="", state="unavailable", message="")
+outlet.daemon_is_running = lambda settings: True  # that takes the ring after the end
+directory = Path(sys.argv[1])
+lines = []
+
+class Kept(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+
+logging.getLogger("ampwatch").addHandler(Kept())
+
+def limit(what, most):
+    resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+
+def use_up_memory():
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    limit(resource.RLIMIT_AS, taken)
+
+def use_up_descriptors():
+    limit(resource.RLIMIT_NOFILE, 3)
+
+def strike(fault, rings):
+    if fault == "cut":
+        os.truncate(next(rings.glob("*.ring")), 0)
+    elif fault == "no more descriptors":
+        use_up_descriptors()
+    elif fault == "no memory":
+        use_up_memory()
+    elif fault == "no large files":
+        limit(resource.RLIMIT_FSIZE, 0)
+    elif fault in ("descriptors closed", "ring removed, descriptors closed"):
+        if "removed" in fault:
+            next(rings.glob("*.ring")).unlink()
+        os.closerange(3, 1 << 16)
+
+def train(fault, rings, watched=True):
+    del lines[:]
+    run = build("fp16-foreach")
+    run.after_step = lambda index: strike(fault, rings) if index == 3 and watched else None
+    before = [resource.getrlimit(w) for w in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)]
+    if fault == "no descriptors at the start":
+        use_up_descriptors()
+    if fault == "no memory at the start":
+        use_up_memory()
+    watch = None
+    if watched:
+        options = {"ring_dir": str(rings), "report_dir": str(rings.parent / "reports")}
+        watch = ampwatch.monitor(run.models, run.scaler, optimizer=run.optimizers, **options)
+    run.loop()
+    if fault == "descriptors closed at its end":
+        os.closerange(3, 1 << 16)
+    if watch is not None:
+        watch.close()
+    for what, limits in zip((resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE), before):
+        resource.setrlimit(what, limits)
+    return run.digest()
+
+def child(number, fault):
+    rings = directory / str(number) / "rings"
+    digest = train(fault, rings)
+    (directory / f"{number}.json").write_text(json.dumps({"digest": digest, "lines": lines}))
+
+(directory / "warm").mkdir(mode=0o700)
+train("none", directory / "warm" / "rings")  # everything is imported by now
+unwatched = train("none", directory, watched=False)
+statuses = {}
+for number, fault in enumerate(json.loads(sys.argv[2])):
+    (directory / str(number)).mkdir(mode=0o700)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            child(number, fault)
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    statuses[fault] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+print(json.dumps({"unwatched": unwatched, "statuses": statuses}))
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What became of one training a fault, each in a process of its own."""
+    directory = tmp_path_factory.mktemp("faults")
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "AMPWATCH_POLL_SECONDS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(directory), json.dumps(FAULTS)],
+        cwd=Path(ampwatch.__file__).parents[1],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    ends = {}
+    for number, fault in enumerate(FAULTS):
+        path = directory / f"{number}.json"
+        ends[fault] = {
+            "status": said["statuses"][fault],
+            "rings": sorted((directory / str(number) / "rings").glob("*.ring")),
+            **(json.loads(path.read_text()) if path.exists() else {}),
+        }
+    return {"unwatched": said["unwatched"], "stderr": result.stderr, **ends}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_it_ends_as_if_nobody_watched(fault: str, outcomes: dict[str, Any]) -> None:
+    """Not by a signal, not by an exception, and bit for bit."""
+    end = outcomes[fault]
+
+    assert end["status"] == 0, outcomes["stderr"]
+    assert end["digest"] == outcomes["unwatched"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("cut", "the file was cut to 0 bytes"),
+        ("descriptors closed", "it was opened again, and goes on"),
+        ("descriptors closed at its end", "it was opened again, and goes on"),
+        ("ring removed, descriptors closed", "cannot be restored: [Errno 2]"),
+        ("no descriptors at the start", "no ring, so findings only"),
+    ],
+)
+def test_what_is_lost_is_said_in_one_line(fault: str, words: str, outcomes: dict[str, Any]) -> None:
+    """Once, however many records are lost."""
+    assert len([line for line in outcomes[fault]["lines"] if words in line]) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "steps"),
+    [
+        ("none", range(12)),
+        ("cut", range(5, 12)),
+        ("descriptors closed", range(12)),
+        ("descriptors closed at its end", range(12)),
+        ("no more descriptors", range(12)),
+        ("no large files", range(12)),
+    ],
+)
+def test_the_daemon_shows_what_there_is(fault: str, steps: range, outcomes: dict[str, Any]) -> None:
+    """What came before, and what comes after where the ring goes on."""
+    (path,) = outcomes[fault]["rings"]
+    reader = RingReader(path)
+    shown = [record.step for record in reader.poll() if isinstance(record, StepRecord)]
+    reader.close()
+
+    assert set(shown) <= set(steps)
+    assert shown[-5:] == list(steps)[-5:]

@@ -11,6 +11,7 @@ import pytest
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.web_config import WebConfig
+from ampwatch.host.page.broadcast import Broadcast
 from ampwatch.host.page.page import Feed
 from ampwatch.report.words import number
 from tests.host.daemon.parts import OPEN, eventually
@@ -43,7 +44,7 @@ def served(seen: Seen) -> Iterator[str]:
     daemon = seen.played.daemon
     site = Site(daemon.fleet, {})
     # That of the site has the clock of the machine.
-    site._feed = Feed(daemon.fleet, daemon.clock)
+    site._broadcast = Broadcast(Feed(daemon.fleet, daemon.clock))
     server = Server("127.0.0.1", 0, site, WebConfig(), frozenset(), OPEN)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

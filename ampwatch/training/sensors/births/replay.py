@@ -130,6 +130,12 @@ class _ReplayMode(OpMode):
         if key and key not in self._own:
             self._own[key] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
+    @unbroken
+    def forget(self) -> None:
+        """Forget which tensors are the twin's: no op comes any more. Idempotent."""
+        # Now and here: these references have a __del__ in Python, which swallows an interrupt.
+        self._own.clear()
+
     @staticmethod
     def _key(tensor: Tensor) -> int:
         if not is_dense(tensor):
@@ -228,7 +234,7 @@ class Replay:
         undo: list[Undo] = []
         try:
             _apart(call.draws, undo)
-            undo.append(self._leave)
+            undo += (mode.forget, self._leave)
             self._enter()
             output = self._call_and_go_back(mode, scale, undo)
             _put_back(undo)

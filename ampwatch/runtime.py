@@ -17,6 +17,9 @@ from ampwatch.errors import RingError
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the tmpfs POSIX shared memory lives in, not a temp file
 SESSIONS = Path("/run/user")
+SERVICE_RUNTIME = Path("/run/ampwatch")
+"""Runtime directory of the system's own daemon, made by systemd for its user (``deploy/systemd``)."""
+
 RING_SUFFIX = ".ring"
 DAEMON_LOCK = "daemon.lock"
 DAEMON_LOG = "daemon.log"
@@ -93,6 +96,37 @@ def runtime_path(configured: str = "") -> Path:
     if session and os.access(session, os.W_OK):
         return Path(session) / "ampwatch"
     return _temporary_directory() / f"ampwatch-{os.geteuid()}"
+
+
+def runtime_paths(configured: str = "") -> list[Path]:
+    """Return where a daemon of this user may have its lock, the place of this process's own first.
+
+    A daemon that was started in a login session has another place than a batch job.
+
+    Args:
+        configured: The setting ``runtime_dir``, empty for the default.
+    """
+    places = []
+    with suppress(RingError):
+        places.append(runtime_path(configured))
+    places.append(SESSIONS / str(os.geteuid()) / "ampwatch")
+    with suppress(RingError):
+        places.append(_temporary_directory() / f"ampwatch-{os.geteuid()}")
+    return list(dict.fromkeys(places))
+
+
+def service_uid() -> int | None:
+    """Return the user of the system's own daemon; ``None`` where there is none.
+
+    It is the owner of its runtime directory, where nobody but root could have made that.
+    """
+    try:
+        parent, status = SERVICE_RUNTIME.parent.lstat(), SERVICE_RUNTIME.lstat()
+    except OSError:
+        return None
+    is_roots = parent.st_uid == 0 and not stat.S_IMODE(parent.st_mode) & 0o022
+    is_private = stat.S_ISDIR(status.st_mode) and not lets_others_in(status)
+    return status.st_uid if is_roots and is_private else None
 
 
 def runtime_directory(configured: str = "") -> Path:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
 from ampwatch.doctor.check import Check, State
 from ampwatch.doctor.places import trouble_with
 from ampwatch.errors import RingError
-from ampwatch.runtime import DAEMON_LOCK, DAEMON_LOG, runtime_path
+from ampwatch.runtime import DAEMON_LOCK, DAEMON_LOG, runtime_path, runtime_paths
+from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import read_info
-from ampwatch.wire.rendezvous.probe import SERVICE, Answer, ask
+from ampwatch.wire.rendezvous.probe import SERVICE, Answer
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -23,12 +25,12 @@ if TYPE_CHECKING:
     from ampwatch.settings import Settings
 
 
-def daemon(settings: Settings, ask: Callable[[str, int], Answer] = ask) -> list[Check]:
+def daemon(settings: Settings, ask: Callable[[str, int], Answer] | None = None) -> list[Check]:
     """Check for the daemon, or for what would keep one from starting.
 
     Args:
         settings: Address, port and runtime directory.
-        ask: Asks who answers on a port.
+        ask: Asks who answers on a port, and believes what a training would believe.
 
     Cost:
         A few connections on this machine, each bounded by a time-out.
@@ -37,6 +39,7 @@ def daemon(settings: Settings, ask: Callable[[str, int], Answer] = ask) -> list[
         directory = runtime_path(settings.runtime_dir)
     except RingError as error:
         return [Check("runtime directory", State.PROBLEM, str(error))]
+    ask = ask or partial(probe.ask, places=runtime_paths(settings.runtime_dir))
     serving = _serving(settings, directory, ask)
     return [
         _daemon(serving),
@@ -56,8 +59,9 @@ def _serving(
         addresses.append((settings.host, settings.port))
     for host, port in addresses:
         answer = ask(host, port)
-        if info and port == info.port and answer.wants_certificate:
-            # It cannot say who it is without a certificate; a lock that is held can.
+        if info and port == info.port and not answer.is_daemon and answer.taken:
+            # Whatever it answers, as one that wants a certificate says nothing: a lock that is held
+            # is held by a process of this user.
             return replace(
                 answer,
                 service=SERVICE,
@@ -66,7 +70,7 @@ def _serving(
                 version=info.version,
                 layout=info.layout,
             )
-        if answer.is_daemon and (answer.scope == "machine" or answer.uid == os.geteuid()):
+        if answer.is_daemon:
             return answer
     return None
 
@@ -94,7 +98,7 @@ def _port(settings: Settings, serving: Answer | None, ask: Callable[[str, int], 
         return Check("port", State.OK, f"{where} is free")
     if serving is not None and serving.url == answer.url:
         return Check("port", State.OK, f"{where} is the daemon's")
-    why = f"{where} is held by {answer}"
+    why = f"{where} is held by {answer}; the daemon of a training takes any other port"
     return Check("port", State.PROBLEM, why, "end that, or set AMPWATCH_PORT to a free port")
 
 

@@ -85,7 +85,7 @@ class FindingLog:
         wait: Callable[[float], object] | None = None,
     ) -> None:
         self._identity = identity
-        self._page = address(url, identity.run, identity.rank, identity.started_ns)
+        self.point_to(url)
         self._said = said
         self._clock = clock
         self._guard = Guard("log", is_thread_safe=True)
@@ -95,6 +95,11 @@ class FindingLog:
         self._lines: SimpleQueue[_Line | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._pid = os.getpid()
+
+    def point_to(self, url: str) -> None:
+        """Name the page of the daemon at ``url`` from now on; none if it is empty."""
+        who = self._identity
+        self._page = address(url, who.run, who.rank, who.started_ns)
 
     def notify(self, news: News) -> None:
         """Write a line if the news is for a reader. Never raises, and never waits for a rank."""

@@ -12,22 +12,29 @@ import subprocess
 import sys
 import sysconfig
 import time
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ampwatch import __version__
 from ampwatch.errors import AmpwatchError
-from ampwatch.runtime import DAEMON_LOG, ring_directories, runtime_directory, runtime_path
+from ampwatch.runtime import (
+    DAEMON_LOG,
+    ring_directories,
+    runtime_directory,
+    runtime_path,
+    runtime_paths,
+)
 from ampwatch.settings import ATTACH, ENVIRONMENT_PREFIX
 from ampwatch.wire.rendezvous import probe
-from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at, read_info
+from ampwatch.wire.rendezvous.probe import Answer
 from ampwatch.wire.rendezvous.token import read_token
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
     from ampwatch.settings import Settings
-    from ampwatch.wire.rendezvous.probe import Answer
 
 START_SECONDS = 20.0
 """Patience with a starting daemon: usually half a second, more on a busy shared file system."""
@@ -48,11 +55,13 @@ class DaemonStatus:
         url: Address of the page, empty if there is none.
         state: ``running`` before, ``started`` now, or ``unavailable``.
         message: What the user should know, in a sentence; empty if all is well.
+        info: What the lock file says of it; ``None`` for one that has no lock of this user's.
     """
 
     url: str
     state: Literal["running", "started", "unavailable"]
     message: str = ""
+    info: DaemonInfo | None = None
 
 
 def ensure_daemon(settings: Settings) -> DaemonStatus:
@@ -79,19 +88,53 @@ def daemon_is_running(settings: Settings) -> bool:
     Cost:
         Well below a ms with a daemon of this user, a few ms without.
     """
+    info = None
+    with suppress(AmpwatchError, OSError):  # no daemon of this user has ever run
+        info = look_at(runtime_path(settings.runtime_dir)).info
     try:
-        directory = runtime_directory(settings.runtime_dir)
-        lock = DaemonLock.take(directory)
-        if lock is not None:
-            lock.release()
+        if info is not None:
+            return _ring_directory(settings) in info.ring_directories
+        # Whoever answers on the port does not say which directories it reads.
+        return _is_usual(settings) and _ask(settings).is_daemon
     except (AmpwatchError, OSError):
         return False
-    if lock is None and (info := read_info(directory)) is not None:
-        return _ring_directory(settings) in info.ring_directories
-    if not _is_usual(settings):
-        return False  # whoever answers on the port does not say which directories it reads
-    answer = probe.ask(settings.host, settings.port)
-    return answer.is_daemon and (answer.scope == "machine" or answer.uid == os.geteuid())
+
+
+def start_daemon(settings: Settings) -> subprocess.Popen[bytes] | None:
+    """Begin to start a daemon and wait for nothing: the lock file says where it serves, soon.
+
+    Returns:
+        The process that ends when the daemon listens, or cannot; to be polled. ``None`` if
+        somebody else holds the lock: another rank that does the same, or a daemon.
+
+    Raises:
+        AmpwatchError, OSError: If it cannot be started.
+
+    Cost:
+        Some ms, however much memory this process has: its page tables are not copied (vfork).
+    """
+    directory = runtime_directory(settings.runtime_dir)
+    lock = DaemonLock.take(directory)
+    if lock is None:
+        return None
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        log = os.open(directory / DAEMON_LOG, flags, 0o600)
+        try:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter and package
+                _command(lock),
+                env=_environment(settings, directory),
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                pass_fds=[lock.fd],
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+    finally:
+        lock.let_go()
 
 
 def token_for(settings: Settings, url: str) -> str:
@@ -116,6 +159,13 @@ def _is_usual(settings: Settings) -> bool:
     return _ring_directory(settings) == os.path.realpath(ring_directories()[0])
 
 
+def _ask(settings: Settings) -> Answer:
+    """Ask who answers on the port, where there is one to ask at."""
+    if settings.port == 0:
+        return Answer("", taken=False)
+    return probe.ask(settings.host, settings.port, runtime_paths(settings.runtime_dir))
+
+
 def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
@@ -126,7 +176,7 @@ def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
             finally:
                 lock.let_go()
         # Somebody holds the lock. Without an address it is still starting: wait for that.
-        info = read_info(directory)
+        info = look_at(directory).info
         if info is not None:
             return _running(settings, info)
         time.sleep(ASK_AGAIN_SECONDS)
@@ -139,9 +189,20 @@ def _running(settings: Settings, info: DaemonInfo) -> DaemonStatus:
     place = _ring_directory(settings)
     if not message and place not in info.ring_directories:
         message = f"expected a daemon that reads the rings in {place!r}, found one at {info.url} that reads {', '.join(info.ring_directories)} and does not show this run; set AMPWATCH_RING_DIR to the same for both, or end it with `kill {info.pid}` and start the run again"
-    if not message and settings.port not in (0, info.port):
-        message = f"expected the daemon on port {settings.port}, found it at {info.url} already; that one is used"
-    return DaemonStatus(info.url, "running", message)
+    return DaemonStatus(info.url, "running", message or _other_port(settings, info), info)
+
+
+def _other_port(settings: Settings, info: DaemonInfo) -> str:
+    """Return the message about a daemon on another port than asked for; empty if it is on that.
+
+    Each rank of a job comes to the same sentence, so that one of them says it.
+    """
+    if settings.port in (0, info.port):
+        return ""
+    answer = _ask(settings)
+    if not answer.taken:
+        return f"expected the daemon on port {settings.port}, found it at {info.url} already; that one is used"
+    return f"expected port {settings.port} for the ampwatch daemon, got: it is held by {answer}; this run is at {info.url}, set AMPWATCH_PORT to a free port to have it elsewhere"
 
 
 def _mismatch(version: str, layout: int, how_to_end: str) -> str:
@@ -154,33 +215,19 @@ def _mismatch(version: str, layout: int, how_to_end: str) -> str:
 
 
 def _elsewhere(settings: Settings) -> DaemonStatus | None:
-    """Return the status if somebody holds the port although the lock is free; ``None`` if nobody does."""
-    if settings.port == 0:
-        return None
-    answer = probe.ask(settings.host, settings.port)
-    if not answer.taken:
-        return None
-    if answer.wants_certificate or not answer.is_daemon:
-        return DaemonStatus("", "unavailable", _stranger(settings, answer))
-    # One of this user's was started with another runtime directory.
-    is_machine = answer.scope == "machine"
-    if is_machine or answer.uid == os.geteuid():
-        how_to_end = "the service manager" if is_machine else "`kill`"
-        known = answer.version != ""
-        message = _mismatch(answer.version, answer.layout, how_to_end) if known else ""
-        return DaemonStatus(answer.url, "running", message or _doubt(settings, answer.url))
-    msg = f"expected port {settings.port} for a daemon of uid {os.geteuid()}, got: it is held by {answer}, which may not read this user's runs; set AMPWATCH_PORT to a free port, or run one daemon for all with `ampwatch daemon --machine`"
-    return DaemonStatus("", "unavailable", msg)
+    """Return the status if a daemon is on the port although the lock is free; ``None`` if none is.
 
-
-def _stranger(settings: Settings, answer: Answer) -> str:
-    """Return the message about somebody on our port who is not known to be a daemon."""
-    remedy = "end that, or"
-    if answer.wants_certificate:
-        remedy = (
-            f"if that is the daemon of this machine, open {answer.url} with your certificate, else"
-        )
-    return f"expected port {settings.port} for the ampwatch daemon, got: it is held by {answer}; {remedy} set AMPWATCH_PORT to a free port"
+    Whoever else is there is left alone: the daemon takes another port then.
+    """
+    answer = _ask(settings)
+    if not answer.is_daemon:
+        return None
+    message = ""
+    if answer.version:  # one with a password does not tell it
+        # One of this user's was started with another runtime directory.
+        how_to_end = "the service manager" if answer.scope == "machine" else "`kill`"
+        message = _mismatch(answer.version, answer.layout, how_to_end)
+    return DaemonStatus(answer.url, "running", message or _doubt(settings, answer.url))
 
 
 def _doubt(settings: Settings, url: str) -> str:
@@ -192,11 +239,9 @@ def _doubt(settings: Settings, url: str) -> str:
 
 def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatus:
     """Start a daemon; it detaches and exits as soon as it listens."""
-    command = [sys.executable, "-m", "ampwatch", "daemon", "--auto"]
-    command += ["--log-level", "warning", "--lock-fd", str(lock.fd)]
     try:
         child = subprocess.run(  # noqa: S603 - our own interpreter and package
-            command,
+            _command(lock),
             env=_environment(settings, directory),
             cwd="/",
             # Its own session and no pipe but stderr, which it closes when it detaches: a daemon that
@@ -214,10 +259,16 @@ def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatu
         return DaemonStatus("", "unavailable", msg)
     info = read_info(directory)
     if child.returncode == 0 and info is not None:
-        return DaemonStatus(info.url, "started")
+        return DaemonStatus(info.url, "started", _other_port(settings, info), info)
     lines = child.stderr.decode(errors="replace").strip().splitlines()
     reason = lines[-1].removeprefix("ampwatch: ") if lines else f"exit status {child.returncode}"
     return DaemonStatus("", "unavailable", f"the daemon did not start: {reason}")
+
+
+def _command(lock: DaemonLock) -> list[str]:
+    """Return the command that goes on holding ``lock``."""
+    command = [sys.executable, "-m", "ampwatch", "daemon", "--auto"]
+    return [*command, "--log-level", "warning", "--lock-fd", str(lock.fd)]
 
 
 def _environment(settings: Settings, directory: Path) -> dict[str, str]:

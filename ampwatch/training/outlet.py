@@ -16,6 +16,7 @@ from ampwatch.guard import Guard
 from ampwatch.report.one_line import address, printable
 from ampwatch.runtime import ring_directories
 from ampwatch.training.announcement import announce
+from ampwatch.training.daemon_link import DaemonLink
 from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.launcher import daemon_is_running, ensure_daemon, token_for
 from ampwatch.training.said import Said, join
@@ -50,12 +51,10 @@ class Outlet:
         identity: Who is watched.
 
     Attributes:
-        url: Where the page and ``/metrics`` are; empty without a daemon.
         marks: Called with each finding before anybody else gets it; may add to it.
     """
 
     def __init__(self, settings: Settings, identity: RunIdentity) -> None:
-        self.url = ""
         self._settings = settings
         self._identity = identity
         self._ring: RingWriter | None = None
@@ -65,6 +64,8 @@ class Outlet:
         self._acting = Guard("actions")
         self._subscriptions: list[Subscription] = []
         self.marks: list[Callable[[Finding], None]] = []
+        self._linking = Guard("daemon link")
+        self._link: DaemonLink | None = None
         self._remembering = Guard("black box")
         self._recorder: Recorder | None = None
         self._remember: Callable[[Record], None] | None = None
@@ -92,27 +93,41 @@ class Outlet:
             return
         said = self._said
         status = ensure_daemon(settings)
-        self.url = status.url
-        self._log = FindingLog(identity, self.url, said)
+        self._link = DaemonLink(settings, status, self._moved)
+        self._log = FindingLog(identity, status.url, said)
         for trouble in (self._ring.fell_back, status.message):
             if trouble and _is_to_say(said, trouble):
                 logger.warning("%s", trouble)
-        run = address(self.url, identity.run)
+        run = address(status.url, identity.run)
         if run and not identity.local_rank and _is_to_say(said, run):
             self._announce(run)
 
     def _announce(self, run: str) -> None:
         """Say where the page of the run is, with the token only where nobody else reads it."""
-        name, started_ns = self._identity.run, self._identity.started_ns
+        url, name, started_ns = self.url, self._identity.run, self._identity.started_ns
         words = f"watching run {printable(name)}: "
-        page = address(self.url, name, started_ns=started_ns)
-        token = token_for(self._settings, self.url)
+        page = address(url, name, started_ns=started_ns)
+        token = token_for(self._settings, url)
         if not token:
             announce(words + page, run)
             return
         hint = " (in a new browser: `ampwatch url`)"
-        personal = address(self.url, name, started_ns=started_ns, token=token)
+        personal = address(url, name, started_ns=started_ns, token=token)
         announce(words + page + hint, run, on_terminal=words + personal)
+
+    @property
+    def url(self) -> str:
+        """Where the page and ``/metrics`` are now; empty without a daemon."""
+        if self._link is None:
+            return ""
+        self._linking.run(self._link.look)
+        return self._link.url
+
+    def _moved(self, url: str, sentence: str, topic: str) -> None:
+        """Take note of where the daemon is from now on; one of the ranks says it."""
+        self._log.point_to(url)
+        if _is_to_say(self._said, topic):
+            logger.warning("%s", sentence)
 
     def remember(self, *, is_durable: bool, describe: Callable[[Box], None]) -> None:
         """Keep the newest evidence, for reports; on disk as well when something goes wrong.
@@ -143,8 +158,11 @@ class Outlet:
     def not_kept(self) -> list[str]:
         """Return, in sentences, what could not be remembered or written to disk."""
         sentences = []
-        if self._remembering.off:
-            sentences.append("sensor black box failed and was switched off")
+        sentences += [
+            f"sensor {guard.name} failed and was switched off"
+            for guard in (self._remembering, self._linking)
+            if guard.off
+        ]
         if self._box is not None and self._box.failures:
             sentences.append(f"{self._box.failures} reports could not be written to disk")
         return sentences
@@ -184,6 +202,9 @@ class Outlet:
         """Write a record to the ring, if there is one, and remember it. Never raises."""
         if self._ring is not None:
             self._ring.put(record)
+        # A clock read, as this comes several times in a step; what nobody writes nobody has to read.
+        if self._link is not None and time.monotonic() >= self._link.due_s:
+            self._linking.run(self._link.look)
         if self._remember is not None:
             self._remembering.run(self._remember, record)
 
@@ -239,6 +260,8 @@ class Outlet:
 
     def _close_ring(self, end: EndRecord) -> None:
         if self._ring is not None:
+            if self._link is not None:
+                self._linking.run(self._link.close)
             # A daemon that runs takes the rest and removes the file; without one
             # nobody would.
             keep = daemon_is_running(self._settings)

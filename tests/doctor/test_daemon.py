@@ -115,10 +115,13 @@ def test_looking_at_the_lock_does_not_take_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [Answer(URL, taken=True, holder="pid 7 (nginx) of uid 33"), ours(uid=os.geteuid() + 1)],
+    [
+        Answer(URL, taken=True, holder="pid 7 (nginx) of uid 33"),
+        Answer(URL, taken=True, uid=os.geteuid() + 1, why_not="it does not know the token"),
+    ],
 )
 def test_a_port_that_is_taken_is_a_problem(answer: Answer) -> None:
-    """By another program, or by another user's daemon."""
+    """By another program, or by one that says it is the daemon and is not believed."""
     found = examined(answer)
 
     assert found["daemon"].state is State.ABSENT

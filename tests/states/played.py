@@ -91,9 +91,7 @@ class Daemon:
             self._read[ring.path] = last
             fresh = [record for _, record in ring.records[first:last]]
             alive = now < ring.ended_s
-            self.fleet.apply(
-                str(ring.path), ring.identity, fresh, alive=alive, lost=0, dropped=0, pid=0
-            )
+            self.fleet.apply(str(ring.path), ring.identity, fresh, alive=alive, lost=0, dropped=0)
         self.fleet.compare_views()
 
     def scrape(self) -> str:

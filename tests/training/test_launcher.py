@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +18,12 @@ from ampwatch import __version__
 from ampwatch.runtime import DAEMON_LOG
 from ampwatch.settings import Settings
 from ampwatch.training import launcher
-from ampwatch.training.launcher import daemon_is_running, ensure_daemon
+from ampwatch.training.launcher import daemon_is_running, ensure_daemon, start_daemon
+from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import ROOT, Place, ask, eventually
+from tests.wire.rendezvous.impostors import NOBODY, another_users, answering, health, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,29 +52,6 @@ def settings(**given: Any) -> Settings:
     return Settings.resolve(given)
 
 
-@contextmanager
-def answering(port_owner: dict[str, object] | None) -> Iterator[int]:
-    """A server that says of its health what it is told, or nothing that makes sense."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = b"hello" if port_owner is None else json.dumps(port_owner).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
 def published(place: Place, **changes: Any) -> DaemonLock:
     """The lock of a daemon that says of itself what it is told."""
     usual = DaemonInfo(
@@ -87,16 +62,6 @@ def published(place: Place, **changes: Any) -> DaemonLock:
     assert lock is not None
     lock.publish(replace(usual, **changes))
     return lock
-
-
-def health(**changes: object) -> dict[str, object]:
-    return {
-        "service": "ampwatch",
-        "version": __version__,
-        "layout": LAYOUT,
-        "scope": "user",
-        "uid": os.geteuid(),
-    } | changes
 
 
 def test_the_launcher_loads_neither_torch_nor_prometheus() -> None:
@@ -191,6 +156,17 @@ def test_eight_threads_at_once_start_exactly_one(place: Place) -> None:
     assert sorted(states) == ["running"] * 7 + ["started"]
 
 
+def test_of_eight_that_begin_to_start_a_daemon_one_does(place: Place) -> None:
+    """Whoever does waits for nothing; the others leave it to him."""
+    with ThreadPoolExecutor(8) as pool:
+        begun = [p for p in pool.map(lambda _: start_daemon(settings()), range(8)) if p is not None]
+    (process,) = begun
+
+    assert process.wait(60) == 0
+    assert place.info().auto
+    assert start_daemon(settings()) is None
+
+
 def test_the_daemon_outlives_the_process_that_started_it(place: Place) -> None:
     """And ends by itself when nothing is left to watch."""
     environment = os.environ | {"AMPWATCH_IDLE_EXIT_SECONDS": "1"}
@@ -258,29 +234,55 @@ def test_a_daemon_is_recognised_by_where_its_links_lead(place: Place, tmp_path: 
     assert running
 
 
-def test_a_port_held_by_another_program_is_unavailable_and_says_by_which(place: Place) -> None:
-    """With its pid and what to do; training goes on."""
+def test_a_port_held_by_another_program_is_left_to_it_and_another_one_taken(place: Place) -> None:
+    """The run is watched; the one sentence says by whom, where the page is, and what to do."""
     with answering(None) as port:
         status = ensure_daemon(settings(port=port))
+        again = ensure_daemon(settings(port=port))
 
-    assert (status.state, status.url) == ("unavailable", "")
-    assert f"pid {os.getpid()}" in status.message
-    assert "AMPWATCH_PORT" in status.message
-    assert not daemon_is_running(settings())
+        assert (status.state, again.state) == ("started", "running")
+        assert status.url == again.url == place.info().url
+        assert place.info().port != port
+        assert ask(("127.0.0.1", place.info().port), "/healthz").status == 200
+        # Of the ranks of a job one says it.
+        assert status.message == again.message
+        assert f"pid {os.getpid()}" in status.message
+        assert f"this run is at {status.url}, set AMPWATCH_PORT" in status.message
+        assert daemon_is_running(settings(port=port))
 
 
-def test_a_port_held_by_a_silent_program_is_unavailable_soon(place: Place) -> None:
-    """One that accepts and says nothing costs time-outs, not for ever."""
+def test_a_port_held_by_a_silent_program_costs_time_outs_and_not_the_run(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that accepts and says nothing is another program."""
+    monkeypatch.setattr(probe, "TIMEOUT_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         status = ensure_daemon(settings(port=silent.getsockname()[1]))
 
-    assert status.state == "unavailable"
+    assert status.state == "started"
     assert f"pid {os.getpid()}" in status.message
 
 
-def test_the_machine_wide_daemon_is_used_whoever_runs_it(place: Place) -> None:
-    """It reads every user's rings."""
-    with answering(health(scope="machine", uid=12345)) as port:
+@needs_root
+@pytest.mark.parametrize("scope", ["user", "machine"])
+def test_an_impostor_is_not_taken_for_the_daemon(place: Place, scope: str) -> None:
+    """Another user's process that says it is the machine's daemon, or this user's own."""
+    with another_users(health(scope=scope, uid=os.geteuid())) as port:
+        before = daemon_is_running(settings(port=port, ring_dir=""))
+        status = ensure_daemon(settings(port=port))
+
+        assert not before
+        assert status.state == "started"
+        assert ask(("127.0.0.1", place.info().port), "/healthz").json["pid"] == place.info().pid
+        assert f"of uid {NOBODY}" in status.message
+        assert status.url in status.message
+        assert status.message.isprintable()
+
+
+@needs_root
+def test_the_machine_wide_daemon_is_used(place: Place) -> None:
+    """It reads every user's rings, and the kernel says that it is root's."""
+    with answering(health(scope="machine")) as port:
         status = ensure_daemon(settings(port=port, ring_dir=""))
         running = daemon_is_running(settings(port=port, ring_dir=""))
 
@@ -291,21 +293,10 @@ def test_the_machine_wide_daemon_is_used_whoever_runs_it(place: Place) -> None:
 
 def test_a_machine_wide_daemon_of_another_layout_is_a_warning(place: Place) -> None:
     """It cannot read this run, and the user cannot end it."""
-    with answering(health(scope="machine", layout=LAYOUT + 1)) as port:
+    with answering(health(scope="machine", layout=LAYOUT + 1), place.token()) as port:
         status = ensure_daemon(settings(port=port))
 
     assert "service manager" in status.message
-
-
-def test_the_daemon_of_another_user_is_unavailable_and_says_whose_it_is(place: Place) -> None:
-    """It may not read this user's rings."""
-    with answering(health(uid=12345)) as port:
-        status = ensure_daemon(settings(port=port))
-        running = daemon_is_running(settings(port=port))
-
-    assert status.state == "unavailable"
-    assert "uid 12345" in status.message
-    assert not running
 
 
 @pytest.mark.parametrize("scope", ["user", "machine"])
@@ -313,7 +304,7 @@ def test_a_daemon_that_does_not_say_where_it_looks_is_used_with_a_warning_if_tha
     place: Place, scope: str
 ) -> None:
     """As between a login session and a batch job; shared memory is the same for both."""
-    with answering(health(scope=scope)) as port:
+    with answering(health(scope=scope), place.token()) as port:
         usual = ensure_daemon(settings(port=port, ring_dir=""))
         set_apart = ensure_daemon(settings(port=port))
         running = [daemon_is_running(settings(port=port, **r)) for r in ({"ring_dir": ""}, {})]
@@ -322,15 +313,6 @@ def test_a_daemon_that_does_not_say_where_it_looks_is_used_with_a_warning_if_tha
     assert set_apart.state == "running"
     assert "AMPWATCH_RING_DIR is the same for both" in set_apart.message
     assert running == [True, False]
-
-
-@pytest.mark.parametrize("odd", [{"uid": "x"}, {"layout": None}, {"service": "other"}])
-def test_a_program_that_pretends_badly_is_another_program(
-    place: Place, odd: dict[str, object]
-) -> None:
-    """Whatever answers, nothing raises."""
-    with answering(health(**odd)) as port:
-        assert ensure_daemon(settings(port=port)).state == "unavailable"
 
 
 def test_a_daemon_that_does_not_start_says_why(place: Place) -> None:

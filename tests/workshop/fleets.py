@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.fleet import Writer
 from ampwatch.host.fleet.gpus import Pass, Reason
 from ampwatch.host.gpu.synthetic import SyntheticSource
 from ampwatch.numerics.units.ops import Fallback, OpKind
@@ -50,6 +51,9 @@ GIB = 1 << 30
 PID = 4711
 """Process that uses the second of the GPUs."""
 
+NOBODY_KNOWN = 71000
+"""A user without a name, so that what is exported is the same on each machine."""
+
 
 def put(
     fleet: Fleet,
@@ -60,8 +64,10 @@ def put(
     alive: bool = True,
     lost: int = 0,
     dropped: int = 0,
+    uid: int = NOBODY_KNOWN,
 ) -> None:
-    fleet.apply(key, who, records, alive=alive, lost=lost, dropped=dropped)
+    writer = Writer(0, uid)
+    fleet.apply(key, who, records, alive=alive, lost=lost, dropped=dropped, writer=writer)
 
 
 RANGES: list[Record] = [
@@ -199,7 +205,7 @@ def fleet_with_gpus(age: float = 660.0) -> Fleet:
     found.gpus[1].processes = {PID: 12 * GIB, 1: GIB}
     fleet.gpus.apply(found)
     who = identity(world_size=1)
-    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=PID)
+    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, writer=Writer(PID, NOBODY_KNOWN))
     return fleet
 
 

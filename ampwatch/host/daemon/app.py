@@ -5,6 +5,7 @@ No torch here, nor in anything this imports: the daemon runs on machines without
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -21,6 +22,7 @@ from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.detach import detach
 from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_all
 from ampwatch.host.daemon.handler import parse_address
+from ampwatch.host.daemon.known_names import KnownNames
 from ampwatch.host.daemon.rescue import Rescue
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
@@ -29,7 +31,9 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
 from ampwatch.runtime import ring_directories, runtime_directory
-from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at
+from ampwatch.wire.rendezvous.probe import prover
+from ampwatch.wire.rendezvous.token import ensure_token
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -92,7 +96,10 @@ class Daemon:
     """
 
     def __init__(
-        self, settings: Settings, options: DaemonOptions, clock: Callable[[], float] = time.time
+        self,
+        settings: Settings,
+        options: DaemonOptions,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings = settings
         self._options = options
@@ -110,6 +117,11 @@ class Daemon:
             rescue=None if options.machine else Rescue(settings),
             clock=clock,
         )
+        # A user's own daemon finds his rings alone, so that all names are his.
+        self._names: KnownNames | None = None
+        directory = runtime_directory(settings.runtime_dir)
+        if options.machine:
+            self._names = KnownNames(directory, self.fleet.owners)
         self._gpus = gpu_collector(self.fleet, self._passes, settings)
         site = Site(
             self.fleet,
@@ -119,14 +131,25 @@ class Daemon:
             is_stuck=self._is_stuck,
             https=web.tls is not None,
         )
-        directory = runtime_directory(settings.runtime_dir)
         self._access = Access(site.scope, settings.readers, directory)
-        self._server = Server(
-            settings.host, settings.port, site, web, _own_names(options), self._access
-        )
+        self._server = self._listening(site, web)
+        self._server.prove = prover(ensure_token(directory), self._server.server_port)
         # TLS neither comes nor goes while the daemon runs (protection.py).
         self._scheme = "https" if web.tls else "http"
         self._polled_at = self._busy_at = self._collected_at = time.monotonic()
+
+    def _listening(self, site: Site, web: web_config.WebConfig) -> Server:
+        host, port, names = self._settings.host, self._settings.port, _own_names(self._options)
+        try:
+            return Server(host, port, site, web, names, self._access)
+        except DaemonError as error:
+            # Whoever holds the port, a training is to be watched: its log has the true address. Who
+            # names a port by hand gets that port, or an error.
+            is_held = getattr(error.__cause__, "errno", None) == errno.EADDRINUSE
+            if not (is_held and self._options.auto):
+                raise
+            logger.warning("%s; any other port is taken", error)
+        return Server(host, 0, site, web, names, self._access)
 
     def info(self, pid: int) -> DaemonInfo:
         """Return what the lock file says about this daemon, which runs as ``pid``."""
@@ -140,6 +163,7 @@ class Daemon:
             version=__version__,
             layout=LAYOUT,
             ring_directories=tuple(map(os.path.realpath, places)),
+            auto=self._options.auto,
             wants_token=self.wants_token,
         )
 
@@ -162,7 +186,7 @@ class Daemon:
         """Serve until a signal ends it, or until idle; then let go of everything.
 
         Args:
-            lock: The lock that makes this the one daemon; released at the end.
+            lock: The lock that makes this the one daemon; given back at the end.
 
         Raises:
             DaemonError: If a part of the daemon died: better no page than a frozen one.
@@ -177,16 +201,22 @@ class Daemon:
         listener.start()
         if self._gpus is not None:
             self._gpus.start()
+        was_to_end = False
         try:
-            self._loop(lock, listener)
+            was_to_end = self._loop(lock, listener)
         finally:
             self._server.shutdown()
             self._server.server_close()
             self._watcher.close()
             if self._gpus is not None:
                 self._gpus.stop()
+            if self._names is not None:
+                self._names.save()
             # Last: whoever takes the lock next binds the same port.
-            lock.release()
+            if was_to_end:
+                lock.resign()
+            else:
+                lock.release()
         logger.info("the daemon has ended")
 
     def step(self) -> None:
@@ -202,11 +232,14 @@ class Daemon:
         if self._gpus is not None:
             self._gpus.check()
         self.fleet.compare_views()
+        if self._names is not None:
+            self._names.update()
         if self._polled_at - self._collected_at > COLLECT_SECONDS:
             self._collected_at = self._polled_at
             gc.collect()
 
-    def _loop(self, lock: DaemonLock, listener: threading.Thread) -> None:
+    def _loop(self, lock: DaemonLock, listener: threading.Thread) -> bool:
+        """Serve to the end; return whether nobody is to bring the daemon back."""
         self.step()
         # The signals are taken here, not in a handler: that could interrupt a lock's holder.
         while (taken := signal.sigtimedwait(SIGNALS, self._settings.poll_seconds)) is None or (
@@ -220,7 +253,8 @@ class Daemon:
                 msg = "expected the HTTP server to run for the daemon's life, got its end; see the traceback above"
                 raise DaemonError(msg)
             if self._options.auto and self._is_idle() and self._leave(lock):
-                return
+                return True
+        return is_of_own_user(taken)
 
     def _is_idle(self) -> bool:
         return time.monotonic() - self._busy_at > self._settings.idle_exit_seconds
@@ -242,6 +276,15 @@ class Daemon:
     def _is_stuck(self) -> bool:
         patience = max(STUCK_SECONDS, STUCK_POLLS * self._settings.poll_seconds)
         return time.monotonic() - self._polled_at > patience
+
+
+def is_of_own_user(signal_info: signal.struct_siginfo) -> bool:
+    """Return whether it was this user who has ended the daemon, and not the system.
+
+    A person who ends it wants it gone. A batch system that ends the job which has started it is
+    root, or looks like that from within a container: other jobs still need the daemon.
+    """
+    return signal_info.si_uid == os.geteuid()
 
 
 def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None) -> None:
@@ -284,8 +327,8 @@ def _lock(directory: Path, lock_fd: int | None) -> DaemonLock:
         return DaemonLock.adopt(lock_fd, directory)
     deadline = time.monotonic() + LOCK_SECONDS
     while (lock := DaemonLock.take(directory)) is None:
-        # A file with content is that of a daemon that serves; an empty one is held for a moment.
-        if (info := read_info(directory)) is not None or time.monotonic() > deadline:
+        # Without an address it is held for a moment: by who starts a daemon, or looks for one.
+        if (info := look_at(directory).info) is not None or time.monotonic() > deadline:
             raise DaemonError(_other_daemon(info))
         time.sleep(LOCK_SECONDS / 40)
     return lock

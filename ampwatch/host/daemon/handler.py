@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from ampwatch.host.daemon.site import Request, Response, sentence
-from ampwatch.wire.rendezvous.probe import SERVICE
+from ampwatch.wire.rendezvous.probe import CHALLENGE_HEADER, SERVICE
 
 if TYPE_CHECKING:
     from ampwatch.host.daemon.server import Server
@@ -178,6 +178,8 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             headers["Content-Length"] = str(len(response.body))
+        # Whatever the answer: who may not read may still ask whose daemon this is.
+        headers |= self.server.prove(self.headers.get(CHALLENGE_HEADER, ""))
         if self.close_connection:
             headers["Connection"] = "close"
         self.send_response(response.status)

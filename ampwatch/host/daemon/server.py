@@ -33,7 +33,7 @@ from ampwatch.host.daemon.stream import CHUNK, Stream
 from ampwatch.wire.rendezvous import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from ampwatch.host.daemon.access import Access
     from ampwatch.host.daemon.site import Response, Site
@@ -95,6 +95,7 @@ class Server:
         server_port: The port that it listens on.
         is_loopback: Only this machine can connect.
         is_tls: Connections are TLS.
+        prove: Returns the headers that answer a challenge; none by default.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Server:
         access: Access,
     ) -> None:
         self.site = site
+        self.prove: Callable[[str], dict[str, str]] = lambda _: {}
         self.access = access
         self.protection = Protection(web)
         self.is_tls = web.tls is not None

@@ -25,6 +25,7 @@ from ampwatch.host.daemon.settled import (
     remove,
     surplus,
 )
+from ampwatch.host.fleet.fleet import Writer
 from ampwatch.wire.records import EndRecord, RunState, StepRecord
 from ampwatch.wire.ring import RingReader
 
@@ -219,7 +220,7 @@ class RingWatcher:
             alive=alive,
             lost=ring.reader.lost,
             dropped=ring.reader.dropped,
-            pid=ring.reader.writer_pid,
+            writer=Writer(ring.reader.writer_pid, ring.reader.uid),
             ended_at=ended_at,
         )
 

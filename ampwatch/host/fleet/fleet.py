@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.host.fleet.exported import share_modules, within
 from ampwatch.host.fleet.gpus import Gpus
 from ampwatch.host.fleet.jobs import jobs_of, label
+from ampwatch.host.fleet.owners import NameOwners, user_name
 from ampwatch.host.fleet.rank import RankView
 from ampwatch.host.fleet.step_outcomes import RankComparison
 from ampwatch.host.fleet.tensor_views import ViewComparison
@@ -23,12 +25,25 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Record, RunIdentity, RunState
 
 
+class Writer(NamedTuple):
+    """The writer of a ring as the kernel knows it, whatever the ring says.
+
+    Attributes:
+        pid: Its process as the daemon sees it, 0 if it cannot be named.
+        uid: User who owns the ring.
+    """
+
+    pid: int
+    uid: int
+
+
 class Fleet:
     """One ``RankView`` per ring, under labels that keep the jobs of one name apart (``jobs.py``).
 
     The job that started first is shown under the name of its run, the next one as
     ``<run>~2``; a run cannot be given a name like this by its user. When a job ends, the next
-    one of its name takes over the label at once.
+    one of its name takes over the label at once. A name is the user's whose run was seen first:
+    another user's runs are ``<run>~uid1001``, and never take over (``owners.py``).
 
     Every method is thread-safe. Hold ``lock`` to read several things that must fit together.
 
@@ -36,6 +51,7 @@ class Fleet:
         lock: Guards the fleet and every view in it; re-entrant.
         problems: Why a ring cannot be read, by its path.
         gpus: The GPUs of this machine.
+        owners: Whose the names of runs are.
 
     Args:
         settings: ``grace_seconds``, ``max_ranks``, ``module_series_ranks`` and those of ``RankView``
@@ -47,6 +63,7 @@ class Fleet:
         self.lock = threading.RLock()
         self.problems: dict[str, str] = {}
         self.gpus = Gpus()
+        self.owners = NameOwners()
         self._tensor_views = ViewComparison()
         self._rank_comparison = RankComparison()
         self._settings = settings
@@ -62,7 +79,7 @@ class Fleet:
         alive: bool,
         lost: int,
         dropped: int,
-        pid: int = 0,
+        writer: Writer | None = None,
         ended_at: float | None = None,
     ) -> None:
         """Fold in what was read from one ring; call it also when there was nothing new.
@@ -77,16 +94,22 @@ class Fleet:
             alive: The writer still holds its lock.
             lost: Slots of the ring overwritten or unreadable before they were read, so far.
             dropped: Records the writer could not write, so far.
-            pid: The writer's process as the daemon sees it, 0 if it cannot be named.
+            writer: What the kernel says of the writer; ``None`` for a process of this user.
             ended_at: When it ended, if it has, as Unix time; ``None`` for now. Unit: s.
         """
+        pid, uid = writer or Writer(0, os.geteuid())
+        # Before the lock: a name service may take its time.
+        user = user_name(uid)
         with self.lock:
             self.problems.pop(key, None)
             view = self._views.get(key)
             # The path alone says nothing: a run that is started again writes its ring over the old
             # one, and its totals begin at 0.
-            if view is None or view.identity != identity:
+            if view is None or (view.identity, view.uid) != (identity, uid):
                 view = self._views[key] = self._new_view(identity)
+                view.uid, view.user = uid, user
+            if not view.ended:
+                self.owners.claim(view.name, uid, self._clock())
             # All under one lock: a scrape never sees half of what a step has written.
             for record in records:
                 view.apply(record)
@@ -181,4 +204,4 @@ class Fleet:
             for key, view in self._views.items()
             if view.ended_at is None or now - view.ended_at <= grace
         }
-        return label(jobs_of(recent))
+        return label(jobs_of(recent), self.owners)

@@ -1,9 +1,9 @@
 """Finds the ranks that train together, and names their jobs.
 
-A ring says the name of its run, not which job wrote it: two jobs of one name differ
-in their size, in the time at which they started, and in ranks that both have.
-Nothing is remembered, so a daemon that was restarted comes to the same labels, in
-whatever order it finds the rings.
+A ring says the name of its run, not which job wrote it: two jobs of one name differ in their
+user, in their size, in the time at which they started, and in ranks that both have.
+Nothing is remembered but whose a name is, so a daemon that was restarted comes to the same
+labels, in whatever order it finds the rings.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from ampwatch.host.fleet.owners import NameOwners
     from ampwatch.host.fleet.rank import RankView
 
 START_WINDOW_NS = 600 * 1_000_000_000
@@ -28,12 +29,14 @@ class Job:
 
     Attributes:
         name: Name of the run.
+        uid: User whose it is.
         world_size: Number of ranks, those on other machines included.
         started_ns: Unix time at which the first of them started. Unit: ns.
         ranks: Those on this machine, by their number.
     """
 
     name: str
+    uid: int
     world_size: int
     started_ns: int
     ranks: dict[int, RankView] = field(default_factory=dict)
@@ -42,7 +45,7 @@ class Job:
         """Return whether ``view``, which started last, can be one of the ranks."""
         who = view.identity
         return (
-            (view.name, who.world_size) == (self.name, self.world_size)
+            (view.name, view.uid, who.world_size) == (self.name, self.uid, self.world_size)
             and who.rank not in self.ranks
             and who.started_ns - self.started_ns <= START_WINDOW_NS
         )
@@ -58,7 +61,9 @@ class Job:
         return max(view.last_record_ns for view in self.ranks.values())
 
     def outlived(self, older: Job) -> bool:
-        """Return whether this job went on when ``older`` had ended."""
+        """Return whether this job is of the same user and name, and went on when ``older`` had ended."""
+        if (self.name, self.uid) != (older.name, older.uid):
+            return False
         return older.ended and (not self.ended or self.last_record_ns >= older.last_record_ns)
 
 
@@ -74,13 +79,13 @@ def jobs_of(views: Mapping[str, RankView]) -> list[Job]:
     """
     jobs: list[Job] = []
     # Those that lack ranks, by name: a sweep of a thousand runs asks each of them otherwise.
-    incomplete: dict[str, list[Job]] = {}
+    incomplete: dict[tuple[str, int], list[Job]] = {}
     for _, view in sorted(views.items(), key=lambda item: (item[1].identity.started_ns, item[0])):
-        namesakes = incomplete.setdefault(view.name, [])
+        namesakes = incomplete.setdefault((view.name, view.uid), [])
         job = next((job for job in namesakes if job.admits(view)), None)
         if job is None:
             who = view.identity
-            job = Job(view.name, who.world_size, who.started_ns)
+            job = Job(view.name, view.uid, who.world_size, who.started_ns)
             jobs.append(job)
             namesakes.append(job)
         job.ranks[view.identity.rank] = view
@@ -89,15 +94,16 @@ def jobs_of(views: Mapping[str, RankView]) -> list[Job]:
     return jobs
 
 
-def label(jobs: Iterable[Job]) -> list[RankView]:
+def label(jobs: Iterable[Job], owners: NameOwners) -> list[RankView]:
     """Give every job its label, and return the ranks of those that have one.
 
     The first live job of a name is called by it, the next one ``<name>~2``. A job that
     has ended is left out once a newer one of its name has outlived it: that one takes
-    over its label.
+    over its label. When a job started is its own word, so this holds among the jobs of one user.
 
     Args:
         jobs: In the order in which they started.
+        owners: Whose the names are.
     """
     jobs = list(jobs)
     labels: set[str] = set()
@@ -105,11 +111,10 @@ def label(jobs: Iterable[Job]) -> list[RankView]:
     shown: list[RankView] = []
     for place, job in enumerate(jobs):
         # Only once it is over: of two that live under one name, neither may hide the other.
-        if job.ended and any(
-            newer.name == job.name and newer.outlived(job) for newer in jobs[place + 1 :]
-        ):
+        if job.ended and any(newer.outlived(job) for newer in jobs[place + 1 :]):
             continue
-        names = untried.setdefault(job.name, _labels(job.name))
+        called = owners.label(job.name, job.uid)
+        names = untried.setdefault(called, _labels(called))
         run = next(name for name in names if name not in labels)
         labels.add(run)
         for view in job.ranks.values():

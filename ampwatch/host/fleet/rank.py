@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections import deque
 from typing import TYPE_CHECKING
@@ -76,7 +77,9 @@ class RankView:
 
     Attributes:
         identity: Who writes the ring.
-        name: Name of the run as the user gave it.
+        name: Name of the run as the user gave it; with ``-`` for ``~``, which the daemon alone gives.
+        uid: User who owns the ring.
+        user: His login name.
         run: Label of the run: its name, unless the fleet has two runs of that name.
         facts: Values that do not change from step to step, by name.
         newest: The newest step, ``None`` before the first.
@@ -114,7 +117,9 @@ class RankView:
         self, identity: RunIdentity, *, clock: Callable[[], float], settings: Settings
     ) -> None:
         self.identity = identity
-        self.name = self.run = encodable(identity.run)
+        self.name = self.run = encodable(identity.run).replace("~", "-")
+        self.uid = os.geteuid()
+        self.user = ""
         self.facts: dict[str, str] = {}
         self.newest: StepRecord | None = None
         self.loss: float | None = None

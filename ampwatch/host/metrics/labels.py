@@ -41,7 +41,7 @@ def _values(names: Iterable[str]) -> str:
 
 
 LABELS: dict[str, str] = {
-    "run": "Name of the run; `~2`, `~3` ... is appended to a job while one that started earlier runs under the same name.",
+    "run": "Name of the run; `~2`, `~3` ... is appended to a job while one that started earlier runs under the same name, and `~uid1001` to those of another user than the one whose run of that name was seen first.",
     "rank": "Global rank in the process group, `0` without one.",
     "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes, `gpu` the GPUs.",
     "state": "Of a run: "
@@ -116,6 +116,7 @@ LABELS: dict[str, str] = {
     "profile": "Profile of the MIG device, as `1g.10gb`.",
     "root": "`true`, or `false` when another finding explains this one.",
     "version": "Version of ampwatch: of the daemon, or of the training process.",
+    "user": "Login name of the user who owns the ring of the rank, as the daemon's machine knows him; the uid where it does not.",
     "world_size": "Number of ranks in the process group.",
     "local_rank": "Rank on this host.",
     "device": "Name of the device that is trained on.",

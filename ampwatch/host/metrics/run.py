@@ -43,7 +43,8 @@ UNKNOWN_SENSOR = "unknown"
 def _info(rank: RankView) -> Table:
     who = rank.identity
     facts = (rank.facts.get(name, "") for name in RUN_FACTS)
-    yield (str(who.world_size), str(who.local_rank), encodable(who.version), *facts), 1
+    version = encodable(who.version)
+    yield (str(who.world_size), str(who.local_rank), version, rank.user, *facts), 1
 
 
 def _states(rank: RankView) -> Table:
@@ -72,7 +73,7 @@ RUN: tuple[Metric, ...] = (
         "ampwatch_run_info",
         "info",
         "Static facts of a monitored rank; a fact that is not known is empty (value is always 1).",
-        PER_RANK.by("world_size", "local_rank", "version", *RUN_FACTS, read=_info),
+        PER_RANK.by("world_size", "local_rank", "version", "user", *RUN_FACTS, read=_info),
     ),
     Metric(
         "ampwatch_run_state",

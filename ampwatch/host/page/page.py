@@ -186,6 +186,7 @@ class Feed:
         state: State = {
             **_words(verdict),
             "state": rank.state.value,
+            "user": rank.user,
             "host": rank.identity.host,
             "pid": rank.identity.pid,
             "version": rank.identity.version,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import DaemonError
 from ampwatch.runtime import DAEMON_LOCK
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_CONTENT = 1 << 16
+
+RESIGNED = b'{"resigned": true}\n'
+"""Content of the file after a daemon that was to end: it is not to be brought back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class DaemonInfo:
         version: Version of ampwatch.
         layout: Version of the ring layout it reads.
         ring_directories: Directories in which it finds the rings of its own user; links are resolved.
+        auto: A training has started it, so that nobody but trainings sees that there is one.
         wants_token: Readers need the token of its user. Older versions do not say, and ask for none.
     """
 
@@ -45,6 +49,7 @@ class DaemonInfo:
     version: str
     layout: int
     ring_directories: tuple[str, ...] = ()
+    auto: bool = False
     wants_token: bool = False
 
     @property
@@ -85,14 +90,15 @@ class DaemonLock:
         # descriptor goes on holding it after the launcher has closed its own.
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            # What a daemon that was killed left there is not true any more.
+            os.ftruncate(fd, 0)
+        except BaseException as error:
             os.close(fd)
-            return None
-        except OSError as error:  # a file system without locks
-            os.close(fd)
-            raise DaemonError(_trouble(path, error)) from error
-        # What a daemon that was killed left there is not true any more.
-        os.ftruncate(fd, 0)
+            if isinstance(error, BlockingIOError):
+                return None
+            if isinstance(error, OSError):  # a file system without locks
+                raise DaemonError(_trouble(path, error)) from error
+            raise  # an interrupt: nobody would give the lock back
         return cls(fd)
 
     @classmethod
@@ -137,15 +143,70 @@ class DaemonLock:
         self.retract()
         self.let_go()
 
+    def resign(self) -> None:
+        """Give the lock back and say that the daemon was to end."""
+        os.pwrite(self.fd, RESIGNED, 0)
+        os.ftruncate(self.fd, len(RESIGNED))
+        self.let_go()
+
+
+class Sight(NamedTuple):
+    """The state of a lock file at one moment.
+
+    Attributes:
+        is_held: Somebody holds the lock: a daemon, or who is about to start one.
+        info: What a daemon says of itself; ``None`` if nobody serves yet, or any more.
+        has_resigned: The last daemon was to end.
+    """
+
+    is_held: bool
+    info: DaemonInfo | None
+    has_resigned: bool
+
+
+def look_at(directory: Path) -> Sight:
+    """Return the state of the lock file in ``directory``, without taking the lock or changing it.
+
+    Raises:
+        OSError: If there is no such file, or it cannot be read.
+
+    Cost:
+        Some 20 us.
+    """
+    fd = os.open(directory / DAEMON_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        # Shared with other readers and for an instant only; a taker that comes in it tries again.
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Sight(is_held=True, info=_info(os.pread(fd, MAX_CONTENT, 0)), has_resigned=False)
+        content = os.pread(fd, len(RESIGNED) + 1, 0)
+        return Sight(is_held=False, info=None, has_resigned=content == RESIGNED)
+    finally:
+        os.close(fd)
+
 
 def read_info(directory: Path) -> DaemonInfo | None:
     """Return what the lock file in ``directory`` says, ``None`` if nothing that makes sense."""
     try:
         with (directory / DAEMON_LOCK).open("rb") as file:
-            content = {"wants_token": False} | parse_json(file.read(MAX_CONTENT))
-        values = {f.name: content[f.name] for f in fields(DaemonInfo)}
-        values["ring_directories"] = tuple(values["ring_directories"])
-    except (OSError, ValueError, LookupError, TypeError):
+            return _info(file.read(MAX_CONTENT))
+    except OSError:
+        return None
+
+
+def _info(content: bytes) -> DaemonInfo | None:
+    try:
+        said = parse_json(content)
+        # A daemon of an older release does not say all of it.
+        values = {
+            f.name: said[f.name]
+            for f in fields(DaemonInfo)
+            if f.default is MISSING or f.name in said
+        }
+        values["ring_directories"] = tuple(values.get("ring_directories", ()))
+        values |= {flag: values.get(flag) is True for flag in ("auto", "wants_token")}
+    except (ValueError, LookupError, TypeError):
         return None
     numbers = (values["pid"], values["port"], values["layout"])
     texts = (values["scheme"], values["host"], values["version"], *values["ring_directories"])
@@ -157,13 +218,14 @@ def serving(directory: Path) -> DaemonInfo | None:
     """Return what the daemon that holds the lock in ``directory`` says; ``None`` if nobody does.
 
     Raises:
-        DaemonError: If the lock file cannot be opened or locked.
+        DaemonError: If the lock file cannot be opened or looked at.
     """
-    lock = DaemonLock.take(directory)
-    if lock is None:
-        return read_info(directory)
-    lock.release()
-    return None
+    try:
+        return look_at(directory).info
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DaemonError(_trouble(directory / DAEMON_LOCK, error)) from error
 
 
 def _trouble(path: Path, error: OSError) -> str:

@@ -1,24 +1,58 @@
-"""Probe of the daemon's port: an ampwatch daemon, another program or nobody answers."""
+"""Probe of the daemon's port: an ampwatch daemon, another program or nobody answers.
+
+Anybody on a machine may listen on a port that is free, and answer what a daemon answers. Who is
+believed is decided here, and nowhere else: by what the kernel says of the listening socket, and
+by a proof that takes the secret of this user. What the answer itself says of its user counts for
+nothing.
+"""
 
 from __future__ import annotations
 
 import http.client
+import io
+import os
 import socket
 import ssl
+import time
 from dataclasses import dataclass, replace
-from typing import Any
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.runtime import service_uid
+from ampwatch.wire.rendezvous import token
 from ampwatch.wire.rendezvous.lock import reachable
-from ampwatch.wire.rendezvous.port_owner import port_owner
+from ampwatch.wire.rendezvous.port_owner import listening_uids, port_owner
 from ampwatch.wire.ring.text import cut_name, parse_json
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
 SERVICE = "ampwatch"
-TIMEOUT_SECONDS = 0.3
-MAX_ANSWER = 4096
+TIMEOUT_SECONDS = 0.5
+"""Time for one exchange, from the connection to the last byte of the answer. Unit: s."""
+
+MAX_ANSWER = 16384
+"""Bytes of an answer that are read, its headers included."""
+
 MAX_TEXT = 64
+ROOT_UID = 0
+NOT_KNOWN = -1
 UNKNOWN = "another program"
-REPORTED = {"service": str, "scope": str, "uid": int, "version": str, "layout": int}
+
+CHALLENGE_HEADER = "Ampwatch-Challenge"
+"""Header of a request in which the asker wants a proof."""
+
+PROOF_HEADER = "Ampwatch-Proof"
+"""Header in which each answer to such a request has the proof, also one that refuses."""
+
+MAX_CHALLENGE = 64
+"""Characters of a challenge that is answered."""
+
+REPORTED = {"service": str, "scope": str, "version": str, "layout": int}
 """The fields of /healthz that matter here."""
+
+SCOPES = ("user", "machine")
 
 CERTIFICATE_ALERTS = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFICATE")
 """The TLS alerts of servers that want a client certificate: from TLS 1.3 on the first, before
@@ -32,41 +66,89 @@ class Answer:
     Attributes:
         url: Where it was asked.
         taken: Somebody listens there.
-        service: ``ampwatch`` for a daemon of ours, else empty.
-        scope: ``user`` or ``machine`` for a daemon of ours.
-        uid: User it runs as, -1 if unknown.
+        service: ``ampwatch`` for a daemon that is believed, else empty.
+        scope: ``user`` or ``machine`` for a daemon that is believed.
+        uid: User it runs as, as the kernel says; -1 if unknown.
         version: Its version, empty if it keeps that for known users.
         layout: Version of the ring layout it reads, -1 if unknown.
         holder: Which process it is, in words.
         wants_certificate: It speaks TLS and ended the connection for want of a client
             certificate, so that it is not known who it is: maybe a daemon of ours.
+        why_not: Why it is not believed, though it answers as a daemon; empty otherwise.
     """
 
     url: str
     taken: bool
     service: str = ""
     scope: str = ""
-    uid: int = -1
+    uid: int = NOT_KNOWN
     version: str = ""
     layout: int = -1
     holder: str = UNKNOWN
     wants_certificate: bool = False
+    why_not: str = ""
 
     @property
     def is_daemon(self) -> bool:
-        """Return whether an ampwatch daemon answered."""
+        """Return whether it is a daemon that reads the rings of this user, and believed to be one."""
         return self.service == SERVICE
 
     def __str__(self) -> str:
         if not self.is_daemon:
             wants = ", which speaks TLS and seems to want a client certificate"
-            return self.holder + wants * self.wants_certificate
+            doubt = f", which answers as an ampwatch daemon and is not believed: {self.why_not}"
+            return self.holder + wants * self.wants_certificate + doubt * bool(self.why_not)
         version = f" {self.version}" if self.version else ""
-        return f"ampwatch{version} ({self.scope} daemon of uid {self.uid}), {self.holder}"
+        whose = "" if self.uid == NOT_KNOWN else f" of uid {self.uid}"
+        return f"ampwatch{version} ({self.scope} daemon{whose}), {self.holder}"
 
 
 class _CertificateWantedError(Exception):
     """Somebody ended the connection for want of a client certificate."""
+
+
+class _Peer(NamedTuple):
+    """The other side of a connection, as the kernel knows it.
+
+    Attributes:
+        is_here: It is on this machine.
+        uids: Users whose socket it may be; empty if the kernel does not say.
+    """
+
+    is_here: bool
+    uids: frozenset[int]
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this user listens."""
+        return self.uids == {os.geteuid()}
+
+    @property
+    def is_of_machine(self) -> bool:
+        """Whether somebody listens whom this machine has put in charge of it."""
+        return bool(self.uids) and self.uids <= {ROOT_UID, service_uid()}
+
+    @property
+    def is_service(self) -> bool:
+        """Whether the system's own daemon listens, which is not root."""
+        return self.is_of_machine and ROOT_UID not in self.uids
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether somebody listens who is not believed whatever the answer is."""
+        return bool(self.uids) and not (self.is_mine or self.is_of_machine)
+
+
+class _Told(NamedTuple):
+    """What was answered.
+
+    Attributes:
+        fields: Those of ``REPORTED`` that were told.
+        proof: The proof, empty without one.
+    """
+
+    fields: dict[str, Any]
+    proof: str
 
 
 def realm(scope: str) -> str:
@@ -74,86 +156,178 @@ def realm(scope: str) -> str:
     return f"{SERVICE} {scope}"
 
 
-def ask(host: str, port: int) -> Answer:
+def prover(secret: str, port: int) -> Callable[[str], dict[str, str]]:
+    """Return what a daemon answers to a challenge: the headers to add to any response.
+
+    Args:
+        secret: The token of its user.
+        port: The port it listens on itself.
+    """
+
+    def headers(challenge: str) -> dict[str, str]:
+        if not 0 < len(challenge) <= MAX_CHALLENGE:
+            return {}
+        return {PROOF_HEADER: token.proof(secret, challenge, port)}
+
+    return headers
+
+
+def ask(host: str, port: int, places: Iterable[Path] = ()) -> Answer:
     """Ask whoever listens on ``port`` for its health, over HTTP and then over TLS.
 
-    Nothing secret is sent, so the certificate is not verified.
+    Nothing secret is sent, so the certificate is not verified. A stranger is not asked at all.
+
+    Args:
+        host: Name or address.
+        port: TCP port.
+        places: Runtime directories of this user: a daemon of this user knows the token of one.
 
     Cost:
-        Three connections on this machine at most, each bounded by the time-out.
+        Three connections at most, each bounded by the time-out.
     """
     url = f"http://{reachable(host)}:{port}/"
     try:
-        socket.create_connection((_address(host), port), TIMEOUT_SECONDS).close()
+        with socket.create_connection((_address(host), port), TIMEOUT_SECONDS) as connection:
+            peer = _peer(connection)
     except OSError:
         return Answer(url, taken=False)
-    owner = port_owner(port)
-    nobody_known = Answer(url, taken=True, holder=str(owner) if owner else UNKNOWN)
+    owner = port_owner(port) if peer.is_here else None
+    uid = next(iter(peer.uids)) if len(peer.uids) == 1 else NOT_KNOWN
+    answer = Answer(url, taken=True, uid=uid, holder=str(owner) if owner else UNKNOWN)
+    if peer.is_stranger:
+        return answer
     # Plain HTTP first: a server that expects TLS refuses it at once, while one that expects HTTP
     # may wait for the rest of a line when it is sent a handshake.
+    challenge = os.urandom(16).hex()
     for scheme in ("http", "https"):
+        there = replace(answer, url=url.replace("http", scheme))
         try:
-            health = _health(scheme, _address(host), port)
+            told = _health(scheme, _address(host), port, challenge)
         except _CertificateWantedError:
-            return replace(nobody_known, url=url.replace("http", scheme), wants_certificate=True)
+            # Nothing but its daemon runs as the user of the service; of root's there is much.
+            there = replace(there, wants_certificate=True)
+            if peer.is_service:
+                there = replace(there, service=SERVICE, scope="machine")
+            return there
         except (OSError, http.client.HTTPException, ValueError):
             continue
-        if health is not None:
-            # A daemon with a password keeps its uid for known users; the kernel knows it all the same.
-            uid = health.get("uid", owner.uid if owner else -1)
-            return replace(nobody_known, url=url.replace("http", scheme), **(health | {"uid": uid}))
-    return nobody_known
+        if told is not None:
+            tokens = [secret for secret in map(token.read_token, places) if secret is not None]
+            is_proved = any(token.proves(told.proof, s, challenge, port) for s in tokens)
+            why_not = _why_not(peer, told, is_proved=is_proved, could_prove=bool(tokens))
+            return replace(there, why_not=why_not, **({} if why_not else told.fields))
+    return answer
+
+
+def _why_not(peer: _Peer, told: _Told, *, is_proved: bool, could_prove: bool) -> str:
+    """Return why who answers as a daemon is not believed; empty if it is."""
+    scope = told.fields["scope"]
+    if is_proved or (scope == "machine" and peer.is_of_machine):
+        return ""
+    if peer.is_mine:
+        # A process of this user may be a tunnel to another machine, whose daemon cannot know the
+        # token. Where this user has none, a daemon in a container beside this one may have its own.
+        return "it does not know the token of this user" if could_prove else ""
+    if peer.uids:
+        return "it shows the runs of its own user alone"
+    if peer.is_here:
+        return "the kernel does not say whose it is, and it does not know the token of this user"
+    # On another machine there is no impostor of this one: whoever has set the address believes it.
+    return "" if scope == "machine" else "a daemon elsewhere cannot read the rings of this user"
+
+
+def _peer(connection: socket.socket) -> _Peer:
+    """Return who is on the other side of ``connection``."""
+    ours, theirs = connection.getsockname()[0], connection.getpeername()
+    address = theirs[0].partition("%")[0]
+    is_here = ip_address(address).is_loopback or ours == theirs[0]
+    uids = listening_uids(address, theirs[1]) if is_here else frozenset[int]()
+    return _Peer(is_here, uids)
 
 
 def _address(host: str) -> str:
     return reachable(host).strip("[]")
 
 
-def _health(scheme: str, address: str, port: int) -> dict[str, Any] | None:
+def _health(scheme: str, address: str, port: int, challenge: str) -> _Told | None:
     """Return what an ampwatch daemon tells of itself, ``None`` from another program.
 
     Raises:
         _CertificateWantedError: If it reported nothing for want of a client certificate.
         OSError, HTTPException, ValueError: If it does not speak like this.
     """
-    connection: http.client.HTTPConnection
-    if scheme == "https":
-        context = ssl._create_unverified_context()  # noqa: S323, SLF001 - see ask()
-        connection = http.client.HTTPSConnection(
-            address, port, timeout=TIMEOUT_SECONDS, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(address, port, timeout=TIMEOUT_SECONDS)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    # Not the address: a daemon on loopback answers by the names of loopback only, and this
+    # one is among them whatever address it is reached by.
+    question = (
+        f"GET /healthz HTTP/1.1\r\nHost: localhost:{port}\r\n{CHALLENGE_HEADER}: {challenge}\r\n"
+        "Connection: close\r\n\r\n"
+    )
     agreed = False
+    connection = socket.create_connection((address, port), TIMEOUT_SECONDS)
     try:
-        connection.connect()
-        agreed = scheme == "https"
-        # Not the address: a daemon on loopback answers by the names of loopback only, and this
-        # one is among them whatever address it is reached by.
-        connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
-        response = connection.getresponse()
-        challenge = response.getheader("WWW-Authenticate", "")
-        for scope in ("user", "machine"):
-            if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenge:
-                return {"service": SERVICE, "scope": scope}
-        # Bounded: on this port anybody may listen, and may send without end.
-        health = parse_json(response.read(MAX_ANSWER))
+        if scheme == "https":
+            context = ssl._create_unverified_context()  # noqa: S323, SLF001 - see ask()
+            connection = context.wrap_socket(connection)
+            agreed = True
+        connection.sendall(question.encode())
+        answer = _read(connection, deadline)
+        if not answer:
+            raise ConnectionResetError
     except (ssl.SSLError, ConnectionError) as error:
         if _wants_certificate(error, agreed=agreed):
             raise _CertificateWantedError from error
         raise
     finally:
         connection.close()
-    if not isinstance(health, dict) or health.get("service") != SERVICE:
+    response = http.client.HTTPResponse(_Received(answer))  # type: ignore[arg-type] # all it needs of a socket
+    response.begin()
+    proof = response.getheader(PROOF_HEADER, "")
+    challenged = response.getheader("WWW-Authenticate", "")
+    for scope in SCOPES:
+        if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenged:
+            return _Told({"service": SERVICE, "scope": scope}, proof)
+    health = parse_json(response.read())
+    if not isinstance(health, dict):
         return None
     # The types are checked as well: the answer ends up in error messages and comparisons. What is said
     # there ends up on a terminal, which obeys what cannot be printed.
     reported = {name: _printable(health.get(name)) for name in REPORTED}
-    return (
-        reported
-        if all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
-        else None
-    )
+    is_one = all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
+    is_ours = is_one and reported["service"] == SERVICE and reported["scope"] in SCOPES
+    return _Told(reported, proof) if is_ours else None
+
+
+def _read(connection: socket.socket, deadline: float) -> bytes:
+    """Read an answer to its end; bounded, as on a port anybody may listen and may send without end.
+
+    A time-out of the socket alone would start anew with each byte that drips in.
+    """
+    answer = b""
+    while len(answer) < MAX_ANSWER and (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        try:
+            received = connection.recv(MAX_ANSWER)
+        except ConnectionError:
+            # Cut after it was answered: what there is may be enough.
+            if answer:
+                break
+            raise
+        if not received:
+            break
+        answer += received
+    return answer
+
+
+class _Received:
+    """An answer that was read, as ``HTTPResponse`` takes it."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        """Return the answer as a file."""
+        return io.BytesIO(self._answer)
 
 
 def _printable(value: object) -> object:

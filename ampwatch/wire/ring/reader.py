@@ -34,6 +34,7 @@ class RingReader:
         path: The ring file.
         identity: Who writes it.
         inode: Inode of the file that was opened; another file may get its name.
+        uid: User who owns the file, whatever is in it.
         joined_late: The writer had lapped the ring before it was opened. What was
             overwritten by then nobody here has missed: totals in the records are cumulative.
         lost: Slots so far that were overwritten or unreadable before they were read. With
@@ -127,6 +128,7 @@ class RingReader:
         self._slots, identity = layout.unpack_header(page, status.st_size)
         self.identity = decode_identity(identity)
         self.inode = status.st_ino
+        self.uid = status.st_uid
 
     def _published(self) -> int:
         """Return the head, refreshing ``dropped``."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.host.daemon.access import Access
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
-from ampwatch.wire.rendezvous.token import read_token
+from ampwatch.wire.rendezvous.token import ensure_token, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,6 +111,11 @@ class Place:
             lock.release()
             return None
         return read_info(self.runtime)
+
+    def token(self) -> str:
+        """The secret by which a daemon of this place is known."""
+        self.runtime.mkdir(mode=0o700, exist_ok=True)
+        return ensure_token(self.runtime)
 
     @contextmanager
     def daemon(self, *arguments: str, **environment: str) -> Iterator[Daemon]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from http import HTTPStatus
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,10 +19,10 @@ import pytest
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import app as app_module
 from ampwatch.host.daemon import server as server_module
-from ampwatch.host.daemon.app import Daemon, DaemonOptions
+from ampwatch.host.daemon.app import Daemon, DaemonOptions, is_of_own_user
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.settings import Settings
-from ampwatch.wire.rendezvous.lock import DaemonLock, read_info
+from ampwatch.wire.rendezvous.lock import DaemonLock, look_at, read_info
 from tests.host.daemon.parts import ROOT, eventually
 
 if TYPE_CHECKING:
@@ -301,3 +302,20 @@ def test_a_machine_wide_daemon_says_so(place: Place) -> None:
 
     assert answer.status == HTTPStatus.OK
     assert answer.json["scope"] == "machine"
+
+
+def test_a_daemon_that_its_user_ends_says_that_it_was_to_end(place: Place) -> None:
+    """Trainings leave it ended."""
+    with place.daemon() as daemon:
+        daemon.process.terminate()
+        daemon.process.wait(60)
+
+    assert look_at(place.runtime).has_resigned
+
+
+def test_a_daemon_that_the_system_ends_is_still_needed() -> None:
+    """A batch system ends the job that has started it, and other jobs go on."""
+    own, other = SimpleNamespace(si_uid=os.geteuid()), SimpleNamespace(si_uid=os.geteuid() + 1)
+
+    assert is_of_own_user(own)  # type: ignore[arg-type] # all that is asked of it
+    assert not is_of_own_user(other)  # type: ignore[arg-type] # likewise

@@ -173,7 +173,63 @@ def test_names_that_differ_only_in_what_cannot_be_encoded_are_kept_apart(fleet: 
     for key, run in enumerate(("a\ud800", "a\udc00", "a?~2", "a?")):
         put(fleet, str(key), identity(run=run), [])
 
-    assert labels(fleet) == [("a?", 0), ("a?~2", 0), ("a?~2~2", 0), ("a?~3", 0)]
+    assert labels(fleet) == [("a?", 0), ("a?-2", 0), ("a?~2", 0), ("a?~3", 0)]
+
+
+ALICE, MALLORY = 71001, 71002
+"""Users without an entry in the list of users."""
+
+
+def test_an_earlier_start_under_the_name_of_another_user_takes_nothing(
+    fleet: Fleet, clock: Clock
+) -> None:
+    """When it began is the ring's own word; whose it is, is not."""
+    put(fleet, "hers", later(100, run="prod"), [step(7)], uid=ALICE)
+    put(fleet, "forged", later(0, run="prod"), [step(9)], uid=MALLORY)
+    both = {rank.run: (newest_step(rank), rank.user) for rank in fleet.ranks()}
+    put(fleet, "hers", later(100, run="prod"), [end()], alive=False, uid=ALICE)
+    clock.now += 601
+    later_on = labels(fleet)
+    put(fleet, "again", later(2000, run="prod"), [step(1)], uid=ALICE)
+
+    assert both == {"prod": (7, "71001"), f"prod~uid{MALLORY}": (9, "71002")}
+    assert later_on == [(f"prod~uid{MALLORY}", 0)]
+    assert labels(fleet) == [("prod", 0), (f"prod~uid{MALLORY}", 0)]
+
+
+def test_a_ring_cannot_choose_what_the_daemon_appends(fleet: Fleet) -> None:
+    """Neither the label of a second job, nor that of another user."""
+    put(fleet, "a", later(0, run="prod~2"), [], uid=MALLORY)
+    put(fleet, "b", later(0, run=f"prod~uid{MALLORY}"), [], uid=ALICE)
+    for n in (1, 2):
+        put(fleet, f"hers{n}", later(n, run="prod"), [], uid=ALICE)
+        put(fleet, f"his{n}", later(n, run="prod"), [], uid=MALLORY)
+
+    assert {(view.run, view.uid) for view in fleet.ranks()} == {
+        ("prod-2", MALLORY),
+        (f"prod-uid{MALLORY}", ALICE),
+        ("prod", ALICE),
+        ("prod~2", ALICE),
+        (f"prod~uid{MALLORY}", MALLORY),
+        (f"prod~uid{MALLORY}~2", MALLORY),
+    }
+
+
+def test_ranks_of_two_users_are_no_job(fleet: Fleet) -> None:
+    """A ring that claims to be rank 1 of somebody's job is not among its ranks."""
+    put(fleet, "0", identity(run="prod", rank=0, world_size=2), [], uid=ALICE)
+    put(fleet, "1", identity(run="prod", rank=1, world_size=2), [], uid=MALLORY)
+
+    assert labels(fleet) == [("prod", 0), (f"prod~uid{MALLORY}", 1)]
+
+
+def test_a_ring_that_changes_hands_is_another_ring(fleet: Fleet) -> None:
+    """The same path and the same words, written by another user."""
+    put(fleet, "0", identity(run="prod"), [step(5)], uid=ALICE)
+    put(fleet, "0", identity(run="prod"), [], uid=MALLORY)
+    (rank,) = fleet.ranks()
+
+    assert (rank.run, rank.newest) == (f"prod~uid{MALLORY}", None)
 
 
 def test_a_run_that_has_ended_is_shown_for_the_grace_time(fleet: Fleet, clock: Clock) -> None:

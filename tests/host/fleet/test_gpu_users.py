@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.fleet import Writer
 from ampwatch.host.fleet.gpu_users import gpu_of, unseen, users
 from ampwatch.host.fleet.gpus import Gpu, Instance, MigDevice, Pass, Reason
 from ampwatch.settings import Settings
@@ -21,7 +24,9 @@ def fleet_of(*gpus: Gpu, pid: int = 0, uuid: str = "", local_rank: int = 0) -> F
     fleet.gpus.apply(Pass(Reason.OK, list(gpus)))
     who = identity(world_size=1, local_rank=local_rank)
     facts = [FactsRecord({"gpu_uuid": uuid})] if uuid else []
-    fleet.apply("/a.ring", who, facts, alive=True, lost=0, dropped=0, pid=pid)
+    fleet.apply(
+        "/a.ring", who, facts, alive=True, lost=0, dropped=0, writer=Writer(pid, os.geteuid())
+    )
     return fleet
 
 

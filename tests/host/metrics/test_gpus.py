@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.fleet import Writer
 from ampwatch.host.fleet.gpus import KNOWN_XIDS, Feature, Gpu, Instance, MigDevice, Pass, Reason
 from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
@@ -179,7 +181,7 @@ def test_a_rank_is_joined_with_the_gpu_that_its_process_computes_on() -> None:
     """By the pid as the daemon sees it, not as the training process does."""
     fleet = fleet_of(Gpu(0, "GPU-0", {}), Gpu(1, "GPU-1", {}, processes={PID: 12 * GIB, 1: GIB}))
     who = identity(world_size=1, pid=1)
-    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=PID)
+    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, writer=Writer(PID, os.geteuid()))
 
     (info,) = samples(fleet, "ampwatch_gpu_process_info")
     (memory,) = samples(fleet, "ampwatch_gpu_process_memory_used_bytes")
@@ -193,7 +195,7 @@ def test_a_rank_whose_process_is_not_known_is_on_no_gpu(pid: int) -> None:
     """The pid of another namespace is not used; nor is one that is nobody's."""
     fleet = fleet_of(Gpu(0, "GPU-0", {}, processes={PID: GIB}))
     who = identity(world_size=1, pid=PID)
-    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, pid=pid)
+    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, writer=Writer(pid, os.geteuid()))
 
     assert samples(fleet, "ampwatch_gpu_process_info") == []
 

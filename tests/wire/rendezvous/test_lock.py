@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -14,7 +15,14 @@ import pytest
 
 from ampwatch.errors import DaemonError
 from ampwatch.runtime import DAEMON_LOCK
-from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, reachable, read_info, serving
+from ampwatch.wire.rendezvous.lock import (
+    DaemonInfo,
+    DaemonLock,
+    look_at,
+    reachable,
+    read_info,
+    serving,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,6 +142,50 @@ def test_a_lock_file_without_sense_says_nothing(tmp_path: Path, content: str) ->
     (tmp_path / DAEMON_LOCK).write_text(content)
 
     assert read_info(tmp_path) is None
+
+
+def test_a_look_at_the_lock_says_whether_it_is_held_and_changes_nothing(tmp_path: Path) -> None:
+    """A daemon that was killed has left what it said; a reader beside it is no holder."""
+    with pytest.raises(FileNotFoundError):
+        look_at(tmp_path)
+    lock = DaemonLock.take(tmp_path)
+    starting = look_at(tmp_path)
+    lock.publish(INFO)
+    serving = look_at(tmp_path)
+    lock.let_go()
+    left = (tmp_path / DAEMON_LOCK).read_text()
+    with (tmp_path / DAEMON_LOCK).open() as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        killed = look_at(tmp_path)
+
+    assert starting == (True, None, False)
+    assert serving == (True, INFO, False)
+    assert killed == (False, None, False)
+    assert (tmp_path / DAEMON_LOCK).read_text() == left
+
+
+def test_a_daemon_that_was_to_end_says_so_until_the_next_taker(tmp_path: Path) -> None:
+    """To whoever reads where it serves, that is nowhere."""
+    lock = DaemonLock.take(tmp_path)
+    lock.publish(INFO)
+    lock.resign()
+    resigned = look_at(tmp_path)
+    says = read_info(tmp_path)
+    lock = DaemonLock.take(tmp_path)
+    lock.release()
+
+    assert resigned == (False, None, True)
+    assert says is None
+    assert look_at(tmp_path) == (False, None, False)
+
+
+def test_a_daemon_of_an_older_release_is_understood(tmp_path: Path) -> None:
+    """It does not say whether a training has started it."""
+    said = asdict(INFO)
+    del said["auto"]
+    (tmp_path / DAEMON_LOCK).write_text(json.dumps(said))
+
+    assert read_info(tmp_path) == INFO
 
 
 def test_a_lock_that_was_handed_over_outlives_its_taker(tmp_path: Path) -> None:

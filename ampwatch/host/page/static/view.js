@@ -136,7 +136,7 @@ function findingRow(f, depth, findings) {
 /** Show what does not change about a rank. */
 export function showFacts(rank) {
   const started = new Date(rank.started * 1000).toLocaleString();
-  definitions(byId("facts"), { host: rank.host, process: rank.pid, ampwatch: rank.version, started, ...rank.facts });
+  definitions(byId("facts"), { user: rank.user, host: rank.host, process: rank.pid, ampwatch: rank.version, started, ...rank.facts });
 }
 
 /** Show the rings that cannot be read, and why. */

@@ -1,0 +1,300 @@
+"""The daemon of a training: noticed when it dies, brought back, left alone where it was to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import ampwatch
+from ampwatch.errors import DaemonError
+from ampwatch.settings import Settings
+from ampwatch.training import daemon_link
+from ampwatch.training.daemon_link import LOOK_SECONDS, MAX_RETRY_SECONDS, DaemonLink
+from ampwatch.training.launcher import START_SECONDS, DaemonStatus
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
+from tests.host.daemon.parts import Place, ask, eventually
+from tests.workshop.clocks import Clock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INFO = DaemonInfo(7, "http", "127.0.0.1", 10917, "0.1.0", 1, ("/rings",), auto=True)
+NEXT = replace(INFO, pid=8, port=10918)
+
+
+class Helper:
+    """A process that begins to start a daemon, as far as a link sees it."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        self.is_reaped = False
+        self.was_killed = False
+
+    def poll(self) -> int | None:
+        self.is_reaped = self.status is not None
+        return self.status
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.status is None:
+            raise subprocess.TimeoutExpired([], timeout or 0.0)
+        self.is_reaped = True
+        return self.status
+
+    def kill(self) -> None:
+        self.was_killed, self.status = True, -9
+
+
+class Scene:
+    """A link to a daemon whose lock this test holds."""
+
+    def __init__(self, place: Path, info: DaemonInfo = INFO) -> None:
+        self.runtime = place / "runtime"
+        self.clock = Clock(0.0)
+        self.helpers: list[Helper] = []
+        self.said: list[str] = []
+        self.refusal: Exception | None = None
+        self.lock = DaemonLock.take(self.runtime)
+        self.lock.publish(info)
+        self.link = DaemonLink(
+            Settings.resolve(),
+            DaemonStatus(info.url, "running", info=info),
+            lambda _url, sentence, _topic: self.said.append(sentence),
+            clock=self.clock,
+            start=self._start,  # type: ignore[arg-type] # a stand-in
+        )
+
+    def _start(self, _: Settings) -> Helper:
+        if self.refusal is not None:
+            raise self.refusal
+        self.helpers.append(Helper())
+        return self.helpers[-1]
+
+    def serve(self, info: DaemonInfo) -> None:
+        """Another daemon takes the lock."""
+        self.lock = DaemonLock.take(self.runtime)
+        self.lock.publish(info)
+
+    def due(self, seconds: float = 3600.0) -> None:
+        """Look each time it is due, as the training does, for a while."""
+        end = self.clock.now + seconds
+        while self.link.due_s <= end:
+            self.clock.now = self.link.due_s
+            self.link.look()
+        self.clock.now = end
+
+
+def test_a_daemon_that_lives_is_looked_at_now_and_then_and_nothing_is_said(
+    own_places: Path,
+) -> None:
+    """Each look is some time after the one before."""
+    scene = Scene(own_places)
+    scene.due(10 * LOOK_SECONDS)
+
+    assert scene.link.url == INFO.url
+    assert (scene.helpers, scene.said) == ([], [])
+    assert scene.link.due_s == 11 * LOOK_SECONDS
+
+
+def test_a_daemon_that_died_is_replaced_and_its_address_is_true(own_places: Path) -> None:
+    """One process is begun, and reaped; it is said once, with the new address."""
+    scene = Scene(own_places)
+    scene.lock.let_go()
+    scene.due(LOOK_SECONDS)
+    between = scene.link.url
+    scene.due(2.0)
+    scene.serve(NEXT)
+    (helper,) = scene.helpers
+    helper.status = 0
+    scene.due(60.0)
+
+    assert (between, scene.link.url) == ("", NEXT.url)
+    assert helper.is_reaped
+    assert scene.said == [f"the daemon had ended; another one runs, and this run is at {NEXT.url}"]
+
+
+def test_a_daemon_that_somebody_else_brings_back_is_found(own_places: Path) -> None:
+    """Another rank holds the lock already, so that there is nothing to do."""
+    scene = Scene(own_places)
+    scene.lock.let_go()
+    scene.lock = DaemonLock.take(scene.runtime)
+    scene.due(LOOK_SECONDS)
+    between = scene.link.url
+    scene.lock.publish(NEXT)
+    scene.due(2.0)
+
+    assert (between, scene.link.url) == ("", NEXT.url)
+    assert scene.helpers == []
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(lambda s: s.lock.resign(), id="was to end"),
+        pytest.param(lambda s: s.lock.let_go(), id="by hand"),
+    ],
+)
+def test_a_daemon_that_was_to_end_or_is_somebody_elses_is_not_brought_back(
+    own_places: Path, ends: object, request: pytest.FixtureRequest
+) -> None:
+    """It is said once; one that is started later is found."""
+    by_hand = "by hand" in request.node.name
+    scene = Scene(own_places, replace(INFO, auto=not by_hand))
+    ends(scene)  # type: ignore[operator]
+    scene.due()
+    without = scene.link.url
+    said = list(scene.said)
+    scene.serve(NEXT)
+    scene.due(LOOK_SECONDS)
+
+    assert (without, scene.link.url, scene.helpers) == ("", NEXT.url, [])
+    assert len(said) == 1
+    assert "`ampwatch daemon` starts one" in said[0]
+
+
+def test_a_daemon_that_cannot_start_is_tried_less_and_less_and_said_once(own_places: Path) -> None:
+    """Each process is reaped; when it can at last, all is well."""
+    scene = Scene(own_places)
+    scene.lock.let_go()
+    tries = []
+    for _ in range(1000):
+        scene.due(LOOK_SECONDS)
+        for helper in scene.helpers[len(tries) :]:
+            helper.status = 1
+            tries.append(scene.clock.now)
+    waits = [later - sooner for sooner, later in pairwise(tries)]
+    last = scene.helpers[-1]
+
+    assert waits[0] <= 60.0
+    assert sorted(waits) == waits
+    assert waits[-1] <= MAX_RETRY_SECONDS + 2 * LOOK_SECONDS
+    assert len(tries) < 20
+    assert all(helper.is_reaped for helper in scene.helpers[:-1])
+    assert last.status == 1
+    assert len(scene.said) == 1
+    assert "could not be started: see " in scene.said[0]
+
+
+@pytest.mark.parametrize("error", [DaemonError("no room"), OSError(24, "Too many open files")])
+def test_a_process_that_cannot_be_begun_is_one_that_has_failed(
+    own_places: Path, error: Exception
+) -> None:
+    """It is said with the reason, and tried again when it is time."""
+    scene = Scene(own_places)
+    scene.lock.let_go()
+    scene.refusal = error
+    scene.due(2 * LOOK_SECONDS)
+    scene.refusal = None
+    scene.due(60.0)
+
+    assert str(error) in scene.said[0]
+    assert len(scene.said) == len(scene.helpers) == 1
+
+
+def test_a_process_that_hangs_is_given_up(own_places: Path) -> None:
+    """Another one is begun later."""
+    scene = Scene(own_places)
+    scene.lock.let_go()
+    scene.due(LOOK_SECONDS + START_SECONDS + 60.0)
+
+    assert scene.helpers[0].was_killed
+    assert len(scene.helpers) > 1
+
+
+def test_a_lock_file_that_is_gone_says_nothing_of_the_daemon(own_places: Path) -> None:
+    """Who tidies a directory for temporary files has not ended it."""
+    scene = Scene(own_places)
+    (scene.runtime / "daemon.lock").unlink()
+    scene.due()
+
+    assert (scene.link.url, scene.helpers, scene.said) == (INFO.url, [], [])
+
+
+@pytest.mark.parametrize("status", [0, None])
+def test_the_end_of_the_training_leaves_no_process(own_places: Path, status: int | None) -> None:
+    """One that is starting a daemon is waited for, or ended."""
+    scene = Scene(own_places)
+    scene.lock.let_go()
+    scene.due(LOOK_SECONDS)
+    (helper,) = scene.helpers
+    helper.status = status
+    scene.link.close()
+    scene.due()
+
+    assert helper.is_reaped
+    assert helper.was_killed == (status is None)
+    assert len(scene.helpers) == 1
+
+
+def test_the_daemon_of_the_machine_is_its_services_to_look_after(own_places: Path) -> None:
+    """It has no lock of this user's."""
+    status = DaemonStatus("http://127.0.0.1:10917/", "running")
+    link = DaemonLink(Settings.resolve(), status, lambda *_: None)
+    link.look()
+
+    assert (link.url, link.due_s) == (status.url, float("inf"))
+
+
+def test_a_daemon_that_is_killed_under_a_training_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A real one, by SIGKILL: the run is shown from its first step on, at the address it says."""
+    place = Place(tmp_path)
+    monkeypatch.setenv("AMPWATCH_POLL_SECONDS", "0.05")
+    monkeypatch.setattr(daemon_link, "LOOK_SECONDS", 0.2)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        steps += 1
+
+    def is_complete() -> bool:
+        bearer = f"Bearer {place.token()}"
+        text = ask((info.host, info.port), "/metrics", Authorization=bearer).text
+        return f'ampwatch_steps_total{{rank="0",run="again"}} {steps}.0' in text
+
+    with ampwatch.monitor(model, optimizer=optimizer, run="again", level="light") as watch:
+        before = place.info()
+        for _ in range(20):
+            step()
+        os.kill(before.pid, signal.SIGKILL)
+        eventually(lambda: step() or ((i := place.info()) and i.pid != before.pid), "a daemon")
+        info = place.info()
+        eventually(lambda: step() or len(caplog.messages) > 0, "a word about it")
+        eventually(is_complete, "all steps")
+
+        assert watch.url == info.url
+        assert caplog.messages == [
+            f"the daemon had ended; another one runs, and this run is at {info.url}"
+        ]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    os.kill(info.pid, signal.SIGTERM)
+    eventually(lambda: place.info() is None, "the end of the daemon")
+
+
+def test_findings_only_has_no_link(own_places: Path) -> None:
+    """Nothing is looked at, nothing is begun."""
+    with ampwatch.monitor(torch.nn.Linear(1, 1), serve=False) as watch:
+        assert watch.url == ""
+
+    assert list((own_places / "runtime").iterdir()) == []
+
+
+def test_the_training_process_loads_no_server_for_it() -> None:
+    """It is part of every training."""
+    code = "import sys, ampwatch.training.daemon_link; print({'torch', 'http.server'} & sys.modules.keys())"
+
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

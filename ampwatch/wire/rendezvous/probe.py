@@ -156,18 +156,18 @@ def realm(scope: str) -> str:
     return f"{SERVICE} {scope}"
 
 
-def prover(secret: str, port: int) -> Callable[[str], dict[str, str]]:
+def prover(secret: Callable[[], str], port: int) -> Callable[[str], dict[str, str]]:
     """Return what a daemon answers to a challenge: the headers to add to any response.
 
     Args:
-        secret: The token of its user.
+        secret: Returns the token of its user.
         port: The port it listens on itself.
     """
 
     def headers(challenge: str) -> dict[str, str]:
         if not 0 < len(challenge) <= MAX_CHALLENGE:
             return {}
-        return {PROOF_HEADER: token.proof(secret, challenge, port)}
+        return {PROOF_HEADER: token.proof(secret(), challenge, port)}
 
     return headers
 

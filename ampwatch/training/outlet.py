@@ -203,7 +203,8 @@ class Outlet:
         """Write a record to the ring, if there is one, and remember it. Never raises."""
         if self._ring is not None:
             self._ring.put(record)
-        # A clock read, as this comes several times in a step; what nobody writes nobody has to read.
+        # A clock read, as this comes several times in a step; what nobody writes nobody has to
+        # read.
         if self._link is not None and time.monotonic() >= self._link.due_s:
             self._linking.run(self._link.look)
         if self._remember is not None:

@@ -52,9 +52,9 @@ STUCK_POLLS = 10
 """The loop counts as stuck when the rings were not read for both of these. Unit: s; polls."""
 
 COLLECT_SECONDS = 600.0
-"""Time between two collections of all objects. Python would begin one whenever there are a quarter more
-of them, as when a page is opened, and stop everything for it: 0.3 s with 256 ranks. Hardly anything here
-is freed by them. Unit: s."""
+"""Time between two collections of all objects. Python would begin one whenever there are a quarter
+more of them, as when a page is opened, and stop everything for it: 0.3 s with 256 ranks. Hardly
+anything here is freed by them. Unit: s."""
 
 LOCK_SECONDS = 2.0
 """Patience with somebody who holds the lock without serving: a daemon that starts, or

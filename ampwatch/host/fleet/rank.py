@@ -77,7 +77,7 @@ class RankView:
 
     Attributes:
         identity: Who writes the ring.
-        name: Name of the run as the user gave it; with ``-`` for ``~``, which the daemon alone gives.
+        name: Name of the run as the user gave it; with ``-`` for ``~``, which labels alone have.
         uid: User who owns the ring.
         user: His login name.
         run: Label of the run: its name, unless the fleet has two runs of that name.

@@ -40,7 +40,8 @@ class DaemonInfo:
         layout: Version of the ring layout it reads.
         ring_directories: Directories in which it finds the rings of its own user; links are resolved.
         auto: A training has started it, so that nobody but trainings sees that there is one.
-        wants_token: Readers need the token of its user. Older versions do not say, and ask for none.
+        wants_token: Readers need the token of its user. Older versions, which know of none, do not
+            say.
     """
 
     pid: int

@@ -290,8 +290,8 @@ def _health(scheme: str, address: str, port: int, challenge: str) -> _Told | Non
     health = parse_json(response.read())
     if not isinstance(health, dict):
         return None
-    # The types are checked as well: the answer ends up in error messages and comparisons. What is said
-    # there ends up on a terminal, which obeys what cannot be printed.
+    # The types are checked as well: the answer ends up in error messages and comparisons, and what
+    # is said there on a terminal, which obeys what cannot be printed.
     reported = {name: _printable(health.get(name)) for name in REPORTED}
     is_one = all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
     is_ours = is_one and reported["service"] == SERVICE and reported["scope"] in SCOPES

@@ -226,8 +226,8 @@ class RingWriter:
             if chunk < chunks - 1:
                 memory.store_slot(place)
                 continue
-            # The head after the last slot: until then no reader knows of them, and SIGKILL leaves no
-            # half message. No barrier is needed: a reader that sees the head before a slot
+            # The head after the last slot: until then no reader knows of them, and SIGKILL leaves
+            # no half message. No barrier is needed: a reader that sees the head before a slot
             # refuses that by its CRC.
             self._head = head + chunks
             try:

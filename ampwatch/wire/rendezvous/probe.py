@@ -287,7 +287,8 @@ def _health(scheme: str, address: str, port: int, challenge: str) -> _Told | Non
     for scope in SCOPES:
         if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenged:
             return _Told({"service": SERVICE, "scope": scope}, proof)
-    health = parse_json(response.read())
+    # Not as much as it says that there is: of more than 64 bits that raises OverflowError.
+    health = parse_json(response.read(MAX_ANSWER))
     if not isinstance(health, dict):
         return None
     # The types are checked as well: the answer ends up in error messages and comparisons, and what

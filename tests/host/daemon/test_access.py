@@ -146,11 +146,12 @@ def test_a_browser_is_sent_on_to_the_address_without_the_token(served: Served) -
     assert served.ask("/", Host="localhost:8000", Cookie=tunnelled).status == HTTPStatus.OK
 
 
-def test_nobody_is_sent_to_another_host(served: Served) -> None:
-    """Two slashes begin one."""
+@pytest.mark.parametrize("slashes", ["//", "/\\", "\\\\", "//\\//"])
+def test_nobody_is_sent_to_another_host(served: Served, slashes: str) -> None:
+    """Two slashes begin one, of either kind to a browser."""
     with socket.create_connection(("127.0.0.1", served.port)) as connection:
         connection.sendall(
-            f"GET //evil.example/?token={served.token} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()
+            f"GET {slashes}evil.example/?token={served.token} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()
         )
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
 

@@ -20,6 +20,7 @@ from ampwatch.training import daemon_link
 from ampwatch.training.daemon_link import LOOK_SECONDS, MAX_RETRY_SECONDS, DaemonLink
 from ampwatch.training.launcher import START_SECONDS, DaemonStatus
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
+from ampwatch.wire.rendezvous.token import ensure_token
 from tests.host.daemon.parts import Place, ask, eventually
 from tests.workshop.clocks import Clock
 
@@ -297,7 +298,7 @@ def test_a_daemon_that_is_killed_under_a_training_comes_back(
         steps += 1
 
     def is_complete() -> bool:
-        bearer = f"Bearer {place.token()}"
+        bearer = f"Bearer {ensure_token(place.runtime)}"
         text = ask((info.host, info.port), "/metrics", Authorization=bearer).text
         return f'ampwatch_steps_total{{rank="0",run="again"}} {steps}.0' in text
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import html
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from ampwatch.errors import DaemonError
 from ampwatch.host.daemon.site import Response, sentence
 from ampwatch.wire.rendezvous.probe import realm
-from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, ensure_token, read_token
+from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, ensure_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -125,9 +127,12 @@ class Access:
     def _current(self) -> str:
         """Return the token as the file has it now: whoever reads it there is right.
 
+        A file that was removed is made anew: that is how its user takes back what the token allows.
+
         Cost: some 20 us.
         """
-        self._token = read_token(self._directory) or self._token
+        with suppress(DaemonError):  # no place for it now, or one that others can read
+            self._token = ensure_token(self._directory)
         return self._token
 
     def _unauthorized(
@@ -164,8 +169,7 @@ def _pass(token: str) -> str:
     """Return the value of the cookie: what the token allows to read, and not the token.
 
     A browser sends a cookie to every port of a host, whoever listens there. Nobody can make the
-    token of it, which is also what the daemon proves itself by; nor is it the proof of anything,
-    as those begin with a port.
+    token of it, which opens other daemons of the user as well.
     """
     return hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
 

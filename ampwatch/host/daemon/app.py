@@ -33,7 +33,7 @@ from ampwatch.host.gpu.collector import gpu_collector
 from ampwatch.runtime import ring_directories, runtime_directory
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at
 from ampwatch.wire.rendezvous.probe import prover
-from ampwatch.wire.rendezvous.token import ensure_token, read_token
+from ampwatch.wire.rendezvous.token import SECRET_FILE, ensure_token, read_token
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -133,10 +133,10 @@ class Daemon:
         )
         self._access = Access(site.scope, settings.readers, directory)
         self._server = self._listening(site, web)
-        secret = ensure_token(directory)
+        secret = ensure_token(directory, SECRET_FILE)
         # As the file has it now: trainings read it there, also after it was replaced.
         self._server.prove = prover(
-            lambda: read_token(directory) or secret, self._server.server_port
+            lambda: read_token(directory, SECRET_FILE) or secret, self._server.server_port
         )
         # TLS neither comes nor goes while the daemon runs (protection.py).
         self._scheme = "https" if web.tls else "http"

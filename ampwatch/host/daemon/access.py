@@ -171,15 +171,16 @@ def _pass(token: str) -> str:
 
 
 def _cookie_name(port: str) -> str:
-    # Two daemons behind one name, tunnels to two machines for instance, would take it from each other.
+    # Two daemons behind one name, tunnels to two machines for instance, would take it from each
+    # other.
     return f"ampwatch-{port}"
 
 
 def _cookie(token: str, port: str, *, is_tls: bool) -> str:
     """Return the header that gives a browser its cookie.
 
-    Lax and not Strict: a link in a chat, a mail or a Grafana leads to the page. With Strict it would
-    not, nor would the redirect after such a link; and nothing here can be changed by a link.
+    Lax and not Strict: a link in a chat, a mail or a Grafana leads to the page. With Strict it
+    would not, nor would the redirect after such a link; and nothing here can be changed by a link.
     """
     attributes = f"Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Lax{'; Secure' * is_tls}"
     return f"{_cookie_name(port)}={_pass(token)}; {attributes}"

@@ -1,8 +1,8 @@
 """The listening socket: binding, TLS, and bounds on how many clients for how long.
 
 One thread waits for all connections, so that an idle one costs its descriptor and some kB. A whole
-request is answered in the thread of its kind (`lanes.py`): no client, and no kind of answer, keeps a scrape
-waiting.
+request is answered in the thread of its kind (`lanes.py`): no client, and no kind of answer, keeps
+a scrape waiting.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ class Server:
     def is_known_as(self, host: str) -> bool:
         """Return whether a client may come by the name or address ``host``.
 
-        Against DNS rebinding: a page elsewhere can point its own name here, and its scripts could then
-        read what the daemon answers. Beyond loopback that needs no check where the browser makes
-        one, of the certificate, or has to send a password or the token.
+        Against DNS rebinding: a page elsewhere can point its own name here, and its scripts could
+        then read what the daemon answers. Beyond loopback that needs no check where the browser
+        makes one, of the certificate, or has to send a password or the token.
         """
         if host in self._names:
             return True
@@ -223,8 +223,10 @@ class Server:
             except OSError as error:
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
-                # No descriptor, no memory, or a client that has left: whoever only waits makes room.
-                self._make_room()
+                # No descriptor or no memory: whoever only waits makes room. Not for a client that
+                # has left before it was accepted.
+                if error.errno != errno.ECONNABORTED:
+                    self._make_room()
                 await asyncio.sleep(0.01)
                 continue
             stream = Stream(accepted, address)

@@ -156,18 +156,18 @@ def realm(scope: str) -> str:
     return f"{SERVICE} {scope}"
 
 
-def prover(secret: str, port: int) -> Callable[[str], dict[str, str]]:
+def prover(secret: Callable[[], str], port: int) -> Callable[[str], dict[str, str]]:
     """Return what a daemon answers to a challenge: the headers to add to any response.
 
     Args:
-        secret: The token of its user.
+        secret: Returns the token of its user.
         port: The port it listens on itself.
     """
 
     def headers(challenge: str) -> dict[str, str]:
         if not 0 < len(challenge) <= MAX_CHALLENGE:
             return {}
-        return {PROOF_HEADER: token.proof(secret, challenge, port)}
+        return {PROOF_HEADER: token.proof(secret(), challenge, port)}
 
     return headers
 
@@ -287,11 +287,12 @@ def _health(scheme: str, address: str, port: int, challenge: str) -> _Told | Non
     for scope in SCOPES:
         if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenged:
             return _Told({"service": SERVICE, "scope": scope}, proof)
-    health = parse_json(response.read())
+    # Not as much as it says that there is: of more than 64 bits that raises OverflowError.
+    health = parse_json(response.read(MAX_ANSWER))
     if not isinstance(health, dict):
         return None
-    # The types are checked as well: the answer ends up in error messages and comparisons. What is said
-    # there ends up on a terminal, which obeys what cannot be printed.
+    # The types are checked as well: the answer ends up in error messages and comparisons, and what
+    # is said there on a terminal, which obeys what cannot be printed.
     reported = {name: _printable(health.get(name)) for name in REPORTED}
     is_one = all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
     is_ours = is_one and reported["service"] == SERVICE and reported["scope"] in SCOPES

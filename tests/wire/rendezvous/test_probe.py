@@ -207,7 +207,7 @@ def test_who_sends_without_end_ends_no_training(drip: Callable[[socket.socket], 
 
 def test_a_challenge_is_answered_with_the_proof_for_the_own_port() -> None:
     """Whoever asks without one, or with a book, gets none."""
-    headers = prover("secret", 10917)
+    headers = prover(lambda: "secret", 10917)
 
     assert headers("abc") == {"Ampwatch-Proof": proof("secret", "abc", 10917)}
     assert headers("") == headers("x" * 65) == {}

@@ -30,6 +30,7 @@ from ampwatch.host.daemon.lanes import Lane, LaneFullError
 from ampwatch.host.daemon.protection import Protection
 from ampwatch.host.daemon.site import LANES, sentence
 from ampwatch.host.daemon.stream import CHUNK, Stream
+from ampwatch.host.daemon.turns import Turns
 from ampwatch.wire.rendezvous import probe
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class Server:
         if not self.is_loopback:
             self._names |= _names_of_machine()
         self._lanes = {name: Lane(name, waiting) for name, waiting in LANES.items()}
+        self._turns = Turns()
         self._max_connections = _room()
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         self._waiting: dict[Stream, None] = {}
@@ -252,13 +254,16 @@ class Server:
             self.protection.refresh()
             if (tls := self.protection.web.tls) is not None:
                 await stream.secure(tls)
-            rest = b""
+            rest, answered = b"", 0.0
             while True:
                 self._await_request(stream)
                 head, rest = await _head(stream, rest)
                 # None: too long. Empty: the client has left.
                 if head == b"":
                     break
+                # Still one of those that wait: where there is no room, it can go.
+                await self._turns.wait(answered)
+                answered = asyncio.get_running_loop().time()
                 if not await self._answer(stream, head):
                     await stream.end(LINGER_SECONDS)
                     break

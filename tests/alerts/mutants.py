@@ -1,13 +1,26 @@
-"""Changes to a rule, one each, that its tests must notice."""
+"""Changes to a rule, one each, that its tests must notice.
+
+After all of them were tried, ``python -m tests.alerts.mutants > tests/golden/mutants.txt`` writes down
+for which rules and tests that holds.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.alerts.rules import ALERTS, groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+TOPICS = ("scale", "numerics", "ranks", "precision", "gpu", "monitoring")
+
+TRIED = Path(__file__).parents[1] / "golden" / "mutants.txt"
 
 _TOKEN = re.compile(
     r"""(?P<string>"(?:[^"\\]|\\.)*")
@@ -87,3 +100,19 @@ def _context(expr: str, token: re.Match[str]) -> str:
 def _waits(wait: str) -> list[str]:
     seconds = int(wait[:-1]) * _SECONDS[wait[-1]]
     return [f"{seconds * 4}s", f"{seconds // 4}s"] if seconds else ["1m"]
+
+
+def digest(topic: str) -> str:
+    """Return a digest of what decides about the mutants of a topic: rules, tests, and how they are made."""
+    rules = next(group for group in groups() if group["name"] == f"ampwatch-{topic}")["rules"]
+    parts = [
+        json.dumps(rules, sort_keys=True).encode(),
+        (ALERTS / f"{topic}.test.yml").read_bytes(),
+        Path(__file__).read_bytes(),
+    ]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+if __name__ == "__main__":
+    for each in TOPICS:
+        print(each, digest(each))  # noqa: T201 - its output is the file

@@ -7,6 +7,7 @@ import sys
 import urllib.request
 from typing import TYPE_CHECKING
 
+from ampwatch.wire.rendezvous.token import read_token
 from tests.host.daemon.parts import ROOT, Place, eventually
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ def test_two_ranks_of_one_run_share_one_daemon_and_are_kept_apart(tmp_path: Path
             address = f"http://127.0.0.1:{info.port}/metrics"
 
             def scraped() -> list[str]:
-                with urllib.request.urlopen(address, timeout=5) as answer:
+                bearer = {"Authorization": f"Bearer {read_token(place.runtime)}"}
+                request = urllib.request.Request(address, headers=bearer)
+                with urllib.request.urlopen(request, timeout=5) as answer:
                     lines: list[str] = answer.read().decode().splitlines()
                 return sorted(
                     line

@@ -43,10 +43,15 @@ def is_of_a_signal(error: BaseException) -> bool:
     A time limit set with ``signal.alarm`` raises wherever the program is just then, in a sensor as
     well, and what it raises is an ``Exception`` as a rule: it is the program's all the same, as
     ``KeyboardInterrupt`` is. The traceback shows it: Python calls a handler from the frame that it
-    interrupts, with the number of the signal and that very frame.
+    interrupts, with the number of the signal and that very frame. One that had to wait is called
+    by ``_Waiting.hand_on``.
     """
     at = error.__traceback__
-    while at is not None and (inner := at.tb_next) is not None:
+    while at is not None:
+        if at.tb_frame.f_code is _Waiting.hand_on.__code__:
+            return True
+        if (inner := at.tb_next) is None:
+            return False
         code, values = inner.tb_frame.f_code, inner.tb_frame.f_locals
         # Positional ones first, then keyword-only ones, then ``*args``.
         names = code.co_varnames

@@ -146,6 +146,16 @@ def test_what_a_handler_of_a_signal_raises_is_the_programs(form: str, way: str) 
     assert (heard, guard.errors, guard._holders) == (["next"], 0, {})
 
 
+def test_what_a_handler_that_had_to_wait_raises_is_the_programs() -> None:
+    """A sensor that places hooks is no more to blame than one that reads."""
+    guard = Guard("s")
+
+    with handled_by(Limit().method, signal.SIGALRM), pytest.raises(TimeoutError):
+        guard.run(unbroken(partial(signal.raise_signal, signal.SIGALRM)))
+
+    assert not guard.off
+
+
 def test_what_a_sensor_raises_after_a_signal_was_handled_is_its_own() -> None:
     """A handler that returns is no excuse."""
     guard = Guard("s")

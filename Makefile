@@ -23,7 +23,7 @@ FRAMEWORKS_VENV := .venv-frameworks
 FRAMEWORKS_INSTALLED := $(FRAMEWORKS_VENV)/.installed
 FRAMEWORKS_ALL_INSTALLED := $(FRAMEWORKS_VENV)/.installed-all
 CODE := ampwatch dashboards tests benchmarks examples deploy tools
-PROSE := README.md CHANGELOG.md CONTRIBUTING.md docs examples/README.md
+PROSE := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples/README.md
 
 .PHONY: help
 help: ## List the targets

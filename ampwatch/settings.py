@@ -204,7 +204,7 @@ class Settings:
     )
     max_ranks: int = _knob(
         256,
-        "Ranks that the daemon exports to Prometheus, those that started first before others; it counts those left out.",
+        "Ranks that the daemon exports to Prometheus: of each user as many as of another, those that started first before others; it counts those left out.",
         low=1,
         high=4096,
     )

@@ -14,19 +14,19 @@ MODEL = ROOT / "docs" / "security-model.md"
 ROWS = [
     line.strip("|").split("|")
     for line in MODEL.read_text(encoding="utf-8").splitlines()
-    if line.startswith("| ") and not line.startswith("| What holds")
+    if line.startswith("| ") and not line.startswith(("| What holds", "| ---"))
 ]
 
 
 @cache
-def tests_of(path: Path) -> set[str]:
+def _functions_of(path: Path) -> set[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def test_there_are_sentences() -> None:
     """Otherwise none would be checked."""
-    assert len(ROWS) > 40
+    assert len(ROWS) >= 30
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0].strip()[:60])
@@ -38,4 +38,4 @@ def test_a_sentence_is_held_by_tests_that_exist(row: list[str]) -> None:
     assert references
     for path, name in references:
         assert name.startswith("test_")
-        assert name in tests_of(ROOT / "tests" / path), f"no {name} in tests/{path}"
+        assert name in _functions_of(ROOT / "tests" / path), f"no {name} in tests/{path}"

@@ -37,7 +37,7 @@ user: on loopback it answers every user of the machine, so beyond it give a web-
 file, which is read again at SIGHUP. AMPWATCH_READERS=token has it ask for a token as well,
 =all has a user's daemon ask nobody.
 
-Beyond loopback and without such a file it is known by addresses, by names without a domain
+Beyond loopback, where it asks for nothing, it is known by addresses, by names without a domain
 or in a private one, by the names of this machine and the one of --web.external-address.
 """
 

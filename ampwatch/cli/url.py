@@ -16,11 +16,11 @@ EPILOG = """\
 examples:
   ampwatch url
       to be pasted into a browser
-  ampwatch url --header | curl -H @- http://localhost:PORT/metrics
+  ampwatch url --header | curl -H @- http://127.0.0.1:PORT/metrics
       what Prometheus reads, by a program
 
-The token is made once and kept in daemon.token in the runtime directory. Remove that file
-for another one. AMPWATCH_READERS=all has a daemon ask for none.
+The token is made once and kept in daemon.token in the runtime directory. Remove that file,
+and the daemon makes another one. AMPWATCH_READERS=all has a daemon ask for none.
 """
 
 

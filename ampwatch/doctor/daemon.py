@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from dataclasses import replace
 from functools import partial
@@ -14,7 +13,7 @@ from ampwatch.doctor.places import trouble_with
 from ampwatch.errors import RingError
 from ampwatch.runtime import DAEMON_LOCK, DAEMON_LOG, runtime_path, runtime_paths
 from ampwatch.wire.rendezvous import probe
-from ampwatch.wire.rendezvous.lock import read_info
+from ampwatch.wire.rendezvous.lock import Sight, look_at
 from ampwatch.wire.rendezvous.probe import SERVICE, Answer
 from ampwatch.wire.ring.layout import LAYOUT
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ampwatch.settings import Settings
+    from ampwatch.wire.rendezvous.lock import DaemonInfo
 
 
 def daemon(settings: Settings, ask: Callable[[str, int], Answer] | None = None) -> list[Check]:
@@ -40,20 +40,28 @@ def daemon(settings: Settings, ask: Callable[[str, int], Answer] | None = None) 
     except RingError as error:
         return [Check("runtime directory", State.PROBLEM, str(error))]
     ask = ask or partial(probe.ask, places=runtime_paths(settings.runtime_dir))
-    serving = _serving(settings, directory, ask)
+    sight = _look_at(directory)
+    serving = _serving(settings, sight.info, ask)
     return [
         _daemon(serving),
         _port(settings, serving, ask),
         _runtime_directory(directory),
-        _lock(directory, serving),
+        _lock(directory, sight, serving),
     ]
 
 
+def _look_at(directory: Path) -> Sight:
+    """Look at the lock without creating the file; one that cannot be looked at is free."""
+    try:
+        return look_at(directory)
+    except OSError:
+        return Sight(is_held=False, info=None, has_resigned=False)
+
+
 def _serving(
-    settings: Settings, directory: Path, ask: Callable[[str, int], Answer]
+    settings: Settings, info: DaemonInfo | None, ask: Callable[[str, int], Answer]
 ) -> Answer | None:
     """Return the daemon that would show this user's runs: the one in the lock file, else on the port."""
-    info = read_info(directory) if _is_held(directory / DAEMON_LOCK) else None
     addresses = [(info.host, info.port)] if info else []
     if settings.port:
         addresses.append((settings.host, settings.port))
@@ -110,27 +118,11 @@ def _runtime_directory(directory: Path) -> Check:
     return Check("runtime directory", State.OK, f"{directory} takes the daemon's lock and log")
 
 
-def _lock(directory: Path, serving: Answer | None) -> Check:
+def _lock(directory: Path, sight: Sight, serving: Answer | None) -> Check:
     path = directory / DAEMON_LOCK
-    held = _is_held(path)
-    if held and serving is None:
+    if sight.is_held and serving is None:
         why = f"{path} is held, but no daemon answers: one is starting, or hangs"
         return Check(
             "lock", State.PROBLEM, why, f"wait a moment; else see {directory / DAEMON_LOG}"
         )
-    return Check("lock", State.OK, f"{path} is {'held by the daemon' if held else 'free'}")
-
-
-def _is_held(path: Path) -> bool:
-    """Try the lock without creating the file; for an instant only, and shared with other readers."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+    return Check("lock", State.OK, f"{path} is {'held by the daemon' if sight.is_held else 'free'}")

@@ -12,6 +12,7 @@ import math
 import os
 import subprocess
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
@@ -38,7 +39,10 @@ RETRY_SECONDS = 20.0
 MAX_RETRY_SECONDS = 1800.0
 
 CLOSE_SECONDS = 3.0
-"""Patience, at the end of the training, with a daemon that is starting."""
+"""Patience, at the end of the training, with a daemon that is starting. Unit: s."""
+
+KILL_SECONDS = 1.0
+"""Patience there with a process that was killed: one that waits for a file system ends later. Unit: s."""
 
 
 class DaemonLink:
@@ -95,11 +99,12 @@ class DaemonLink:
         now = self._clock()
         self.due_s = now + LOOK_SECONDS
         directory = runtime_path(self._settings.runtime_dir)
+        # Before the lock, which a process that has ended does not hold any more.
+        has_failed = self._has_failed(now)
         try:
             sight = look_at(directory)
         except OSError:
             return  # whoever has removed the file has not ended the daemon
-        has_failed = self._has_failed(now)
         if sight.info is not None:
             self._found(sight.info)
         elif sight.is_held:  # by somebody who is about to start one
@@ -124,18 +129,23 @@ class DaemonLink:
             child.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             child.kill()
-            child.wait()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(KILL_SECONDS)
 
     def _has_failed(self, now: float) -> bool:
-        """Return whether the process that starts a daemon has ended, or takes too long; let go of it."""
+        """Return whether the process that starts a daemon has ended, and let go of it.
+
+        One that takes too long is ended.
+        """
         child = self._child
         if child is None:
             return False
         if child.poll() is None:
-            if now < self._give_up_s:
-                return False
-            child.kill()
-            child.wait()
+            if now >= self._give_up_s:
+                # Not waited for: in the middle of a system call it ends when that does, and a step
+                # must not hang for as long. The next look finds it ended, and the lock free.
+                child.kill()
+            return False
         self._child = None
         return True
 

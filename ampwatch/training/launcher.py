@@ -137,16 +137,11 @@ def start_daemon(settings: Settings) -> subprocess.Popen[bytes] | None:
         lock.let_go()
 
 
-def token_for(settings: Settings, url: str) -> str:
-    """Return the token that the daemon at ``url`` wants of readers, if it is this user's; else empty."""
-    try:
-        directory = runtime_path(settings.runtime_dir)
-    except AmpwatchError:
+def token_for(settings: Settings, status: DaemonStatus) -> str:
+    """Return the token that a daemon which was found wants of readers, if it is this user's; else empty."""
+    if status.info is None or not status.info.wants_token:
         return ""
-    info = read_info(directory)
-    if info is None or info.url != url or not info.wants_token:
-        return ""
-    return read_token(directory) or ""
+    return read_token(runtime_path(settings.runtime_dir)) or ""
 
 
 def _ring_directory(settings: Settings) -> str:
@@ -210,7 +205,7 @@ def _mismatch(version: str, layout: int, how_to_end: str) -> str:
     if layout != LAYOUT:
         return f"expected a daemon that reads ring layout {LAYOUT}, got ampwatch {version} with layout {layout}, which cannot read this run; end it with {how_to_end} and start the run again"
     if version != __version__:
-        return f"expected a daemon of ampwatch {__version__}, got {version}; it can read this run, end it with {how_to_end} to have the newer one"
+        return f"expected a daemon of ampwatch {__version__}, got {version}; it can read this run, end it with {how_to_end} to have that one"
     return ""
 
 

@@ -184,10 +184,11 @@ class Monitor:
                 self._outlet.serve()
             self._session.install()
             _open.append(self)
-            # atexit runs before modules are torn down, and not at all after a signal that kills: the
-            # daemon sees from the ring that the process is gone.
+            # atexit runs before modules are torn down, and not at all after a signal that kills:
+            # the daemon sees from the ring that the process is gone.
             atexit.register(self._at_exit)
-            # A process of multiprocessing catches its exception itself, and a forked one runs no atexit.
+            # A process of multiprocessing catches its exception itself, and a forked one runs no
+            # atexit.
             if multiprocessing.parent_process() is not None:
                 self._at_end = Finalize(None, self._at_exit, exitpriority=0)
         except BaseException as error:
@@ -382,13 +383,15 @@ class Monitor:
         if self._closed:
             return
         try:
-            # Before anything is taken off: a callback may call close() again while findings are drained.
+            # Before anything is taken off: a callback may call close() again while findings are
+            # drained.
             self._closed = True
             # Sensors go last: values of the newest iterations are still on their way to the host.
             self._session.drain()
             self._leave(state, reason)
         except BaseException:
-            # All of it once more: an interrupt may have come anywhere, and close() does nothing now.
+            # All of it once more: an interrupt may have come anywhere, and close() does nothing
+            # now.
             self._leave(state, reason)
             raise
 

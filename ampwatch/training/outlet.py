@@ -100,14 +100,13 @@ class Outlet:
                 logger.warning("%s", trouble)
         run = address(status.url, identity.run)
         if run and not identity.local_rank and _is_to_say(said, run):
-            self._announce(run)
+            self._announce(run, token_for(settings, status))
 
-    def _announce(self, run: str) -> None:
+    def _announce(self, run: str, token: str) -> None:
         """Say where the page of the run is, with the token only where nobody else reads it."""
         url, name, started_ns = self.url, self._identity.run, self._identity.started_ns
         words = f"watching run {printable(name)}: "
         page = address(url, name, started_ns=started_ns)
-        token = token_for(self._settings, url)
         if not token:
             announce(words + page, run)
             return
@@ -127,7 +126,9 @@ class Outlet:
         """Take note of where the daemon is from now on; one of the ranks says it."""
         self._log.point_to(url)
         if _is_to_say(self._said, topic):
-            logger.warning("%s", sentence)
+            # A log handler is user code; the link to the daemon must outlive what that raises.
+            with suppress(Exception):
+                logger.warning("%s", sentence)
 
     def remember(self, *, is_durable: bool, describe: Callable[[Box], None]) -> None:
         """Keep the newest evidence, for reports; on disk as well when something goes wrong.
@@ -202,7 +203,8 @@ class Outlet:
         """Write a record to the ring, if there is one, and remember it. Never raises."""
         if self._ring is not None:
             self._ring.put(record)
-        # A clock read, as this comes several times in a step; what nobody writes nobody has to read.
+        # A clock read, as this comes several times in a step; what nobody writes nobody has to
+        # read.
         if self._link is not None and time.monotonic() >= self._link.due_s:
             self._linking.run(self._link.look)
         if self._remember is not None:

@@ -201,8 +201,8 @@ from ampwatch.training.launcher import ensure_daemon
 from ampwatch.settings import Settings
 for _ in range(5): step()
 from ampwatch.training.launcher import token_for
-page = ensure_daemon(Settings.resolve()).url
-token = token_for(Settings.resolve(), page)
+status = ensure_daemon(Settings.resolve())
+page, token = status.url, token_for(Settings.resolve(), status)
 metrics = urllib.request.Request(page + "metrics", headers={"Authorization": f"Bearer {token}"})
 import time
 for _ in range(200):

@@ -139,7 +139,7 @@ def test_the_two_configurations_of_prometheus_differ_in_addresses_only() -> None
         manager["static_configs"][0]["targets"] = ["a:9093"]
         for job in config["scrape_configs"]:
             for discovery in job.get("http_sd_configs", []):
-                discovery["url"] = re.sub(r"//\w+:", "//a:", discovery["url"])
+                discovery["url"] = re.sub(r"//[\w.]+:", "//a:", discovery["url"])
             for files in job.get("file_sd_configs", []):
                 files["files"] = [(path.parent / name).resolve() for name in files["files"]]
         return config

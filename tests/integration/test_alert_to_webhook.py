@@ -92,7 +92,7 @@ def replaced(daemon: str, alertmanager: str) -> dict[str, list[tuple[str, str]]]
     """Return what is replaced in the deployed files: addresses, and how long they wait."""
     return {
         SCRAPER: [
-            ("http://localhost:10917/sd", f"http://{daemon}/sd"),
+            ("http://127.0.0.1:10917/sd", f"http://{daemon}/sd"),
             ("localhost:9093", alertmanager),
             ("scrape_interval: 5s", "scrape_interval: 1s"),
             ("scrape_timeout: 5s", "scrape_timeout: 1s"),

@@ -20,6 +20,7 @@ from ampwatch.training import daemon_link
 from ampwatch.training.daemon_link import LOOK_SECONDS, MAX_RETRY_SECONDS, DaemonLink
 from ampwatch.training.launcher import START_SECONDS, DaemonStatus
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
+from ampwatch.wire.rendezvous.token import ensure_token
 from tests.host.daemon.parts import Place, ask, eventually
 from tests.workshop.clocks import Clock
 
@@ -37,6 +38,8 @@ class Helper:
         self.status: int | None = None
         self.is_reaped = False
         self.was_killed = False
+        self.lock: DaemonLock | None = None
+        self.is_in_a_system_call = False
 
     def poll(self) -> int | None:
         self.is_reaped = self.status is not None
@@ -49,7 +52,13 @@ class Helper:
         return self.status
 
     def kill(self) -> None:
-        self.was_killed, self.status = True, -9
+        self.was_killed = True
+        if self.is_in_a_system_call:
+            return
+        self.status = -9
+        if self.lock is not None:
+            self.lock.let_go()
+            self.lock = None
 
 
 class Scene:
@@ -208,6 +217,34 @@ def test_a_process_that_hangs_is_given_up(own_places: Path) -> None:
     assert len(scene.helpers) > 1
 
 
+def test_a_process_that_hangs_with_the_lock_is_one_that_has_failed(own_places: Path) -> None:
+    """It was handed the lock, which is free once it has ended; it is said, and tried again later."""
+    scene = Scene(own_places)
+    scene.lock.let_go()
+    scene.due(LOOK_SECONDS)
+    (helper,) = scene.helpers
+    helper.lock = DaemonLock.take(scene.runtime)
+    scene.due(START_SECONDS + LOOK_SECONDS)
+
+    assert helper.was_killed
+    assert helper.is_reaped
+    assert len(scene.helpers) == len(scene.said) == 1
+
+
+def test_a_process_that_no_signal_ends_is_not_waited_for(own_places: Path) -> None:
+    """Neither by a step nor by the end of the training: its file system may be gone."""
+    scene = Scene(own_places)
+    scene.lock.let_go()
+    scene.due(LOOK_SECONDS)
+    (helper,) = scene.helpers
+    helper.is_in_a_system_call = True
+    scene.due()
+    scene.link.close()
+
+    assert helper.was_killed
+    assert len(scene.helpers) == 1
+
+
 def test_a_lock_file_that_is_gone_says_nothing_of_the_daemon(own_places: Path) -> None:
     """Who tidies a directory for temporary files has not ended it."""
     scene = Scene(own_places)
@@ -261,7 +298,7 @@ def test_a_daemon_that_is_killed_under_a_training_comes_back(
         steps += 1
 
     def is_complete() -> bool:
-        bearer = f"Bearer {place.token()}"
+        bearer = f"Bearer {ensure_token(place.runtime)}"
         text = ask((info.host, info.port), "/metrics", Authorization=bearer).text
         return f'ampwatch_steps_total{{rank="0",run="again"}} {steps}.0' in text
 

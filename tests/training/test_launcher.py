@@ -293,7 +293,7 @@ def test_the_machine_wide_daemon_is_used(place: Place) -> None:
 
 def test_a_machine_wide_daemon_of_another_layout_is_a_warning(place: Place) -> None:
     """It cannot read this run, and the user cannot end it."""
-    with answering(health(scope="machine", layout=LAYOUT + 1), place.token()) as port:
+    with answering(health(scope="machine", layout=LAYOUT + 1), place.secret()) as port:
         status = ensure_daemon(settings(port=port))
 
     assert "service manager" in status.message
@@ -304,7 +304,7 @@ def test_a_daemon_that_does_not_say_where_it_looks_is_used_with_a_warning_if_tha
     place: Place, scope: str
 ) -> None:
     """As between a login session and a batch job; shared memory is the same for both."""
-    with answering(health(scope=scope), place.token()) as port:
+    with answering(health(scope=scope), place.secret()) as port:
         usual = ensure_daemon(settings(port=port, ring_dir=""))
         set_apart = ensure_daemon(settings(port=port))
         running = [daemon_is_running(settings(port=port, **r)) for r in ({"ring_dir": ""}, {})]

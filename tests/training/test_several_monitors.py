@@ -127,6 +127,26 @@ def test_an_evaluated_model_that_is_watched_hears_nothing_of_a_training(one_thre
     assert not beside.findings
 
 
+def test_a_failure_to_tell_whose_an_optimizer_is_reaches_no_step(
+    monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """What somebody's optimizer does when it is read is not known; to ask is ampwatch's own."""
+
+    def fails(*_: object) -> bool:
+        msg = "its parameters cannot be read now"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(Ownership, "is_of_another", fails)
+    fits = [Fit(fails=False), Fit(fails=False)]
+    monitors = [fit.watch("light") for fit in fits]
+    one_after_the_other(fits)
+    for monitor in monitors:
+        monitor.close()
+
+    assert [m.last_step.step for m in monitors] == [STEPS - 1] * 2
+    assert all("ownership failed" in m.report() for m in monitors)
+
+
 def test_what_belongs_to_nobody_is_everybodys() -> None:
     """An optimizer of another training is another's, until that training is over."""
     mine, others, nobodys = (nn.Linear(2, 2) for _ in range(3))

@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import html
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from ampwatch.errors import DaemonError
 from ampwatch.host.daemon.site import Response, sentence
 from ampwatch.wire.rendezvous.probe import realm
-from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, ensure_token, read_token
+from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, ensure_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +33,9 @@ it, and a probe that watches over the daemon; of runs it says nothing."""
 
 COOKIE_SECONDS = 30 * 24 * 3600
 """How long a browser need not send the token again. Unit: s."""
+
+SLASHES = "/\\"
+"""What separates hosts from paths, to a browser (WHATWG URL, special schemes)."""
 
 HTML = "text/html; charset=utf-8"
 
@@ -122,9 +127,12 @@ class Access:
     def _current(self) -> str:
         """Return the token as the file has it now: whoever reads it there is right.
 
+        A file that was removed is made anew: that is how its user takes back what the token allows.
+
         Cost: some 20 us.
         """
-        self._token = read_token(self._directory) or self._token
+        with suppress(DaemonError):  # no place for it now, or one that others can read
+            self._token = ensure_token(self._directory)
         return self._token
 
     def _unauthorized(
@@ -161,22 +169,22 @@ def _pass(token: str) -> str:
     """Return the value of the cookie: what the token allows to read, and not the token.
 
     A browser sends a cookie to every port of a host, whoever listens there. Nobody can make the
-    token of it, which is also what the daemon proves itself by; nor is it the proof of anything,
-    as those begin with a port.
+    token of it, which opens other daemons of the user as well.
     """
     return hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
 
 def _cookie_name(port: str) -> str:
-    # Two daemons behind one name, tunnels to two machines for instance, would take it from each other.
+    # Two daemons behind one name, tunnels to two machines for instance, would take it from each
+    # other.
     return f"ampwatch-{port}"
 
 
 def _cookie(token: str, port: str, *, is_tls: bool) -> str:
     """Return the header that gives a browser its cookie.
 
-    Lax and not Strict: a link in a chat, a mail or a Grafana leads to the page. With Strict it would
-    not, nor would the redirect after such a link; and nothing here can be changed by a link.
+    Lax and not Strict: a link in a chat, a mail or a Grafana leads to the page. With Strict it
+    would not, nor would the redirect after such a link; and nothing here can be changed by a link.
     """
     attributes = f"Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Lax{'; Secure' * is_tls}"
     return f"{_cookie_name(port)}={_pass(token)}; {attributes}"
@@ -200,8 +208,8 @@ def _in_cookies(headers: HTTPMessage, port: str) -> Iterator[str]:
 def _sent_on(path: str, query: str, cookie: str) -> Response:
     """Send a browser to the address without its token. What follows ``#`` there it keeps (RFC 9110, 10.2.2)."""
     rest = "&".join(f for f in query.split("&") if f.partition("=")[0] != TOKEN_FIELD)
-    # Two slashes would be the beginning of another host.
-    location = f"/{path.lstrip('/')}{'?' * bool(rest)}{rest}"
+    # Two of them would be the beginning of another host.
+    location = f"/{path.lstrip(SLASHES)}{'?' * bool(rest)}{rest}"
     return sentence(
         HTTPStatus.SEE_OTHER,
         "The address without its token, which is in a cookie now.",

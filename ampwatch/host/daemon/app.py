@@ -33,7 +33,7 @@ from ampwatch.host.gpu.collector import gpu_collector
 from ampwatch.runtime import ring_directories, runtime_directory
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at
 from ampwatch.wire.rendezvous.probe import prover
-from ampwatch.wire.rendezvous.token import ensure_token
+from ampwatch.wire.rendezvous.token import SECRET_FILE, ensure_token, read_token
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ STUCK_POLLS = 10
 """The loop counts as stuck when the rings were not read for both of these. Unit: s; polls."""
 
 COLLECT_SECONDS = 600.0
-"""Time between two collections of all objects. Python would begin one whenever there are a quarter more
-of them, as when a page is opened, and stop everything for it: 0.3 s with 256 ranks. Hardly anything here
-is freed by them. Unit: s."""
+"""Time between two collections of all objects. Python would begin one whenever there are a quarter
+more of them, as when a page is opened, and stop everything for it: 0.3 s with 256 ranks. Hardly
+anything here is freed by them. Unit: s."""
 
 LOCK_SECONDS = 2.0
 """Patience with somebody who holds the lock without serving: a daemon that starts, or
@@ -133,7 +133,11 @@ class Daemon:
         )
         self._access = Access(site.scope, settings.readers, directory)
         self._server = self._listening(site, web)
-        self._server.prove = prover(ensure_token(directory), self._server.server_port)
+        secret = ensure_token(directory, SECRET_FILE)
+        # As the file has it now: trainings read it there, also after it was replaced.
+        self._server.prove = prover(
+            lambda: read_token(directory, SECRET_FILE) or secret, self._server.server_port
+        )
         # TLS neither comes nor goes while the daemon runs (protection.py).
         self._scheme = "https" if web.tls else "http"
         self._polled_at = self._busy_at = self._collected_at = time.monotonic()

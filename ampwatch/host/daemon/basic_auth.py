@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 REMEMBER_SECONDS = 600.0
 """Time from the last use of a right password until it is checked again: longer than from scrape to
-scrape, so that a scrape never waits behind those who guess. Users that change are forgotten at once:
-they get a new ``BasicAuth``. Unit: s."""
+scrape, so that a scrape never waits behind those who guess. Users that change are forgotten at
+once: they get a new ``BasicAuth``. Unit: s."""
 
 _COST = slice(4, 6)
 """Where the logarithm of a hash's cost stands: ``$2b$12$...``."""

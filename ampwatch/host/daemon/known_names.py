@@ -8,6 +8,8 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from ampwatch.wire.ring.text import parse_json
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -40,7 +42,7 @@ class KnownNames:
         self._saved = owners.version
         self._due_s = clock() + SAVE_SECONDS
         try:
-            owners.load(json.loads(self._path.read_bytes()))
+            owners.load(parse_json(self._path.read_bytes()))
         except (OSError, ValueError):  # none yet, or half of one
             return
 

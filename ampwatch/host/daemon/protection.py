@@ -8,6 +8,7 @@ scrape, and a file that is empty for the moment in which it is copied must not o
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -125,7 +126,7 @@ def _check_not_weaker(old: WebConfig, new: WebConfig) -> None:
     """Refuse what a daemon that runs must not become by a file alone.
 
     Raises:
-        DaemonError: If TLS comes or goes, or all users go.
+        DaemonError: If TLS comes or goes, all users go, or certificates are not required any more.
     """
     if (old.tls is None) != (new.tls is None):
         was, would_be = ("HTTPS", "HTTP") if old.tls else ("HTTP", "HTTPS")
@@ -134,7 +135,9 @@ def _check_not_weaker(old: WebConfig, new: WebConfig) -> None:
     if old.users and not new.users:
         msg = f"expected {new.path} to have basic_auth_users still, got none; restart the daemon to let everybody read"
         raise DaemonError(msg)
-    verifies = [web.tls is not None and bool(web.tls.verify_mode) for web in (old, new)]
-    if verifies == [True, False]:
-        msg = f"expected {new.path} to verify the certificates of clients still, got NoClientCert; restart the daemon to let everybody read"
+    requires = [
+        web.tls is not None and web.tls.verify_mode is ssl.CERT_REQUIRED for web in (old, new)
+    ]
+    if requires == [True, False]:
+        msg = f"expected {new.path} to require certificates of clients still, got another client_auth_type; restart the daemon to let everybody read"
         raise DaemonError(msg)

@@ -1,8 +1,8 @@
 """The listening socket: binding, TLS, and bounds on how many clients for how long.
 
 One thread waits for all connections, so that an idle one costs its descriptor and some kB. A whole
-request is answered in the thread of its kind (`lanes.py`): no client, and no kind of answer, keeps a scrape
-waiting.
+request is answered in the thread of its kind (`lanes.py`): no client, and no kind of answer, keeps
+a scrape waiting.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from ampwatch.host.daemon.lanes import Lane, LaneFullError
 from ampwatch.host.daemon.protection import Protection
 from ampwatch.host.daemon.site import LANES, sentence
 from ampwatch.host.daemon.stream import CHUNK, Stream
+from ampwatch.host.daemon.turns import Turns
 from ampwatch.wire.rendezvous import probe
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class Server:
         if not self.is_loopback:
             self._names |= _names_of_machine()
         self._lanes = {name: Lane(name, waiting) for name, waiting in LANES.items()}
+        self._turns = Turns()
         self._max_connections = _room()
         self._streams: dict[Stream, asyncio.Task[None]] = {}
         self._waiting: dict[Stream, None] = {}
@@ -150,9 +152,9 @@ class Server:
     def is_known_as(self, host: str) -> bool:
         """Return whether a client may come by the name or address ``host``.
 
-        Against DNS rebinding: a page elsewhere can point its own name here, and its scripts could then
-        read what the daemon answers. Beyond loopback that needs no check where the browser makes
-        one, of the certificate, or has to send a password or the token.
+        Against DNS rebinding: a page elsewhere can point its own name here, and its scripts could
+        then read what the daemon answers. Beyond loopback that needs no check where the browser
+        makes one, of the certificate, or has to send a password or the token.
         """
         if host in self._names:
             return True
@@ -221,8 +223,10 @@ class Server:
             except OSError as error:
                 if error.errno in (errno.EBADF, errno.EINVAL, errno.ENOTSOCK):
                     raise
-                # No descriptor, no memory, or a client that has left: whoever only waits makes room.
-                self._make_room()
+                # No descriptor or no memory: whoever only waits makes room. Not for a client that
+                # has left before it was accepted.
+                if error.errno != errno.ECONNABORTED:
+                    self._make_room()
                 await asyncio.sleep(0.01)
                 continue
             stream = Stream(accepted, address)
@@ -250,13 +254,16 @@ class Server:
             self.protection.refresh()
             if (tls := self.protection.web.tls) is not None:
                 await stream.secure(tls)
-            rest = b""
+            rest, answered = b"", 0.0
             while True:
                 self._await_request(stream)
                 head, rest = await _head(stream, rest)
                 # None: too long. Empty: the client has left.
                 if head == b"":
                     break
+                # Still one of those that wait: where there is no room, it can go.
+                await self._turns.wait(answered)
+                answered = asyncio.get_running_loop().time()
                 if not await self._answer(stream, head):
                     await stream.end(LINGER_SECONDS)
                     break

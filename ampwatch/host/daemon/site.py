@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.passes import CollectorPass
 
 LANES = {"metrics": 512, "health": 512, "login": 32, "page": 512, "rest": 512, "rare": 512}
-"""The kinds of answers, each with a thread: what floods one of them delays no other. By each, how many
-may wait. Of guessed passwords few: whoever logs in for the first time waits behind them, each for up to a
-quarter of a second."""
+"""The kinds of answers, each with a thread: what floods one of them delays no other. By each, how
+many may wait. Of guessed passwords few: whoever logs in for the first time waits behind them, each
+for up to a quarter of a second."""
 
 MAX_STREAMS = 64
 """Open pages at a time."""

@@ -102,7 +102,8 @@ class Stream:
                     self._socket.unwrap()
             else:
                 self._socket.shutdown(socket.SHUT_WR)
-                # Bytes that nobody has read reset a connection that is closed, and the answer with it.
+                # Bytes that nobody has read reset a connection that is closed, and the answer with
+                # it.
                 taken = 0
                 while taken < MAX_LINGER and (data := await self.receive()):
                     taken += len(data)

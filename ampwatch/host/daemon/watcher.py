@@ -10,7 +10,9 @@ started again, or when they take too much room.
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ from ampwatch.host.daemon.settled import (
     surplus,
 )
 from ampwatch.host.fleet.fleet import Writer
+from ampwatch.report.one_line import printable
 from ampwatch.wire.records import EndRecord, RunState, StepRecord
 from ampwatch.wire.ring import RingReader
 
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
     from ampwatch.host.daemon.rescue import Rescue
     from ampwatch.host.fleet import Fleet
     from ampwatch.wire.records import Record, RunIdentity
+
+MAX_READING_SECONDS = 1.0
+"""Time of a poll after which no more rings of a user are read in it, but in the next one: who fills
+hundreds of large rings again and again must not keep other users waiting. Unit: s."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +55,8 @@ class _Followed:
     signature: Signature
     last_ns: int
     """Newest time its writer is known to have lived. Unit: ns."""
+    read_at: float = -math.inf
+    """Monotonic time at which it was read last. Unit: s."""
     is_shown: bool = False
     """True once the fleet knows it."""
     was_alive: bool = False
@@ -66,6 +75,7 @@ class RingWatcher:
         any_user: Read every user's rings.
         rescue: Keeps what a process that died or hangs has left; ``None`` for nobody.
         clock: Unix time. Unit: s.
+        stopwatch: Monotonic time. Unit: s.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class RingWatcher:
         any_user: bool = False,
         rescue: Rescue | None = None,
         clock: Callable[[], float] = time.time,
+        stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._directories = directories
@@ -84,6 +95,7 @@ class RingWatcher:
         self._any_user = any_user
         self._rescue = rescue
         self._clock = clock
+        self._stopwatch = stopwatch
         self._followed: dict[Path, _Followed] = {}
         self._settled: dict[Path, Settled] = {}
         self._problems: dict[Path, str] = {}
@@ -104,12 +116,14 @@ class RingWatcher:
             For a ring at rest an ``lstat``, a lock query and a read of its header.
         """
         found = find_rings(self._directories(), any_user=self._any_user)
+        spent: defaultdict[int, float] = defaultdict(float)
         # The known ones first: a run that was restarted must find its predecessor dead.
-        for path in list(self._followed):
-            self._read(path, found.rings.get(path))
+        # Among them those that have waited longest.
+        for path in sorted(self._followed, key=lambda path: self._followed[path].read_at):
+            self._read_in_turn(path, found.rings.get(path), spent)
         for path, signature in found.rings.items():
             if self._take_up(path, signature):
-                self._read(path, signature)
+                self._read_in_turn(path, signature, spent)
         self._tidy(found.rings)
         self._report_problems(found.problems)
         return not found.problems
@@ -147,6 +161,24 @@ class RingWatcher:
         self._release(predecessors(self._settled, path.parent, reader.identity))
         return True
 
+    def _read_in_turn(
+        self, path: Path, signature: Signature | None, spent: dict[int, float]
+    ) -> None:
+        """Read ``path``, unless its user has had his time in this poll.
+
+        Args:
+            path: A ring that is followed.
+            signature: Its file; ``None`` if that is gone.
+            spent: Time that reading took in this poll, by user.
+        """
+        ring = self._followed[path]
+        uid = ring.reader.uid
+        if spent[uid] >= MAX_READING_SECONDS:
+            return
+        ring.read_at = started = self._stopwatch()
+        self._read(path, signature)
+        spent[uid] += self._stopwatch() - started
+
     def _read(self, path: Path, signature: Signature | None) -> None:
         """Feed what is new in ``path`` to the fleet; settle it if nothing more can come."""
         ring = self._followed[path]
@@ -165,7 +197,7 @@ class RingWatcher:
             # A boundary: records come from another process, of any release, and folding them can
             # fail in any way. One ring must not end the page of all others. Said once, shown always.
             if path not in self._failed:
-                logger.exception("records of %s cannot be taken in", path)
+                logger.exception("records of %s cannot be taken in", printable(str(path)))
             self._failed[path] = f"records cannot be taken in: {error!r:.200}"
         self._detect_silence(path, ring)
         if any(isinstance(record, EndRecord) for record in records):
@@ -273,7 +305,8 @@ class RingWatcher:
                 self._fleet.problems.pop(str(path), None)
         for path, text in current.items():
             if self._problems.get(path) != text:
-                logger.warning("%s: %s", path, text)
+                # The name is whoever's who made the file: a line break in it would begin a line of his.
+                logger.warning("%s: %s", printable(str(path)), text)
             # Again each time: the fleet may have forgotten the run, and with it the problem.
             self._fleet.note_problem(str(path), text)
         self._problems = current

@@ -127,8 +127,8 @@ def load(path: str) -> WebConfig:
     stamps = {Path(path): stamp_of(Path(path))}
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    # Besides its own errors PyYAML raises AttributeError, IndexError and KeyError for tags that do not fit
-    # their values, and RecursionError for what nests too deeply.
+    # Besides its own errors PyYAML raises AttributeError, IndexError and KeyError for tags that do
+    # not fit their values, and RecursionError for what nests too deeply.
     except Exception as error:
         msg = f"expected a web-config file at {path!r}, got: {error}; see exporter-toolkit's web-configuration.md"
         raise DaemonError(msg) from error

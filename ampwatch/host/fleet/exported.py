@@ -7,6 +7,7 @@ steps, its time and its trouble, which are never left out.
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -20,14 +21,21 @@ if TYPE_CHECKING:
 def within(ranks: Sequence[RankView], limit: int) -> list[RankView]:
     """Return at most ``limit`` of ``ranks``, in their order.
 
-    Those that have ended go first, then those that started last: a rank that is exported
-    stays so while it lives, whatever is started beside it.
+    The users take turns, so that none has fewer than an equal share while another one has more. Of
+    the ranks of a user, those that have ended go first, then those that started last: what else
+    he starts takes no place from a rank that lives.
     """
     if len(ranks) <= limit:
         return list(ranks)
     # By the start, not by the newest step: the choice must not change from scrape to scrape, for a
-    # counter that comes back looks like a reset to Prometheus.
-    kept = set(sorted(ranks, key=lambda rank: (rank.ended, rank.identity.started_ns))[:limit])
+    # counter that comes back looks like a reset to Prometheus. Among the ranks of one user alone:
+    # when a rank started is its own word.
+    turns: Counter[int] = Counter()
+    places: dict[RankView, tuple[int, bool, int]] = {}
+    for rank in sorted(ranks, key=lambda rank: (rank.ended, rank.identity.started_ns)):
+        places[rank] = (turns[rank.uid], rank.ended, rank.uid)
+        turns[rank.uid] += 1
+    kept = set(sorted(ranks, key=places.__getitem__)[:limit])
     return [rank for rank in ranks if rank in kept]
 
 

@@ -77,9 +77,9 @@ class RankView:
 
     Attributes:
         identity: Who writes the ring.
-        name: Name of the run as the user gave it; with ``-`` for ``~``, which the daemon alone gives.
+        name: Name of the run as the user gave it; with ``-`` for ``~``, which labels alone have.
         uid: User who owns the ring.
-        user: His login name.
+        user: Login name of that user, the uid without one.
         run: Label of the run: its name, unless the fleet has two runs of that name.
         facts: Values that do not change from step to step, by name.
         newest: The newest step, ``None`` before the first.

@@ -116,7 +116,7 @@ LABELS: dict[str, str] = {
     "profile": "Profile of the MIG device, as `1g.10gb`.",
     "root": "`true`, or `false` when another finding explains this one.",
     "version": "Version of ampwatch: of the daemon, or of the training process.",
-    "user": "Login name of the user who owns the ring of the rank, as the daemon's machine knows him; the uid where it does not.",
+    "user": "Login name, on the daemon's machine, of the user who owns the ring of the rank; the uid where it knows none.",
     "world_size": "Number of ranks in the process group.",
     "local_rank": "Rank on this host.",
     "device": "Name of the device that is trained on.",

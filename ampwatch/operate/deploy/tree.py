@@ -172,7 +172,8 @@ def _put_token(files: dict[str, str], token_file: str) -> None:
     The file is named and not copied: Prometheus reads it each time, so that a new token is no news
     to it, and the secret is in one place.
     """
-    # The type is the default by the documents, but discovery over HTTP sends none without it (2.42).
+    # The type is the default by the documents, but discovery over HTTP sends none without it
+    # (2.42).
     file = f"authorization: {{type: Bearer, credentials_file: {json.dumps(token_file)}}}\n"
     for path in _WITH_TOKEN:
         _put(files, path, DISCOVERY, f"{DISCOVERY}        {file}    {file}")

@@ -159,7 +159,8 @@ class Attacher:
     def _looks_at(self, backward: int) -> bool:
         """Whether a scaler that is not torch's is looked for at an unwatched call of backward.
 
-        At the first ones, and rarely after: with a framework of a row it is a pass over all objects.
+        At the first ones, and rarely after: with a framework of a row it is a pass over all
+        objects.
         """
         is_its_turn = backward <= EARLY_BACKWARDS or backward == UNWATCHED
         return is_its_turn and not any(s.is_enabled() for s in _living(self._scalers))
@@ -256,9 +257,9 @@ class Attacher:
         models = models_of([*optimizers, *_like_optimizers(foreign)])
         is_for_backward = self._is_nobody_watched() and self._looks_at(self._backwards + 1)
         if foreign is None and not models and is_for_backward and any(living(())):
-            # Copies in float32 that an engine has made of its model's parameters, and steps once while it
-            # is made itself. The next backward finds it whole. Only where that looks: to come here again
-            # at each step would be a pass over all objects each time.
+            # Copies in float32 that an engine has made of its model's parameters, and steps once
+            # while it is made itself. The next backward finds it whole. Only where that looks: to
+            # come here again at each step would be a pass over all objects each time.
             return
         given: Any = scaler if foreign is None else foreign[1]
         if self._covers(models, scaler):

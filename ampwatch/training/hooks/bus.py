@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import nn
+    from torch.optim import Optimizer
 
     from ampwatch.guard import Account
     from ampwatch.training.hooks.open_iteration import OpenIteration
@@ -219,6 +220,16 @@ class Bus:
         if event not in self._others:
             self._others[event] = Channel(self.account)
         return self._others[event]
+
+    def is_of_another(self, owner: Optimizer | nn.Module) -> bool:
+        """Whether an optimizer or a module is another training's. Never raises.
+
+        Cost: nothing to speak of unless another one is watched in this process.
+        """
+        ownership = self.ownership
+        if not ownership.has_others:
+            return False
+        return bool(self._asking.run(ownership.is_of_another, owner))
 
     def is_graph_of_another(self, roots: tuple[object, ...]) -> bool:
         """Whether the graph behind some tensors is another training's. Never raises.

@@ -68,7 +68,7 @@ class Ownership:
 
     def modules_of_others(self) -> set[int]:
         """Return the identities of modules that others watch, and this training does not."""
-        if not self._has_others():
+        if not self.has_others:
             return set()
         mine = {id(module) for model in self.models() for module in model.modules()}
         return {
@@ -82,11 +82,9 @@ class Ownership:
     def is_of_another(self, owner: Optimizer | nn.Module) -> bool:
         """Whether all of its parameters that are watched are another training's.
 
-        Cost: nothing to speak of where one training is watched; else a walk over the models once
-        for each optimizer.
+        Cost: a walk over the models, once for each optimizer and at each call for a module. Not to
+        be asked unless ``has_others``.
         """
-        if not self._has_others():
-            return False
         if isinstance(owner, nn.Module):
             return self._is_of_another(map(id, owner.parameters()))
         if self._changes != _changes:
@@ -101,7 +99,7 @@ class Ownership:
     @property
     def is_alone(self) -> bool:
         """Whether no other training was seen in this process."""
-        return not self.has_company and not self._has_others()
+        return not self.has_company and not self.has_others
 
     def is_graph_of_another(self, roots: Iterable[Any]) -> bool:
         """Whether the graph behind some tensors leads to parameters, and to none of this training.
@@ -137,7 +135,9 @@ class Ownership:
             if other is not self
         )
 
-    def _has_others(self) -> bool:
+    @property
+    def has_others(self) -> bool:
+        """Whether another training is watched in this process."""
         return len(_open) > 1 or (bool(_open) and _open[0] is not self)
 
 

@@ -341,7 +341,6 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     # ``monitor()`` as well and leave no trace in an optimizer that is copied. They do not tell
     # skipped steps from applied ones (fused optimizers are called for both).
     stepping, stepped = bus.channel(OptimizerStepping), bus.channel(OptimizerStepped)
-    ownership = bus.ownership
     outermost: int | None = None
     begun: set[int] = set()
 
@@ -349,7 +348,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
         # A step that is being captured must not get our code into its graph.
-        if (captures and is_unheard()) or ownership.is_of_another(optimizer):
+        if (captures and is_unheard()) or bus.is_of_another(optimizer):
             return
         if outermost is None or id(optimizer) in begun:
             # A step that raised never returned: what begins again is not inside of it.
@@ -363,7 +362,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
     @uncompiled
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         nonlocal outermost
-        if (captures and is_unheard()) or ownership.is_of_another(optimizer):
+        if (captures and is_unheard()) or bus.is_of_another(optimizer):
             return
         is_outermost = outermost == id(optimizer)
         if is_outermost:
@@ -382,7 +381,7 @@ def _zero_grad(bus: Bus, handles: list[Any]) -> None:
     channel = bus.channel(Zeroed)
 
     def after(owner: Optimizer | nn.Module, _args: Any, _kwargs: Any) -> None:
-        if not bus.ownership.is_of_another(owner):
+        if not bus.is_of_another(owner):
             channel.emit(Zeroed(owner))
 
     handles.append(listen(Optimizer, "zero_grad", after=after))

@@ -123,8 +123,8 @@ class Deferred:
 
     def poll(self) -> None:
         """Hand over what has arrived, oldest first. Never waits."""
-        # Sensors poll from threads of autograd as well. Whoever finds another one at it leaves: that
-        # one hands over everything, also if ``then`` polls again.
+        # Sensors poll from threads of autograd as well. Whoever finds another one at it leaves:
+        # that one hands over everything, also if ``then`` polls again.
         if self.flying:
             self._polling.run(self._hand_over)
 

@@ -7,6 +7,7 @@ launcher and for humans; it is only true while the lock is held.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -39,7 +40,8 @@ class DaemonInfo:
         layout: Version of the ring layout it reads.
         ring_directories: Directories in which it finds the rings of its own user; links are resolved.
         auto: A training has started it, so that nobody but trainings sees that there is one.
-        wants_token: Readers need the token of its user. Older versions do not say, and ask for none.
+        wants_token: Readers need the token of its user. Older versions, which know of none, do not
+            say.
     """
 
     pid: int
@@ -168,12 +170,12 @@ def look_at(directory: Path) -> Sight:
     """Return the state of the lock file in ``directory``, without taking the lock or changing it.
 
     Raises:
-        OSError: If there is no such file, or it cannot be read.
+        OSError: If there is no such file, it cannot be read, or it is somebody else's.
 
     Cost:
         Some 20 us.
     """
-    fd = os.open(directory / DAEMON_LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = _opened(directory / DAEMON_LOCK)
     try:
         # Shared with other readers and for an instant only; a taker that comes in it tries again.
         try:
@@ -189,10 +191,31 @@ def look_at(directory: Path) -> Sight:
 def read_info(directory: Path) -> DaemonInfo | None:
     """Return what the lock file in ``directory`` says, ``None`` if nothing that makes sense."""
     try:
-        with (directory / DAEMON_LOCK).open("rb") as file:
-            return _info(file.read(MAX_CONTENT))
+        fd = _opened(directory / DAEMON_LOCK)
     except OSError:
         return None
+    try:
+        return _info(os.pread(fd, MAX_CONTENT, 0))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _opened(path: Path) -> int:
+    """Return a descriptor of a lock file of this user.
+
+    Raises:
+        OSError: If there is none, or it is somebody else's.
+    """
+    # Not blocking: nobody may ever write to a pipe of that name.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    # A directory for temporary files may have been tidied since it was found private, and anybody
+    # can make the one of this user's name there anew.
+    if os.fstat(fd).st_uid == os.geteuid():
+        return fd
+    os.close(fd)
+    raise PermissionError(errno.EPERM, "it is somebody else's", str(path))
 
 
 def _info(content: bytes) -> DaemonInfo | None:

@@ -156,18 +156,18 @@ def realm(scope: str) -> str:
     return f"{SERVICE} {scope}"
 
 
-def prover(secret: str, port: int) -> Callable[[str], dict[str, str]]:
+def prover(secret: Callable[[], str], port: int) -> Callable[[str], dict[str, str]]:
     """Return what a daemon answers to a challenge: the headers to add to any response.
 
     Args:
-        secret: The token of its user.
+        secret: Returns the secret of its user.
         port: The port it listens on itself.
     """
 
     def headers(challenge: str) -> dict[str, str]:
         if not 0 < len(challenge) <= MAX_CHALLENGE:
             return {}
-        return {PROOF_HEADER: token.proof(secret, challenge, port)}
+        return {PROOF_HEADER: token.proof(secret(), challenge, port)}
 
     return headers
 
@@ -180,7 +180,7 @@ def ask(host: str, port: int, places: Iterable[Path] = ()) -> Answer:
     Args:
         host: Name or address.
         port: TCP port.
-        places: Runtime directories of this user: a daemon of this user knows the token of one.
+        places: Runtime directories of this user: a daemon of this user knows the secret of one.
 
     Cost:
         Three connections at most, each bounded by the time-out.
@@ -188,9 +188,10 @@ def ask(host: str, port: int, places: Iterable[Path] = ()) -> Answer:
     url = f"http://{reachable(host)}:{port}/"
     try:
         with socket.create_connection((_address(host), port), TIMEOUT_SECONDS) as connection:
-            peer = _peer(connection)
+            where = connection.getsockname()[0], connection.getpeername()
     except OSError:
         return Answer(url, taken=False)
+    peer = _peer(where)
     owner = port_owner(port) if peer.is_here else None
     uid = next(iter(peer.uids)) if len(peer.uids) == 1 else NOT_KNOWN
     answer = Answer(url, taken=True, uid=uid, holder=str(owner) if owner else UNKNOWN)
@@ -206,15 +207,19 @@ def ask(host: str, port: int, places: Iterable[Path] = ()) -> Answer:
         except _CertificateWantedError:
             # Nothing but its daemon runs as the user of the service; of root's there is much.
             there = replace(there, wants_certificate=True)
-            if peer.is_service:
+            if peer.is_service and peer == _peer(where):
                 there = replace(there, service=SERVICE, scope="machine")
             return there
         except (OSError, http.client.HTTPException, ValueError):
             continue
         if told is not None:
-            tokens = [secret for secret in map(token.read_token, places) if secret is not None]
-            is_proved = any(token.proves(told.proof, s, challenge, port) for s in tokens)
-            why_not = _why_not(peer, told, is_proved=is_proved, could_prove=bool(tokens))
+            found = [token.read_token(place, token.SECRET_FILE) for place in places]
+            secrets = [secret for secret in found if secret is not None]
+            is_proved = any(token.proves(told.proof, s, challenge, port) for s in secrets)
+            # Asked once more: who listened at first may have ended, and another have taken the port.
+            if not is_proved and peer != _peer(where):
+                return answer
+            why_not = _why_not(peer, told, is_proved=is_proved, could_prove=bool(secrets))
             return replace(there, why_not=why_not, **({} if why_not else told.fields))
     return answer
 
@@ -226,19 +231,23 @@ def _why_not(peer: _Peer, told: _Told, *, is_proved: bool, could_prove: bool) ->
         return ""
     if peer.is_mine:
         # A process of this user may be a tunnel to another machine, whose daemon cannot know the
-        # token. Where this user has none, a daemon in a container beside this one may have its own.
-        return "it does not know the token of this user" if could_prove else ""
+        # secret. Where this user has none, a daemon in a container beside this one may have its own.
+        return "it does not know the secret of this user" if could_prove else ""
     if peer.uids:
         return "it shows the runs of its own user alone"
     if peer.is_here:
-        return "the kernel does not say whose it is, and it does not know the token of this user"
+        return "the kernel does not say whose it is, and it does not know the secret of this user"
     # On another machine there is no impostor of this one: whoever has set the address believes it.
     return "" if scope == "machine" else "a daemon elsewhere cannot read the rings of this user"
 
 
-def _peer(connection: socket.socket) -> _Peer:
-    """Return who is on the other side of ``connection``."""
-    ours, theirs = connection.getsockname()[0], connection.getpeername()
+def _peer(where: tuple[str, Any]) -> _Peer:
+    """Return who listens now where a connection led to.
+
+    Args:
+        where: The connection's own address, and the address and port that it led to.
+    """
+    ours, theirs = where
     address = theirs[0].partition("%")[0]
     is_here = ip_address(address).is_loopback or ours == theirs[0]
     uids = listening_uids(address, theirs[1]) if is_here else frozenset[int]()
@@ -287,11 +296,12 @@ def _health(scheme: str, address: str, port: int, challenge: str) -> _Told | Non
     for scope in SCOPES:
         if response.status == http.client.UNAUTHORIZED and f'"{realm(scope)}"' in challenged:
             return _Told({"service": SERVICE, "scope": scope}, proof)
-    health = parse_json(response.read())
+    # Not as much as it says that there is: of more than 64 bits that raises OverflowError.
+    health = parse_json(response.read(MAX_ANSWER))
     if not isinstance(health, dict):
         return None
-    # The types are checked as well: the answer ends up in error messages and comparisons. What is said
-    # there ends up on a terminal, which obeys what cannot be printed.
+    # The types are checked as well: the answer ends up in error messages and comparisons, and what
+    # is said there on a terminal, which obeys what cannot be printed.
     reported = {name: _printable(health.get(name)) for name in REPORTED}
     is_one = all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
     is_ours = is_one and reported["service"] == SERVICE and reported["scope"] in SCOPES

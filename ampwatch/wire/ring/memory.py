@@ -134,7 +134,8 @@ def _mapped(descriptor: int, size: int) -> int:
     Raises:
         OSError: If there is no room in the address space.
     """
-    # Not ``mmap.mmap``: it keeps a copy of the descriptor to close it later, whoever has the number then.
+    # Not ``mmap.mmap``: it keeps a copy of the descriptor to close it later, whoever has the number
+    # then.
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     # Populated, so that the first lap does not stop for a page fault every 16 slots.
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE

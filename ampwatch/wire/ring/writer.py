@@ -88,7 +88,7 @@ class RingWriter:
         self._header = header
         self._slots = slots
         self._head = 0
-        self._next_attempt = 0
+        self._faults = self._next_attempt = 0
         # A message longer than an eighth of a small ring would push out too much.
         self._longest = layout.PAYLOAD_SIZE * min(layout.MAX_CHUNKS, slots // 8)
         self._repeats = Repeats(slots)
@@ -231,8 +231,8 @@ class RingWriter:
             if chunk < chunks - 1:
                 memory.store_slot(place)
                 continue
-            # The head after the last slot: until then no reader knows of them, and SIGKILL leaves no
-            # half message. No barrier is needed: a reader that sees the head before a slot
+            # The head after the last slot: until then no reader knows of them, and SIGKILL leaves
+            # no half message. No barrier is needed: a reader that sees the head before a slot
             # refuses that by its CRC.
             self._head = head + chunks
             try:
@@ -248,19 +248,21 @@ class RingWriter:
 
     def _recover(self, error: OSError) -> None:
         """Restore what was done to the file, or to its descriptor, and say so once. Never raises."""
-        # Rarer and rarer: a file system that stays full must not cost each step a millisecond.
-        if self.dropped < self._next_attempt:
+        # Rarer and rarer: a file system that stays full must not cost each step a millisecond. Not
+        # counted in records that are dropped: without its lock the file takes all of them.
+        self._faults += 1
+        if self._faults < self._next_attempt:
             return
         try:
             what = self._restore()
         except OSError as obstacle:
-            self._next_attempt = 2 * self.dropped + 1
+            self._next_attempt = 2 * self._faults + 1
             self._report(
                 f"{error.strerror}, and it cannot be restored: {obstacle}; the page and metrics show what came before"
             )
             return
-        if what:
-            self._report(what)
+        self._faults = self._next_attempt = 0
+        self._report(what)
 
     def _report(self, what: str) -> None:
         if self.trouble:
@@ -275,10 +277,10 @@ class RingWriter:
         """Take the lock again if it was lost, and make the file whole again if it was cut.
 
         Returns:
-            What had happened, in words; empty if nothing is to be seen.
+            What had happened, in words.
 
         Raises:
-            OSError: If it cannot be done.
+            OSError: If it cannot be done, or nothing is to be seen of what has happened.
         """
         done = []
         if not self._has_descriptor():
@@ -291,6 +293,8 @@ class RingWriter:
             self._memory.store_word(8 * layout.HEAD, self._head)
             self._memory.store_word(8 * layout.DROPPED, self.dropped)
             done.append(f"the file was cut to {size} bytes; what it held is lost, and it goes on")
+        if not done:
+            raise OSError(errno.EIO, "the file is there, and whole")
         return "; ".join(done)
 
     def _has_descriptor(self) -> bool:
@@ -379,7 +383,9 @@ def _make_file(
     with ExitStack() as undo:
         descriptor = _opened(part, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         undo.callback(os.close, descriptor)
-        undo.callback(part.unlink)
+        # Under either name: an interrupt may come right after the rename.
+        undo.callback((directory / name).unlink, missing_ok=True)
+        undo.callback(part.unlink, missing_ok=True)
         os.fchmod(descriptor, 0o600)  # whatever the umask took away
         _allocate(descriptor, size)
         memory = Memory(descriptor, size)

@@ -164,3 +164,16 @@ def test_root_and_the_one_capability_will_do(tmp_path: Path, capabilities: str) 
     status.write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
 
     check_may_tidy_all(status)
+
+
+def test_of_a_directory_that_somebody_has_filled_a_part_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million names would take seconds, twice a second."""
+    monkeypatch.setattr(discovery, "MAX_ENTRIES", 4)
+    filled = tmp_path / "filled"
+    filled.mkdir()
+    for number in range(9):
+        (filled / f"{number}.ring").touch()
+
+    assert len(find_rings([filled], any_user=False).rings) == 4

@@ -489,7 +489,10 @@ class Events:
             pass
 
     def next(self) -> tuple[str, dict[str, object]]:
-        name = self._file.readline().decode().removeprefix("event: ").strip()
+        # A comment is for nobody: it only shows that the page is still there.
+        while not (line := self._file.readline()).startswith(b"event: "):
+            assert line.startswith(b":") or line == b"\n"
+        name = line.decode().removeprefix("event: ").strip()
         data = json.loads(self._file.readline().decode().removeprefix("data: "))
         assert self._file.readline() == b"\n"
         return name, data

@@ -23,6 +23,8 @@ from ampwatch.host.daemon.app import Daemon, DaemonOptions, is_of_own_user
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.lock import DaemonLock, look_at, read_info
+from ampwatch.wire.rendezvous.probe import PROOF_HEADER
+from ampwatch.wire.rendezvous.token import SECRET_FILE, proves
 from tests.host.daemon.parts import ROOT, eventually
 
 if TYPE_CHECKING:
@@ -215,6 +217,21 @@ def test_a_run_that_comes_while_the_daemon_is_leaving_makes_it_stay(
     daemon._watcher.close()
     daemon._server.server_close()
     lock.release()
+
+
+def test_a_secret_that_was_replaced_is_the_one_that_is_proved(place: Place) -> None:
+    """Trainings read the file, and would not believe a daemon that knows the one before."""
+    daemon = Daemon(
+        Settings(port=0, ring_dir=str(place.rings), runtime_dir=str(place.runtime)), DaemonOptions()
+    )
+    port = daemon.info(0).port
+    (place.runtime / SECRET_FILE).unlink()
+    new = place.secret()
+    answer = daemon._server.prove("abc")
+    daemon._watcher.close()
+    daemon._server.server_close()
+
+    assert proves(answer[PROOF_HEADER], new, "abc", port)
 
 
 def test_a_daemon_whose_http_server_died_ends_with_an_error(

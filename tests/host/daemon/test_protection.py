@@ -154,13 +154,16 @@ def test_a_file_that_has_gone_changes_nothing(
     assert len(loud(caplog)) == 1
 
 
-def test_certificates_of_clients_are_asked_for_until_a_restart(files: Path) -> None:
-    """A file alone does not let everybody read."""
+@pytest.mark.parametrize(
+    "weaker", ["", ", client_ca_file: ca.pem, client_auth_type: VerifyClientCertIfGiven"]
+)
+def test_certificates_of_clients_are_asked_for_until_a_restart(files: Path, weaker: str) -> None:
+    """A file alone does not let everybody read, nor everybody who leaves his certificate away."""
     strict = "client_ca_file: ca.pem, client_auth_type: RequireAndVerifyClientCert"
     path = write(files / "web.yml", TLS.replace("}", f", {strict}}}"))
     kept = protection(path)
 
-    write(path, TLS)
+    write(path, TLS.replace("}", f"{weaker}}}"))
     kept.refresh()
 
     assert kept.web.tls.verify_mode is ssl.CERT_REQUIRED

@@ -533,3 +533,58 @@ def test_a_directory_that_cannot_be_listed_makes_the_pass_fail(tmp_path: Path) -
 
     assert setting.watcher.poll() is False
     assert "expected a directory" in setting.fleet.problems[str(tmp_path / "of-this-test")]
+
+
+class Stopwatch:
+    """Time that passes only while a ring is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_user_who_keeps_the_reader_busy_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each ring takes 0.4 s: three of a user fit into a poll, the others come first in the next one."""
+    stopwatch = Stopwatch()
+    reading = RingReader.poll
+
+    def slow(reader: RingReader) -> list[Any]:
+        stopwatch.now += 0.4
+        return reading(reader)
+
+    monkeypatch.setattr(RingReader, "poll", slow)
+    fleet = Fleet(Settings(grace_seconds=GRACE), Clock(START + 10))
+    watcher = RingWatcher(
+        fleet, lambda: [tmp_path], grace_seconds=GRACE, clock=Clock(START + 10), stopwatch=stopwatch
+    )
+    names = [f"a{number}" for number in range(5)]
+    with ExitStack() as writers:
+        for name in names:
+            writer = RingWriter.create([tmp_path], identity(run=name), slots=64)
+            writers.callback(writer.close, end(), keep=False)
+        seen = []
+        for _ in range(2):
+            before = stopwatch.now
+            watcher.poll()
+            seen.append((len(fleet.ranks()), round(stopwatch.now - before, 1)))
+        watcher.close()
+
+    assert seen == [(3, 1.2), (5, 1.2)]
+    assert watcher.num_followed == 0
+
+
+def test_a_name_of_a_file_begins_no_line_in_the_log(
+    setting: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the choice of whoever made the file, who may be another user."""
+    setting.directory.mkdir(mode=0o700)
+    (setting.directory / "a\n\x1b[31mERROR all is lost.ring").write_bytes(b"no ring")
+
+    setting.watcher.poll()
+
+    assert caplog.messages
+    assert all(message.isprintable() for message in caplog.messages)

@@ -178,3 +178,29 @@ def test_nothing_is_left_out_of_as_many_ranks_as_there_may_be() -> None:
 
     assert numbers(fleet.exported()) == [("gpt", 0), ("gpt", 1)]
     assert fleet.num_left_out == 0
+
+
+def test_no_user_takes_the_places_of_another_one() -> None:
+    """Many rings that say that they began an hour before, or that end and begin."""
+    fleet = fleet_of("host", *[[]] * 3, max_ranks=6)
+    hour_ns = 3600 * 10**9
+    for number in range(8):
+        who = identity(
+            run=f"b{number}", world_size=1, started_ns=identity().started_ns - hour_ns + number
+        )
+        put(fleet, f"b{number}", who, [], uid=1001)
+    ended = identity(rank=2, world_size=64)
+    before = numbers(fleet.exported())
+    put(fleet, "2", ended, [], alive=False)
+
+    assert before == [("b0", 0), ("b1", 0), ("b2", 0), ("gpt", 0), ("gpt", 1), ("gpt", 2)]
+    assert numbers(fleet.exported()) == before
+    assert fleet.num_left_out == 5
+
+
+def test_places_that_a_user_does_not_need_are_there_for_others() -> None:
+    """A share is what others cannot take, and no limit."""
+    fleet = fleet_of("host", *[[]] * 4, max_ranks=4)
+    put(fleet, "b", identity(run="b", world_size=1), [], uid=1001)
+
+    assert numbers(fleet.exported()) == [("b", 0), ("gpt", 0), ("gpt", 1), ("gpt", 2)]

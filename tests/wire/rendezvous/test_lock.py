@@ -164,6 +164,21 @@ def test_a_look_at_the_lock_says_whether_it_is_held_and_changes_nothing(tmp_path
     assert (tmp_path / DAEMON_LOCK).read_text() == left
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_lock_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
+    """Where temporary files are tidied, another user can make the directory anew."""
+    lock = DaemonLock.take(tmp_path)
+    lock.publish(INFO)
+    os.chown(tmp_path / DAEMON_LOCK, 4242, 4242)
+
+    with pytest.raises(PermissionError, match="somebody else's"):
+        look_at(tmp_path)
+    with pytest.raises(DaemonError, match="somebody else's"):
+        serving(tmp_path)
+    assert read_info(tmp_path) is None
+    lock.let_go()
+
+
 def test_a_daemon_that_was_to_end_says_so_until_the_next_taker(tmp_path: Path) -> None:
     """To whoever reads where it serves, that is nowhere."""
     lock = DaemonLock.take(tmp_path)

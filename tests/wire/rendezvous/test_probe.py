@@ -17,7 +17,7 @@ from ampwatch.runtime import service_uid
 from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.port_owner import listening_uids
 from ampwatch.wire.rendezvous.probe import Answer, prover
-from ampwatch.wire.rendezvous.token import ensure_token, proof
+from ampwatch.wire.rendezvous.token import SECRET_FILE, ensure_token, proof
 from tests.wire.rendezvous.impostors import (
     NOBODY,
     ROOT,
@@ -110,21 +110,21 @@ def test_the_user_of_the_service_is_who_owns_its_directory_if_only_root_could_ma
     assert service_uid() == expected
 
 
-def test_a_process_of_this_user_has_to_know_the_token_where_there_is_one(tmp_path: Path) -> None:
+def test_a_process_of_this_user_has_to_know_the_secret_where_there_is_one(tmp_path: Path) -> None:
     """It may be a tunnel to another machine, whose daemon answers just the same."""
-    secret = ensure_token(tmp_path)
+    secret = ensure_token(tmp_path, SECRET_FILE)
     with answering(health()) as port:
         before, without = ask(port), ask(port, tmp_path)
     with answering(health(), secret) as port:
         proved = ask(port, tmp_path / "nowhere", tmp_path)
 
     assert (before.is_daemon, without.is_daemon, proved.is_daemon) == (True, False, True)
-    assert "does not know the token" in str(without)
+    assert "does not know the secret" in str(without)
 
 
 def test_the_proof_of_the_daemon_on_another_port_is_none(tmp_path: Path) -> None:
     """An impostor can pass the question on, and the answer back."""
-    secret = ensure_token(tmp_path)
+    secret = ensure_token(tmp_path, SECRET_FILE)
     with answering(health(), secret, proof_port=10917) as port:
         answer = ask(port, tmp_path)
 
@@ -137,7 +137,7 @@ def test_where_the_kernel_says_nothing_only_the_proof_counts(
 ) -> None:
     """As in a user namespace, which does not know the users outside."""
     knows(monkeypatch)
-    secret = ensure_token(tmp_path)
+    secret = ensure_token(tmp_path, SECRET_FILE)
     with answering(health(scope=scope)) as port:
         without = ask(port, tmp_path)
     with answering(health(scope=scope), secret) as port:
@@ -152,7 +152,7 @@ def test_sockets_of_two_users_are_those_of_a_stranger(
 ) -> None:
     """Nobody knows which of them answers."""
     knows(monkeypatch, os.geteuid(), os.geteuid() + 7)
-    with answering(health(), ensure_token(tmp_path)) as port:
+    with answering(health(), ensure_token(tmp_path, SECRET_FILE)) as port:
         assert not ask(port, tmp_path).is_daemon
 
 
@@ -207,7 +207,7 @@ def test_who_sends_without_end_ends_no_training(drip: Callable[[socket.socket], 
 
 def test_a_challenge_is_answered_with_the_proof_for_the_own_port() -> None:
     """Whoever asks without one, or with a book, gets none."""
-    headers = prover("secret", 10917)
+    headers = prover(lambda: "secret", 10917)
 
     assert headers("abc") == {"Ampwatch-Proof": proof("secret", "abc", 10917)}
     assert headers("") == headers("x" * 65) == {}

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.errors import DaemonError
-from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token, proof, proves, read_token
+from ampwatch.wire.rendezvous.token import (
+    SECRET_FILE,
+    TOKEN_FILE,
+    ensure_token,
+    proof,
+    proves,
+    read_token,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +42,12 @@ def test_all_that_make_it_at_once_have_the_same(tmp_path: Path) -> None:
 
     assert tokens == {read_token(tmp_path)}
     assert [path.name for path in tmp_path.glob("daemon*")] == [TOKEN_FILE]
+
+
+def test_what_is_sent_is_not_what_is_proved_by(tmp_path: Path) -> None:
+    """Who collects a token, on the port of a daemon that is away, is not the daemon."""
+    assert ensure_token(tmp_path) != ensure_token(tmp_path, SECRET_FILE)
+    assert read_token(tmp_path, SECRET_FILE) == ensure_token(tmp_path, SECRET_FILE)
 
 
 def test_two_places_have_two_tokens(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from ampwatch.wire.records import StepRecord
 from ampwatch.wire.ring import RingReader, RingWriter, memory
+from tests.host.daemon.parts import eventually
 from tests.wire.ring.samples import END, IDENTITY, heard, program, step
 
 if TYPE_CHECKING:
@@ -164,6 +165,49 @@ def test_a_ring_that_cannot_be_opened_again_is_said_once(
     assert why in line
     assert steps_in(reader) == list(range(24))
     faulty.close()
+
+
+def test_a_ring_that_can_be_opened_again_later_is(directory: Path) -> None:
+    """A program that has no descriptor left for a moment is not dead for the rest of its life."""
+    fault = """
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+os.closerange(3, 1 << 16)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+for index in range(3):
+    writer.put(step(index))
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+"""
+    faulty = Faulty(directory, fault)
+    faulty.strike()
+    eventually(lambda: RingReader(faulty.path).writer_alive())
+    said = faulty.outcome()
+
+    (line,) = said["lines"]
+    assert "Too many open files" in line
+    assert said["dropped"] == 0
+    faulty.close()
+
+
+def test_a_store_that_fails_for_no_reason_to_be_seen_is_said(
+    make_writer: MakeWriter, open_reader: OpenReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sandbox that a program enters later refuses the call, and the file is as it was."""
+    writer = make_writer()
+    writer.put(step(1))
+    real = memory._LIBRARY
+
+    def refused(*_arguments: object) -> int:
+        memory.ctypes.set_errno(memory.errno.EPERM)
+        return -1
+
+    sandbox = SimpleNamespace(munmap=real.munmap, process_vm_writev=refused)
+    monkeypatch.setattr(memory, "_LIBRARY", sandbox)
+    for index in range(2, 10):
+        writer.put(step(index))
+
+    assert "Operation not permitted" in writer.trouble
+    assert writer.dropped == 8
+    assert open_reader(writer.path).poll() == [step(1)]
 
 
 def test_a_cut_ring_on_a_full_file_system_loses_records_and_nothing_else(

@@ -70,7 +70,10 @@ export class Stream {
   /** A stream that was refused does not say why; another answer does. */
   askWhy() {
     const refused = (answer) => {
-      if (answer.status === UNAUTHORIZED) this.onConnection(false, this.heardAt, true);
+      // With a password alone the browser itself asks for that.
+      const wanted = answer.headers.get("WWW-Authenticate") ?? "";
+      const wantsToken = answer.status === UNAUTHORIZED && wanted.includes("Bearer");
+      if (wantsToken) this.onConnection(false, this.heardAt, true);
     };
     fetch("/sd", { method: "HEAD" }).then(refused, () => {});
   }

@@ -69,7 +69,8 @@ def _parse(entry: str) -> KernelPattern:
         raise SettingsError(msg)
     try:
         pattern = re.compile(regex.strip())
-    # What is no expression is an ``re.error``; one with too large a number, or nested too deeply, is not.
+    # What is no expression is an ``re.error``; one with too large a number, or nested too deeply,
+    # is not.
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         msg = f"`kernel_patterns`: expected a regular expression, got {regex.strip()!r} ({error}); put \\ in front of characters that stand for themselves"
         raise SettingsError(msg) from error

@@ -316,7 +316,8 @@ class Replay:
     def _enter(self) -> None:
         """Have what was compiled run eagerly, and calls of modules refused that are not the twin's.
 
-        Of those that have a state. A function that the model keeps may refer to the model itself, or to another one.
+        Of those that have a state. A function that the model keeps may refer to the model itself,
+        or to another one.
         """
         me, own = get_ident(), {id(module) for module in self.twin.model.modules()}
 

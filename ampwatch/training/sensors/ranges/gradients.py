@@ -153,12 +153,12 @@ class ScaledGradientSensor(_Gradients):
 class DirectGradientSensor(_Gradients):
     """Measures ``.grad`` of the parameters where no scaler of torch's is watched, in sampled iterations.
 
-    Where no scale is known, before each optimizer's own step. An optimizer that calls a closure (LBFGS)
-    has the gradients of the previous step there. With a scale that is not torch's at the end of a
-    backward, multiplied by it, once an iteration, and also while steps are being skipped: a framework
-    unscales when and where it likes. With accumulation that is the last backward, if there are as many
-    as in the iteration before; what comes after the measurement leaves it incomplete. What a framework
-    has moved elsewhere by then, as ZeRO 1 to 3 do, is not measured.
+    Where no scale is known, before each optimizer's own step. An optimizer that calls a closure
+    (LBFGS) has the gradients of the previous step there. With a scale that is not torch's at the
+    end of a backward, multiplied by it, once an iteration, and also while steps are being skipped:
+    a framework unscales when and where it likes. With accumulation that is the last backward, if
+    there are as many as in the iteration before; what comes after the measurement leaves it
+    incomplete. What a framework has moved elsewhere by then, as ZeRO 1 to 3 do, is not measured.
 
     Args:
         context: Shared parts of the training.

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import signal
+from itertools import pairwise
 from threading import get_ident, main_thread
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar
@@ -24,55 +26,119 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
+    Handler = Callable[[int, FrameType | None], object]
+
 T = TypeVar("T")
 P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
 
+SIGNALS = tuple(sorted(number for number in signal.valid_signals() if number < signal.SIGRTMIN))
+"""Signals whose handlers wait. Asking for all of those of real time would cost as much again."""
+
+
+def is_of_a_signal(error: BaseException) -> bool:
+    """Whether the program's own handler of a signal has raised an exception.
+
+    A time limit set with ``signal.alarm`` raises wherever the program is just then, in a sensor as
+    well, and what it raises is an ``Exception`` as a rule: it is the program's all the same, as
+    ``KeyboardInterrupt`` is. The traceback shows it: Python calls a handler from the frame that it
+    interrupts, with the number of the signal and that very frame. One that had to wait is called
+    by ``_Waiting.hand_on``.
+    """
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code is _Waiting.hand_on.__code__:
+            return True
+        if (inner := at.tb_next) is None:
+            return False
+        code, values = inner.tb_frame.f_code, inner.tb_frame.f_locals
+        # Positional ones first, then keyword-only ones, then ``*args``.
+        names = code.co_varnames
+        arguments = [values.get(name) for name in names[: code.co_argcount]]
+        if code.co_flags & inspect.CO_VARARGS:
+            rest = values.get(names[code.co_argcount + code.co_kwonlyargcount])
+            arguments += rest if isinstance(rest, tuple) else ()
+        for number, frame in pairwise(arguments):
+            if frame is at.tb_frame and isinstance(number, int):
+                return True
+        at = inner
+    return False
+
 
 class _Waiting:
-    """A handler of interrupts that only takes note of them."""
+    """A handler of signals that only takes note of them, in place of the program's own.
 
-    def __init__(self) -> None:
-        self.came: tuple[int, FrameType | None] | None = None
+    Args:
+        handlers: The program's own, by the number of the signal.
+    """
+
+    def __init__(self, handlers: dict[int, Handler]) -> None:
+        self._handlers = handlers
+        self._came: dict[int, FrameType | None] = {}
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.came = (number, frame)
+        self._came.setdefault(number, frame)
 
-    def hand_on(self, handler: Callable[[int, FrameType | None], object]) -> None:
-        """Call the program's own handler, if one came."""
-        came, self.came = self.came, None
-        if came is not None:
-            handler(*came)
+    def begin(self) -> None:
+        """Stand in place of the program's own."""
+        for number in self._handlers:
+            signal.signal(number, self)
+
+    def end(self) -> None:
+        """Put the program's own back. Idempotent: one that is back may raise in the middle."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def hand_on(self) -> None:
+        """Call the program's own for each signal that came, also after one that raises."""
+        while self._came:
+            number = next(iter(self._came))
+            frame = self._came.pop(number)
+            try:
+                self._handlers[number](number, frame)
+            except BaseException:
+                self.hand_on()
+                raise
+
+
+def _handlers() -> dict[int, Handler]:
+    """Return the handlers that are written in Python and are the program's, by their signals."""
+    found = {number: signal.getsignal(number) for number in SIGNALS}
+    return {
+        number: handler
+        for number, handler in found.items()
+        if callable(handler) and not isinstance(handler, _Waiting)
+    }
 
 
 def unbroken(work: Callable[P, T]) -> Callable[P, T]:
-    """Have an interrupt from the keyboard wait until a function has returned or raised.
+    """Have the program's handlers of signals wait until a function has returned or raised.
 
-    For what is placed in PyTorch or taken off: half of it would stay, with nobody who knows of it.
-    The program's own handler is called then, once however many came. The function must be short,
+    For what is placed in PyTorch or taken off: half of it would stay, with nobody who knows of it,
+    where an interrupt from the keyboard or a time limit raises in the middle. The program's own
+    handlers are called then, once for each signal however many came. The function must be short,
     run nothing of the user's, and keep what it has done where others find it: its caller may never
     see what it returns. An interrupt before it begins finds nothing done.
 
-    Cost: 3 us in the main thread, in which alone Python handles signals; not for each step.
+    Cost: 20 us in the main thread, in which alone Python handles signals; not for each step.
     """
 
     @functools.wraps(work)
     def waited(*args: P.args, **kwargs: P.kwargs) -> T:
-        handler = signal.getsignal(signal.SIGINT)
-        is_main = get_ident() == main_thread().ident
-        if not is_main or not callable(handler) or isinstance(handler, _Waiting):
+        handlers = _handlers() if get_ident() == main_thread().ident else {}
+        if not handlers:
             return work(*args, **kwargs)
-        waiting = _Waiting()
+        waiting = _Waiting(handlers)
         try:
-            signal.signal(signal.SIGINT, waiting)
+            waiting.begin()
             result = work(*args, **kwargs)
-            signal.signal(signal.SIGINT, handler)
+            waiting.end()
         except BaseException:
-            signal.signal(signal.SIGINT, handler)
-            waiting.hand_on(handler)
+            waiting.end()
+            waiting.hand_on()
             raise
-        waiting.hand_on(handler)
+        waiting.hand_on()
         return result
 
     return waited
@@ -229,8 +295,9 @@ class Guard:
     def run(self, work: Callable[..., T], *arguments: Any) -> T | None:
         """Call ``work(*arguments)`` unless the sensor is off or already at work.
 
-        ``KeyboardInterrupt`` and other non-``Exception`` throwables pass: they
-        are addressed to the program, not to the sensor. A call that arrives
+        ``KeyboardInterrupt`` and other non-``Exception`` throwables pass, and
+        so does what a handler of a signal raises: they are addressed to the
+        program, not to the sensor. A call that arrives
         while another of the same sensor is running comes from what the sensor
         itself does and is ignored.
 
@@ -255,7 +322,9 @@ class Guard:
                     return None
                 account.begin(me, depth)
                 return work(*arguments)
-            except Exception as error:  # noqa: BLE001 - the fail-open boundary
+            except Exception as error:  # the fail-open boundary
+                if is_of_a_signal(error):
+                    raise
                 self.switch_off(error)
                 return None
             finally:
@@ -392,6 +461,8 @@ class Channel:
                 break
             except Exception as error:  # noqa: BLE001 - the fail-open boundary
                 try:
+                    if is_of_a_signal(error):
+                        raise
                     guard.switch_off(error)
                     guard.let_go(me)
                 except BaseException:

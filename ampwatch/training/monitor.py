@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import StateError, did_you_mean
+from ampwatch.guard import is_of_a_signal
 from ampwatch.report.html_report import render_html
 from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
@@ -196,8 +197,9 @@ class Monitor:
             self._session.remove()
             self._outlet.forget()
             self._outlet.close(*_how_it_ended(error))
-            # What the machine refuses, memory or descriptors, is no mistake of whoever called.
-            if not isinstance(error, (OSError, MemoryError)):
+            # What the machine refuses, memory or descriptors, is no mistake of whoever called. A time
+            # limit of the program's may be a TimeoutError, which is an OSError.
+            if not isinstance(error, (OSError, MemoryError)) or is_of_a_signal(error):
                 raise
             logger.warning(
                 "expected room for a monitor, got: %s; this run is not watched, training is not affected",

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import logging
+import random
 import signal
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from torch import nn
+from torch.amp import GradScaler
 
-from ampwatch.guard import OneAtATime, unbroken
+import ampwatch
+from ampwatch.guard import Account, Channel, Guard, OneAtATime, Subscriber, unbroken
+from ampwatch.training.hooks import taps
+from ampwatch.training.monitor import _open
 from benchmarks.interrupts import Training, interrupt, interrupt_lines
 from tests.promises.conftest import ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
+
+    from ampwatch.guard import Handler
 
 pytestmark = ahead
 
@@ -64,29 +75,144 @@ def test_a_hundred_interrupted_readings_lose_no_row() -> None:
     assert missing + training.end() == []
 
 
-def test_what_is_unbroken_ends_before_the_interrupt_comes() -> None:
-    """The program's own handler is called once, after it, and is the handler again."""
-    done: list[str] = []
+@contextmanager
+def handled_by(handler: Handler, *signals: signal.Signals) -> Iterator[None]:
+    """Have the program handle some signals in its own way."""
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_what_is_unbroken_ends_before_a_handler_is_called(error: type[BaseException]) -> None:
+    """The program's own are called once for each signal, after it, and are the handlers again."""
+    done: list[object] = []
 
     @unbroken
     def work() -> None:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGALRM, signal.SIGINT):
+            signal.raise_signal(number)
         done.append("all of it")
 
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        done.append("handled")
-        raise KeyboardInterrupt
+    def handler(number: int, _frame: FrameType | None) -> None:
+        done.append(number)
+        raise error
 
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
+    with handled_by(handler, signal.SIGINT, signal.SIGALRM):
+        with pytest.raises(error):
             work()
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
+        assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGALRM) is handler
 
-    assert done == ["all of it", "handled"]
+    assert done == ["all of it", signal.SIGINT, signal.SIGALRM]
+
+
+class Limit:
+    """A time limit as programs write it, and what it raises, in some forms."""
+
+    def method(self, _number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    def arguments(self, *_arguments: object) -> None:
+        raise TimeoutError
+
+    def deeper(self, number: int, frame: FrameType | None) -> None:
+        self.method(number, frame)
+
+
+@pytest.mark.parametrize("form", ["method", "arguments", "deeper"])
+@pytest.mark.parametrize("way", ["emit", "run"])
+def test_what_a_handler_of_a_signal_raises_is_the_programs(form: str, way: str) -> None:
+    """An `Exception` in the middle of a sensor, and none of the sensor's."""
+    guard = Guard("s")
+    heard: list[object] = []
+
+    def handle(event: object) -> None:
+        if event == "slow":
+            signal.raise_signal(signal.SIGALRM)
+        heard.append(event)
+
+    channel = Channel(Account())
+    channel.subscribers = (
+        Subscriber(SimpleNamespace(is_dormant=False), guard, handle, wakes=False),
+    )
+    tell = channel.emit if way == "emit" else partial(guard.run, handle)
+    with handled_by(getattr(Limit(), form), signal.SIGALRM), pytest.raises(TimeoutError):
+        tell("slow")
+    tell("next")
+
+    assert (heard, guard.errors, guard._holders) == (["next"], 0, {})
+
+
+def test_what_a_handler_that_had_to_wait_raises_is_the_programs() -> None:
+    """A sensor that places hooks is no more to blame than one that reads."""
+    guard = Guard("s")
+
+    with handled_by(Limit().method, signal.SIGALRM), pytest.raises(TimeoutError):
+        guard.run(unbroken(partial(signal.raise_signal, signal.SIGALRM)))
+
+    assert not guard.off
+
+
+def test_what_a_sensor_raises_after_a_signal_was_handled_is_its_own() -> None:
+    """A handler that returns is no excuse."""
+    guard = Guard("s")
+
+    def work() -> None:
+        signal.raise_signal(signal.SIGALRM)
+        raise TimeoutError
+
+    with handled_by(lambda *_: None, signal.SIGALRM):
+        guard.run(work)
+
+    assert guard.off
+
+
+def test_time_limits_at_random_instants_of_a_watched_step_blind_nothing() -> None:
+    """`signal.setitimer` with a handler that raises; each is caught once around the loop."""
+    training, rng = Training("standard"), random.Random(1)
+    raised = caught = 0
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        nonlocal raised
+        raised += 1
+        raise TimeoutError
+
+    with handled_by(handler, signal.SIGALRM):
+        for _ in range(100):
+            training.tidy()
+            due = raised
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.0005, 0.006))
+                while raised == due:
+                    training.step()
+            except TimeoutError:
+                caught += 1
+
+    assert training.deaf(skips=30) + training.end() == []
+    assert caught == raised == 100
+
+
+def test_a_time_limit_while_a_monitor_is_made_is_no_refusal_of_the_machine() -> None:
+    """`TimeoutError` is an `OSError`; nothing of the half-made monitor stays."""
+    model, before = nn.Linear(2, 2), len(_open)
+
+    def limit(*_arguments: object) -> None:
+        raise TimeoutError
+
+    class Slow(GradScaler):
+        """Its state is read at set-up."""
+
+        def is_enabled(self) -> bool:
+            signal.raise_signal(signal.SIGALRM)
+            return super().is_enabled()
+
+    with handled_by(limit, signal.SIGALRM), pytest.raises(TimeoutError):
+        ampwatch.monitor(model, Slow("cpu"), serve=False)
+
+    assert (len(_open), len(model._forward_hooks), taps._taps) == (before, 0, {})
 
 
 def test_one_call_at_a_time_is_let_in_again_after_an_interrupt() -> None:

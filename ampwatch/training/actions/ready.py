@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError, StopTraining
+from ampwatch.guard import is_of_a_signal
 from ampwatch.report.one_line import level_of, one_line
 from ampwatch.training.actions.base import Action, makes_callback
 from ampwatch.training.actions.webhook import Webhook
@@ -211,7 +212,11 @@ class _Checkpoint(Action):
         try:
             if finding is not None:
                 self._save(finding)
-        except Exception:  # of the user's own function, whatever it is: no reason to end a training
+        except (
+            Exception
+        ) as error:  # of the user's own function, whatever it is: no reason to end a training
+            if is_of_a_signal(error):
+                raise
             logger.exception(
                 "%r failed; training goes on, and the next finding calls it again", self
             )

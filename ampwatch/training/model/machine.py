@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.diagnosis.evidence.ops import Machine
+from ampwatch.guard import is_of_a_signal
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.report.op_shares import peaks_of
@@ -79,7 +80,9 @@ def cpu_dtypes(cpuinfo: Path = CPUINFO) -> frozenset[str]:
     """
     try:
         text = cpuinfo.read_text()
-    except OSError:
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
         return HALF_DTYPES
     line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     if line is None:

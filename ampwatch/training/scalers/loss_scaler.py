@@ -12,6 +12,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 from ampwatch.errors import AttachError
+from ampwatch.guard import is_of_a_signal
 from ampwatch.training.devices import HOST, is_readable
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
@@ -188,7 +189,9 @@ class Reader:
             return None
         try:
             return as_scale(self._of.get_scale())
-        except Exception as error:  # noqa: BLE001 - a function of the user's, or of a framework's
+        except Exception as error:  # a function of the user's, or of a framework's
+            if is_of_a_signal(error):
+                raise
             self._is_readable = False
             self._say("get_scale()", error, "the loss scale is not known from here on")
             return None
@@ -206,7 +209,9 @@ class Reader:
                 self._is_said = True
                 self._say("skipped()", error, "whether such a step was taken is not known")
             return NOT_KNOWN
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # likewise
+            if is_of_a_signal(error):
+                raise
             self._answers = False
             self._say(
                 "skipped()",

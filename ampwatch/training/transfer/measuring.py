@@ -11,10 +11,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 
+from ampwatch.guard import is_of_a_signal
 from ampwatch.settings import Settings
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
@@ -162,7 +163,8 @@ class Measuring:
         self._scratch: Tensor | None = None
         self.open = Sample()
         # Of all samples that anybody still holds; what an interrupt has lost is none of them.
-        self._samples = WeakSet((self.open,))
+        # No WeakSet: Python swallows an interrupt that comes in the callback of a weak reference.
+        self._samples = [ref(self.open)]
 
     def prepare(self, device: torch.device) -> None:
         """Choose the kernel of a device, allocate and compile: slow, so done at set-up. Idempotent.
@@ -190,7 +192,9 @@ class Measuring:
                 self._slabs[device], self._free[device] = slabs, list(slabs)
                 slabs[0].warm_up(kernel)
             self._kernels[device] = kernel
-        except Exception as error:  # noqa: BLE001 - compilers and drivers raise what they like
+        except Exception as error:  # compilers and drivers raise what they like
+            if is_of_a_signal(error):
+                raise
             self._slabs.pop(device, None)
             self._free.pop(device, None)
             words = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -279,7 +283,8 @@ class Measuring:
         if device in self.open.slabs:
             return self.open.slabs[device]
         if not self._free[device]:
-            held = [s for sample in self._samples for s in sample.slabs.values()]
+            samples = [sample for known in self._samples if (sample := known()) is not None]
+            held = [slab for sample in samples for slab in sample.slabs.values()]
             self._free[device] = [s for s in self._slabs[device] if s not in held]
             for slab in self._free[device]:
                 slab.clear()
@@ -294,8 +299,10 @@ class Measuring:
             return None
         for slab in sample.slabs.values():
             slab.send()
-        self.open = Sample()
-        self._samples.add(self.open)
+        following = Sample()
+        held = [known for known in self._samples if known() is not None]
+        self._samples = [*held, ref(following)]
+        self.open = following
         self.refused = self._refusing
         self._refusing = 0
         return sample

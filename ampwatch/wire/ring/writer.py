@@ -22,6 +22,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import RingError
+from ampwatch.guard import is_of_a_signal
 from ampwatch.runtime import RING_SUFFIX, private_directory
 from ampwatch.wire.ring import layout, lock
 from ampwatch.wire.ring.encoding import encode, encode_identity
@@ -195,6 +196,8 @@ class RingWriter:
             self._repeats.remember(record, message, self._head)
             self._write(message)
         except OSError as error:  # no plain file any more
+            if is_of_a_signal(error):  # TimeoutError is an OSError
+                raise
             self._drop()
             self._recover(error)
         except _UNWRITABLE:
@@ -206,6 +209,8 @@ class RingWriter:
             # what has its number now, if anything, may be the program's.
             os.get_inheritable(self._descriptor)
         except OSError as error:
+            if is_of_a_signal(error):
+                raise
             self._recover(error)
 
     def _write_due(self, at_least: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from weakref import getweakrefs
 
 import pytest
 import torch
@@ -339,3 +340,10 @@ def test_a_closed_gate_leaves_no_measurement() -> None:
 
     assert list(device.measuring.take(closed)) == []
     assert [r.histogram.amax for r in device.measuring.take(opened)] == [1.0]
+
+
+def test_no_code_runs_where_a_sample_is_freed() -> None:
+    """In the callback of a weak reference Python would swallow an interrupt from the keyboard."""
+    measuring = Measuring(lambda _device: EagerKernel(), 8)
+
+    assert [known.__callback__ for known in getweakrefs(measuring.open)] == [None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -290,6 +291,32 @@ def test_ctrl_c_passes_and_the_ring_goes_on(
     writer.put(step(1))
 
     assert open_reader(writer.path).poll() == [step(1)]
+
+
+def test_a_time_limit_of_the_program_is_no_trouble_of_the_file(
+    make_writer: MakeWriter, open_reader: OpenReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`TimeoutError` is an `OSError`, and not the file's where a handler of a signal raises it."""
+    writer = make_writer()
+
+    def limit(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    def slow(_place: int, _at: int, _head: int) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    before = signal.signal(signal.SIGALRM, limit)
+    try:
+        monkeypatch.setattr(writer._memory, "store_slot_and_word", slow)
+        with pytest.raises(TimeoutError):
+            writer.put(step(1))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    monkeypatch.undo()
+    writer.put(step(2))
+
+    assert open_reader(writer.path).poll() == [step(2)]
+    assert (writer.trouble, writer.dropped) == ("", 0)
 
 
 def test_a_put_that_meets_another_one_is_dropped_instead_of_waiting(

@@ -111,8 +111,9 @@ class AgedCasts(Sensor):
     def _compare(self, operands: list[torch.Tensor]) -> None:
         aged = [cast.name for tensor in operands if (cast := self._aged(tensor)) is not None]
         if aged:
-            # The first in the order of the model: the weight before the bias.
-            first = next(name for name in self._named.values() if name in aged)
+            # The first in the order of the model: the weight before the bias. An interrupt may have left
+            # the names of an iteration forgotten, and its casts here.
+            first = next((name for name in self._named.values() if name in aged), aged[0])
             self._reported_in = self._step
             self._observe(StaleCast(self._step, first, len(aged), name_of(operands[0].dtype)))
 

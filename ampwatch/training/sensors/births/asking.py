@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Fault
+from ampwatch.guard import is_of_a_signal
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.operands import FLOATS, is_dense, made_by, read_by
 from ampwatch.training.private import NoFunctionModes, OpOverload, schema_of
@@ -235,7 +236,9 @@ class _Question:
                 args, kwargs = _mapped(changed, (self._args, self._kwargs))
                 result = tensors_among((self._func(*args, **kwargs),))[self._index]
                 return _Result(host_scalar(result.abs().amax()) if result.numel() else 0.0)
-            except Exception:  # noqa: BLE001 - any kernel may refuse float64: then there is no answer
+            except Exception as error:  # any kernel may refuse float64: then there is no answer
+                if is_of_a_signal(error):
+                    raise
                 return None
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.diagnosis.evidence.remedies import Measure
-from ampwatch.guard import unbroken
+from ampwatch.guard import is_of_a_signal, unbroken
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import Replaying, autocast_types
 from ampwatch.training.hooks.compiling import ForcedEager, has_compiled
@@ -262,6 +262,8 @@ class Replay:
         except (ReplayRefusedError, torch.OutOfMemoryError):
             raise
         except Exception as error:
+            if is_of_a_signal(error):
+                raise
             words = f"{type(error).__name__}: {error}".partition("\n")[0]
             why = f"it raised {words[:160]}"
             raise ReplayRefusedError(why) from error

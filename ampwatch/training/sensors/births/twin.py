@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ampwatch.guard import is_of_a_signal
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.kernels.admission import is_dtensor
 from ampwatch.training.model.names import canonical
@@ -246,6 +247,8 @@ def _copied(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
+        if is_of_a_signal(error):
+            raise
         words = f"{type(error).__name__}: {error}".partition("\n")[0]
         why = f"it cannot be copied ({words[:160]})"
         raise ReplayRefusedError(why) from error

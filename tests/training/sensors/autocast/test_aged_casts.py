@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import ampwatch
+from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +49,24 @@ def test_a_weight_that_is_written_to_between_two_forwards_is_named(with_grad: bo
         "bfloat16",
         "forward",
     )
+
+
+def test_a_cast_is_named_after_an_interrupt_has_left_no_names() -> None:
+    """It is the one thing that is known; the sensor goes on."""
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    with ampwatch.monitor(model, level="deep", serve=False) as watch:
+        (sensor,) = (s for s in watch._session.bus.sensors if isinstance(s, AgedCasts))
+        with bfloat16():
+            model(X)
+            with torch.no_grad():
+                model[1].weight.mul_(2.0)
+            sensor._named.clear()
+            model(X)
+        assert not any(guard.off for guard in watch._session.bus.guards)
+
+    assert [f.where for f in watch.findings if f.kind == "stale_autocast_cache"] == [
+        "param:1.weight"
+    ]
 
 
 def _cleared(model: nn.Module) -> None:

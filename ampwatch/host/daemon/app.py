@@ -117,7 +117,7 @@ class Daemon:
             rescue=None if options.machine else Rescue(settings),
             clock=clock,
         )
-        # A user's own daemon finds his rings alone, so that all names are his.
+        # The daemon of one user finds the rings of that user alone, whose all names are then.
         self._names: KnownNames | None = None
         directory = runtime_directory(settings.runtime_dir)
         if options.machine:

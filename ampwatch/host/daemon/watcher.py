@@ -164,7 +164,7 @@ class RingWatcher:
     def _read_in_turn(
         self, path: Path, signature: Signature | None, spent: dict[int, float]
     ) -> None:
-        """Read ``path``, unless its user has had his time in this poll.
+        """Read ``path``, unless its user has had a share of this poll already.
 
         Args:
             path: A ring that is followed.
@@ -305,7 +305,7 @@ class RingWatcher:
                 self._fleet.problems.pop(str(path), None)
         for path, text in current.items():
             if self._problems.get(path) != text:
-                # The name is whoever's who made the file: a line break in it would begin a line of his.
+                # The name is whoever's who made the file: a line break in it would begin another line.
                 logger.warning("%s: %s", printable(str(path)), text)
             # Again each time: the fleet may have forgotten the run, and with it the problem.
             self._fleet.note_problem(str(path), text)

@@ -22,8 +22,8 @@ def within(ranks: Sequence[RankView], limit: int) -> list[RankView]:
     """Return at most ``limit`` of ``ranks``, in their order.
 
     The users take turns, so that none has fewer than an equal share while another one has more. Of
-    the ranks of a user, those that have ended go first, then those that started last: what else
-    he starts takes no place from a rank that lives.
+    the ranks of a user, those that have ended go first, then those that started last: a rank that is
+    exported stays so while it lives, whatever that user starts beside it.
     """
     if len(ranks) <= limit:
         return list(ranks)

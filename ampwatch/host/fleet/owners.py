@@ -2,7 +2,7 @@
 
 A ring says what its run is called and when it began, and anybody may write that into a ring. Who
 owns the ring's file the kernel says. So a name belongs to the user whose run of that name was seen
-first, and stays his for as long as his series may be looked at.
+first, for as long as the series of that run may be looked at.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from ampwatch.host.fleet.text import encodable
 
 KEPT_SECONDS = 30 * 86400.0
-"""Time for which a name stays its owner's after his last run of that name: Prometheus keeps samples
+"""Time for which a name stays its owner's after the last run of that name: Prometheus keeps samples
 for 15 days by default. Unit: s."""
 
 MAX_NAMES = 512
-"""Names that one user may own: twice as many as he has rings at a time. His oldest go first."""
+"""Names that one user may own: twice as many as there are rings of a user at a time. The oldest go first."""
 
 MAX_USER = 64
 """Characters of the name of a user."""
@@ -30,7 +30,7 @@ class Owner(NamedTuple):
 
     Attributes:
         uid: The user.
-        seen_s: Unix time at which his run of that name was there last. Unit: s.
+        seen_s: Unix time at which a run of that name and owner was there last. Unit: s.
     """
 
     uid: int
@@ -49,7 +49,7 @@ class NameOwners:
         self._owners: dict[str, Owner] = {}
 
     def claim(self, name: str, uid: int, now: float) -> None:
-        """Note that a run of this name and user is there; the name is his if it is nobody's.
+        """Note that a run of this name and user is there; the name is that user's if it is nobody's.
 
         Args:
             name: Name of the run.
@@ -65,7 +65,7 @@ class NameOwners:
         self._owners[name] = Owner(uid, now)
 
     def label(self, name: str, uid: int) -> str:
-        """Return what a run is called: its name, of another user than the owner with his uid.
+        """Return what a run is called: its name, with the uid of a user who is not its owner.
 
         No name of a run has a ``~`` (``RankView``), so nobody can choose this for a name.
         """
@@ -87,9 +87,9 @@ class NameOwners:
 
     def _make_room(self, uid: int) -> None:
         """Forget the oldest name of a user who has too many: nobody else has fewer for it."""
-        his = [name for name, owner in self._owners.items() if owner.uid == uid]
-        if len(his) >= MAX_NAMES:
-            del self._owners[min(his, key=lambda name: self._owners[name].seen_s)]
+        names = [name for name, owner in self._owners.items() if owner.uid == uid]
+        if len(names) >= MAX_NAMES:
+            del self._owners[min(names, key=lambda name: self._owners[name].seen_s)]
 
 
 @lru_cache(maxsize=1024)

@@ -1,7 +1,7 @@
 """Owner of a TCP port of this machine, as far as this user may see.
 
 For error messages, as "address already in use" does not say by whom; and to know whose word an
-answer is, as anybody may listen and say what he likes. Linux's ``/proc`` is read, nothing is sent
+answer is, as anybody may listen and say anything. Linux's ``/proc`` is read, nothing is sent
 and no program is started.
 """
 

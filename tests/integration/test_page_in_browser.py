@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -219,7 +220,9 @@ def test_an_address_from_a_log_leads_to_its_own_run_of_two_of_one_name(
     place: Place, page: Page
 ) -> None:
     """The daemon numbers the one that started later, which its log cannot know."""
-    first, second = Trainer(place, "gpt"), Trainer(place, "gpt")
+    first = Trainer(place, "gpt")
+    time.sleep(0.01)  # an address tells starts apart by the millisecond
+    second = Trainer(place, "gpt")
     first.train(30)
     second.train(50)
     eventually(

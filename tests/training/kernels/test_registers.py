@@ -47,7 +47,7 @@ def test_the_kernel_takes_no_more_registers_than_is_kept_and_spills_none(tmp_pat
     now = _results([tmp_path / "now.json"])
 
     assert len(now) == 12
-    assert {k["triton"] for k in kept} >= {"3.6.0", "3.9.0"}
+    assert {k["triton"] for k in kept} >= {"3.6.0", "3.7.1", "3.9.0"}
     more = [r for r in now if any(r[name] > most for name, most in _allowed(r, kept).items())]
     assert more == []
     assert all(r["spilled_bytes"] == 0 for r in now)

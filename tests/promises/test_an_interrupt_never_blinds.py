@@ -9,9 +9,10 @@ import sys
 import traceback
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torch import nn
@@ -19,7 +20,7 @@ from torch.amp import GradScaler
 
 import ampwatch
 from ampwatch.guard import Account, Channel, Guard, OneAtATime, Subscriber, unbroken
-from ampwatch.training.hooks import taps
+from ampwatch.training.hooks import profilers, taps
 from ampwatch.training.monitor import _open
 from benchmarks.interrupts import Training, interrupt, interrupt_lines
 from tests.promises.conftest import ahead
@@ -230,6 +231,28 @@ def test_a_time_limit_while_a_monitor_is_made_is_no_refusal_of_the_machine() -> 
         ampwatch.monitor(model, Slow("cpu"), serve=False)
 
     assert (len(_open), len(model._forward_hooks), taps._taps) == (before, 0, {})
+
+
+def test_an_interrupt_while_other_profilers_are_listened_for_leaves_none_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five methods of PyTorch are replaced, and a Ctrl-C comes after the second."""
+    before, number = dict(taps._taps), count()
+
+    def listen(*args: Any, **kwargs: Any) -> Any:
+        listener = taps.listen(*args, **kwargs)
+        if next(number) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return listener
+
+    monkeypatch.setattr(profilers, "listen", listen)
+    others = profilers.OtherProfilers(lambda _reason: None)
+    with pytest.raises(KeyboardInterrupt):
+        others.install()
+    others.remove()
+
+    assert next(number) == 5
+    assert taps._taps == before
 
 
 def test_one_call_at_a_time_is_let_in_again_after_an_interrupt() -> None:

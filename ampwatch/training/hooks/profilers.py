@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.autograd import profiler, profiler_legacy
 
+from ampwatch.guard import unbroken
 from ampwatch.training.devices import graph_classes
 from ampwatch.training.hooks.taps import listen
 from ampwatch.training.private import is_profiled
@@ -49,6 +50,7 @@ class OtherProfilers:
         self._prepared: weakref.ref[Any] | None = None
         self._mine: Any = None
 
+    @unbroken
     def install(self) -> None:
         """Begin to listen."""
         # Only of `profile` the end is heard, for it can be prepared and not started; whether one of the
@@ -56,11 +58,13 @@ class OtherProfilers:
         taps = [listen(owner, name, before=self._starting) for owner, name in STARTS]
         self._listeners = [*taps, listen(profiler.profile, "__exit__", after=self._ended)]
 
+    @unbroken
     def remove(self) -> None:
-        """Stop listening."""
+        """Stop listening. Idempotent."""
         self.let_go()
         _remove_all(self._listeners)
 
+    @unbroken
     def hold(self, mine: Any) -> None:
         """Listen to captures and evaluation as well, while our recording is open.
 
@@ -73,8 +77,9 @@ class OtherProfilers:
             listen(nn.Module, "train", before=self._turning),
         ]
 
+    @unbroken
     def let_go(self) -> None:
-        """Stop listening to captures and evaluation: our recording is over."""
+        """Stop listening to captures and evaluation: our recording is over. Idempotent."""
         self._mine = None
         _remove_all(self._while_open)
 

@@ -40,7 +40,8 @@ class RichDisplay:
 
     def say(self, text: str) -> None:
         """Print ``text`` above the bar."""
-        self.progress.console.print(text, markup=False, highlight=False)
+        # Whole: what the terminal breaks itself can still be clicked and copied.
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, status: Status) -> None:
         """Move the bar."""

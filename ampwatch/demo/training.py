@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, cast
 
@@ -13,6 +14,10 @@ from ampwatch.demo.corpus import Corpus
 from ampwatch.demo.course import moments
 from ampwatch.demo.meter import Meter
 from ampwatch.demo.model import CharacterGPT
+from ampwatch.runtime import runtime_path
+from ampwatch.settings import Settings
+from ampwatch.wire.rendezvous.lock import serving
+from ampwatch.wire.rendezvous.token import TOKEN_FIELD, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,11 +101,21 @@ def prepare_device() -> torch.device:
     return torch.device("cpu")
 
 
+def _page(url: str) -> str:
+    """Return what to open: on a terminal, which keeps nothing, with the token of a new browser."""
+    directory = runtime_path(Settings.resolve().runtime_dir)
+    token, info = read_token(directory), serving(directory)
+    is_ours = info is not None and info.url == url and info.wants_token
+    if is_ours and token is not None and sys.stdout.isatty():
+        return f"{url}?{TOKEN_FIELD}={token}"
+    return f"{url}  (in a new browser: `ampwatch url`)"
+
+
 def _introduction(model: CharacterGPT, device: torch.device, url: str) -> str:
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
     where = "No page: see the warning.\n"
     if url:
-        where = f"Page     {url}  (in a new browser: `ampwatch url`)\nMetrics  {url}metrics\n"
+        where = f"Page     {_page(url)}\nMetrics  {url}metrics\n"
     return (
         f"A character GPT of {parameters:.1f} M parameters learns Python's standard library,\n"
         f"in float16 autocast with a GradScaler, on {device}. Ctrl-C ends it at any time.\n"

@@ -17,13 +17,9 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from fleet import HERE, child, cpu_seconds, get, resident, said
-
-from ampwatch.wire.rendezvous.lock import read_info
+from fleet import cpu_seconds, get, resident, said, watched
 
 SCRAPE_TIMEOUT = 10.0
 """Prometheus' default. Unit: s."""
@@ -151,34 +147,18 @@ def main() -> None:
     if args.port:
         crowd(args.port, args.kinds)
         return
-    with tempfile.TemporaryDirectory(prefix="ampwatch-crowd-", dir="/dev/shm") as name:
-        place = Path(name)
-        runtime = place / "0" / "runtime"
-        environ = {
-            "AMPWATCH_RUNTIME_DIR": str(runtime),
-            "AMPWATCH_RING_DIR": str(place / "0" / "rings"),
-            "AMPWATCH_PORT": "0",
-            "AMPWATCH_READERS": "all",
-            "AMPWATCH_GPU": "off",
-            "AMPWATCH_REPORT_FILES": "0",
-        }
-        with child(HERE / "simulated.py", place, "1", str(args.ranks)) as writers:
-            said(writers)
-            with child("-m", "ampwatch", "daemon", "--log-level", "warning", **environ) as daemon:
-                while (info := read_info(runtime)) is None:
-                    time.sleep(0.05)
-                time.sleep(3.0)
-                alone = scrapes(daemon.pid, info.port, 10.0)
-                print("alone", json.dumps(alone), flush=True)
-                with subprocess.Popen(
-                    [sys.executable, __file__, "--port", str(info.port), "--kinds", *args.kinds],
-                    stdout=subprocess.PIPE,
-                    text=True,
-                ) as others:
-                    said(others)
-                    beside = scrapes(daemon.pid, info.port, args.seconds)
-                    others.terminate()
-                print("crowd", json.dumps(beside), flush=True)
+    with watched(args.ranks, settle_seconds=3.0) as (daemon, info):
+        alone = scrapes(daemon.pid, info.port, 10.0)
+        print("alone", json.dumps(alone), flush=True)
+        with subprocess.Popen(
+            [sys.executable, __file__, "--port", str(info.port), "--kinds", *args.kinds],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as others:
+            said(others)
+            beside = scrapes(daemon.pid, info.port, args.seconds)
+            others.terminate()
+        print("crowd", json.dumps(beside), flush=True)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ from ampwatch.wire.rendezvous.lock import read_info
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ampwatch.wire.rendezvous.lock import DaemonInfo
+
 HERE = Path(__file__).parent
 ON_ONE_MACHINE = (1, 8, 64, 256)
 RANKS_PER_HOST = 8
@@ -104,8 +106,17 @@ def series_by_topic(scrape: bytes) -> dict[str, int]:
     return dict(found)
 
 
-def on_one_machine(num_ranks: int, which: str) -> dict[str, Any]:
-    """Return what ``num_ranks`` ranks cost the daemon of their machine."""
+@contextmanager
+def watched(
+    num_ranks: int, settle_seconds: float = 5.0, **more: str
+) -> Iterator[tuple[subprocess.Popen[str], DaemonInfo]]:
+    """Run made-up ranks and a daemon that reads them and asks for no token.
+
+    Args:
+        num_ranks: How many.
+        settle_seconds: Time for the daemon to read what there is already. Unit: s.
+        more: Variables of the daemon besides.
+    """
     with tempfile.TemporaryDirectory(prefix="ampwatch-fleet-", dir="/dev/shm") as name:
         place = Path(name)
         runtime = place / "0" / "runtime"
@@ -116,15 +127,21 @@ def on_one_machine(num_ranks: int, which: str) -> dict[str, Any]:
             "AMPWATCH_READERS": "all",
             "AMPWATCH_GPU": "off",
             "AMPWATCH_REPORT_FILES": "0",
-            "AMPWATCH_MODULE_SERIES_RANKS": which,
+            **more,
         }
         with child(HERE / "simulated.py", place, "1", str(num_ranks)) as writers:
             said(writers)
             with child("-m", "ampwatch", "daemon", "--log-level", "warning", **environ) as daemon:
                 while (info := read_info(runtime)) is None:
                     time.sleep(0.05)
-                time.sleep(5.0)
-                return {"ranks": num_ranks, **costs(daemon.pid, info.port)}
+                time.sleep(settle_seconds)
+                yield daemon, info
+
+
+def on_one_machine(num_ranks: int, which: str) -> dict[str, Any]:
+    """Return what ``num_ranks`` ranks cost the daemon of their machine."""
+    with watched(num_ranks, AMPWATCH_MODULE_SERIES_RANKS=which) as (daemon, info):
+        return {"ranks": num_ranks, **costs(daemon.pid, info.port)}
 
 
 def costs(pid: int, port: int) -> dict[str, Any]:

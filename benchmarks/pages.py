@@ -12,14 +12,10 @@ import json
 import socket
 import statistics
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 
-from fleet import HERE, child, cpu_seconds, get, resident, said
-
-from ampwatch.wire.rendezvous.lock import read_info
+from fleet import HERE, child, cpu_seconds, get, resident, watched
 
 EVENTS = b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
 TURN_SECONDS = 6.0
@@ -70,41 +66,26 @@ def main() -> None:
     if args.look:
         look(args.look, args.pages)
         return
-    with tempfile.TemporaryDirectory(prefix="ampwatch-pages-", dir="/dev/shm") as name:
-        place = Path(name)
-        runtime = place / "0" / "runtime"
-        environ = {
-            "AMPWATCH_RUNTIME_DIR": str(runtime),
-            "AMPWATCH_RING_DIR": str(place / "0" / "rings"),
-            "AMPWATCH_PORT": "0",
-            "AMPWATCH_GPU": "off",
-            "AMPWATCH_REPORT_FILES": "0",
-        }
-        with child(HERE / "simulated.py", place, "1", str(args.ranks)) as writers:
-            said(writers)
-            with child("-m", "ampwatch", "daemon", "--log-level", "warning", **environ) as daemon:
-                while (info := read_info(runtime)) is None:
-                    time.sleep(0.05)
-                time.sleep(5.0)
-                times: dict[int, list[float]] = {0: [], args.pages: []}
-                shares: dict[int, list[float]] = {0: [], args.pages: []}
-                for _ in range(args.turns):
-                    for num_pages in times:
-                        some, share = turn(daemon.pid, info.port, num_pages)
-                        times[num_pages] += some
-                        shares[num_pages].append(share)
-                for num_pages, taken in times.items():
-                    print(
-                        f"{num_pages} pages: scrape median {statistics.median(taken):.3f} s,"
-                        f" worst {max(taken):.3f} s, of {len(taken)};"
-                        f" daemon {statistics.mean(shares[num_pages]):.2f} of a core"
-                    )
-                ratio = statistics.median(times[args.pages]) / statistics.median(times[0])
-                print(f"ratio of medians {ratio:.2f}")
-                for _ in range(3):
-                    body, took = get(info.port, "/state.json")
-                    print(f"state: {len(body) / 1e6:.1f} MB in {took:.2f} s")
-                print(f"{resident(daemon.pid) >> 20} MB resident")
+    with watched(args.ranks) as (daemon, info):
+        times: dict[int, list[float]] = {0: [], args.pages: []}
+        shares: dict[int, list[float]] = {0: [], args.pages: []}
+        for _ in range(args.turns):
+            for num_pages in times:
+                some, share = turn(daemon.pid, info.port, num_pages)
+                times[num_pages] += some
+                shares[num_pages].append(share)
+        for num_pages, taken in times.items():
+            print(
+                f"{num_pages} pages: scrape median {statistics.median(taken):.3f} s,"
+                f" worst {max(taken):.3f} s, of {len(taken)};"
+                f" daemon {statistics.mean(shares[num_pages]):.2f} of a core"
+            )
+        ratio = statistics.median(times[args.pages]) / statistics.median(times[0])
+        print(f"ratio of medians {ratio:.2f}")
+        for _ in range(3):
+            body, took = get(info.port, "/state.json")
+            print(f"state: {len(body) / 1e6:.1f} MB in {took:.2f} s")
+        print(f"{resident(daemon.pid) >> 20} MB resident")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ LOOK_SECONDS = 10.0
 """Time from one look at the lock file to the next."""
 
 SOON_SECONDS = 0.5
-"""The same while a daemon is starting."""
+"""Time from one look at the lock file to the next, while a daemon is starting. Unit: s."""
 
 RETRY_SECONDS = 20.0
 """Time after a daemon that could not be started; twice as long each time after that."""

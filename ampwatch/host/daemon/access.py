@@ -1,4 +1,4 @@
-"""Who may read: of the daemon of one user, whoever sends the token that its user alone can read.
+"""Authorisation of readers: a user's daemon answers who sends the token that this user alone can read.
 
 Every program of a machine can connect to loopback, whoever runs it. A program sends the token as
 ``Authorization: Bearer``. A browser comes once by an address with ``?token=``, gets a cookie for it

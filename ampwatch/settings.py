@@ -80,7 +80,7 @@ class Settings:
 
     level: str = _knob(
         "standard",
-        "How much is watched: off, light (scaler, steps, loss, schedulers), standard (and ranges and ops in some steps, kernels in profiler windows) or deep (ranges and ops in every step).",
+        "How much is watched: off, light (scaler, steps, loss, schedulers), standard (and ranges and ops in some steps, kernels in profiler windows) or deep (every op of every step followed, the rest more often).",
     )
     run: str = _knob("", "Name of the run, stable between restarts; the script's name if empty.")
     runtime_dir: str = _knob(
@@ -167,9 +167,9 @@ class Settings:
         "on",
         "Replay failed steps: on (the forward pass once more on a twin of the model that shares its weights, and remedies tried on the batch that failed), sampled (and where compiled code runs, sampled steps as well, to measure outputs of modules) or off.",
     )
-    replay_bytes: int = _knob(
-        2**28,
-        "Memory that replays may keep: inputs of the model until their step is judged, and copies of its buffers. Bytes.",
+    memory_bytes: int = _knob(
+        0,
+        "Memory that watching may hold, on the host and again on devices: ring, evidence, samples, and inputs of the model that only replays still need; what does not fit is not kept. Bytes; 0: 1 % of the model's, at least 64 MiB.",
         low=0,
     )
     peak_flops: str = _knob(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from ampwatch.wire.records import SkipClass, Topic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
     from ampwatch.diagnosis.steps.skips import SkipClassifier
@@ -136,6 +138,10 @@ class Escalation:
             self._bursts[is_broken] += 1
             self._until = iteration.step + self._traces[is_broken]
             self._traces[is_broken] = min(2 * self._traces[is_broken], MAX_TRACES)
+
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in plain iterations in a row."""
+        self._step = plain[-1].step
 
     def _forget_bursts(self) -> None:
         """Begin to count bursts, by whether more is broken than a step that was skipped."""

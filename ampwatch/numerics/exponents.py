@@ -127,7 +127,8 @@ class ExponentHistogram:
 
     def at_most(self, exponent: int) -> int:
         """Return how many non-zero elements have a magnitude of at most ``2**exponent``."""
-        return sum(self.counts[: max(0, exponent - self.first + 1)])
+        below = exponent - self.first + 1
+        return sum(self.counts[:below]) if below > 0 else 0
 
     def by_exponent(self) -> dict[int, int]:
         """Return the bins that are not empty: exponent to count."""

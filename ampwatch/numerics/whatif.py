@@ -68,6 +68,11 @@ class CastOutcome:
         return count / self.nonzero if self.nonzero else 0.0
 
 
+def num_flushed(histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0) -> int:
+    """Return how many elements times ``2**shift`` a cast to ``fmt`` would make zero."""
+    return histogram.at_most(_log2(fmt.min_subnormal) - 1 - shift)
+
+
 def cast(histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0) -> CastOutcome:
     """Foretell a cast to ``fmt`` of all binned elements times ``2**shift``.
 
@@ -76,7 +81,7 @@ def cast(histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0) -> Cast
     For a subsample the counts are those of the subsample, while ``headroom`` belongs to the
     whole: a single outlier that the bins missed shows in ``headroom`` below 1 only.
     """
-    underflow = histogram.at_most(_log2(fmt.min_subnormal) - 1 - shift)
+    underflow = num_flushed(histogram, fmt, shift)
     overflow_low, overflow_high = _overflow(histogram, fmt, shift)
     scaled = times_power_of_two(histogram.amax, shift)
     return CastOutcome(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.formats import kernel_label
-from ampwatch.numerics.units.ops import FP8_DTYPES, HALF_DTYPES
+from ampwatch.numerics.units.ops import FP8_DTYPES, HALF_DTYPES, TENSOR_DTYPES
 from ampwatch.numerics.units.peaks import Peaks, ideal_seconds, parse_override, peak_flops
 from ampwatch.wire.records import CensusRecord, WindowRecord
 
@@ -92,11 +92,14 @@ class Precision:
         self.window: WindowRecord | None = None
         self.peaks = Peaks(reason=NO_DEVICE)
         self._knows_device = False
+        self._arithmetic: tuple[float, Arithmetic] | None = None
+        self._ideal_tensor_seconds: float | None = None
 
     def put(self, record: CensusRecord | WindowRecord) -> None:
         """Take in a record; the newest holds."""
         if isinstance(record, CensusRecord):
             self.census = record
+            self._update_ideal()
         else:
             self.window = record
 
@@ -104,6 +107,25 @@ class Precision:
         """Take in what the training process says of its device, and of the setting ``peak_flops``."""
         self._knows_device = "gpu_capability" in facts or facts.get("device", "") not in NO_GPU
         self.peaks = peaks_of(facts)
+        self._update_ideal()
+
+    def _update_ideal(self) -> None:
+        """Take in a new census or new peaks: what is made of them is asked for many times."""
+        self._arithmetic = None
+        self._ideal_tensor_seconds = None
+        if self.census is not None and self.census.iterations and self.peaks.flops:
+            flops = flops_per_iteration(self.census)
+            of_tensor_cores = {d: n for d, n in flops.items() if d in TENSOR_DTYPES}
+            ideal = ideal_seconds(by_peak(of_tensor_cores), self.peaks.flops)
+            self._ideal_tensor_seconds = ideal.seconds
+
+    @property
+    def ideal_tensor_seconds(self) -> float | None:
+        """Time that the FLOPs of an iteration in the dtypes of tensor cores take at the peak.
+
+        ``None`` if that is not known. Unit: s.
+        """
+        return self._ideal_tensor_seconds
 
     @property
     def kernels_absence(self) -> Absence:
@@ -120,6 +142,12 @@ class Precision:
         Args:
             step_seconds: Usual time of an iteration, 0 if not known. Unit: s.
         """
+        # Kept: it is asked for with each scrape and each look at the rings.
+        if self._arithmetic is None or self._arithmetic[0] != step_seconds:
+            self._arithmetic = step_seconds, self._arithmetic_of(step_seconds)
+        return self._arithmetic[1]
+
+    def _arithmetic_of(self, step_seconds: float) -> Arithmetic:
         if self.census is None or not self.census.iterations:
             return Arithmetic(absence=Absence.WAITING, sentence="No iteration was counted yet.")
         flops = flops_per_iteration(self.census)

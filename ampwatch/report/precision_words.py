@@ -43,8 +43,8 @@ _SOURCES = {
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 NO_CENSUS = (
-    'No op was counted yet: level="deep" counts them in every step, "standard" in some steps,'
-    ' or with torch.compile or op_census="window" in profiler windows; "light" counts none.'
+    'No op was counted yet: level="deep" counts them in each of the first steps and in some later,'
+    ' "standard" in some steps, or with torch.compile or op_census="window" in profiler windows; "light" counts none.'
 )
 
 _NO_KERNELS = {

@@ -62,3 +62,8 @@ def power_of_two(value: float) -> str:
         return ""
     mantissa, exponent = math.frexp(value)
     return f"2{str(exponent - 1).translate(_SUPERSCRIPTS)}" if mantissa == 0.5 else ""
+
+
+def memory(nbytes: int) -> str:
+    """Write a number of bytes in MiB, with three digits."""
+    return f"{float(f'{nbytes / 2**20:.3g}'):,.6g} MiB".replace(",", NARROW_SPACE)

@@ -316,8 +316,8 @@ class Monitor:
     def op_table(self, by: By = "op") -> str:
         """Return which ops ran in which dtype, and why, as a table for a terminal.
 
-        Of the newest iteration whose ops were counted: at ``deep`` every one, at ``standard``
-        those of profiler windows; see the setting ``op_census``.
+        Of the newest iteration whose ops were counted: at ``deep`` each of the first 32, otherwise
+        some, and those of profiler windows; see the setting ``op_census``.
 
         Args:
             by: What a line stands for: ``op``, ``module`` or ``dtype``.

@@ -19,6 +19,7 @@ from ampwatch.training.announcement import announce
 from ampwatch.training.daemon_link import DaemonLink
 from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.launcher import daemon_is_running, ensure_daemon, token_for
+from ampwatch.training.memory import HeldBytes
 from ampwatch.training.said import Said, join
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.blackbox.writer import BoxWriter
@@ -51,6 +52,7 @@ class Outlet:
         identity: Who is watched.
 
     Attributes:
+        holders: What holds memory of host, by part.
         marks: Called with each finding before anybody else gets it; may add to it.
     """
 
@@ -68,8 +70,15 @@ class Outlet:
         self._link: DaemonLink | None = None
         self._remembering = Guard("black box")
         self._recorder: Recorder | None = None
-        self._remember: Callable[[Record], None] | None = None
+        self._remember: Callable[..., None] | None = None
         self._box: BoxWriter | None = None
+        self.holders = (("ring", self._ring_bytes), ("report", self._report_bytes))
+
+    def _ring_bytes(self) -> HeldBytes:
+        return HeldBytes(0 if self._ring is None else self._ring.nbytes)
+
+    def _report_bytes(self) -> HeldBytes:
+        return HeldBytes(0 if self._recorder is None else self._recorder.nbytes)
 
     def agree(self) -> None:
         """Speak with one voice with the other ranks of this machine. Cost: 1 ms."""
@@ -199,16 +208,16 @@ class Outlet:
         found = ((rank, from_note(note)) for rank, note in notes.items())
         return {rank: checks for rank, checks in found if checks}
 
-    def put(self, record: Record) -> None:
-        """Write a record to the ring, if there is one, and remember it. Never raises."""
+    def put(self, *records: Record) -> None:
+        """Write records to the ring, if there is one, and remember them. Never raises."""
         if self._ring is not None:
-            self._ring.put(record)
-        # A clock read, as this comes several times in a step; what nobody writes nobody has to
+            self._ring.put(*records)
+        # A clock read, as this may come several times in a step; what nobody writes nobody has to
         # read.
         if self._link is not None and time.monotonic() >= self._link.due_s:
             self._linking.run(self._link.look)
         if self._remember is not None:
-            self._remembering.run(self._remember, record)
+            self._remembering.run(self._remember, *records)
 
     def notify(self, news: News) -> None:
         """Pass on news of a finding, also to the log and to the callbacks that want it."""

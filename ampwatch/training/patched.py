@@ -98,7 +98,8 @@ a scaler: a copied, pickled or saved one is what it would be without ampwatch. C
 `torch.compile` compiles contains none of it.
 
 A row is there only if one of its sensors is on at the level: `light` watches the scaler and the
-steps, `standard` and `deep` everything.
+steps, `standard` and `deep` everything. Below `deep`, what is there for sensors alone that watch how
+PyTorch is called (autocast, `backward`, `zero_grad`) is put back in most iterations after the first 64.
 
 | what of torch | how | when | who is told at every level | at standard and deep also |
 | --- | --- | --- | --- | --- |
@@ -117,10 +118,11 @@ class _NoOutlet:
 
     ring_path: Path | None = None
     said = None
+    holders = ()
     world_size = 2  # a rank among others checks its weights against theirs
 
-    def put(self, record: Record) -> None:
-        """Take a record."""
+    def put(self, *records: Record) -> None:
+        """Take records."""
 
     def notify(self, news: News) -> None:
         """Take news of a finding."""

@@ -150,6 +150,20 @@ sparse_values: Callable[[Any], torch.Tensor] = methodcaller(
     )
 )
 
+_users_of: Callable[[int], int] = _find(
+    "_C._storage_Use_Count",
+    "Tells whether anybody but ampwatch holds the memory of what a model was called with.",
+    "All of it counts as held by ampwatch alone, so that large inputs are not kept for replays.",
+    lambda _key: 0,
+)
+
+
+def users_of(storage: Any) -> int:
+    """Return how many tensors hold a storage, in Python or in a graph; 0 if that is not known."""
+    # The wrapper that is asked holds it as well.
+    return max(_users_of(storage_key(storage)) - 1, 0)
+
+
 storage_key: Callable[[Any], int] = attrgetter(
     _on_instances(
         "UntypedStorage._cdata",
@@ -207,7 +221,7 @@ num_function_modes: Callable[[], int] = _find(
     "_C._len_torch_function_stack", "Counts the function modes of the user."
 )
 
-_num_dispatch_modes: Callable[[], int] = _find(
+num_dispatch_modes: Callable[[], int] = _find(
     "_C._len_torch_dispatch_stack", "Counts the dispatch modes that are on."
 )
 
@@ -216,7 +230,7 @@ _dispatch_mode: Callable[[int], Any] = _find("_C._get_dispatch_stack_at", "The m
 
 def dispatch_modes() -> list[Any]:
     """Return the dispatch modes that are on in the calling thread, outermost first."""
-    return [_dispatch_mode(index) for index in range(_num_dispatch_modes())]
+    return [_dispatch_mode(index) for index in range(num_dispatch_modes())]
 
 
 _find(

@@ -23,6 +23,7 @@ from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.training.iteration.programs import Programs
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
 from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.memory import MemoryBudget, limit_of
 from ampwatch.training.model.facts import layer_shapes, run_facts
 from ampwatch.training.model.home import Home
 from ampwatch.training.model.living import alive
@@ -82,7 +83,12 @@ if TYPE_CHECKING:
     import torch
 
     from ampwatch.settings import Settings
-    from ampwatch.training.hooks.events import IterationClosed, SensorFailed, TensorsSwapping
+    from ampwatch.training.hooks.events import (
+        IterationClosed,
+        IterationPlanned,
+        SensorFailed,
+        TensorsSwapping,
+    )
     from ampwatch.training.outlet import Outlet
     from ampwatch.training.targets import Targets
     from ampwatch.wire.records import CensusRecord, WindowRecord
@@ -128,6 +134,7 @@ class Notices(Sensor):
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._held: dict[str, str] = {}
 
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Refer to no parameter meanwhile."""
@@ -137,6 +144,18 @@ class Notices(Sensor):
     def facts_changed(self, _event: FactsChanged) -> None:
         """Record the facts anew."""
         self.record_facts()
+
+    def iteration_planned(self, _event: IterationPlanned) -> None:
+        """Record what memory is held, where that has changed."""
+        self.record_memory()
+
+    def record_memory(self) -> None:
+        """Record what memory is held, where that has changed. Never in a plain step."""
+        held = self._context.memory.facts()
+        changed = {name: value for name, value in held.items() if self._held.get(name) != value}
+        if changed:
+            self._held = held
+            self._context.out.put(FactsRecord(changed))
 
     def record_facts(self) -> None:
         """Record the facts as they are now."""
@@ -249,7 +268,9 @@ class Session:
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
         dtypes, lost_eps = list[str](), dict[str, float]()
-        measuring = Measuring(KernelSelector(settings).of, _device_rows(names))
+        tensors = (tensor for _, tensor in (*names.parameters(), *names.buffers()))
+        memory = MemoryBudget(limit_of(tensors, settings.memory_bytes))
+        measuring = Measuring(KernelSelector(settings).of, _device_rows(names), memory=memory)
         trained = Trained(names, targets.optimizers)
         bus.ownership.optimizers = lambda: alive(trained.met.values())
         self._home = home = Home(names, trained)
@@ -288,6 +309,7 @@ class Session:
             losses=LossSum(),
             bus=bus,
             governor=Governor(settings, account),
+            memory=memory,
             measuring=measuring,
             deferred=Deferred(),
             regions=Regions(),
@@ -296,6 +318,10 @@ class Session:
             out=outlet,
             peers=outlet,
         )
+        for part, held in outlet.holders:
+            memory.add(part, held)
+        for readback in (self._readback, context.deferred):
+            memory.add("transfer", readback.held_bytes)
         samples = RangeSamples(context.governor, measuring, home, bus) if self._samples else None
         self._notices = Notices(context)
         self._ledger = IterationLedger(
@@ -316,6 +342,8 @@ class Session:
         self._missed_steps = MissedSteps(context) if is_unknown else None
         for sensor in self._sensors(samples):
             bus.add(sensor)
+        # At `deep` every op is observed, and its region with it.
+        bus.may_rest = settings.level != "deep"
         self._attachments: list[Attachment] = []
         self._complaints: set[str] = set()
 
@@ -383,6 +411,7 @@ class Session:
         try:
             self._notices.record_facts()
             self.bus.install()
+            self._notices.record_memory()
             self.diagnosis.check_layers()
             self._account.restart()
         except BaseException:
@@ -444,6 +473,7 @@ class Session:
         self.diagnosis.end()
         self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
         self._diagnosing.run(self.diagnosis.book.report_changes)
+        self._diagnosing.run(self._notices.record_memory)
 
     def _poll(self) -> None:
         self._diagnosing.run(self._context.deferred.poll)
@@ -517,7 +547,8 @@ class Session:
             errors += guard.errors
             missed += guard.missed
         dropped = self._readback.dropped + self._births_dropped + missed
-        return SelfCost(self._account.spent_ns, errors, dropped)
+        spent_ns = self._account.spent_ns + int(self._context.governor.hidden_ns)
+        return SelfCost(spent_ns, errors, dropped)
 
     @property
     def _births_dropped(self) -> int:
@@ -558,7 +589,7 @@ class Session:
 
     def _not_measured(self) -> list[str]:
         measuring = self._context.measuring
-        sentences = list(measuring.not_measured.values())
+        sentences = [*measuring.not_measured.values(), *self._context.memory.refused.values()]
         if why := no_peak(self._home.device, self._context.settings):
             sentences.append(f"shares of the peak are not known: {why}")
         if measuring.dropped:

@@ -366,8 +366,9 @@ class ReadDiagnosis(Diagnosis):
         told: Any = hear
         super().__init__(*args, notify=told, known=known, **options)
 
-    def deliver(self, iteration: Iteration) -> None:
-        """Take in an iteration, and read what is shown after it."""
-        self.reader.begin(iteration)
-        super().deliver(iteration)
-        self.reader.attempt(self.reader.end, iteration)
+    def deliver(self, *iterations: Iteration) -> None:
+        """Take in iterations, and read what is shown after each."""
+        for iteration in iterations:
+            self.reader.begin(iteration)
+            super().deliver(iteration)
+            self.reader.attempt(self.reader.end, iteration)

@@ -71,7 +71,8 @@ layers = torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torc
 model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.AdamW(model.parameters())
 scaler = torch.amp.GradScaler("cpu", init_scale={FIRST_SCALE}, growth_interval={GROWTH_INTERVAL})
-watch = ampwatch.monitor(model, scaler, run="{RUN}")
+# Often enough that within its minute every panel has two counts to make a rate of.
+watch = ampwatch.monitor(model, scaler, run="{RUN}", sample_every=2)
 asked = lambda what: (Path(sys.argv[1]) / what).exists()
 fault, end = None, time.monotonic() + 230
 while not asked("stop") and time.monotonic() < end:

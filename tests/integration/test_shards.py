@@ -247,7 +247,9 @@ def test_faults_are_named_on_each_rank(found: list[dict[str, Any]], case: str, l
         assert "parameter 1.fc2.weight" in collapse
         assert "_flat_param" not in collapse
         assert ("in rank 1, while all of this rank's are finite" in collapse) == (rank == 0)
-        assert kinds == {"scale_collapse", *(["forward_overflow"] if overflows else [])}
+        # What the CPU can do depends on the machine that runs the tests.
+        expected = {"scale_collapse", *(["forward_overflow"] if overflows else [])}
+        assert kinds - {"cpu_isa_missing"} == expected
 
 
 @pytest.mark.parametrize("case", CASES)

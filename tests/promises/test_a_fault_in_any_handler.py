@@ -13,8 +13,10 @@ from ampwatch.guard import Subscriber
 from ampwatch.host.fleet.rank import RankView
 from ampwatch.training.hooks import bus, taps
 from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
-from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.iteration.governor import DEEP_OPENING, QUIET_AFTER_ALARM
+from ampwatch.training.ops.events import OP_EVENTS, OpSensor
 from ampwatch.training.outlet import Outlet
+from ampwatch.training.sensors.births.following import BirthSensor
 from ampwatch.wire.records import SensorFailureRecord
 from tests.promises.conftest import ahead
 from tests.trainings import Run, build
@@ -49,9 +51,9 @@ def records(monkeypatch: pytest.MonkeyPatch) -> list[Record]:
     put: list[Record] = []
     original = Outlet.put
 
-    def kept(self: Outlet, record: Record) -> None:
-        put.append(record)
-        original(self, record)
+    def kept(self: Outlet, *records: Record) -> None:
+        put.extend(records)
+        original(self, *records)
 
     monkeypatch.setattr(Outlet, "put", kept)
     return put
@@ -124,3 +126,37 @@ def test_a_sensor_that_fails_at_the_end_leaves_nothing_of_others(
 
     assert sorted(calls) == sorted(names)
     assert taps._taps == before
+
+
+def test_a_glance_that_fails_leaves_the_call_to_the_handler(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No guard is around it, and nothing that it raises reaches the training."""
+    failed: set[type] = set()
+
+    def fail(self: OpSensor, _call: object) -> bool:
+        failed.add(type(self))
+        msg = "planted"
+        raise RuntimeError(msg)
+
+    kinds = [kind for kind in OpSensor.__subclasses__() if kind.__module__.startswith("ampwatch.")]
+    for kind in kinds:
+        monkeypatch.setattr(kind, "glance", fail)
+    digests = []
+    for is_watched in (False, True):
+        run = build("fp16-scheduled")
+        # Ops are counted in the opening and for a while after an alarm, and nothing is saved.
+        run.steps = DEEP_OPENING + QUIET_AFTER_ALARM + 8
+        if not is_watched:
+            run.loop()
+        else:
+            with (
+                caplog.at_level(logging.WARNING, logger="ampwatch.guard"),
+                ampwatch.monitor(run.models, run.scaler, level="deep", serve=False),
+            ):
+                run.loop()
+        digests.append(run.digest())
+
+    assert digests[0] == digests[1]
+    assert BirthSensor in failed
+    assert [r for r in caplog.records if "switched its sensor" in r.message] == []

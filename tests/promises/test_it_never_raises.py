@@ -88,6 +88,7 @@ pytestmark = ahead
 IN_STEP = [
     (AutocastSensor, "autocast_entering"),
     (Notices, "facts_changed"),
+    (Notices, "iteration_planned"),
     (SchedulerSensor, "step_began"),
     (OptimizerRegistry, "admit"),
     (LossSum, "add"),
@@ -145,6 +146,7 @@ IN_STEP = [
     (ReplaySensor, "root_called"),
     (ReplaySensor, "root_returned"),
     (ReplaySensor, "scaled"),
+    (ReplaySensor, "iteration_planned"),
     (ReplaySensor, "iteration_closed"),
     (ReplaySensor, "iteration_opened"),
     (KeptCall, "__init__"),
@@ -245,7 +247,11 @@ def _compiling_run() -> Run:
     return run
 
 
-CLIPPED = ("ClippingSensor.clipping_by_norm", "ScaledGradientSensor.unscaling")
+ACCUMULATED = (
+    "ClippingSensor.clipping_by_norm",
+    "ScaledGradientSensor.unscaling",
+    "GradientSums.op",
+)
 UNSCALED = (
     "DirectGradientSensor.optimizer_stepping",
     "RootLosses.backward_began",
@@ -259,12 +265,12 @@ def _faulty_run(what: str = "") -> Run:
         return build("bf16-without-scaler")
     if what in SELDOM:
         return _odd_run()
-    if what in CLIPPED:
+    if what in ACCUMULATED:
         return build("fp16-accumulated-clipped")
     if what == "compiled_backward":
         return _compiling_run()
     run = build("fp16-scheduled")
-    run.steps, run.poison = 20, tuple(range(12, 20))
+    run.steps, run.poison = 24, tuple(range(16, 24))
     if what == "ScalerSuccession.scaler_loaded":
         run.after_step = lambda _step: run.scaler.load_state_dict(run.scaler.state_dict())
     return run
@@ -483,7 +489,7 @@ def test_a_callback_that_raises_is_called_once_and_never_again() -> None:
         raise ConnectionError(msg)
 
     run = build("fp16-scheduled")
-    run.steps, run.poison = 20, tuple(range(12, 20))
+    run.steps, run.poison = 24, tuple(range(16, 24))
     with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
         watch.on_finding(callback)
         run.loop()

@@ -14,6 +14,7 @@ from ampwatch.training.iteration.context import Context
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.memory import MIN_LIMIT, MemoryBudget
 from ampwatch.training.model.home import Home
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
@@ -43,8 +44,8 @@ class Kept:
         self.records: list[Record] = []
         self.ring_path: Path | None = None
 
-    def put(self, record: Record) -> None:
-        self.records.append(record)
+    def put(self, *records: Record) -> None:
+        self.records += records
 
     def leave_check(self, check: WeightCheck) -> None:
         """Nobody is there to read it."""
@@ -118,6 +119,7 @@ class Bench:
             "losses": LossSum(),
             "bus": self.bus,
             "governor": Governor(checked, self.account),
+            "memory": MemoryBudget(checked.memory_bytes or MIN_LIMIT),
             "measuring": Measuring(KernelSelector(checked).of, 64),
             "deferred": Deferred(),
             "regions": Regions(),

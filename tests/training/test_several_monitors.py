@@ -189,9 +189,9 @@ def test_losses_are_those_of_the_model_that_they_lead_to(one_thread: None) -> No
     for monitor, losses in zip(monitors, seen, strict=True):
         deliver = monitor._session.diagnosis.deliver
 
-        def note(iteration: Any, losses: set[float] = losses, deliver: Any = deliver) -> None:
-            losses.add(iteration.loss)
-            deliver(iteration)
+        def note(*iterations: Any, losses: set[float] = losses, deliver: Any = deliver) -> None:
+            losses.update([iteration.loss for iteration in iterations])
+            deliver(*iterations)
 
         monitor._session.diagnosis.deliver = note  # type: ignore[method-assign]
     for _ in range(STEPS):

@@ -52,7 +52,7 @@ class Replay(MadeUpScaler):
         self.diagnosis = Diagnosis(
             Settings.resolve(settings, {}),
             scale if scaled else math.nan,
-            put=self.records.append,
+            put=lambda *records: self.records.extend(records),
             notify=lambda news: self.notified.append((news.finding.kind, news.reason)),
             cost=lambda: SelfCost(0, 0, 0),
             sampling_cost=lambda: SamplingCost(5, 1, 2, 3),

@@ -56,9 +56,18 @@ class CompiledBackward:
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration, after the other families have."""
-        seen = self._waiting.pop(iteration.step, None)
+        if not self._waiting:
+            return
+        seen = self._waiting.get(iteration.step)
+        # Also those of iterations that never came.
+        self._waiting = {s: c for s, c in self._waiting.items() if s > iteration.step}
         if seen is not None and verdict.skip_class not in SEARCHES and not verdict.nonfinite_loss:
             self._say(seen)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a plain iteration would be nothing to it."""
+        return not self._waiting
 
     def _say(self, seen: CompiledGradients) -> None:
         where = f"param:{seen.parameter}" if seen.parameter else ""

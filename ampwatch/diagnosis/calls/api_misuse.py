@@ -72,6 +72,11 @@ class ApiMisuse:
         """Say what was held back, if it is known by now."""
         self._name(iteration.step)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a plain iteration would be nothing to it."""
+        return self._unnamed is None
+
     def clipped_scaled(self, seen: ScaledClip) -> None:
         """Gradients were clipped before ``unscale_``."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()

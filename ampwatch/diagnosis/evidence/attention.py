@@ -30,3 +30,8 @@ class Attention(NamedTuple):
     failed: int = -1
     failed_scale: float = math.nan
     is_unexplained: bool = False
+
+    @property
+    def is_closer(self) -> bool:
+        """Whether the iteration itself is to be observed more closely than planned."""
+        return self.trace or self.inputs or self.ops or bool(self.focus)

@@ -88,6 +88,11 @@ class CulpritOps:
         self._book.make(finding)
         self._attach(finding)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a plain iteration would be nothing to it."""
+        return not self._inputs
+
     def goes_on(self, step: int) -> None:
         """Count iteration ``step``, which was not traced, for the op that was named last."""
         if self._newest is not None:

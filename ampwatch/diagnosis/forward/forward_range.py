@@ -128,6 +128,11 @@ class ForwardRange:
                 self._follow(name, r.histogram.amax, iteration.step)
         self._release_focus(iteration.step)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a plain iteration would be nothing to it."""
+        return not self.focus
+
     def _follow(self, name: str, amax: float, step: int) -> None:
         series = self._series.setdefault(name, deque())
         series.append((step, math.log2(amax)))

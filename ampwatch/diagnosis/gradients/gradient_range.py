@@ -13,7 +13,7 @@ from ampwatch.diagnosis.scale.scale_words import fitting_scale
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
@@ -76,6 +76,10 @@ class GradientRange:
             self._judge(iteration, gradients)
         elif verdict.applied and not verdict.skipped:
             self._low.check_by_loss(iteration)
+
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in plain iterations in a row."""
+        self._low.count(plain)
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
         self._samples += 1

@@ -15,7 +15,7 @@ from ampwatch.diagnosis.scale.scale_words import quick_interval
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
@@ -78,11 +78,21 @@ class LowScale:
         if verdict.skipped or verdict.grew:
             self._rested = 0
         elif verdict.applied and iteration.scaler is not None:
-            self._rested += 1
-            if verdict.scale_before >= self.largest_applied:
-                self.largest_applied = verdict.scale_before
-                self._was_largest_at = iteration.step
-                self._loss_then = abs(iteration.loss) if iteration.num_losses else math.nan
+            self._rest(iteration, 1)
+
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in plain iterations in a row."""
+        newest = plain[-1]
+        if newest.found_inf and newest.scaler is not None:
+            self._rest(newest, len(plain))
+
+    def _rest(self, newest: Iteration, iterations: int) -> None:
+        """Take in iterations in a row in which a step was taken and the scale stayed."""
+        self._rested += iterations
+        if newest.scale_before >= self.largest_applied:
+            self.largest_applied = newest.scale_before
+            self._was_largest_at = newest.step
+            self._loss_then = abs(newest.loss) if newest.num_losses else math.nan
 
     def is_passing(
         self, iteration: Iteration, gradients: Mapping[str, Gradient], scale: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Record
 
 APART_NS = 1_000_000_000
-"""Between two times that a census is written: nobody reads tables faster, and at ``deep`` there is
-one in every iteration. Unit: ns."""
+"""Between two times that a census is written: nobody reads tables faster, and in the first
+iterations at ``deep`` there is one in each. Unit: ns."""
 
 MAX_OP_ROWS = 128
 
@@ -71,6 +72,11 @@ class OpRecorder:
         """
         if self._unwritten is not None and time_ns - self._written_ns >= APART_NS:
             self.flush(time_ns)
+
+    @property
+    def due_ns(self) -> float:
+        """Unix time from which on ``pass_on`` writes something; infinite if nothing waits. Unit: ns."""
+        return math.inf if self._unwritten is None else self._written_ns + APART_NS
 
     def newest(self) -> CensusRecord | None:
         """Return the record as of the newest census, ``None`` before the first."""

@@ -186,6 +186,7 @@ class ScaleDynamics:
         self._rate = 1.0
         self._since = 0
         self._low = _Low()
+        self._is_useless = False
 
     def detect(
         self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
@@ -214,6 +215,21 @@ class ScaleDynamics:
             self._check_below_one(iteration, verdict)
         if self._low.finding is not None and iteration.loss_scale != verdict.scale_before:
             self._renew_below_one(self._low.finding, iteration)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a plain iteration would be nothing to it: no fall is followed."""
+        return all(fall.is_over for fall in self._falls.values())
+
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in plain iterations in a row: a scaler that is of no use stays that."""
+        if not self._is_useless:
+            return
+        for iteration in plain:
+            # The time decides when a finding that lasts is reported again.
+            self._book.now_ns = iteration.time_ns
+            scale = iteration.loss_scale
+            self._book.again(SCALER_WITH_BF16.slug, "api", iteration.step, loss_scale=scale)
 
     def _note_movement(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # The test compares with the scale it began at, which is no longer the scaler's own doing.
@@ -511,7 +527,8 @@ class ScaleDynamics:
         self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
     ) -> None:
         # With float16 anywhere the scaler is of use, whatever else runs in bfloat16.
-        if "bfloat16" not in autocast_dtypes or "float16" in autocast_dtypes:
+        self._is_useless = "bfloat16" in autocast_dtypes and "float16" not in autocast_dtypes
+        if not self._is_useless:
             return
         scale = iteration.loss_scale
         if not self._book.again(SCALER_WITH_BF16.slug, "api", iteration.step, loss_scale=scale):

@@ -64,9 +64,13 @@ class ScaleReset:
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
+        change = None
+        if self._announced:
+            change = self._announced.get(iteration.step)
+            # Also those of iterations that never came.
+            self._announced = {s: c for s, c in self._announced.items() if s > iteration.step}
         if iteration.scaler is None:
             return
-        change = self._announced.pop(iteration.step, None)
         if change is not None:
             self._begin(change, iteration.scale_before)
         if self._change is not None:
@@ -80,6 +84,11 @@ class ScaleReset:
         if verdict.applied and not verdict.skipped:
             self._largest_applied = max(self._largest_applied, verdict.scale_before)
         self._scale = iteration.loss_scale
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a plain iteration would be nothing to it."""
+        return not self._announced
 
     def _begin(self, change: ScalerChange, after: float) -> None:
         self._change, self._skips = None, 0

@@ -12,6 +12,8 @@ from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
@@ -117,6 +119,13 @@ class Divergence:
                 self._book.again_anywhere(DIVERGENCE.slug, iteration.step)
         elif self._is_diverging(broke=broke):
             self._say(iteration, broke=broke)
+
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in plain iterations in a row: their losses, none of which says anything by itself."""
+        if plain[-1].num_losses:
+            for iteration in plain:
+                self._follow(abs(iteration.loss), iteration.step)
+                self._updated = True
 
     def _weigh(self, iteration: Iteration) -> None:
         for r in iteration.ranges:

@@ -160,6 +160,13 @@ class PeriodicSkips:
             if verdict.grew:
                 self._growths, self._since_growth = self._growths + 1, 0
 
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in plain iterations in a row."""
+        scaler = plain[-1].scaler
+        if scaler is not None and scaler.knows_growth:
+            self._losses.extend([(abs(i.loss), i.num_losses) for i in plain])
+            self._since_growth += len(plain)
+
     def _stands_out(self, iteration: Iteration) -> bool:
         """Whether the loss is unlike those since the last skip."""
         if not iteration.num_losses or not self._losses:

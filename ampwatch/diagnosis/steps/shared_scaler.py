@@ -11,6 +11,8 @@ from ampwatch.diagnosis.scale.forecast import alarm_rate
 from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
@@ -104,16 +106,10 @@ class _Account:
 
     def take(self, step: int, scale: float, *, skipped: bool, nonfinite_loss: bool) -> None:
         """Take in one attempt."""
-        self.attempts += 1
         if not skipped:
-            self.streak += 1
-            self.nonfinite = 0
-            self.largest = max(self.largest, scale)
-            # The largest scale is lowered as well: gradients grow in a training, and a scale that
-            # fitted early on says nothing of what fits now.
-            if self.streak >= FORGET_AFTER:
-                self.relapses, self.deep, self.since, self.largest = 0, 0, -1, scale
+            self.take_applied(scale, 1)
             return
+        self.attempts += 1
         self.streak = 0
         self.skips += 1
         self.nonfinite += nonfinite_loss
@@ -123,6 +119,17 @@ class _Account:
         self.deep += scale <= FAR_BELOW * self.largest
         if self.since < 0 and (self.relapses or not self.largest):
             self.since, self.since_attempts = step, self.attempts - 1
+
+    def take_applied(self, scale: float, times: int) -> None:
+        """Take in steps in a row that were taken at one scale."""
+        self.attempts += times
+        self.streak += times
+        self.nonfinite = 0
+        self.largest = max(self.largest, scale)
+        # The largest scale is lowered as well: gradients grow in a training, and a scale that
+        # fitted early on says nothing of what fits now.
+        if self.streak >= FORGET_AFTER:
+            self.relapses, self.deep, self.since, self.largest = 0, 0, -1, scale
 
     @property
     def rate(self) -> float:
@@ -158,6 +165,13 @@ class SharedScaler:
             for index, found_inf in iteration.found_inf.items():
                 if found_inf and index != OTHER_OPTIMIZERS:
                     self._compare(index, iteration)
+
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in plain iterations in a row."""
+        like = plain[-1]
+        if like.scaler is not None and like.scaler.knows_growth:
+            for index in like.found_inf:
+                self._accounts[index].take_applied(like.scale_before, len(plain))
 
     def _compare(self, index: int, iteration: Iteration) -> None:
         account = self._accounts[index]

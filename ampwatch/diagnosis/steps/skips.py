@@ -73,16 +73,17 @@ class SkipClassifier:
             self._unskipped = 0
             self._since_growth = None
 
-    def applied(self, scaler: ScalerSettings, scale: float, *, grew: bool) -> None:
-        """Note a step that was not skipped.
+    def applied(self, scaler: ScalerSettings, scale: float, *, grew: bool, times: int = 1) -> None:
+        """Note a step that was not skipped, or several in a row.
 
         Args:
             scaler: The scaler's settings.
-            scale: The scale that it was taken with.
+            scale: The scale that they were taken with.
             grew: The scale grew after it.
+            times: How many; 1 where it grew.
         """
         self.streak = self.unexplained = self.standing = 0
-        self._unskipped += 1
+        self._unskipped += times
         self.lowest_applied = min(self.lowest_applied, scale)
         if self._unskipped >= WORKED:
             self._largest_worked = max(self._largest_worked, scale)
@@ -91,7 +92,7 @@ class SkipClassifier:
         if grew:
             self._since_growth = 0
         elif self._since_growth is not None:
-            self._since_growth += 1
+            self._since_growth += times
 
     def skipped(
         self, scaler: ScalerSettings, scale_before: float, *, nonfinite_loss: bool

@@ -8,6 +8,8 @@ from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Finding, Severity, SkipClass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
@@ -69,6 +71,14 @@ class StepBookkeeping:
                     self._ahead(index, skipped_at)
             counts = found_inf and verdict.skip_class is not SkipClass.PROBE
             self._last_skip[index] = iteration.step if counts else None
+
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in plain iterations in a row."""
+        like = plain[-1]
+        for index in like.found_inf:
+            self._steps[index] += len(plain)
+            if index in like.scheduler_stepped:
+                self._moves[index] += len(plain)
 
     def _is_stepwise(self, index: int) -> bool:
         return self._moves[index] >= STEPWISE_SHARE * (self._steps[index] - 1)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from ampwatch.wire.records import SKIP_CLASSES, SkipClass
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.skips import SkipClassifier
 
@@ -70,6 +72,17 @@ class StepJudge:
             self._skips.applied(iteration.scaler, before, grew=verdict.grew)
         verdict.applied = not all(iteration.found_inf.values())
         return verdict
+
+    def judge_plain(self, plain: Sequence[Iteration]) -> StepVerdict:
+        """Return the verdict on each of the next iterations, which are plain ones."""
+        like = plain[-1]
+        if like.scaler is None:
+            return StepVerdict(SkipClass.NONE, math.nan)
+        self._next_step = like.step + 1
+        if like.found_inf:
+            times = len(plain)
+            self._skips.applied(like.scaler, like.scale_before, grew=False, times=times)
+        return StepVerdict(SkipClass.NONE, like.scale_before, applied=bool(like.found_inf))
 
     def _note_scale(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Note how the scale moved, and whether somebody moved it since the last update."""

@@ -51,6 +51,7 @@ from ampwatch.training.hooks.events import (
     ForwardEnded,
     ForwardReturned,
     GraphCaptured,
+    IterationClosed,
     OptimizerLoaded,
     OptimizerStepped,
     OptimizerStepping,
@@ -97,6 +98,23 @@ ON_DEMAND = frozenset(
     {ForwardBegan, ForwardReturned, ForwardEnded, RootCalled, RootReturned, AlteredCalled}
 )
 """Events whose place is not free while it is on: sensors ask for them when they need them."""
+
+EACH_STEP = (
+    AutocastEntering,
+    AutocastLeft,
+    BackwardBegan,
+    IterationClosed,
+    OptimizerStepped,
+    Scaled,
+    StepBegan,
+    StepEnded,
+    Unscaled,
+    Unscaling,
+    Updated,
+    Updating,
+    Zeroed,
+)
+"""Events of each step of a plain training, which sensors that rest go without."""
 
 REPLACED = "replaced method"
 FUNCTION = "replaced function"
@@ -581,12 +599,6 @@ def _end_of_forward(bus: Bus, handles: list[Any]) -> None:
     channel = bus.channel(ForwardEnded)
 
     def ended(module: nn.Module, _args: Any, _output: Any) -> None:
-        # This hook stays, so it runs at each call of each module of each iteration.
-        for subscriber in channel.subscribers:
-            if not subscriber.sensor.is_dormant:
-                break
-        else:
-            return
         if not is_traced():
             channel.emit(ForwardEnded(module))
 
@@ -833,7 +845,7 @@ PLACES: tuple[Place, ...] = (
         HOOK,
         (ForwardEnded,),
         _end_of_forward,
-        when="at standard and deep, until compiled code runs",
+        when="in iterations whose ops are observed",
     ),
     Place(
         "torch.autograd.graph.saved_tensors_hooks.__enter__",

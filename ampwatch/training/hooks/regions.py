@@ -49,12 +49,17 @@ class Regions(Sensor):
 
     name = "regions"
     is_thread_safe = True
+    rests = True
 
     def __init__(self) -> None:
         # By thread, because autocast is: its state lives in the thread-local set of dispatch keys.
         # One item of a dict is read or written at a time, which the GIL makes atomic.
         self._of_thread: dict[int, list[AutocastRegion]] = {}
         self._unseen: dict[int, int] = {}
+
+    def woken(self) -> None:
+        """Forget the regions: those that are entered already are asked for by ``update``."""
+        self.removed()
 
     def removed(self) -> None:
         """Forget the regions."""

@@ -121,6 +121,10 @@ class RootCalls:
 
     def _root(self, called: Any) -> nn.Module | None:
         """Return the watched model that is called, by itself or through what wraps it."""
+        # As a rule it is called by itself.
+        known = self._roots.get(id(called))
+        if known is not None and known() is called and not is_traced():
+            return known()
         module: nn.Module = unwrapped(called)
         known = self._roots.get(id(module))
         return module if known is not None and known() is module and not is_traced() else None

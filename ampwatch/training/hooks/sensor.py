@@ -21,6 +21,9 @@ class Sensor:
         any_scaler: Whether it wants the events of all scalers, not only of the watched one.
         waking: Names of the events that reach it while it is dormant.
         is_dormant: Nothing happens that concerns it; costs less than being called in vain.
+        rests: Whether it wants the events of each step (``EACH_STEP``) in some iterations only: what a
+            program does wrong in its calls it does again.
+        deaf_to: Names of events that it has methods for and does not want in this training.
         guard: Its fail-open boundary, where it does work that no event begins; else the bus
             makes one.
     """
@@ -30,10 +33,19 @@ class Sensor:
     waking: ClassVar[frozenset[str]] = frozenset()
     any_scaler: bool = False
     is_dormant: bool = False
+    rests: bool = False
+    deaf_to: frozenset[str] = frozenset()
     guard: Guard | None = None
 
     def installed(self) -> None:
         """Begin; the hooks are placed. At set-up, so what it raises reaches the user."""
+
+    def may_rest(self) -> bool:
+        """Whether it may rest now: nothing that it has seen has to be followed further."""
+        return True
+
+    def woken(self) -> None:
+        """Begin anew: some iterations have gone by unheard."""
 
     def failed(self) -> None:
         """Take off what was placed for the moment: the sensor has failed, and is off from now on."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -73,6 +73,34 @@ class Listener:
             self._tap.drop(self)
 
 
+class _Plan(NamedTuple):
+    """The callables of all listeners of a tap, each with the instance that it listens to alone.
+
+    Attributes:
+        begins: Called before the original.
+        afters: Pairs of what is called after it, and what gets its result as well; either may be ``None``.
+        fails: Called where it has raised.
+    """
+
+    begins: tuple[tuple[Callable[..., None], object | None], ...] = ()
+    afters: tuple[
+        tuple[Callable[..., None] | None, Callable[..., None] | None, object | None], ...
+    ] = ()
+    fails: tuple[tuple[Callable[..., None], object | None], ...] = ()
+
+
+def _planned(listeners: tuple[Listener, ...]) -> _Plan:
+    return _Plan(
+        tuple((x.before, x.instance) for x in listeners if x.before is not None),
+        tuple(
+            (x.after, x.returned, x.instance)
+            for x in listeners
+            if x.after is not None or x.returned is not None
+        ),
+        tuple((x.failed, x.instance) for x in listeners if x.failed is not None),
+    )
+
+
 class _Tap:
     """One replaced method."""
 
@@ -83,6 +111,7 @@ class _Tap:
         "_name",
         "_original",
         "_owner",
+        "_plan",
         "_wrapper",
     )
 
@@ -94,9 +123,10 @@ class _Tap:
         # has to put back the very object that was there.
         self._is_inherited = name not in owner.__dict__
         self._original = _inherited(owner, name) if self._is_inherited else owner.__dict__[name]
-        # Replaced as a whole, never changed in place: a call in another thread
-        # iterates over the tuple it has read.
+        # Both replaced as a whole, never changed in place: a call in another thread
+        # iterates over the tuples it has read.
         self._listeners: tuple[Listener, ...] = ()
+        self._plan = _Plan()
         self._wrapper = self._wrap()
 
     def put_on(self) -> None:
@@ -117,14 +147,12 @@ class _Tap:
             if not always_heard and (torch.compiler.is_compiling() or (captures and is_unheard())):
                 return original(instance, *args, **kwargs)
             # Read once: who comes during the call must not get an `after` without its `before`.
-            listeners = self._listeners
+            begins, afters, fails = self._plan
             # Between two graphs of compiled code whatever is called is compiled, listeners as well.
             compiler = set_compiler(None)
             try:
-                for listener in listeners:
-                    if (before := listener.before) is not None and (
-                        listener.instance is None or listener.instance is instance
-                    ):
+                for before, only in begins:
+                    if only is None or only is instance:
                         before(instance, args, kwargs)
                 if compiler is not None:
                     set_compiler(compiler)
@@ -133,19 +161,17 @@ class _Tap:
                 except BaseException:  # of an interrupt as well: who counts depth would stay inside
                     if compiler is not None:
                         set_compiler(None)
-                    for listener in listeners:
-                        if (failed := listener.failed) is not None and (
-                            listener.instance is None or listener.instance is instance
-                        ):
+                    for failed, only in fails:
+                        if only is None or only is instance:
                             failed(instance)
                     raise
                 if compiler is not None:
                     set_compiler(None)
-                for listener in listeners:
-                    if listener.instance is None or listener.instance is instance:
-                        if (after := listener.after) is not None:
+                for after, returned, only in afters:
+                    if only is None or only is instance:
+                        if after is not None:
                             after(instance, args, kwargs)
-                        if (returned := listener.returned) is not None:
+                        if returned is not None:
                             returned(instance, result, args, kwargs)
             finally:
                 if compiler is not None:
@@ -168,11 +194,15 @@ class _Tap:
             method = getattr(method, "__wrapped__", None)
         return method is not None
 
+    def _set(self, listeners: tuple[Listener, ...]) -> None:
+        self._listeners = listeners
+        self._plan = _planned(listeners)
+
     def add(self, listener: Listener) -> None:
-        self._listeners = (*self._listeners, listener)
+        self._set((*self._listeners, listener))
 
     def drop(self, listener: Listener) -> None:
-        self._listeners = tuple(x for x in self._listeners if x is not listener)
+        self._set(tuple(x for x in self._listeners if x is not listener))
         # Somebody may have wrapped the method after us; then taking ours out would
         # take theirs out too. Without listeners ours only passes calls on.
         if not self._listeners and self._owner.__dict__.get(self._name) is self._wrapper:
@@ -199,7 +229,7 @@ def _inherited(owner: type | ModuleType, name: str) -> Callable[..., Any]:
 class _SilentTap:
     """What is left of a tap in another process."""
 
-    _listeners: tuple[Listener, ...] = ()
+    _plan = _Plan()
 
 
 class _FunctionTap(_Tap):
@@ -219,15 +249,14 @@ class _FunctionTap(_Tap):
         builtin = find_builtin(original)
 
         @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912 - as above
+        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901 - as above
             if torch.compiler.is_compiling() or (captures and is_unheard()):
                 return original(*args, **kwargs)
-            listeners = self._listeners
+            begins, afters, fails = self._plan
             compiler = set_compiler(None)  # as above
             try:
-                for listener in listeners:
-                    if listener.before is not None:
-                        listener.before(args, kwargs)
+                for before, _ in begins:
+                    before(args, kwargs)
                 if compiler is not None:
                     set_compiler(compiler)
                 try:
@@ -235,15 +264,14 @@ class _FunctionTap(_Tap):
                 except BaseException:
                     if compiler is not None:
                         set_compiler(None)
-                    for listener in listeners:
-                        if listener.failed is not None:
-                            listener.failed()
+                    for failed, _ in fails:
+                        failed()
                     raise
                 if compiler is not None:
                     set_compiler(None)
-                for listener in listeners:
-                    if listener.after is not None:
-                        listener.after(args, kwargs)
+                for after, _, _ in afters:
+                    if after is not None:
+                        after(args, kwargs)
             finally:
                 if compiler is not None:
                     set_compiler(compiler)

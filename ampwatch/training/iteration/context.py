@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.regions import Regions
     from ampwatch.training.iteration.governor import Governor
     from ampwatch.training.iteration.ledger import Clock
+    from ampwatch.training.memory import MemoryBudget
     from ampwatch.training.model.home import Home
     from ampwatch.training.model.names import Names
     from ampwatch.training.model.optimizers import OptimizerRegistry
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 class WayOut(Protocol):
     """The way by which records leave the training process."""
 
-    def put(self, record: Record) -> None:
-        """Write a record. Never raises."""
+    def put(self, *records: Record) -> None:
+        """Write records, in their order. Never raises."""
 
     @property
     def ring_path(self) -> Path | None:
@@ -73,6 +74,7 @@ class Context:
         losses: The losses of the open iteration.
         bus: Tells of events.
         governor: Says what is measured in the open iteration.
+        memory: Says what may be held.
         measuring: Measures ranges.
         deferred: Reads values from devices, later.
         regions: Which autocast regions every thread is in.
@@ -95,6 +97,7 @@ class Context:
     losses: LossSum
     bus: Bus
     governor: Governor
+    memory: MemoryBudget
     measuring: Measuring
     deferred: Deferred
     regions: Regions

@@ -9,16 +9,28 @@ Periods are powers of two, and samples fall on multiples of them: the ranks of a
 wait for one another in every step, sample in the same steps even where they do not agree on
 the period. Else each would pay for itself and delay all the others.
 
-The first ``OPENING`` iterations are sampled whatever it costs: then a scale calibrates and
-most mistakes show, and it is over before anyone notices. In later fits of a program in a process
-of one rank (`programs.py`) only so many as earlier ones have left. A few iterations after an alarm are
-sampled at any cost as well.
+A training begins with an advance: what its first iterations spend, later ones earn, and for as long
+as it is ``SETTLING`` nothing is charged with what the always-on sensors take. So each topic is
+seen early, and no stretch of iterations is much slower than another. Where iterations are short
+nothing is charged for the first ``OPENING`` of them at all: they are over before anyone notices.
+A program that was fitted in the process before (`programs.py`) has no such beginning. A few iterations
+after an alarm are sampled at any cost.
+
+Not all that a sample costs is in the account of ampwatch: PyTorch takes longer for an op that is
+observed, and finds its caches full of other things. A sample is charged with what its iterations
+take longer than others, where that is more; the median of several, for one alone may be long
+for reasons of its own.
+
+At ``deep`` each op is followed in every iteration, which nobody pays for; samples are paid for out of
+``DEEP_BUDGET``, and in an opening that each fit has, ops are counted beside the topic of a turn.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from enum import Enum
+from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ampwatch.wire.records import Topic
@@ -27,7 +39,32 @@ if TYPE_CHECKING:
     from ampwatch.settings import Settings
 
 OPENING = 32
-"""Iterations at the start that are all sampled, one topic each."""
+"""Iterations at the start in which a scale calibrates and most mistakes show: inputs are checked, and
+each skip is measured."""
+
+SETTLING = 500
+"""Iterations at the start in which samples may be taken in advance of what iterations earn."""
+
+ADVANCE = 150
+"""Iterations whose budget samples may spend before it is earned, while a training settles."""
+
+MAX_ADVANCE = 250
+"""Iterations whose budget is owed at most, however dear the first iteration was: after another
+hundred the next topic is sampled."""
+
+SETTLING_PERIOD = 64
+"""Largest period while a training settles: every topic has its turn by then."""
+
+SHORT_NS = 8e6
+"""Iterations that take less are free to be sampled during the opening: all of it is over in a quarter
+of a second. Unit: ns."""
+
+UNKNOWN = 3
+"""Iterations in which PyTorch does for the first time what it does once: how long one takes is not
+known before."""
+
+UNNOTICED_START_NS = 0.1e9
+"""Debt with which samples are taken while that is not known. Unit: ns."""
 
 ALARMED = 4
 """Iterations after an alarm that are all sampled."""
@@ -55,6 +92,16 @@ UNNOTICED_NS = 2e6
 
 MAX_PARTS = 64
 
+MAX_HIDDEN = 5.0
+"""Multiple of its own account that a sample is charged with at most. An iteration with an evaluation
+in it is longer by far more."""
+
+REMEMBERED = 15
+"""Iterations whose durations say what an iteration usually takes."""
+
+COMPARED = 5
+"""Samples of a kind whose iterations are compared with the usual ones."""
+
 
 class Observation(Enum):
     """Observations besides the values of tensors. ``OPS``: which op ran in which dtype."""
@@ -73,17 +120,20 @@ BACKWARD = frozenset({Topic.ACTIVATION_GRADIENT})
 
 TURNS: tuple[Wanted, ...] = (GRADIENTS, FORWARD, STATE, GRADIENTS, BACKWARD, UPDATES)
 """The turns of sampled iterations. Gradients come twice: they decide the scale. Ops come last,
-where they are counted one by one at all."""
+where they are counted one by one at all; while a training settles, where they fit the advance."""
 
 FIRST: Wanted = GRADIENTS | STATE | UPDATES
 """The sample of the very first iteration: a training that is broken from the start may not live
 for many more. Outputs of modules are left out: whatever is compiled is compiled now."""
 
-EVERYTHING: Wanted = frozenset(Topic) | OPS
+SAMPLED = ("standard", "deep")
+"""Levels at which something is measured."""
 
-UPDATES_EVERY = 4
-"""Iterations from one measurement of updates to the next at ``deep``: updates are compared over
-several anyway, and two copies of the weights in each step would be the dearest part of all."""
+DEEP_OPENING = 32
+"""Iterations at the start that are all sampled at ``deep``, in each fit of a program."""
+
+DEEP_BUDGET = 0.1
+"""Share of a step that samples may take at ``deep``, where following each op takes more."""
 
 
 class Purse(Protocol):
@@ -111,7 +161,9 @@ class Governor:
         interval: Iterations between the two newest samples.
         step: Index of the open iteration.
         is_held: Whether nothing is to be measured, because a profiler is at work.
-        is_opening: Whether iterations are sampled whatever it costs.
+        is_opening: Whether nothing is known of the training yet.
+        follows_ops: Whether each op of each iteration is followed.
+        hidden_ns: Time that samples have taken so far besides what the purse says. Unit: ns.
         counts_one_by_one: Whether ops are to be counted one by one, where that can be done.
         observes_skips: Whether gradients that made a step be skipped are measured on the spot.
         uncountable: Name of the op or function because of which ops are not counted one by one
@@ -120,21 +172,29 @@ class Governor:
 
     def __init__(self, settings: Settings, purse: Purse) -> None:
         self._level = settings.level
-        self.observes_skips = settings.level in ("standard", "deep")
+        self.observes_skips = settings.level in SAMPLED
         self._every = settings.sample_every
-        counts_ops = settings.op_census != "window"
-        self.counts_one_by_one = settings.level == "deep" or counts_ops
+        self.follows_ops = settings.level == "deep"
+        counts_ops = self.follows_ops or settings.op_census != "window"
+        self.counts_one_by_one = counts_ops
         self._turns = (*TURNS, OPS) if counts_ops else TURNS
         self._first = FIRST | OPS if counts_ops else FIRST
         self._budget = settings.overhead_budget
+        if self.follows_ops:
+            self._budget = max(self._budget, DEEP_BUDGET)
         self._purse = purse
-        self._opening = OPENING
+        self._opening, self._settling = OPENING, SETTLING
+        if self.follows_ops:
+            self._opening, self._settling = DEEP_OPENING, 0
         self.step = 0
         self._turn = 0
         self._owed_ns = 0.0
         self._spent_before = purse.spent_ns
-        self._usual_ns = 0.0
-        self._quiet_cost_ns = 0.0
+        self._quiet_ns: deque[float] = deque(maxlen=REMEMBERED)
+        self._bare_ns: deque[float] = deque(maxlen=REMEMBERED)
+        self._excesses: dict[Wanted, deque[float]] = {}
+        self._ops_ns = 0.0
+        self.hidden_ns = 0.0
         self._alarmed_until = -1
         self._deaf_until = -1
         self._calm_until = -1
@@ -156,6 +216,7 @@ class Governor:
     def stop(self) -> None:
         """Measure nothing any more: what the sensors share has failed."""
         self._level = "off"
+        self.follows_ops = False
         self.wanted = frozenset()
         self.observes_skips = False
         self.is_opening = False
@@ -163,9 +224,13 @@ class Governor:
     def shorten_opening(self, by: int) -> None:
         """Have an opening that is shorter by the iterations that earlier fits of the program have shown.
 
-        Without any opening left, no ops are observed in the first iteration either.
+        Without any opening left there is no advance, and no ops are observed in the first iteration.
+        Nothing is shortened at ``deep``, where somebody is looking for something.
         """
+        if self.follows_ops:
+            return
         self._opening = max(OPENING - by, 0)
+        self._settling = SETTLING if self._opening else 0
         if self.step == 0:
             self.wanted = self._plan()
 
@@ -175,7 +240,7 @@ class Governor:
 
     def alarm(self) -> None:
         """Sample the next iterations, state first, because something went wrong."""
-        if self.step <= self._deaf_until or self._level != "standard":
+        if self.step <= self._deaf_until or self._level not in SAMPLED:
             return
         self._alarmed_until = self.step + ALARMED
         self._deaf_until = self.step + QUIET_AFTER_ALARM
@@ -190,7 +255,7 @@ class Governor:
         Returns:
             Whether the next iterations are sampled.
         """
-        if self.step <= self._calm_until or self._level != "standard":
+        if self.step <= self._calm_until or self._level not in SAMPLED:
             return False
         self._alarmed_until = max(self._alarmed_until, self.step + len(self._turns))
         self._calm_until = self.step + QUIET_AFTER_ALARM
@@ -211,7 +276,8 @@ class Governor:
             self._skips = 0
         self._skip_at = self.step
         self._skips += 1
-        return self.is_opening or self._skips <= SKIPS_MEASURED or self._owed_ns <= 0.0
+        is_paid = self._owed_ns <= 0.0 and not self._is_settling
+        return self.is_opening or self._skips <= SKIPS_MEASURED or is_paid
 
     def takes_first_check(self) -> bool:
         """Whether the open iteration, which has something non-finite, is the first for a while.
@@ -231,27 +297,98 @@ class Governor:
         spent = self._purse.spent_ns
         cost_ns = float(spent - self._spent_before)
         self._spent_before = spent
-        if not math.isnan(duration_s):
-            duration_ns = duration_s * 1e9
-            if Observation.OPS in self.wanted and self._usual_ns:
-                # Most of what it costs to see each op is PyTorch's own, outside our account.
-                cost_ns = max(cost_ns, duration_ns - self._usual_ns)
-            self._settle(cost_ns, duration_ns)
+        self._settle(cost_ns, duration_s * 1e9)
         self.step += 1
         self.wanted = self._plan()
 
     def _settle(self, cost_ns: float, duration_ns: float) -> None:
-        left_ns = self._owed_ns + cost_ns - self._budget * duration_ns
-        # No credit is kept: what quiet hours saved must not be spent in one burst.
-        self._owed_ns = 0.0 if self.step < self._opening else max(left_ns, 0.0)
-        if not self._owed_ns and self._paid_at is None:
-            self._paid_at = self.step
+        quiet_ns = 0.0
+        if self._quiet_ns and (self.wanted or self._is_settling or self.follows_ops):
+            quiet_ns = median(self._quiet_ns)
         if self.wanted:
             # A sample is charged with what it adds to the cost of the sensors that are always on.
-            self._judge(self.wanted, cost_ns - self._quiet_cost_ns)
+            own_ns = max(cost_ns - quiet_ns, 0.0)
+            price_ns = self._price(own_ns, duration_ns - quiet_ns)
+            self.hidden_ns += price_ns - own_ns
+            cost_ns += price_ns - own_ns
+            self._judge(self.wanted, price_ns)
         else:
-            self._quiet_cost_ns = _follow(self._quiet_cost_ns, cost_ns)
-        self._usual_ns = _follow(self._usual_ns, max(duration_ns - cost_ns, 0.0))
+            self._quiet_ns.append(cost_ns)
+        due_ns = max(cost_ns - quiet_ns, 0.0) if self._is_settling else cost_ns
+        if self.follows_ops:
+            # Following is not what is paid for: what samples add to it is.
+            due_ns = max(cost_ns - quiet_ns, 0.0) if self.wanted else 0.0
+        if math.isnan(duration_ns):
+            self._owed_ns += due_ns
+        else:
+            self._bare_ns.append(max(duration_ns - cost_ns, 0.0))
+            self._pay(due_ns, duration_ns)
+
+    def _price(self, own_ns: float, duration_ns: float) -> float:
+        """Return what a sample costs: its own account, or what its iterations take longer.
+
+        Args:
+            own_ns: The account. Unit: ns.
+            duration_ns: Duration of the iteration, without what watching takes in each. Unit: ns.
+        """
+        excesses = self._excesses.setdefault(self.wanted, deque(maxlen=COMPARED))
+        usual_ns = self._usual_ns
+        if usual_ns and own_ns and not math.isnan(duration_ns):
+            excesses.append((duration_ns - usual_ns) / own_ns)
+        # Bounded after the median is taken: before, it would only see what noise adds.
+        price_ns = own_ns * min(max(median(excesses), 1.0), MAX_HIDDEN) if excesses else own_ns
+        if Observation.OPS in self.wanted:
+            self._ops_ns = price_ns
+        return price_ns
+
+    def _pay(self, cost_ns: float, duration_ns: float) -> None:
+        # No credit is kept: what quiet hours saved must not be spent in one burst.
+        self._owed_ns = max(self._owed_ns + cost_ns - self._budget * duration_ns, 0.0)
+        if self._is_settling:
+            most_ns = MAX_ADVANCE * self._budget * self._usual_ns
+            self._owed_ns = 0.0 if self._is_unnoticed else min(self._owed_ns, most_ns)
+        if self._is_free:
+            self._owed_ns = 0.0
+        if self._paid_at is None and self._may_spend(0.0):
+            self._paid_at = self.step
+
+    @property
+    def _usual_ns(self) -> float:
+        """Time of an iteration without ampwatch; 0 if none is known. Unit: ns."""
+        return median(self._bare_ns) if self._bare_ns else 0.0
+
+    @property
+    def _is_settling(self) -> bool:
+        return self.step < self._settling
+
+    @property
+    def _is_unnoticed(self) -> bool:
+        """Whether samples are free: iterations are short, and only the first ones."""
+        return self.step < self._opening and min(self._bare_ns, default=math.inf) < SHORT_NS
+
+    @property
+    def is_short(self) -> bool:
+        """Whether ops are followed for being in the opening: iterations are short, or nobody knows yet."""
+        is_known = len(self._bare_ns) >= UNKNOWN
+        return self.step < self._opening and not (is_known and min(self._bare_ns) >= SHORT_NS)
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether samples are free: somebody is looking for something, and it may be near."""
+        return self.follows_ops and self.is_alert
+
+    def _may_spend(self, cost_ns: float) -> bool:
+        """Whether a sample may be taken: what was spent is paid, or the advance is not used up.
+
+        Args:
+            cost_ns: What the sample will cost as far as known. Unit: ns.
+        """
+        if not self._is_settling:
+            return self._owed_ns <= 0.0
+        is_known = len(self._bare_ns) >= UNKNOWN
+        if self._is_unnoticed or not (is_known or self._owed_ns > UNNOTICED_START_NS):
+            return True
+        return self._owed_ns + cost_ns <= ADVANCE * self._budget * self._usual_ns
 
     def charge(self, measured: Wanted, parts: int, device_ns: int) -> None:
         """Account for the device time of a sample; it is known some iterations later.
@@ -270,14 +407,16 @@ class Governor:
         Gradients are taken whole: a loss scale has to fit the range of all of them. Ops are taken
         whole as well: a part of them has no shares.
         """
-        if measured in (GRADIENTS, OPS):
+        if measured in (GRADIENTS, OPS) or self._is_unnoticed or self._is_free:
             return
-        parts = 1 if self.step < self._opening else self._parts.get(measured, 1)
+        parts = self._parts.get(measured, 1)
         cost_ns += self._device_ns.get(measured, 0.0) / parts
-        share = cost_ns / self._usual_ns if self._usual_ns else 0.0
+        usual_ns = self._usual_ns
+        share = cost_ns / usual_ns if usual_ns else 0.0
         if share > WORST_SHARE and cost_ns > UNNOTICED_NS:
             needed = 2 * parts
-            while self.step < self._opening and share / needed > WORST_SHARE and needed < MAX_PARTS:
+            # Its first sample shows how dear it is; later ones may have been held up for once.
+            while measured not in self._parts and share * parts / needed > WORST_SHARE:
                 needed *= 2
             self._parts[measured] = min(needed, MAX_PARTS)
         elif share < WORST_SHARE / 4 and parts > 1:
@@ -285,11 +424,9 @@ class Governor:
 
     def _plan(self) -> Wanted:
         self.part = (0, 1)
-        self.is_opening = self.step < self._opening or self._level == "deep"
+        self.is_opening = self.step < self._opening
         if self._level in ("off", "light") or self.is_held:
             return frozenset()
-        if self._level == "deep":
-            return EVERYTHING if self.step % UPDATES_EVERY == 0 else EVERYTHING - UPDATES
         if self.step == 0:
             return self._first if self._opening else self._first - OPS
         if not self._is_due():
@@ -297,38 +434,38 @@ class Governor:
         self.interval = self.step - self._sampled_at
         self._sampled_at = self.step
         self._paid_at = None
-        turn = self._turns[self._turn % len(self._turns)]
-        self._turn += 1
-        # The opening is sampled whatever it costs.
-        parts = 1 if self.step < self._opening else self._parts.get(turn, 1)
+        turn = self._take_turn() | (OPS if self._is_free else frozenset())
+        parts = self._parts.get(turn, 1)
         number = self._rounds[turn] = self._rounds.get(turn, -1) + 1
         self.part = (number % parts, parts)
         return turn
 
+    def _take_turn(self) -> Wanted:
+        turn = self._turns[self._turn % len(self._turns)]
+        self._turn += 1
+        if turn == OPS and self._is_settling and not self._may_spend(self._ops_ns):
+            return self._take_turn()
+        return turn
+
     def _is_due(self) -> bool:
-        if self.step <= self._alarmed_until:
+        if self.step <= self._alarmed_until or self._is_free:
             return True
         since = self.step - self._sampled_at
         if self._every:
             return since >= self._every
-        if self.step < self._opening:
-            return True
         # A multiple of the period, not a distance from the last sample: so ranks with different
         # periods still sample in the same steps.
         return self.step % self._period == 0 and self._can_pay()
 
     def _can_pay(self) -> bool:
         """Whether the sample that the period has due now is paid for; adapt the period."""
-        if self._owed_ns > 0.0 and self._period < MAX_PERIOD:
-            self._period *= 2
-            return False
+        if not self._may_spend(0.0):
+            longest = SETTLING_PERIOD if self._is_settling else MAX_PERIOD
+            if self._period < longest or self._is_settling:
+                self._period = min(2 * self._period, longest)
+                return False
         # Paid in a quarter of the period: half of it will do with room to spare, so it does not swing.
         early = self._paid_at is not None and self._paid_at - self._sampled_at < self._period / 4
         if early and self._period > 1:
             self._period //= 2
         return True
-
-
-def _follow(average: float, value: float) -> float:
-    """Return the running average, the first value taken as it is."""
-    return value if not average else average + (value - average) / 8

@@ -81,6 +81,9 @@ BATCH_SECONDS = 0.25
 two steps of a training the caches forget our code: judged one by one, iterations cost
 several times as much."""
 
+MANY_LOSSES = 16
+"""Losses of an iteration from which on no sensor rests: iterations may have ceased to end."""
+
 UNKNOWN_SETTINGS = ScalerSettings(GROWTH_FACTOR, BACKOFF_FACTOR, math.inf)
 """Settings of a scaler of which nothing is known but its scale."""
 
@@ -117,8 +120,8 @@ class Samples(Protocol):
 class Judge(Protocol):
     """The diagnosis, as the ledger knows it."""
 
-    def deliver(self, iteration: Iteration) -> None:
-        """Take an iteration that is complete; they come in order."""
+    def deliver(self, *iterations: Iteration) -> None:
+        """Take iterations that are complete; they come in order."""
 
     def attention(self) -> Attention:
         """Return what should be observed more closely in the next iteration."""
@@ -250,7 +253,10 @@ class IterationLedger(Sensor):
 
     def scaled(self, event: Scaled) -> None:
         """Take the loss as it was before it was scaled."""
+        before = self._losses.num_losses
         self._losses.add(event.outputs)
+        if before < MANY_LOSSES <= self._losses.num_losses:
+            self._bus.wake()  # no iteration may end any more, and sensors wake between iterations
 
     # Steps.
 
@@ -289,6 +295,8 @@ class IterationLedger(Sensor):
                 self._draft.applied.append(index)
             return
         self._draft.applied.append(index)
+        if len(self._draft.applied) == MANY_LOSSES:
+            self._bus.wake()
         scaler = self._bus.scaler
         if not (scaler is not None and scaler.is_enabled()) and self._leads(optimizer):
             self._close_unscaled()
@@ -347,7 +355,10 @@ class IterationLedger(Sensor):
         if scale is None or tracker is None:
             return
         self._numbers.clear()
-        settings = ScalerSettings(*growth_settings(scaler))
+        given = growth_settings(scaler)
+        settings = self.settings
+        if settings != given:  # nearly never, and a named tuple compares like a tuple
+            settings = ScalerSettings(*given)
         if not event.is_given or draft.found_inf_of or draft.applied:
             row = self._row
             if row is not None:
@@ -515,6 +526,7 @@ class IterationLedger(Sensor):
         self._iteration.thread = get_ident()
         if not (well and has_room) or sample is not None or not self._can_wait(row):
             self.deliver_arrived()
+        self._bus.begin_iteration(step + 1)
         # At `light` nobody wants to know, and the diagnosis is not asked.
         if self._opened.subscribers:
             attention = self._judge.attention()
@@ -539,26 +551,41 @@ class IterationLedger(Sensor):
         return is_on_host and self._ended_ns - self._delivered_ns < BATCH_SECONDS * 1e9
 
     def deliver_arrived(self) -> None:
-        """Deliver what has reached the host. Never waits."""
+        """Deliver what has reached the host, several iterations in a call. Never waits."""
         self._delivered_ns = self._ended_ns
-        for values, parcel in self._readback.arrived(_has_arrived):
-            iteration = _complete(parcel.frame, parcel.found_inf_of, values)
-            if parcel.late is not None and parcel.late.after is not None:
-                iteration.loss_scale = parcel.late.after
-            # A scale that is told after each iteration is that of the next one.
-            follows = iteration.step == self._newest[0] + 1
-            if follows and iteration.scaler is not None and math.isnan(iteration.scale_before):
-                iteration.scale_before = self._newest[1]
-            self._newest = (iteration.step, iteration.loss_scale)
-            if parcel.sample is not None and self._samples is not None:
-                iteration.topics = frozenset(parcel.sample.topics)
-                iteration.incomplete = frozenset(parcel.sample.incomplete)
-                iteration.ranges = self._samples.take(parcel.sample)
-            was_alarming = self._alarming
-            self._alarming = _is_alarming(iteration)
+        waiting: list[Iteration] = []
+        try:
+            for values, parcel in self._readback.arrived(_has_arrived):
+                waiting.append(self._complete(values, parcel))
+                # What sensors make of it, and what sampling has cost, is that of now.
+                if parcel.sample is not None or self._alarming:
+                    arrived, waiting = waiting, []
+                    self._judge.deliver(*arrived)
+        finally:
+            # Also before an interrupt goes on: they come no second time.
+            if waiting:
+                self._judge.deliver(*waiting)
+
+    def _complete(self, values: list[float], parcel: _Parcel) -> Iteration:
+        """Return an iteration with what has arrived of it, and say that it has."""
+        iteration = _complete(parcel.frame, parcel.found_inf_of, values)
+        if parcel.late is not None and parcel.late.after is not None:
+            iteration.loss_scale = parcel.late.after
+        # A scale that is told after each iteration is that of the next one.
+        follows = iteration.step == self._newest[0] + 1
+        if follows and iteration.scaler is not None and math.isnan(iteration.scale_before):
+            iteration.scale_before = self._newest[1]
+        self._newest = (iteration.step, iteration.loss_scale)
+        if parcel.sample is not None and self._samples is not None:
+            iteration.topics = frozenset(parcel.sample.topics)
+            iteration.incomplete = frozenset(parcel.sample.incomplete)
+            iteration.ranges = self._samples.take(parcel.sample)
+        was_alarming = self._alarming
+        self._alarming = _is_alarming(iteration)
+        if self._arrived.subscribers:
             ends = was_alarming and not self._alarming
             self._arrived.emit(IterationArrived(iteration, self._alarming, ends))
-            self._judge.deliver(iteration)
+        return iteration
 
 
 def _is_alarming(iteration: Iteration) -> bool:

@@ -1,7 +1,7 @@
 """Programs that this process has run to their end before: their next fit needs no opening.
 
 A search for hyper-parameters fits one program again and again, for some dozen iterations each. The
-opening, in which iterations are looked at op by op whatever it costs, is most of what these take. It
+opening, and what is sampled in advance of the budget, would be most of what these take. It
 shows what the program does, and that is the same each time: so a program has one opening in a
 process, in its first fit, or spread over several that are shorter than it.
 

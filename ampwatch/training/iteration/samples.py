@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.iteration.governor import Observation
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ class Planner(Sensor):
         self._step = event.step
         governor.next(event.duration_s)
         attention = event.attention
-        is_quiet = not (governor.wanted or governor.is_opening or any(attention))
+        is_looking = governor.is_opening or governor.follows_ops
+        wants_ops = is_looking or Observation.OPS in governor.wanted
+        is_quiet = not (governor.wanted or is_looking or attention.is_closer)
+        if wants_ops or attention.is_closer:
+            self._bus.wake(1)  # which region an op runs in
         # Between two quiet iterations nobody has to begin or end anything.
         if not (is_quiet and self._was_quiet):
             self._bus.emit(IterationPlanned(event.step, attention))

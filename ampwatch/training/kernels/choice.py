@@ -11,12 +11,13 @@ from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.native import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
     from ampwatch.settings import Settings
     from ampwatch.training.kernels.base import Kernel
+    from ampwatch.training.kernels.native import FiniteCheck
 
 _native = cache(load)
 """Compiled once per process."""
@@ -30,6 +31,21 @@ def _triton() -> Kernel:
     from ampwatch.training.kernels.fused import TritonKernel  # noqa: PLC0415
 
     return TritonKernel()
+
+
+def finite_checks(settings: Settings) -> Mapping[torch.dtype, FiniteCheck]:
+    """Return what says quickly whether memory of the host holds finite numbers, by dtype.
+
+    Returns:
+        ``NativeKernel.finite_checks``; nothing without a compiler, or where the user wants none.
+
+    Args:
+        settings: ``cpu_kernel``.
+
+    Cost: the first time up to a second, when the C kernel is compiled.
+    """
+    kernel = _native() if settings.cpu_kernel == "auto" else None
+    return {} if kernel is None else kernel.finite_checks
 
 
 KERNELS: dict[str, Callable[[], Kernel]] = {"cuda": _triton}

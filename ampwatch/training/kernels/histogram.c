@@ -332,6 +332,28 @@ static void measure_8(const uint8_t *data, int64_t numel, int64_t stride, const 
     }
 }
 
+/* Whether all elements of a dtype are finite; decided by the largest key of each block. */
+#define DEFINE_IS_FINITE(name, type, mask, inf)                                \
+    int name(const type *bits, int64_t numel)                                  \
+    {                                                                          \
+        if (bits == NULL) return 0; /* nothing is known of it */               \
+        for (int64_t begin = 0; begin < numel; begin += BLOCK) {               \
+            int64_t end = numel - begin < BLOCK ? numel : begin + BLOCK;       \
+            type high = 0;                                                     \
+            for (int64_t i = begin; i < end; i++) {                            \
+                type key = bits[i] & (type)(mask);                             \
+                high = key > high ? key : high;                                \
+            }                                                                  \
+            if (high >= (type)(inf)) return 0;                                 \
+        }                                                                      \
+        return 1;                                                              \
+    }
+
+DEFINE_IS_FINITE(ampwatch_is_finite_float64, uint64_t, INT64_MAX, 0x7ffull << 52)
+DEFINE_IS_FINITE(ampwatch_is_finite_float32, uint32_t, KEY_MASK, INF_KEY)
+DEFINE_IS_FINITE(ampwatch_is_finite_float16, uint16_t, 0x7fff, 0x7c00)
+DEFINE_IS_FINITE(ampwatch_is_finite_bfloat16, uint16_t, 0x7fff, 0x7f80)
+
 /* Fill a row per tensor. words: a table per dtype from FLOAT8 on. */
 void ampwatch_measure(int64_t count, const void *const *data, const int64_t *numel,
                       const uint8_t *dtype, const int64_t *stride,

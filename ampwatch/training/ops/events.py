@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.training.hooks.sensor import Sensor
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ampwatch.numerics.units.ops import Phase
     from ampwatch.training.ops.call import OpCall
+    from ampwatch.training.ops.info import OpInfo
 
 
 class OpPlace(NamedTuple):
@@ -62,6 +65,36 @@ class Op(NamedTuple):
 
 class OpsEnded(NamedTuple):
     """The end of the observation of ops, with the iteration or before it."""
+
+
+class OpSensor(Sensor):
+    """A sensor that the calls of some ops concern, and not of others."""
+
+    @property
+    def follows_all(self) -> bool:
+        """Whether the calls of all ops concern it for the time being. Asked at each call."""
+        return False
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether the calls of an op are events for this sensor. Asked once, not at each call.
+
+        Args:
+            info: The op.
+            in_backward: Whether it is called by backward, or outside of it.
+        """
+        raise NotImplementedError
+
+    def glance(self, _call: OpCall) -> bool:
+        """Take in a call of an op that it wants, if nothing more than the call has to be known.
+
+        Asked outside of the guard, before the place of the call is worked out, which takes longer
+        than most sensors do. Calls no op and places nothing. May be followed by the event, if
+        another sensor wants that. What it raises counts as no.
+
+        Returns:
+            Whether the event is not wanted.
+        """
+        return False
 
 
 OP_EVENTS = (OpsBegan, Op, OpsEnded)

@@ -57,6 +57,24 @@ COMPILED = "__compiled_fn"
 _GIVEN = re.compile(r"(?:primals|arg|tangents)_?\d")
 
 
+def runs_elsewhere() -> bool:
+    """Whether another thread is in a module.
+
+    Cost: 2 us, and 0.05 us a frame of the other threads.
+    """
+    frames = sys._current_frames()  # noqa: SLF001 - documented, and the only way
+    # A frame that refers to itself is freed by the collector alone, and so are the locals of all its
+    # callers: the loss, and the graph behind it.
+    del frames[get_ident()]
+    for frame in frames.values():
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code in MODULE_CALLS:
+                return True
+            above = above.f_back
+    return False
+
+
 def _is_forward_of_function(code: CodeType) -> bool:
     """Whether code is the forward of a ``torch.autograd.Function``.
 

@@ -26,6 +26,7 @@ from ampwatch.training.private import (
     excluded_keys,
     graph_task,
     included_keys,
+    num_dispatch_modes,
     num_function_modes,
     pop_mode,
     push_mode,
@@ -111,7 +112,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any, compiler: Any) -> Any:
         # PyTorch has taken this mode off the stack for the time of the call, so nothing that is
         # called here comes back to it, and puts it back after the return, whatever happened.
-        if not self.is_inherited and _is_of_parts(types):
+        if types and not self.is_inherited and _is_of_parts(types):
             # Its class is asked next, with this mode back on the stack (CommDebugMode does likewise).
             return NotImplemented
         me = get_ident()
@@ -161,7 +162,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         """Whether an op on tensors of these types, here and now, is not one to report."""
         if types and any(t is not torch.nn.Parameter and t is not torch.Tensor for t in types):
             return True
-        return _traces(dispatch_modes())
+        # Asked first: as a rule there is no other mode, and this runs at each op.
+        return num_dispatch_modes() > 0 and _traces(dispatch_modes())
 
     def ignore(self, func: Any) -> None:
         """Stop reporting ``func``."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.guard import OneAtATime
 from ampwatch.training.devices import Link, PinningError
+from ampwatch.training.memory import HeldBytes, pinned
+from ampwatch.training.transfer.readback import CELL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +86,11 @@ class Deferred:
             return
         rows = block.view(self._num_slots, self._width).unbind()
         self._free = deque(_LandingSlot(row) for row in rows)
+
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of the pinned memory."""
+        numel = 0 if self._free is None else self._num_slots * self._width
+        return HeldBytes(pinned(CELL_BYTES * numel))
 
     def read(self, values: torch.Tensor, then: Then) -> None:
         """Take ``values`` as they are now, in stream order, and hand them to ``then``.

@@ -11,6 +11,7 @@ import torch
 
 from ampwatch.training.devices import Link, PinningError
 from ampwatch.training.kernels.admission import is_gapless, stored
+from ampwatch.training.memory import HeldBytes, pinned
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
@@ -178,6 +179,7 @@ class Measures:
         self._count = 0
         self._lanes: dict[Hashable, _Lane] = {}
         self._places: deque[Tensor] = deque()
+        self._num_prepared = self._num_more = 0
         self._events: dict[torch.device, deque[Event]] = {}
 
     def prepare(self) -> None:
@@ -190,6 +192,14 @@ class Measures:
             with suppress(PinningError):  # ``send`` raises it, if there is ever something to send
                 block = self.link.landing_place(PREPARED * PLACE)
                 self._places.extend(block.view(PREPARED, PLACE).unbind())
+                self._num_prepared = PREPARED
+
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of the landing places, and of the rows on devices."""
+        chunks = [c for lane in self._lanes.values() for held in lane.chunks.values() for c in held]
+        size = PLACE * torch.float32.itemsize
+        places = pinned(size * self._num_prepared) + self._num_more * pinned(size)
+        return HeldBytes(places, sum(chunk.rows.nbytes for chunk in chunks))
 
     def measure(self, tensor: Tensor, *, least: bool = False) -> Extremes | None:
         """Measure a tensor as it is now, in stream order.
@@ -287,7 +297,9 @@ class Measures:
     def _place(self) -> Tensor:
         if self._places:
             return self._places.popleft()
-        return self.link.landing_place(PLACE)
+        place = self.link.landing_place(PLACE)
+        self._num_more += 1
+        return place
 
     def _event(self, device: torch.device) -> Event:
         held = self._events.get(device)

@@ -20,7 +20,8 @@ from ampwatch.settings import Settings
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.choice import KernelSelector
-from ampwatch.training.kernels.rows import ROW_WORDS
+from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
+from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, pinned
 from ampwatch.training.transfer.slabs import Landing, RowLabel, Slab
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ logger = logging.getLogger("ampwatch")
 
 SLABS = 3
 """Samples of one device that may be on their way at a time."""
+
+SLABS_SHARE = 0.5
+"""Share of the memory that is left which slabs may take: the rest is for what comes later."""
 
 HOST_ROWS = 128
 """Rows of the scratch memory that host tensors are measured into, some at a time."""
@@ -132,8 +136,10 @@ class Measuring:
 
     Args:
         kernel_for: Returns the kernel of a device; raises where there is none.
-        device_rows: Tensors of one iteration that can be measured on a device.
+        device_rows: Tensors of one iteration that can be measured on a device; fewer, where the
+            memory that is left has no room for them.
         link: Way of rows to the host.
+        memory: What may be held.
 
     Attributes:
         dropped: Measurements given up: too many were on their way, or the iteration had more
@@ -149,8 +155,11 @@ class Measuring:
         kernel_for: Callable[[torch.device], Kernel],
         device_rows: int,
         link: Link | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.dropped = 0
+        self._memory = memory or MemoryBudget(MIN_LIMIT)
+        self._memory.add("transfer", self.held_bytes)
         self.refused = self._refusing = 0
         self.not_measured: dict[torch.device, str] = {}
         self.device_ns = 0
@@ -188,7 +197,10 @@ class Measuring:
         try:
             kernel = self._kernel_for(device)
             if not self._link.is_host(device):
-                slabs = tuple(Slab(device, self._device_rows, self._link) for _ in range(SLABS))
+                rows = min(self._device_rows, self._rows_that_fit())
+                if not rows:
+                    return "the setting `memory_bytes` leaves no room for the rows of a sample"
+                slabs = tuple(Slab(device, rows, self._link) for _ in range(SLABS))
                 self._slabs[device], self._free[device] = slabs, list(slabs)
                 slabs[0].warm_up(kernel)
             self._kernels[device] = kernel
@@ -200,6 +212,18 @@ class Measuring:
             words = str(error).strip().partition("\n")[0] or type(error).__name__
             return words.rstrip(".")
         return ""
+
+    def _rows_that_fit(self) -> int:
+        """Return the rows of a slab that the memory has room for, which is left now."""
+        host, device = (int(SLABS_SHARE * left) // SLABS for left in self._memory.left())
+        block = pinned(host + 1) // 2  # the largest that is no larger
+        return min(block, device) // ROW_BYTES
+
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of the slabs, and of the rows of host tensors."""
+        rows = [slab.nbytes for slabs in self._slabs.values() for slab in slabs]
+        scratch = 0 if self._scratch is None else self._scratch.nbytes
+        return HeldBytes(sum(map(pinned, rows)) + scratch, sum(rows))
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
         """Measure ``items`` as they are *now*, in stream order.
@@ -274,6 +298,10 @@ class Measuring:
         if len(fitting) < len(pieces):
             self.dropped += 1
             self.open.incomplete.add(topic)
+            if slab is not None and slab.num_rows < self._device_rows:
+                self._memory.refuse(
+                    "transfer", f"no more than {slab.num_rows} tensors are measured in a step"
+                )
         if slab is not None and fitting:
             tensors = [p.tensor for p in fitting]
             slab.measure(kernel, _landing(topic, how, fitting), tensors, how.gate)

@@ -17,11 +17,15 @@ import torch
 
 from ampwatch.training.devices import HOST, Link, PinningError
 from ampwatch.training.kernels.admission import is_ordinary, unwrapped
+from ampwatch.training.memory import HeldBytes, pinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ampwatch.training.devices import Event
+
+CELL_BYTES = 4
+"""Size of a value in pinned memory, which is float32 or int32."""
 
 
 def is_plain_scalar(value: object) -> TypeGuard[torch.Tensor]:
@@ -139,6 +143,11 @@ class Readback:
     def in_flight(self) -> int:
         """Number of rows that are on their way."""
         return len(self._flying)
+
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of the pinned memory."""
+        numel = self._width * len(self._rows) if self._rows[0].cells else 0
+        return HeldBytes(pinned(CELL_BYTES * numel))
 
     def open(self) -> Row | None:
         """Return a row to fill, or ``None`` (counted) if all are on their way.

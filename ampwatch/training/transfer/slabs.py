@@ -98,11 +98,12 @@ class Slab:
         link: Way of the rows to the host.
 
     Attributes:
+        num_rows: As given.
         room: Rows that are free.
     """
 
     def __init__(self, device: torch.device, num_rows: int, link: Link) -> None:
-        self.room = num_rows
+        self.num_rows = self.room = num_rows
         self._device = device
         self._link = link
         self._rows = torch.empty((num_rows, ROW_WORDS), dtype=torch.int32, device=device)
@@ -114,6 +115,11 @@ class Slab:
         ]
         self._landings: list[Landing] = []
         self._host_ns = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, on the device and again in pinned memory. Unit: B."""
+        return self._rows.nbytes
 
     def warm_up(self, kernel: Kernel) -> None:
         """Have all compiled that mixed-precision training launches.
@@ -128,7 +134,7 @@ class Slab:
 
     @property
     def _used(self) -> int:
-        return len(self._rows) - self.room
+        return self.num_rows - self.room
 
     def measure(
         self,
@@ -188,4 +194,4 @@ class Slab:
         """Begin anew; rows that are still being written are never read."""
         self._host_ns = 0
         self._landings.clear()
-        self.room = len(self._rows)
+        self.room = self.num_rows

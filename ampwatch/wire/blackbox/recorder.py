@@ -41,6 +41,11 @@ MAX_FACTS = 64
 MAX_FAILURES = 64
 """Sensors whose failures are remembered; there are fewer sensors."""
 
+STEP_BYTES = 300
+RANGE_BYTES = 1300
+"""Bytes of a record of a step or optimizer, and of a measurement, with what they refer to: measured
+with tracemalloc."""
+
 KEPT_SPANS = 4
 """Steps around findings that are kept for good, in multiples of the newest that are kept."""
 
@@ -84,14 +89,23 @@ class Recorder:
         self._sampling: SamplingRecord | None = None
         self._failures: dict[str, SensorFailureRecord] = {}
 
-    def put(self, record: Record) -> None:
-        """Take in a record; they must come in the order in which they were written.
+    def put(self, *records: Record) -> None:
+        """Take in records, in the order in which they were written.
 
         A record that comes again, as the ring repeats some, changes nothing.
         """
-        handler = _HANDLERS.get(type(record))
-        if handler is not None:  # what censuses and windows say is in the findings about them
-            handler(self, record)
+        for record in records:
+            handler = _HANDLERS.get(type(record))
+            if handler is not None:  # what censuses and windows say is in the findings about them
+                handler(self, record)
+
+    @property
+    def nbytes(self) -> int:
+        """What is remembered, as an estimate. Unit: B."""
+        steps = len(self._steps) + len(self._kept_steps)
+        optimizers = len(self._optimizers) + len(self._kept_optimizers)
+        ranges = len(self._ranges) + len(self._pinned)
+        return STEP_BYTES * (steps + optimizers) + RANGE_BYTES * ranges
 
     @property
     def num_alarms(self) -> int:

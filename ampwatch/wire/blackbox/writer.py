@@ -66,8 +66,12 @@ class BoxWriter:
         self._next_step = -1
         self._wait = AFTERMATH
 
-    def put(self, record: Record) -> None:
-        """Take in a record; write the box if a finding is new, or it is time again."""
+    def put(self, *records: Record) -> None:
+        """Take in records; write the box if a finding is new, or it is time again."""
+        for record in records:
+            self._put(record)
+
+    def _put(self, record: Record) -> None:
         self._recorder.put(record)
         if isinstance(record, StepRecord):
             late = 0 <= self._next_step <= record.step

@@ -22,12 +22,16 @@ from ampwatch.wire.records.ops import (
 )
 from ampwatch.wire.records.ranges import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from ampwatch.wire.records.run import (
+    MEMORY_LIMIT,
+    MEMORY_PARTS,
+    MEMORY_PLACES,
     ChecksumRecord,
     EndRecord,
     FactsRecord,
     RunIdentity,
     RunState,
     SensorFailureRecord,
+    memory_fact,
 )
 from ampwatch.wire.records.steps import (
     MAX_OPTIMIZERS,
@@ -42,6 +46,9 @@ __all__ = [
     "ALL_MODULES",
     "KERNEL_UNITS",
     "MAX_OPTIMIZERS",
+    "MEMORY_LIMIT",
+    "MEMORY_PARTS",
+    "MEMORY_PLACES",
     "OTHER_OPTIMIZERS",
     "SKIP_CLASSES",
     "CastTotal",
@@ -70,6 +77,7 @@ __all__ = [
     "Topic",
     "WindowRecord",
     "WindowSkip",
+    "memory_fact",
 ]
 
 Record = (

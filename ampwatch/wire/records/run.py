@@ -69,6 +69,23 @@ class EndRecord:
     time_ns: Count
 
 
+MEMORY_PARTS = ("ring", "report", "transfer", "updates", "averages", "replay")
+"""Parts of the memory that watching holds: the ring file, the evidence for reports, values on their
+way to the host, elements of weights that updates are compared with, those of averages, and inputs
+of the model that replays still need."""
+
+MEMORY_PLACES = ("host", "device")
+"""Where it is: in host memory, pinned or not, or on devices."""
+
+MEMORY_LIMIT = "memory_limit"
+"""Fact with what may be held in each place. Unit: B."""
+
+
+def memory_fact(part: str, place: str) -> str:
+    """Return the name of the fact with what a part holds in a place. Unit: B."""
+    return f"memory_{place}_{part}"
+
+
 @dataclass(frozen=True, slots=True)
 class ChecksumRecord:
     """Checksum of a part of the weights in two iterations that follow one another, and move it.

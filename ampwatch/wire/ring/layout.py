@@ -158,7 +158,7 @@ def unpack_header(page: bytes, size: int) -> tuple[int, bytes]:
     return slots, identity
 
 
-def pack_slot_into(slot: bytearray, sequence: int, part: Slot) -> None:
+def pack_slot_into(slot: bytearray | memoryview, sequence: int, part: Slot) -> None:
     """Fill ``slot`` (256 bytes) with one chunk of a message, its payload padded with zeros."""
     kind, chunk, chunks, payload = part
     # "s" pads with zeros, so that nothing of the record before is left, or under the CRC.

@@ -37,9 +37,9 @@ def losses(
 
     seen: list[float] = []
 
-    def put(_outlet: Outlet, record: object) -> None:
-        if isinstance(record, StepRecord):
-            seen.append(record.loss if record.num_losses else math.nan)
+    def put(_outlet: Outlet, *records: object) -> None:
+        steps = [record for record in records if isinstance(record, StepRecord)]
+        seen.extend(step.loss if step.num_losses else math.nan for step in steps)
 
     monkeypatch.setattr(Outlet, "put", put)
     model = nn.Linear(4, 1)

@@ -43,8 +43,8 @@ class ListJudge:
     def __init__(self) -> None:
         self.iterations: list[Iteration] = []
 
-    def deliver(self, iteration: Iteration) -> None:
-        self.iterations.append(iteration)
+    def deliver(self, *iterations: Iteration) -> None:
+        self.iterations += iterations
 
     def attention(self) -> Attention:
         return Attention()

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training.iteration.governor import OPENING
-from ampwatch.training.ops.mode import OpMode
+from ampwatch.training.iteration.governor import OPENING, Governor
 
 STEPS = OPENING + 4
 
@@ -42,21 +41,21 @@ def fit(
     failing: range = range(0),
     middle: type[nn.Module] = Gain,
 ) -> tuple[list[int], list[str]]:
-    """Return the steps in which ops were seen, and what was found."""
+    """Return the steps that were sampled, and what was found."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, width), middle(), nn.Linear(width, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     seen: list[int] = []
-    step = -1
-    original = OpMode.put_on
+    original = Governor.next
 
-    def put_on(mode: OpMode) -> None:
-        seen.append(step)
-        original(mode)
+    def end(governor: Governor, duration_s: float) -> None:
+        if governor.wanted:
+            seen.append(governor.step)
+        original(governor, duration_s)
 
     with monkeypatch.context() as patch:
-        patch.setattr(OpMode, "put_on", put_on)
+        patch.setattr(Governor, "next", end)
         with ampwatch.monitor(model, scaler, optimizer=optimizer, serve=False) as watch:
             for step in range(steps):
                 optimizer.zero_grad()
@@ -68,7 +67,7 @@ def fit(
                 scaler.step(optimizer)
                 scaler.update()
                 model[1].by = 1.0
-    return sorted(set(seen) - {-1}), [f"{f.kind} {f.where}" for f in watch.findings]
+    return seen, [f"{f.kind} {f.where}" for f in watch.findings]
 
 
 def test_the_second_fit_of_a_program_has_no_opening(monkeypatch: pytest.MonkeyPatch) -> None:

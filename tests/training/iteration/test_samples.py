@@ -11,8 +11,8 @@ from ampwatch.settings import Settings
 from ampwatch.training.hooks.events import IterationArrived
 from ampwatch.training.iteration.governor import (
     GRADIENTS,
-    OPENING,
     QUIET_AFTER_ALARM,
+    SETTLING,
     TURNS,
     Governor,
 )
@@ -24,7 +24,8 @@ from tests.workshop.iterations import iteration
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-START = 200
+START = 1100
+"""After the one iteration in ``MAX_PERIOD`` that is sampled without being paid for."""
 
 
 class Broke:
@@ -96,7 +97,7 @@ def test_less_than_a_far_fall_asks_for_nothing(scale_of: Callable[[int], float])
 
 def test_each_fall_asks_once_even_if_no_sample_arrives() -> None:
     """Else a training whose samples are given up would be sampled for ever."""
-    assert len(sampled_at(falls(10, 2.0**-20), 1000, arrives=False)) == 2
+    assert len(sampled_at(falls(10, 2.0**-20), 900, arrives=False)) == 2
 
 
 def test_a_second_fall_asks_again_after_a_rest() -> None:
@@ -114,5 +115,5 @@ def test_a_second_fall_asks_again_after_a_rest() -> None:
 @pytest.mark.parametrize("level", ["off", "light"])
 def test_where_nothing_is_measured_a_fall_changes_nothing(level: str) -> None:
     """At these levels no gradients are measured."""
-    assert START > OPENING
+    assert START > SETTLING
     assert sampled_at(falls(10, 2.0**-20), 500, level=level) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import shutil
 import threading
@@ -14,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.training.kernels import native, reference
+from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.kernels.rows import ROW_WORDS
 from tests.training.kernels import oracle
 
@@ -68,6 +71,50 @@ def test_measuring_calls_no_op(native_kernel: native.NativeKernel) -> None:
 
     assert counter.ops == []
     assert int(rows[0].sum()) != 0
+
+
+@pytest.mark.parametrize("dtype", sorted(FLOATS, key=str), ids=str)
+def test_a_check_finds_what_is_not_finite_wherever_it_lies(
+    native_kernel: native.NativeKernel, dtype: torch.dtype
+) -> None:
+    """At each place around the ends of blocks and vectors, and nothing where all is finite."""
+    check = native_kernel.finite_checks[dtype]
+    limits = torch.finfo(dtype)
+    numel = 2 * BLOCK + 35
+    tensor = (torch.linspace(-1, 1, numel, dtype=torch.float64) * limits.max).to(dtype)
+    tensor[::7] = limits.smallest_normal / 2
+    tensor[3] = -0.0
+    expected = []
+    found = [check(tensor.data_ptr(), numel), check(tensor.data_ptr(), 0)]
+    for place in (0, 1, 31, BLOCK - 1, BLOCK, 2 * BLOCK + 34):
+        for value in (math.inf, -math.inf, math.nan, -math.nan):
+            before = tensor[place].clone()
+            tensor[place] = value
+            expected.append(bool(tensor.isfinite().all()))
+            found.append(check(tensor.data_ptr(), numel))
+            tensor[place] = before
+
+    assert found == [1, 1, *map(int, expected)]
+    assert not any(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_check_says_of_each_pattern_what_torch_says(
+    native_kernel: native.NativeKernel, dtype: torch.dtype
+) -> None:
+    """All 65536 of them, one at a time."""
+    patterns = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    check = native_kernel.finite_checks[dtype]
+    found = [check(patterns.data_ptr() + 2 * place, 1) for place in range(65536)]
+
+    assert found == patterns.isfinite().int().tolist()
+
+
+def test_where_there_is_no_memory_nothing_is_known_to_be_finite(
+    native_kernel: native.NativeKernel,
+) -> None:
+    """An address of nothing is not read."""
+    assert [check(0, 8) for check in native_kernel.finite_checks.values()] == [0] * len(FLOATS)
 
 
 def test_other_threads_run_meanwhile(native_kernel: native.NativeKernel) -> None:

@@ -12,8 +12,8 @@ from torch import nn
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.ops.call import OpCall
-from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
-from ampwatch.training.ops.info import op_info
+from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded, OpSensor
+from ampwatch.training.ops.info import OpInfo, op_info
 from tests.training.bench import Bench
 from tests.training.sensors.counting import Counted, Log
 
@@ -51,10 +51,41 @@ class Ear(Sensor):
             raise ZeroDivisionError
 
 
+class Choosy(OpSensor):
+    """Wants some ops, and is content with a glance at calls without a NaN."""
+
+    name = "choosy"
+    is_thread_safe = True
+
+    def __init__(self, *wanted: str, in_backward: bool = False, raises: bool = False) -> None:
+        self.heard: list[str] = []
+        self.glanced: list[str] = []
+        self.is_following = False
+        self._wanted = wanted
+        self._in_backward = in_backward
+        self._raises = raises
+
+    @property
+    def follows_all(self) -> bool:
+        return self.is_following
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        return info.name in self._wanted and in_backward is self._in_backward
+
+    def glance(self, call: OpCall) -> bool:
+        self.glanced.append(call.info.name)
+        if self._raises:
+            raise ZeroDivisionError
+        return not bool(call.out.isnan().any())
+
+    def op(self, event: Op) -> None:
+        self.heard.append(event.call.info.name)
+
+
 class Listened(Counted):
     """An iteration, number 3, whose ops some sensors are told of."""
 
-    def __init__(self, *models: nn.Module, listeners: Sequence[Ear], count: bool = True) -> None:
+    def __init__(self, *models: nn.Module, listeners: Sequence[Sensor], count: bool = True) -> None:
         super().__init__(*models, count=count)
         self.add(*listeners)
         self.step = 3
@@ -194,6 +225,82 @@ def test_two_threads_are_heard_at_the_same_time() -> None:
     (guard,) = [guard for guard in bench.bus.guards if guard.name == ear.name]
     assert ear.heard == ["exp", "exp"]
     assert (guard.errors, guard.missed) == (0, 0)
+
+
+def _program() -> None:
+    x = torch.ones(2, requires_grad=True)
+    for number in (1.0, -1.0):  # the first call of an op is handed on whatever it has made
+        y = (x * number).exp().log()
+    y.sum().backward()
+    (x.detach() - 2.0).log()
+
+
+def test_a_sensor_gets_the_ops_that_it_wants_unless_a_glance_is_enough() -> None:
+    """The first call is handed on, and then what has made a NaN."""
+    choosy = Choosy("log")
+    with Listened(listeners=[choosy], count=False):
+        _program()
+
+    assert choosy.heard == ["log", "log"]
+    assert choosy.glanced == ["log", "log"]
+
+
+def test_a_sensor_gets_the_ops_of_backward_if_it_wants_those() -> None:
+    """The same op outside of backward is none of its business."""
+    choosy = Choosy("mul", in_backward=True)
+    with Listened(listeners=[choosy], count=False):
+        _program()
+
+    assert choosy.heard == ["mul"]
+
+
+def test_a_sensor_that_follows_gets_all_ops_until_it_does_not() -> None:
+    """Those that it does not want otherwise, and no glance is asked for."""
+    choosy = Choosy("log")
+    x = torch.ones(2)
+    with Listened(listeners=[choosy], count=False):
+        x.exp().exp()
+        choosy.is_following = True
+        x.exp().sin()
+        choosy.is_following = False
+        x.exp().sin()
+
+    assert choosy.heard == ["exp", "sin"]
+    assert choosy.glanced == []
+
+
+def test_while_one_sensor_wants_the_event_all_get_it() -> None:
+    """A glance that is enough for one of them saves the event only if it is enough for all."""
+    content, ear = Choosy("log"), Ear()
+    with Listened(listeners=[content, ear], count=False):
+        _program()
+
+    assert content.heard == ["log"] * 3
+    assert content.glanced == []
+    assert ear.heard.count("log") == 3
+
+
+def test_a_glance_that_raises_is_not_enough() -> None:
+    """The sensor is told of the call behind its guard, and the training goes on."""
+    choosy = Choosy("log", raises=True)
+    listened = Listened(listeners=[choosy], count=False)
+    with listened:
+        _program()
+
+    assert choosy.heard == ["log"] * 3
+    assert [guard.name for guard in listened.bench.bus.guards if guard.off] == []
+
+
+def test_in_counted_iterations_every_call_is_handed_on() -> None:
+    """What is counted needs its place, so nothing is saved."""
+    choosy = Choosy("log")
+    model = nn.Identity()
+    with Listened(model, listeners=[choosy]) as counted:
+        model(torch.ones(2))
+        _program()
+
+    assert choosy.heard == ["log"] * 3
+    assert counted.by("op")["log"] == 3
 
 
 def _call() -> OpCall:

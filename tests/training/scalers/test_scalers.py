@@ -160,19 +160,22 @@ def test_gradients_of_an_accumulation_are_measured_at_its_end() -> None:
     with ampwatch.monitor(model, described(scaler), level="deep", serve=False) as monitor:
         deliver = monitor._session.diagnosis.deliver
 
-        def note(iteration: Any) -> None:
-            gradients = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
-            is_bad = any(r.histogram.nonfinite for r in gradients)
-            seen.append((is_bad, Topic.GRADIENT in iteration.incomplete))
-            deliver(iteration)
+        def note(*iterations: Any) -> None:
+            for iteration in iterations:
+                gradients = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
+                is_bad = any(r.histogram.nonfinite for r in gradients)
+                if Topic.GRADIENT in iteration.topics:
+                    seen.append((is_bad, Topic.GRADIENT in iteration.incomplete))
+            deliver(*iterations)
 
         monitor._session.diagnosis.deliver = note  # type: ignore[method-assign]
-        for _ in range(4):
+        for _ in range(24):  # one topic is measured in each
             for factor in (1.0, math.inf):
                 (model(torch.ones(2, 4)).mean() * scaler.scale * factor).backward()
             scaler.step(optimizer, list(model.parameters()))
             optimizer.zero_grad()
-    assert seen == [(False, True)] + [(True, False)] * 3
+    assert len(seen) >= 4
+    assert seen == [(False, True)] + [(True, False)] * (len(seen) - 1)
 
 
 def test_a_scale_may_be_a_tensor() -> None:

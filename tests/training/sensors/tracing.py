@@ -35,7 +35,7 @@ class Traced(Counted):
         if scale is not None:
             scaler = torch.amp.GradScaler("cpu")
             scaler._scale = scale
-        super().__init__(*models, scaler=scaler)
+        super().__init__(*models, scaler=scaler, count=False)
         self.add(BirthSensor(self.bench.context))
 
     def __enter__(self) -> Self:

@@ -27,6 +27,7 @@ from tests.wire.ring.samples import (
     changed,
     finding,
     heard,
+    message,
     optimizer,
     program,
     step,
@@ -280,6 +281,66 @@ def test_a_broken_record_is_dropped_and_counted_and_nothing_else_suffers(
     assert (writer.dropped, reader.dropped, reader.lost) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("is_checked", [True, False])
+@pytest.mark.parametrize("slots", [64, 2048])
+def test_records_that_come_together_are_written_as_one_by_one(
+    slots: int,
+    is_checked: bool,  # noqa: FBT001 - a parameter of the test
+    make_writer: MakeWriter,
+) -> None:
+    """Byte for byte, over the end of the file, with repeats among them, however many come."""
+    together, apart = make_writer(slots=slots), make_writer(slots=slots)
+    for writer in (together, apart):
+        writer._memory.is_checked &= is_checked
+    records: list[Record] = [FACTS, finding("a"), finding("b")]
+    records += [made for index in range(3000) for made in (step(index), optimizer(index % 3))]
+    records[700] = message(3)
+
+    at, size = 0, 1
+    while at < len(records):
+        together.put(*records[at : at + size])
+        at, size = at + size, size * 3 % 389 + 1
+    for record in records:
+        apart.put(record)
+
+    assert together.path.read_bytes() == apart.path.read_bytes()
+    assert together.dropped == apart.dropped == 0
+
+
+def test_a_broken_record_among_others_costs_them_nothing(
+    make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """Nor does an interrupt that comes after them."""
+    writer = make_writer()
+
+    writer.put(step(1), changed(step(1), step=1.5), step(2))
+    with pytest.raises(KeyboardInterrupt):
+        writer.put(step(3), FactsRecord(_Interrupting(a="b")), step(4))
+
+    assert open_reader(writer.path).poll() == [step(1), step(2), step(3)]
+    assert writer.dropped == 1
+
+
+def test_records_that_cannot_be_stored_together_are_counted_one_by_one(
+    make_writer: MakeWriter, open_reader: OpenReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is repeated among them is none of them, and comes again."""
+    writer = make_writer()
+    writer.put(FACTS, step(0))
+    reader = open_reader(writer.path)
+
+    def cut(*_places: int) -> None:
+        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+
+    monkeypatch.setattr(writer._memory, "store_slots", cut)
+    writer.put(*map(step, range(1, 101)))
+    monkeypatch.undo()
+    writer.put(*map(step, range(101, 104)))
+
+    assert reader.poll() == [FACTS, *map(step, [0, 101, 102, 103])]
+    assert writer.dropped == 100
+
+
 def test_ctrl_c_passes_and_the_ring_goes_on(
     make_writer: MakeWriter, open_reader: OpenReader
 ) -> None:
@@ -302,12 +363,12 @@ def test_a_time_limit_of_the_program_is_no_trouble_of_the_file(
     def limit(_number: int, _frame: object) -> None:
         raise TimeoutError
 
-    def slow(_place: int, _at: int, _head: int) -> None:
+    def slow(*_places: int) -> None:
         signal.raise_signal(signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, limit)
     try:
-        monkeypatch.setattr(writer._memory, "store_slot_and_word", slow)
+        monkeypatch.setattr(writer._memory, "store_slots", slow)
         with pytest.raises(TimeoutError):
             writer.put(step(1))
     finally:

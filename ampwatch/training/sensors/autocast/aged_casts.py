@@ -9,9 +9,9 @@ import torch
 
 from ampwatch.diagnosis.evidence.scaler import StaleCast
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain
 from ampwatch.training.private import version_of
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.hooks.regions import AutocastRegion
     from ampwatch.training.iteration.context import Context
+    from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 MAX_CASTS = 4096
 """Casts that are remembered at a time."""
@@ -44,7 +46,7 @@ class _Cast(NamedTuple):
     regions: list[AutocastRegion]
 
 
-class AgedCasts(Sensor):
+class AgedCasts(OpSensor):
     """Compares how often a weight was written to before it was cast, and before the cast is used.
 
     Works without a step of an optimizer and without backward: for a line search, a perturbation,
@@ -80,6 +82,24 @@ class AgedCasts(Sensor):
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Refer to no weight; its casts are of what it was before."""
         self._casts.clear()
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether an op casts or multiplies in forward."""
+        return not in_backward and (info.name == "_to_copy" or info.kind.has_flops)
+
+    def glance(self, call: OpCall) -> bool:
+        """Remember the cast of a weight; check whether no operand of a product is one that has aged."""
+        if call.info.name == "_to_copy":
+            self._keep(call.args[0], call.out)
+            return True
+        if not self._casts or self._reported_in == self._step:
+            return True
+        return not any(
+            isinstance(value, torch.Tensor)
+            and value.dtype in HALF
+            and self._aged(value) is not None
+            for value in call.args
+        )
 
     def op(self, event: Op) -> None:
         """Remember the casts of weights, and check the operands of products."""

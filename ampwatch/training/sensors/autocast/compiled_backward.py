@@ -69,8 +69,10 @@ class CompiledBackwardSensor(Sensor):
     # Dormant until a captured graph has a part without autocast: most trainings never have one.
     waking = frozenset({"graph_captured"})
     is_dormant = True
+    rests = True
 
     def __init__(self, context: Context) -> None:
+        self._bus = context.bus
         self._names = context.names
         self._iteration = context.iteration
         self._losses = context.losses
@@ -78,6 +80,10 @@ class CompiledBackwardSensor(Sensor):
         self._is_scaled = context.is_scaled
         self._regions: list[_ProtectedRegion] = []
         self._backwards = 0
+
+    def may_rest(self) -> bool:
+        """Whether no graph has a part without autocast."""
+        return self.is_dormant
 
     def removed(self) -> None:
         """Forget the graphs."""
@@ -95,6 +101,7 @@ class CompiledBackwardSensor(Sensor):
         if region.protected:
             self._regions.append(region)
             self.is_dormant = False
+            self._bus.wake()
 
     def backward_began(self, _event: BackwardBegan) -> Callable[[], None]:
         """Have the gradients checked that this backward leaves."""

@@ -25,6 +25,7 @@ class AutocastSensor(Sensor):
     """
 
     name = "autocast"
+    rests = True
 
     def __init__(self, context: Context) -> None:
         self._bus = context.bus

@@ -44,6 +44,7 @@ class StaleCastSensor(Sensor):
     # Dormant until an optimizer steps inside of a region: nothing is stale before.
     waking = frozenset({"optimizer_stepped"})
     is_dormant = True
+    rests = True
 
     def __init__(self, context: Context) -> None:
         self._names = context.names
@@ -51,6 +52,10 @@ class StaleCastSensor(Sensor):
         self._observe = context.observe
         self._stepped: dict[int, dict[int, int]] = {}
         self._graphs = 0
+
+    def may_rest(self) -> bool:
+        """Whether no optimizer has stepped inside of a region that is still open."""
+        return self.is_dormant
 
     def removed(self) -> None:
         """Forget the steps."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch.training.devices import is_capturing
-from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.choice import finite_checks
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.surroundings import Surroundings
@@ -16,10 +18,12 @@ if TYPE_CHECKING:
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.events import DevicesKnown, IterationClosed
     from ampwatch.training.iteration.context import Context
+    from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 
-class BirthSensor(Sensor):
+class BirthSensor(OpSensor):
     """Reads values at once as long as all are in host memory; from the first on a device, later.
 
     Args:
@@ -34,11 +38,12 @@ class BirthSensor(Sensor):
     def __init__(self, context: Context) -> None:
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True)
         around = Surroundings(context)
-        self._at_once = BirthListener(around)
+        self._at_once = BirthListener(around, partial(finite_checks, context.settings))
         self._later = BirthLog(around)
+        context.memory.add("transfer", self._later.held_bytes)
         self._home = context.home
         self._is_host = is_host(context.home.device)
-        self._is_following = False
+        self._is_following = self._is_reading = False
         self._active: BirthListener | BirthLog = self._at_once if self._is_host else self._later
 
     @property
@@ -56,8 +61,17 @@ class BirthSensor(Sensor):
         self._is_following = event.follows
         self.is_dormant = not (event.follows or self._later.in_flight)
         if event.follows:
+            self._is_reading = self._is_host
             self._active = self._at_once if self._is_host else self._later
             self._active.begin(event.step)
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:  # noqa: ARG002 - of all
+        """Whether an op makes values: each one does."""
+        return True
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether all that an op has made is finite, as it was before, or is not followed."""
+        return not self._is_following or (self._is_reading and self._at_once.glance(call))
 
     def op(self, event: Op) -> None:
         """Follow the operands of an op."""

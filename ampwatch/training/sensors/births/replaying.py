@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,18 +13,24 @@ from ampwatch.diagnosis.evidence.remedies import Tried
 from ampwatch.diagnosis.forward.births import diagnose
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.remedies import remedies_for
-from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.roots import SETTLED, unwrapped
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import whole_part
+from ampwatch.training.kernels.choice import finite_checks
+from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.following import is_host
-from ampwatch.training.sensors.births.kept_calls import KeptCall, ReplayRefusedError
+from ampwatch.training.sensors.births.kept_calls import (
+    KeptCall,
+    RandomNumbers,
+    ReplayRefusedError,
+    own_bytes,
+)
 from ampwatch.training.sensors.births.loss_graph import loss_trace
 from ampwatch.training.sensors.births.replay import Replay, loss_in
 from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
@@ -46,6 +53,7 @@ if TYPE_CHECKING:
         IterationClosed,
         IterationClosing,
         IterationOpened,
+        IterationPlanned,
         SavedTensorsHooked,
         Scaled,
     )
@@ -103,23 +111,28 @@ class ReplaySensor(Sensor):
         context: Shared parts of the training.
 
     Cost:
-        10 us a call of a watched model in a loop, some 110 between the kernels of a training, and the
-        memory of its inputs until its step is judged. A replay takes 0.4 to 1.1 times as long as a step
-        on a CPU, and so does each remedy (benchmarks/replays.py); they come at most once in ``REST``
-        iterations where they find something, ever more seldom where not.
+        8 us a call of a watched model in a loop, some 50 between the kernels of a training (110 where
+        random numbers are drawn), and the memory of its inputs until its step is judged. A replay takes
+        0.4 to 1.1 times as long as a step on a CPU, and so does each remedy (benchmarks/replays.py); they
+        come at most once in ``REST`` iterations where they find something, ever more seldom where not.
     """
 
     name = "replay"
 
     def __init__(self, context: Context) -> None:
+        if context.is_scaled:
+            self.deaf_to = frozenset({"backward_began"})
         self._context = context
         self._bus = context.bus
         self._home = context.home
-        self._max_bytes = context.settings.replay_bytes
+        self._random = RandomNumbers()
+        self._memory = context.memory
+        self._memory.add("replay", self.held_bytes)
+        self._room = 0
         self._is_wanted = context.settings.replay != "off"
         self._samples = context.settings.replay == "sampled"
         self._around = TwinSurroundings()
-        self._at_once = BirthListener(self._around)
+        self._at_once = BirthListener(self._around, partial(finite_checks, context.settings))
         self._later: BirthLog | None = None
         self._open: list[KeptCall] = []
         self._open_bytes = self._kept_bytes = 0
@@ -143,7 +156,24 @@ class ReplaySensor(Sensor):
 
     def installed(self) -> None:
         """Begin to hear the calls of the models."""
+        self._room = min(self._memory.left())
         self._listen()
+
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes that are held for replays, and that nobody else holds."""
+        calls = own_bytes([*(call for kept in self._kept for call in kept.calls), *self._open])
+        replay = self._around.names.replay
+        copies = 0 if replay is None else replay.twin.nbytes
+        is_here = is_host(self._home.device)
+        rows = HeldBytes() if self._later is None else self._later.held_bytes()
+        return HeldBytes(
+            calls.host + rows.host + (copies if is_here else 0),
+            calls.device + rows.device + (0 if is_here else copies),
+        )
+
+    def iteration_planned(self, _event: IterationPlanned) -> None:
+        """Take note of what memory is left: samples may take more, or less."""
+        self._room = min(self._memory.left())
 
     def removed(self) -> None:
         """Forget everything."""
@@ -196,24 +226,32 @@ class ReplaySensor(Sensor):
         if not torch.is_grad_enabled() or is_backward or self.why_not:
             return
         try:
-            call = KeptCall(event.module, event.args, event.kwargs, self._home.devices)
+            draws = self._random.at_call(self._home.devices)
+            call = KeptCall(event.module, event.args, event.kwargs, draws)
         except ReplayRefusedError as refusal:
             self._refuse(refusal)
             return
         if not self._is_over:
             self._open.append(call)
             self._open_bytes += call.nbytes
-            self._keep_within_budget()
+            if self._kept_bytes + self._open_bytes > self._room or len(self._open) > MAX_CALLS:
+                self._keep_within_budget()
 
     def _keep_within_budget(self) -> None:
-        """Let go of the oldest calls, and of those of this iteration if they alone are too many."""
-        while self._kept and self._kept_bytes + self._open_bytes > self._max_bytes:
+        """Let go of the oldest calls, and of those of this iteration if they alone are too many.
+
+        What the training holds anyway, as its loop holds the batch, does not count.
+        """
+        while self._kept and not self._memory.is_kept():
             self._let_go_of_oldest()
-            self._count("the device was too far behind for the setting `replay_bytes`")
-        if self._open_bytes > self._max_bytes or len(self._open) > MAX_CALLS:
+            self._count("the device was too far behind for the setting `memory_bytes`")
+        if len(self._open) > MAX_CALLS or not self._memory.is_kept():
             self._is_over = True
             self._open.clear()
-            self._count("its calls take more than the setting `replay_bytes`, or are too many")
+            self._count("its calls take more than the setting `memory_bytes`, or are too many")
+        else:
+            # Asked once for as many bytes: a loop may hold a large batch in each iteration.
+            self._room = max(self._room, self._kept_bytes + self._open_bytes)
 
     def _let_go_of_oldest(self) -> None:
         self._kept_bytes -= self._kept.popleft().nbytes
@@ -235,10 +273,10 @@ class ReplaySensor(Sensor):
         if not is_inside or event.has_nonfinite or not self._open or self._inquiry is not None:
             return
         call = self._open[0]
+        if not self._random.knows(call.draws):
+            return
         try:
-            replay = Replay(
-                call, self._prefix_of(call.model), self._max_bytes, returned=self._measure
-            )
+            replay = Replay(call, self._prefix_of(call.model), self._left(), returned=self._measure)
             replay.run(lambda _call, _place: None, 1.0)
         except ReplayRefusedError as refusal:
             self._refuse(refusal)
@@ -266,7 +304,8 @@ class ReplaySensor(Sensor):
         """Replay an iteration that has failed, or go on with that; let go of those that were well."""
         attention = event.attention
         is_new = attention.failed > self._newest_failed
-        self._newest_failed = max(self._newest_failed, attention.failed)
+        if is_new:
+            self._newest_failed = attention.failed
         if is_new and self._inquiry is None and self._pace.allows(attention.failed):
             calls = next((kept.calls for kept in self._kept if kept.step == attention.failed), ())
             self._begin(
@@ -275,15 +314,16 @@ class ReplaySensor(Sensor):
                 attention.failed_scale,
                 goes_back=attention.is_unexplained,
             )
-        else:
+        elif self._inquiry is not None:
             self._advance()
         # On the host an iteration that has failed is judged at once; the others need not be kept.
         judged = event.step if is_host(self._home.device) else self._arrived
         while self._kept and self._kept[0].step <= judged:
             self._let_go_of_oldest()
-        if may_compile():
+        if self._bus.may_compile:
             self._follow_compiled(event.step)
-        self._listen()
+        if not self._is_listening:
+            self._listen()
 
     def _follow_compiled(self, step: int) -> None:
         """Have the calls tapped anew once what is compiled has been traced; or give up."""
@@ -311,11 +351,13 @@ class ReplaySensor(Sensor):
     def scaled(self, event: Scaled) -> None:
         """Go through the graph of a loss that is known not to be finite."""
         outputs = event.outputs
+        if self._is_followed or not self._is_listening:
+            return
         self._check_loss(outputs if isinstance(outputs, (list, tuple)) else (outputs,))
 
     def backward_began(self, event: BackwardBegan) -> None:
         """Without a scaler: go through the loss, and replay before the weights break."""
-        if self._context.is_scaled or self._inquiry is not None:
+        if self._inquiry is not None:
             return
         step = self._context.iteration.step
         if self._check_loss(event.tensors) and self._pace.allows(step):
@@ -324,19 +366,26 @@ class ReplaySensor(Sensor):
 
     def _check_loss(self, losses: Sequence[Any]) -> bool:
         """Keep what the graph of a loss says that is known not to be finite; return whether one is."""
+        # A loop, as in nearly every step there is one loss, and it is finite.
+        bad = []
+        for loss in losses:
+            if _is_known_bad(loss):
+                bad.append(loss)  # noqa: PERF401
         step = self._context.iteration.step
-        if self._is_followed or not self._is_listening or not self._pace.allows(step):
+        if not bad or self._is_followed or not self._is_listening or not self._pace.allows(step):
             return False
-        bad = [loss for loss in losses if _is_known_bad(loss)]
-        if bad and self._hooked_at != step:
+        if self._hooked_at != step:
             self._suspect = loss_trace(bad, self._loss_begins_at, step)
-        return bool(bad)
+        return True
 
     # What is replayed.
 
     def _begin(
         self, step: int, calls: Sequence[KeptCall], scale: float, *, goes_back: bool = False
     ) -> None:
+        if not all(self._random.knows(call.draws) for call in calls):
+            self._count("the random numbers that it has drawn are not known")
+            calls = ()
         if (calls or self._suspect is not None) and not self.why_not:
             scale = 1.0 if math.isnan(scale) else scale
             self._inquiry = self._inquire(step, calls, scale, goes_back=goes_back)
@@ -455,7 +504,7 @@ class ReplaySensor(Sensor):
         """Replay one call, and wait for its values where they are on a device."""
         around = self._around
         replay = Replay(
-            call, self._prefix_of(call.model), self._max_bytes, remedy, goes_back=goes_back
+            call, self._prefix_of(call.model), self._left(), remedy, goes_back=goes_back
         )
         around.begin(replay, scale if call.returns_loss else math.nan)
         home = self._home.device
@@ -481,6 +530,11 @@ class ReplaySensor(Sensor):
             trace.is_scaled = self._context.is_scaled
             trace.of_compiled = self._bus.runs_compiled
         return trace
+
+    def _left(self) -> int:
+        """Return what a twin may take where the model is. Unit: B."""
+        left = self._memory.left()
+        return left.host if is_host(self._home.device) else left.device
 
     def _prefix_of(self, model: nn.Module) -> str:
         """Return what the names of a model's modules begin with; wrappers are not part of a name."""

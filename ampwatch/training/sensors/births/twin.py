@@ -70,6 +70,7 @@ class Twin:
 
     Attributes:
         model: The twin.
+        nbytes: Bytes of the copies. Unit: B.
         names: Name of each module of the twin, by its identity, relative to the model.
         parameters: The parameters by name.
 
@@ -102,6 +103,8 @@ class Twin:
             for value in memo.values()
             if isinstance(value, torch.Tensor) and id(value) not in aliases
         ]
+
+        self.nbytes = sum(tensor.nbytes for tensor in self._own)
 
     def own_tensors(self) -> Iterator[Tensor]:
         """Yield the tensors that are copies: the twin may write to them."""
@@ -228,7 +231,7 @@ class _Inventory:
     def _count(self, nbytes: int) -> None:
         self._left -= nbytes
         if self._left < 0:
-            why = f"copies of its buffers would take more than {self._max_bytes} bytes (setting `replay_bytes`)"
+            why = f"copies of its buffers would take more than {self._max_bytes} bytes (setting `memory_bytes`)"
             raise ReplayRefusedError(why)
 
 

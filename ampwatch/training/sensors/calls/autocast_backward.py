@@ -45,6 +45,7 @@ class AutocastBackwardSensor(Sensor):
     # Dormant while there is nothing to report: then it does not matter that a region is left.
     waking = frozenset({"autocast_entering", "backward_began"})
     is_dormant = True
+    rests = True
 
     def __init__(self, context: Context) -> None:
         self._trained = context.trained
@@ -57,6 +58,15 @@ class AutocastBackwardSensor(Sensor):
 
     def installed(self) -> None:
         """Note the iteration from which regions that are entered already are counted."""
+        self._since = self._iteration.step
+
+    def may_rest(self) -> bool:
+        """Whether no region has to be left before a backward is reported."""
+        return not self._pending
+
+    def woken(self) -> None:
+        """Forget the regions: those that were entered unheard count from now on."""
+        self._entered.clear()
         self._since = self._iteration.step
 
     def removed(self) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
 from ampwatch.training.devices import Link
+from ampwatch.training.hooks.bus import HEARD
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.names import module_of, parameters_of
@@ -66,9 +67,11 @@ class ClippingSensor(Sensor):
     name = "clipping"
     waking = frozenset({"clipping_by_norm", "clipping_by_value", "devices_known"})
     is_dormant = True
+    rests = True
 
     def __init__(self, context: Context, link: Link | None = None) -> None:
         self._scaler = context.scaler if context.is_scaled else None
+        self._bus = context.bus
         self._registry = context.registry
         self._names = context.names
         self._iteration = context.iteration
@@ -90,6 +93,12 @@ class ClippingSensor(Sensor):
         # Nearly always no call is suspicious, and then no other event matters either.
         self._calls = calls
         self.is_dormant = not calls
+        if calls:
+            self._bus.wake(HEARD)
+
+    def may_rest(self) -> bool:
+        """Whether no call has to be judged."""
+        return self.is_dormant
 
     # Clipping.
 

@@ -71,6 +71,7 @@ class GradientUseSensor(Sensor):
     """
 
     name = "gradient_use"
+    rests = True
 
     def __init__(self, context: Context) -> None:
         self._scaler = context.some_scaler
@@ -102,6 +103,15 @@ class GradientUseSensor(Sensor):
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Know nothing of the gradients meanwhile, and after."""
         self._contents.clear()
+
+    def may_rest(self) -> bool:
+        """Whether no gradient is followed, and nothing is out of the ordinary."""
+        follows = self._calls < self._follow_until or self._waits or self._contents.known
+        return not (follows or self._doubts.pending or self._shapes)
+
+    def woken(self) -> None:
+        """Begin anew, as after an update."""
+        self._begin_anew()
 
     def removed(self) -> None:
         """Forget all gradients."""
@@ -232,13 +242,16 @@ class GradientUseSensor(Sensor):
         """Begin anew: the scale may be another one."""
         if event.scaler is not self._scaler:
             return
+        self._begin_anew()
+        if self._doubts.pending:
+            self._doubts.settle()
+
+    def _begin_anew(self) -> None:
         self._roots.updated()
         self._may_be_unscaled = False
         self._direct.clear()
         self._since_update.clear()
         self._sources.clear()
-        if self._doubts.pending:
-            self._doubts.settle()
 
     # Contents of the gradients when they are used.
 

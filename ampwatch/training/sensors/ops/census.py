@@ -6,12 +6,13 @@ import math
 import weakref
 from collections import Counter
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTally
+from ampwatch.guard import Channel, is_of_a_signal
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.training.devices import is_capturing
 from ampwatch.training.hooks.compiling import ForcedEager, may_compile
@@ -20,8 +21,8 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import Observation
 from ampwatch.training.model.module_stack import FOREIGN, ModuleStack
 from ampwatch.training.ops.call import OpCall, OpCounts, tensors_among
-from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
-from ampwatch.training.ops.frames import FramePlaces
+from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded, OpSensor
+from ampwatch.training.ops.frames import FramePlaces, runs_elsewhere
 from ampwatch.training.ops.info import OpInfo, op_info
 from ampwatch.training.ops.mode import OpMode
 from ampwatch.training.private import NAME_OF_OP, SEES_COMPILED, OpOverload, graph_task
@@ -29,11 +30,11 @@ from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.wire.records import CensusSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import nn
 
-    from ampwatch.guard import Guard
+    from ampwatch.guard import Guard, Subscriber
     from ampwatch.training.hooks.events import (
         CompiledEntering,
         GraphCaptured,
@@ -70,6 +71,23 @@ REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that prove by themselves that autocast is used."""
 
 
+class _Route(NamedTuple):
+    """The way of the calls of one op.
+
+    Attributes:
+        info: The op.
+        channel: Hands them to the sensors that they concern.
+        with_followers: Hands them also to those that follow all ops for the time being.
+        glances: What these take a call in with that concerns them no further; ``None`` if each
+            call has to be handed on.
+    """
+
+    info: OpInfo
+    channel: Channel
+    with_followers: Channel
+    glances: tuple[Callable[[OpCall], bool], ...] | None
+
+
 class OpCensusSensor(Sensor):
     """Counts ops in the iterations that are planned, and emits them to other sensors.
 
@@ -77,10 +95,11 @@ class OpCensusSensor(Sensor):
     other threads while they run watched modules. To count, it is on from the first forward of a
     watched module that records gradients to the end of the iteration; for listeners, from its
     beginning. A process that is forked meanwhile inherits it, silent from its first op on.
-    PyTorch's global hooks on modules and optimizers show where an op belongs. The hook
-    before modules is in place only in counted iterations. The one after them stays, unless
-    something is compiled: PyTorch walks over these in place where a module has raised, and one
-    that came or went meanwhile, in any thread, would replace the user's exception.
+    PyTorch's global hooks on modules and optimizers show where an op belongs. They are in place
+    only in iterations that are observed: with any of them each call of each module takes the slow
+    way through PyTorch. The one after modules comes and goes while no other thread is in a module:
+    PyTorch walks over these in place where a module has raised, and one that came or went meanwhile
+    would replace the user's exception. What runs in several threads at once is followed without hooks.
 
     Nothing is counted as soon as compiled code runs, unless the user allows that it runs eagerly:
     its ops are a part of what it computes. They are followed all the same, without hooks, and the
@@ -99,7 +118,8 @@ class OpCensusSensor(Sensor):
 
     Cost:
         25 to 60 us an op in a counted iteration, a third to a half of it PyTorch's own
-        (benchmarks/census.py); two flags a step in the others.
+        (benchmarks/census.py). In one that is followed and not counted PyTorch's part, and 3 to 8 us
+        where a glance is enough for all sensors that want the op. Two flags a step in the others.
     """
 
     name = "census"
@@ -116,11 +136,15 @@ class OpCensusSensor(Sensor):
         self._iteration = context.iteration
         self._names = context.names
         self._governor = context.governor
+        self._has_peers = context.peers.world_size > 1
         self._traces_all = settings.level == "deep"
         self._may_force_eager = settings.compiled_census == "force_eager"
         self._op = bus.channel(Op)
+        self._subscribers: tuple[Subscriber, ...] = ()
+        self._routes: tuple[dict[Any, _Route], dict[Any, _Route]] = {}, {}
+        self._followers: tuple[OpSensor, ...] = ()
         self._ops_ended = bus.channel(OpsEnded)
-        self._notifies = False
+        self._notifies = self._is_quick = False
         self._may_count = True
         self._is_observing = False
         self._forced: ForcedEager | None = None
@@ -153,9 +177,6 @@ class OpCensusSensor(Sensor):
 
     def installed(self) -> None:
         """Begin with the open iteration."""
-        # Placed once and for all, unlike the hook before modules: see the class.
-        if self._may_force_eager or not self._bus.runs_compiled:
-            self._bus.listen(self, ForwardEnded)
         self.guard.run(self._begin_planned, self._iteration.step, Attention())
 
     def failed(self) -> None:
@@ -177,12 +198,15 @@ class OpCensusSensor(Sensor):
         governor = self._governor
         one_by_one = governor.counts_one_by_one
         counts = one_by_one and Observation.OPS in governor.wanted
-        follows = (
-            self._traces_all or attention.trace or counts or (one_by_one and governor.is_opening)
-        )
-        if counts or follows or (one_by_one and attention.ops):
+        # A failure that no scaler sees leaves nothing to be replayed for, and what other ranks take part
+        # in cannot be replayed; so there, and where it costs nobody anything, the opening is followed.
+        free = one_by_one and (governor.is_short or (self._has_peers and governor.is_opening))
+        follows = self._traces_all or attention.trace or counts or free
+        if follows or (one_by_one and attention.ops):
             self._is_observing = self.begin(step, count=counts, follow=follows)
             self.is_dormant = not self._is_observing
+        elif not runs_elsewhere():
+            self._bus.ignore(self, ForwardEnded)
 
     def iteration_closed(self, event: IterationClosed) -> None:
         """Add the counts to the iteration that has ended."""
@@ -212,7 +236,7 @@ class OpCensusSensor(Sensor):
         count = count and not self.uncounted
         # Compiled code is run eagerly to be counted, and for nothing else.
         is_forced = count and self._may_force_eager and may_compile()
-        self._by_frames = self._bus.runs_compiled and not is_forced
+        self._by_frames = (self._bus.runs_compiled and not is_forced) or not self._hears_ends()
         count = count and not self._by_frames
         notifies = follow is not None and bool(self._op.subscribers) and not is_forced
         if self._by_frames and not SEES_COMPILED:
@@ -240,6 +264,7 @@ class OpCensusSensor(Sensor):
             # that is put on inside is forgotten outside.
             self._mode.put_on()
         self._may_count = count
+        self._is_quick = notifies and not count and not self._by_frames
         if notifies:
             self._notifies = True
             self._bus.emit(OpsBegan(step, bool(follow)))
@@ -247,6 +272,14 @@ class OpCensusSensor(Sensor):
             if not is_capturing():
                 self._mode.put_on()
         return True
+
+    def _hears_ends(self) -> bool:
+        """Place the hook after modules, unless another thread may be at the hooks; return whether it is."""
+        hears = self._bus.hears(self, ForwardEnded)
+        if not hears and not runs_elsewhere():
+            self._bus.listen(self, ForwardEnded)
+            hears = True
+        return hears
 
     def end(self, step: int, duration_s: float) -> OpCensus | None:
         """End the iteration; return the counts, ``None`` if there are none.
@@ -290,7 +323,7 @@ class OpCensusSensor(Sensor):
         self._bus.ignore(self, ForwardBegan)
         self._bus.ignore(self, AlteredCalled)
         if self._notifies:
-            self._notifies = False
+            self._notifies = self._is_quick = False
             self._ops_ended.emit(OpsEnded())
         if self._mode is not None:
             self._mode.silence()
@@ -321,6 +354,7 @@ class OpCensusSensor(Sensor):
             return
         self._bus.ignore(self, ForwardBegan)
         self._stack.clear()
+        self._is_quick = False
         self._by_frames = True
         self._frames.begin()
 
@@ -340,8 +374,38 @@ class OpCensusSensor(Sensor):
         self._newest = Phase.OPTIMIZER
 
     def _note(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-        if not self._account.is_mine:
+        if self._account.is_mine:
+            return
+        if not (self._is_quick and self._glance(func, args, kwargs, out)):
             self.guard.run(self.note, func, args, kwargs, out)
+
+    def _glance(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> bool:
+        """Whether no sensor wants more of a call than a glance."""
+        in_backward = graph_task() != -1
+        route = self._routes[in_backward].get(func)
+        if (
+            route is None
+            or route.glances is None
+            or self._op.subscribers is not self._subscribers
+            or self._num_ops + 1 >= MAX_OPS
+            or (in_backward and self._newest is not Phase.BACKWARD)  # its first op begins a phase
+            or is_capturing()  # nothing is observed from here on
+        ):
+            return False
+        try:
+            for sensor in self._followers:
+                if sensor.follows_all:
+                    return False
+            call = OpCall(func, route.info, args, kwargs, out)
+            for glance in route.glances:
+                if not glance(call):
+                    return False
+        except Exception as error:  # the fail-open boundary: the sensor's own guard meets it again
+            if is_of_a_signal(error):
+                raise
+            return False
+        self._num_ops += 1
+        return True
 
     def forward_began(self, event: ForwardBegan) -> None:
         """Have the ops of a watched module observed."""
@@ -417,7 +481,8 @@ class OpCensusSensor(Sensor):
             if device_type and phase is Phase.FORWARD:
                 self._fallbacks.see(device_type)
         if self._notifies:
-            self._op.emit(Op(call, OpPlace(phase, module, self._stack.is_inside())))
+            place = OpPlace(phase, module, self._stack.is_inside())
+            self._emit(Op(call, place))
 
     def _note_by_frames(self, call: OpCall) -> None:
         place = self._frames.place(call, is_backward=_is_backward())
@@ -432,7 +497,51 @@ class OpCensusSensor(Sensor):
             self._frames.is_fused,
             place.unseen,
         )
-        self._op.emit(Op(call, where))
+        self._emit(Op(call, where))
+
+    def _route(self, func: Any, info: OpInfo, *, in_backward: bool) -> _Route:
+        """Return where the calls of one op go: to the sensors that it concerns."""
+        subscribers = self._op.subscribers
+        if subscribers is not self._subscribers:
+            self._subscribers = subscribers
+            self._routes = {}, {}
+            # Few ever do, and asking the others at each call would cost more than it saves.
+            self._followers = tuple(
+                sensor
+                for sensor, *_ in subscribers
+                if isinstance(sensor, OpSensor)
+                and type(sensor).follows_all is not OpSensor.follows_all
+            )
+        routes = self._routes[in_backward]
+        route = routes.get(func)
+        if route is None:
+            route = routes[func] = self._new_route(info, in_backward=in_backward)
+        return route
+
+    def _new_route(self, info: OpInfo, *, in_backward: bool) -> _Route:
+        concerned, all_of_them = Channel(self._account), Channel(self._account)
+        glances: list[Callable[[OpCall], bool]] = []
+        is_plain = not info.is_collective
+        for subscriber in self._subscribers:
+            sensor = subscriber.sensor
+            wants = True
+            if not isinstance(sensor, OpSensor):
+                is_plain = False
+            elif wants := sensor.wants_op(info, in_backward=in_backward):
+                # The last comes first: what follows values is the dearest, and stands before others.
+                glances.insert(0, sensor.glance)
+            if wants:
+                concerned.subscribers = (*concerned.subscribers, subscriber)
+            if wants or sensor in self._followers:
+                all_of_them.subscribers = (*all_of_them.subscribers, subscriber)
+        return _Route(info, concerned, all_of_them, tuple(glances) if is_plain else None)
+
+    def _emit(self, op: Op) -> None:
+        call = op.call
+        in_backward = op.place.phase is Phase.BACKWARD
+        route = self._route(call.func, call.info, in_backward=in_backward)
+        follows = any(sensor.follows_all for sensor in self._followers)
+        (route.with_followers if follows else route.channel).emit(op)
 
     def _learn(self, func: Any) -> OpInfo:
         is_plain = isinstance(func, OpOverload)

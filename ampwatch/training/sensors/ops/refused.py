@@ -8,9 +8,9 @@ import torch
 
 from ampwatch.diagnosis.evidence.calls import RefusedOp
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain, place_name
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 REFUSED = "binary_cross_entropy"
 """Name of the op that autocast refuses."""
@@ -26,7 +27,7 @@ CAST = "_to_copy"
 """Name of the op that autocast casts with."""
 
 
-class RefusedOps(Sensor):
+class RefusedOps(OpSensor):
     """Detects the loss of a probability that was rounded to half precision, under autocast.
 
     Autocast on a CPU casts the probability to float32 first, which brings no bit back. The cast
@@ -52,6 +53,21 @@ class RefusedOps(Sensor):
         """Begin an iteration without a remembered cast."""
         self._step = event.step
         self._cast.clear()
+
+    @property
+    def follows_all(self) -> bool:
+        """Whether a cast is remembered, which any op but the loss ends."""
+        return bool(self._cast)
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether an op is the loss, or casts in forward."""
+        return info.name in (CAST, REFUSED) and not in_backward
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether an op casts otherwise than from half precision to float32."""
+        if call.info.name != CAST:
+            return False
+        return call.out.dtype != torch.float32 or call.args[0].dtype not in HALF
 
     def op(self, event: Op) -> None:
         """Remember a cast; check a loss that follows casts."""

@@ -40,7 +40,6 @@ class _Handled:
 
     Attributes:
         step: Index of the iteration.
-        stay_scaled: Optimizers that unscale gradients in their own step, so not on a skip.
         skipped: Optimizers whose gradients are known not to be finite.
         measured: Devices on which gradients were measured; ``None`` stands for all.
         backwards: Backward passes so far.
@@ -48,7 +47,6 @@ class _Handled:
     """
 
     step: int = -1
-    stay_scaled: set[int] = field(default_factory=set)
     skipped: set[int] = field(default_factory=set)
     measured: dict[int, set[torch.device | None]] = field(default_factory=dict)
     backwards: int = 0
@@ -70,10 +68,13 @@ class _Gradients(Sensor):
         self._governor = context.governor
         self._measuring = context.measuring
         self._last = _Handled()
+        # By optimizer, the iteration in which it was to unscale gradients in its own step.
+        self._ready: dict[int, int] = {}
 
     def removed(self) -> None:
         """Forget the open iteration."""
         self._last = _Handled()
+        self._ready.clear()
 
     @property
     def _open(self) -> _Handled:
@@ -119,9 +120,11 @@ class ScaledGradientSensor(_Gradients):
     def step_began(self, event: StepBegan) -> None:
         """Measure the gradients that the scaler, or the optimizer itself, is about to unscale."""
         scaler, optimizer = event
-        is_fused = getattr(optimizer, DECIDES_ON_DEVICE, False)
-        if is_fused and stage_of(scaler, optimizer) == READY:
-            self._open.stay_scaled.add(id(optimizer))
+        if getattr(optimizer, DECIDES_ON_DEVICE, False):
+            # Its stage says afterwards only that it has stepped.
+            self._ready[id(optimizer)] = (
+                self._governor.step if stage_of(scaler, optimizer) == READY else -1
+            )
         if Topic.GRADIENT in self._governor.wanted:
             self._measure_scaled(scaler, optimizer)
 
@@ -141,13 +144,16 @@ class ScaledGradientSensor(_Gradients):
             # Reading a verdict on a device would be a sync: the kernel reads it, as its gate.
             if found_inf.device.type != "cpu":
                 if self._governor.is_alert:
-                    stays = id(optimizer) in self._open.stay_scaled
-                    self._measure(optimizer, How(stays, gate=found_inf))
+                    self._measure(optimizer, How(self._stays_scaled(optimizer), gate=found_inf))
             elif host_scalar(found_inf) and id(optimizer) not in self._open.skipped:
                 self._open.skipped.add(id(optimizer))
                 # Reading the verdict was free, measuring is not: the governor limits a streak.
                 if self._governor.takes_skip():
-                    self._measure(optimizer, How(id(optimizer) in self._open.stay_scaled))
+                    self._measure(optimizer, How(self._stays_scaled(optimizer)))
+
+    def _stays_scaled(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer unscales gradients in its own step, so not on a skip."""
+        return self._ready.get(id(optimizer)) == self._governor.step
 
 
 class DirectGradientSensor(_Gradients):

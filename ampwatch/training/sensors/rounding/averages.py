@@ -9,9 +9,11 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import OpSite, StuckAverage
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.devices import HOST
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
+from ampwatch.training.memory import bytes_held
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import has_grad, is_plain, thinned
 from ampwatch.training.sensors.rounding.operands import listed, number_of, rows_of
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
 
     from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.iteration.context import Context
+    from ampwatch.training.memory import HeldBytes
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 SAMPLED = 1024
 """Elements of an average that are remembered from one update to the next."""
@@ -81,7 +85,7 @@ class _Average:
         self.updates = 0
 
 
-class WeightAverages(Sensor):
+class WeightAverages(OpSensor):
     """Follows what is written to half tensors out of watched parameters, outside of optimizers.
 
     An update may be a ``lerp_``, a ``mul_`` and an ``add_``, a difference that is added, a new
@@ -103,6 +107,8 @@ class WeightAverages(Sensor):
     def __init__(self, context: Context) -> None:
         self._names = context.names
         self._deferred = context.deferred
+        self._memory = context.memory
+        self._memory.add("averages", self.held_bytes)
         self._observe = context.observe
         self._step = 0
         self._parameters: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
@@ -148,6 +154,14 @@ class WeightAverages(Sensor):
         """Refer to no parameter until the next iteration."""
         self._forget()
         self._parameters.clear()
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether an op may be part of an update."""
+        return info.name in self._handlers and not in_backward
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether an op is a part of what is trained."""
+        return has_grad(*call.args[:2])
 
     def op(self, event: Op) -> None:
         """Follow an op that may be part of an update."""
@@ -283,6 +297,17 @@ class WeightAverages(Sensor):
             return None
         return _Part(weakref.ref(tensor), known[0], known[1], 1.0)
 
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of the elements that are remembered."""
+        return bytes_held([average.elements for average in list(self._averages.values())])
+
+    def _has_room(self, elements: torch.Tensor) -> bool:
+        left = self._memory.left()
+        if elements.nbytes <= (left.host if elements.device.type == HOST else left.device):
+            return True
+        self._memory.refuse("averages", "some averages of weights are not followed")
+        return False
+
     def _enter(self, out: Any, part: _Part) -> None:
         if is_plain(out) and len(self._parts) < MAX_PARTS:
             self._parts[out.data_ptr()] = part._replace(tensor=weakref.ref(out))
@@ -307,7 +332,7 @@ class WeightAverages(Sensor):
         elements = thinned(out.detach(), SAMPLED).clone()
         average = self._averages.get(key)
         if average is None or average.elements.shape != elements.shape:
-            if len(self._averages) < MAX_AVERAGES:
+            if len(self._averages) < MAX_AVERAGES and self._has_room(elements):
                 self._averages[key] = _Average(elements)
             return
         target = thinned(parameter.detach(), SAMPLED)

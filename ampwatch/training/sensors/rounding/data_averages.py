@@ -10,9 +10,10 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import OpSite, StillAverage
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
+from ampwatch.training.memory import bytes_held
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import has_grad, is_plain, place_name, thinned
 from ampwatch.training.sensors.rounding.operands import Memory, listed, number_of, rows_of
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ampwatch.training.iteration.context import Context
+    from ampwatch.training.memory import HeldBytes
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 SAMPLED = 256
 """Elements of an average that are averaged in float32 beside it."""
@@ -92,7 +95,7 @@ class _Average:
         self.still = torch.zeros_like(self.before)
 
 
-class DataAverages(Sensor):
+class DataAverages(OpSensor):
     """Follows averages of what is computed: statistics of norms, losses, sizes of clusters.
 
     An average is a tensor in half precision of which a share is replaced, the two factors adding up
@@ -114,6 +117,7 @@ class DataAverages(Sensor):
     def __init__(self, context: Context) -> None:
         self._names = context.names
         self._deferred = context.deferred
+        context.memory.add("averages", self.held_bytes)
         self._observe = context.observe
         self._step = 0
         self._scaled: dict[int, _Scaled] = {}
@@ -127,6 +131,11 @@ class DataAverages(Sensor):
             **dict.fromkeys(("add_", "add", "_foreach_add_", "_foreach_add"), self._add),
         }
 
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of the elements beside the averages: 3 MB at most."""
+        averages = list(self._averages.values())
+        return bytes_held([t for a in averages for t in (a.before, a.exact, a.still)])
+
     def ops_began(self, event: OpsBegan) -> None:
         """Begin an iteration; averages live longer than iterations."""
         self._step = event.step
@@ -134,6 +143,16 @@ class DataAverages(Sensor):
         self._buffers = {
             buffer.data_ptr(): name for name, buffer in self._names.buffers() if is_plain(buffer)
         }
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether an op may be part of an update."""
+        return not in_backward and (info.name in self._handlers or "batch_norm" in info.name)
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether an op is a part of what is trained, or not in half precision."""
+        if call.info.name not in self._handlers:
+            return False
+        return not _is_half(call) or has_grad(*call.args[:2])
 
     def op(self, event: Op) -> None:
         """Follow an op that may be part of an update."""

@@ -12,9 +12,9 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import FP8_DTYPES
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import NAMES
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.values import is_plain, place_name
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 FP8 = {dtype: FORMATS[name] for dtype, name in NAMES.items() if name in FP8_DTYPES}
 """Formats that numbers are cast to; ``float8_e8m0fnu`` is one of scales."""
@@ -62,7 +63,7 @@ class _Division(NamedTuple):
     is_broken: torch.Tensor
 
 
-class Fp8Casts(Sensor):
+class Fp8Casts(OpSensor):
     """Checks every cast of a tensor to an FP8 format.
 
     Elements that are clamped to the limits of a format before they are cast count as clipped
@@ -103,6 +104,19 @@ class Fp8Casts(Sensor):
         self._num_iterations += 1
         self._clamped.clear()
         self._deferred.poll()
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:  # noqa: ARG002 - of all
+        """Whether an op casts, clips or divides."""
+        return info.name in self._handlers
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether an op casts to another format, clips elsewhere, or divides where nobody casts."""
+        name = call.info.name
+        if name in DIVISIONS:
+            return not self._has_cast and self._num_iterations > PATIENCE
+        if name in CLAMPS:
+            return _upper(call) not in LIMITS
+        return not self._clamped and getattr(call.out, "dtype", None) not in FP8
 
     def op(self, event: Op) -> None:
         """Check an op that casts, clips or divides."""

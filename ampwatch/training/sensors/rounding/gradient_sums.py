@@ -9,9 +9,9 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import GradientSum, OpSite
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain, thinned
 from ampwatch.training.private import current_node
@@ -19,7 +19,9 @@ from ampwatch.training.private import current_node
 if TYPE_CHECKING:
     from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.iteration.context import Context
+    from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 SAMPLED = 1024
 """Elements of a gradient that are added up beside it in float32."""
@@ -45,7 +47,7 @@ class _Beside:
         self.additions = 2
 
 
-class GradientSums(Sensor):
+class GradientSums(OpSensor):
     """Adds up in float32, for some elements, the gradients that autograd adds up in half precision.
 
     Only gradients of one iteration count: an optimizer's step begins a new sum.
@@ -79,6 +81,14 @@ class GradientSums(Sensor):
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Refer to no gradient."""
         self._sums.clear()
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether an op adds in place, as autograd does."""
+        return info.name == "add_" and in_backward
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether an op adds nothing in half precision."""
+        return not self._known or call.args[0].dtype not in HALF
 
     def op(self, event: Op) -> None:
         """Add up a gradient that autograd adds to the one of a parameter."""

@@ -9,9 +9,9 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import LoopSum, OpSite
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import has_grad, is_plain, place_name, thinned
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 SAMPLED = 256
 """Elements of a sum that are added up beside it in float32."""
@@ -52,7 +53,7 @@ class _Sum:
         self.additions = 1
 
 
-class LoopSums(Sensor):
+class LoopSums(OpSensor):
     """Adds up in float32, for some elements, what one module adds up in half precision.
 
     Each addition makes a new tensor, or writes to the old one; the next one adds to that. Additions
@@ -84,6 +85,14 @@ class LoopSums(Sensor):
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Refer to no tensor."""
         self._sums.clear()
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether an op adds."""
+        return info.name in ("add", "add_") and not in_backward
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether an op adds nothing in half precision."""
+        return getattr(call.out, "dtype", None) not in HALF
 
     def op(self, event: Op) -> None:
         """Follow an addition that gradients flow through."""

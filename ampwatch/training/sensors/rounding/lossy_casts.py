@@ -12,11 +12,11 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import has_grad, head, is_plain, place_name, thinned
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 MANTISSA_BITS = {dtype: MEASURED[dtype].mantissa_bits for dtype in FLOATS}
 
@@ -38,6 +39,9 @@ INTEGERS = frozenset({torch.int16, torch.int32, torch.int64})
 EVIDENCE_BITS = 4
 """Bits behind the point that a number could have, for it to be evidence of counting that it has
 none: a float32 of 2**23 and more is an integer, whatever it is about."""
+
+CASTS = ("_to_copy", "to", "copy_")
+"""Ops that cast."""
 
 MIN_EVIDENCE = 8
 """Elements that have to be evidence of counting."""
@@ -90,7 +94,7 @@ class _Held(NamedTuple):
     cast: LossyCast
 
 
-class LossyCasts(Sensor):
+class LossyCasts(OpSensor):
     """Checks casts to formats with few bits, in the forward pass.
 
     A cast outside of the model counts once an op of the model, or one that gradients flow through,
@@ -126,6 +130,29 @@ class LossyCasts(Sensor):
         """Begin an iteration."""
         self._step = event.step
         self._deferred.poll()
+
+    @property
+    def follows_all(self) -> bool:
+        """Whether the result of a cast waits for its use, which may be any op."""
+        return bool(self._held)
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether an op casts in forward."""
+        return info.name in self._handlers and not in_backward
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether no integers can have become too large for a format, as dtypes tell most of the time."""
+        name = call.info.name
+        if name not in CASTS:
+            return getattr(call.out, "dtype", None) not in HALF
+        source, out = (call.args[1], call.args[0]) if name == "copy_" else (call.args[0], call.out)
+        # A cast to a wider format loses nothing, and weights are no counts.
+        bits = MANTISSA_BITS.get(source.dtype)
+        return bits is not None and (
+            isinstance(source, torch.nn.Parameter)
+            or out.dtype is torch.float32
+            or bits <= MANTISSA_BITS.get(out.dtype, 0)
+        )
 
     def op(self, event: Op) -> None:
         """Check an op that casts, and follow the results of earlier casts."""

@@ -8,9 +8,9 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import OpSite, StuckSum, SumSeen
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import has_grad, is_plain, place_name, thinned
 from ampwatch.training.sensors.rounding.operands import Memory
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.info import OpInfo
 
 LARGEST_SUM = 1024
 """Elements of a running sum outside of modules; a longer tensor is something else."""
@@ -55,7 +56,7 @@ class _Sum:
         self.source = ""
 
 
-class MetricSums(Sensor):
+class MetricSums(OpSensor):
     """Follows small tensors that something is added to again and again without a gradient.
 
     A sum is known by its tensor; where each addition makes a new one, the next addition adds to
@@ -87,6 +88,16 @@ class MetricSums(Sensor):
         self._step = event.step
         self._parameters = {p.data_ptr() for _, p in self._names.parameters() if is_plain(p)}
         self._deferred.poll()
+
+    def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
+        """Whether an op adds in forward, or writes in place."""
+        return info.name.endswith("_") or (info.name == "add" and not in_backward)
+
+    def glance(self, call: OpCall) -> bool:
+        """Whether an op adds nothing in half precision, and no sum is there to be forgotten."""
+        if call.info.name in ("add", "add_"):
+            return getattr(call.out, "dtype", None) not in HALF
+        return not self._sums
 
     def op(self, event: Op) -> None:
         """Follow an addition, and forget a sum that is written to otherwise."""

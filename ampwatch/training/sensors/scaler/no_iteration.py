@@ -62,6 +62,8 @@ class NoIteration(Sensor):
         self._bus = context.bus
         self._trained = context.trained
         self._hears_calls = hears_calls
+        # Without a scaler nobody else would notice that no iteration ends any more.
+        self.rests = context.is_scaled
         self._gradients = Gradients()
         self._is_said = False
         self._backwards = self._cycles = self._forwards = 0
@@ -78,6 +80,14 @@ class NoIteration(Sensor):
         """Begin to hear the calls of the models, where they are heard anyway."""
         if self._hears_calls:
             self._bus.listen(self, RootCalled)
+
+    def may_rest(self) -> bool:
+        """Whether iterations end."""
+        return bool(self._num_ended) and not self._looks
+
+    def woken(self) -> None:
+        """Count anew."""
+        self._backwards = self._cycles = self._own_steps = 0
 
     def removed(self) -> None:
         """Forget the gradients."""

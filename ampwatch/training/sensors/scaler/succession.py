@@ -36,6 +36,7 @@ class ScalerSuccession(Sensor):
 
     name = "succession"
     any_scaler = True
+    rests = True
 
     def __init__(self, context: Context) -> None:
         self._first = scaler = context.some_scaler

@@ -64,6 +64,9 @@ TOGETHER = 32
 """Iterations at whose multiples windows begin, on all ranks alike: they wait for one another in
 every step, so a rank that is profiled while the others are not would delay them all."""
 
+SELDOM = 4
+"""Iterations from one look for requests to the next, where windows are opened by nothing else."""
+
 UNUSUAL = 4
 """Factor over the usual time that a profiled iteration is charged with at most: one that takes
 longer was not one alone."""
@@ -172,6 +175,8 @@ class WindowSensor(Sensor):
     def iteration_closed(self, event: IterationClosed) -> None:
         """Open or close a window, and add the results of one to the iteration."""
         iteration = event.iteration
+        if iteration.step % SELDOM and self._waits_for_requests():
+            return
         was_open = self._open is not None
         sampled = bool(self._governor.wanted)
         self.boundary(iteration.step + 1, iteration.duration_s, sampled=sampled)
@@ -182,6 +187,12 @@ class WindowSensor(Sensor):
         if self._census is not None or self._evidence is not None:
             iteration.census = iteration.census or self.census(iteration.step)
             iteration.window = self.take(iteration.step)
+
+    def _waits_for_requests(self) -> bool:
+        """Whether none opens by itself, and none was ever opened."""
+        is_idle = self._open is None and self._pending is None and not self._totals.windows
+        by_itself = not self._is_automatic or self._gpu is not None or self._bus.runs_compiled
+        return is_idle and not by_itself
 
     @property
     def _gpu(self) -> torch.device | None:

@@ -423,16 +423,18 @@ def test_no_tensor_is_kept_alive() -> None:
     assert traced.births
 
 
-def test_what_an_optimizer_makes_is_marked() -> None:
-    """The state of an optimizer is not computed by a forward pass."""
+def test_what_an_optimizer_makes_is_no_birth() -> None:
+    """The state of an optimizer is not computed by a forward pass, and no finding is about it."""
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.full((2,), 1e30)
     optimizer = torch.optim.Adam([parameter], foreach=False)
     with Traced() as traced:
         optimizer.step()
 
-    assert traced.births
-    assert all(b.is_stepping and b.phase is Phase.OPTIMIZER for b in traced.births)
+        total = optimizer.state[parameter]["exp_avg_sq"].sum()
+
+    assert not total.isfinite()
+    assert [b.origin for b in traced.births] == [Origin.OTHER]
 
 
 def test_a_norm_between_backward_and_the_step_names_the_gradient_it_reads() -> None:

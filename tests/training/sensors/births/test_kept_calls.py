@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.sensors.births.kept_calls import Draws, KeptCall, ReplayRefusedError
+from ampwatch.training.sensors.births.kept_calls import (
+    MAX_UNCHANGED,
+    READ_EVERY,
+    Draws,
+    KeptCall,
+    RandomNumbers,
+    ReplayRefusedError,
+)
 
 Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - such a pair comes from old code
 
@@ -22,7 +29,7 @@ class Batch:
 
 
 def kept(*args: Any, **kwargs: Any) -> KeptCall:
-    return KeptCall(nn.Identity(), args, kwargs, ())
+    return KeptCall(nn.Identity(), args, kwargs, Draws.now(()))
 
 
 def test_a_tensor_is_kept_where_it_lies_and_without_its_graph() -> None:
@@ -109,3 +116,40 @@ def test_the_random_numbers_of_the_call_come_again() -> None:
     draws.restore()
 
     assert torch.equal(torch.rand(4), first)
+
+
+def test_the_state_is_read_seldom_where_no_number_is_drawn() -> None:
+    """And known all the same: nobody has drawn any since the last reading."""
+    numbers = RandomNumbers()
+    states = [numbers.at_call(()) for _ in range(MAX_UNCHANGED + 1 + READ_EVERY)]
+
+    assert all(state.is_certain for state in states[: MAX_UNCHANGED + 1])
+    assert sum(state.is_certain for state in states[MAX_UNCHANGED + 1 :]) <= 2
+    assert all(map(numbers.knows, states))
+
+
+def test_a_number_that_was_drawn_after_the_last_reading_makes_a_call_uncertain() -> None:
+    """It is known again from the call after next on, as every state is read then."""
+    numbers = RandomNumbers()
+    for _ in range(2 * MAX_UNCHANGED):
+        newest = numbers.at_call(())
+    while newest.is_certain:
+        newest = numbers.at_call(())
+    torch.rand(1)
+
+    assert not numbers.knows(newest)
+    after = numbers.at_call(())
+    assert after.is_certain
+    torch.rand(1)
+    assert numbers.knows(after)
+
+
+def test_draws_of_each_call_are_known_where_numbers_are_drawn() -> None:
+    """Dropout: no state is taken over from an earlier call."""
+    numbers = RandomNumbers()
+    for _ in range(3 * MAX_UNCHANGED):
+        draws = numbers.at_call(())
+        assert draws.is_certain
+        first = torch.rand(2)
+        draws.restore()
+        assert torch.equal(torch.rand(2), first)

@@ -263,7 +263,7 @@ def replaced() -> Net:
 @pytest.mark.parametrize(
     ("make", "settings", "words"),
     [
-        (Net, {"replay_bytes": 8}, "its calls take more than the setting `replay_bytes`"),
+        (Net, {"memory_bytes": 8}, "its calls take more than the setting `memory_bytes`"),
         (CallsAnother, {}, "its forward calls a Linear that is not part of it"),
         (replaced, {}, "the forward of a Net was replaced on the instance"),
         (keeping, {}, "it keeps a function that refers to other objects"),
@@ -402,6 +402,6 @@ class _Keeping:
         self.attention = diagnosis.attention
         self._kept, self._deliver = kept, deliver
 
-    def deliver(self, iteration: Any) -> None:
-        self._kept.append(iteration)
-        self._deliver(iteration)
+    def deliver(self, *iterations: Any) -> None:
+        self._kept += iterations
+        self._deliver(*iterations)

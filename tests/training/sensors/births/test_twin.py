@@ -115,8 +115,8 @@ def sharded() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (large, "replay_bytes"),
-        (with_data, "replay_bytes"),
+        (large, "memory_bytes"),
+        (with_data, "memory_bytes"),
         (sparse, "sparse"),
         (locked, "cannot be copied"),
         (sharded, "Subclass"),

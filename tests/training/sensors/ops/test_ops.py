@@ -40,10 +40,9 @@ def censuses(monkeypatch: pytest.MonkeyPatch) -> list[OpCensus]:
     monkeypatch.setattr(Diagnosis, "observe_census", keep)
     deliver = Diagnosis.deliver
 
-    def delivered(diagnosis: Diagnosis, iteration: Any) -> None:
-        if iteration.census is not None:
-            taken.append(iteration.census)
-        deliver(diagnosis, iteration)
+    def delivered(diagnosis: Diagnosis, *iterations: Any) -> None:
+        taken.extend([i.census for i in iterations if i.census is not None])
+        deliver(diagnosis, *iterations)
 
     monkeypatch.setattr(Diagnosis, "deliver", delivered)
     return taken

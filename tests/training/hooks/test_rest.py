@@ -1,0 +1,184 @@
+"""Sensors that rest: what goes unheard, what still is heard, and what a program does wrong anyway."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+
+import ampwatch
+from ampwatch.training.hooks.bus import HEARD, HEARD_AT_FIRST, ROUND, next_heard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+REPLACED = (
+    (torch.autocast, "__enter__"),
+    (torch.autocast, "__exit__"),
+    (torch.optim.Optimizer, "zero_grad"),
+    (torch.autograd, "backward"),
+)
+"""What is replaced for resting sensors alone."""
+
+
+class Loop:
+    """A training of a small model on the CPU, one step at a time."""
+
+    def __init__(self, level: str = "light") -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        self.watch = ampwatch.monitor(self.model, self.scaler, level=level, serve=False)
+        self.x = torch.randn(8, 4)
+
+    def loss(self) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return F.mse_loss(self.model(self.x), self.x)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.scaler.scale(self.loss()).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def kinds(self) -> set[str]:
+        return {finding.kind for finding in self.watch.findings}
+
+
+@pytest.fixture
+def loop() -> Iterator[Callable[..., Loop]]:
+    made: list[Loop] = []
+
+    def make(level: str = "light") -> Loop:
+        made.append(Loop(level))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.watch.close()
+
+
+def in_place() -> list[object]:
+    return [vars(owner)[name] for owner, name in REPLACED]
+
+
+def test_every_place_of_a_round_is_heard_in_its_turn() -> None:
+    """What a program does in each n-th iteration meets one that is heard, whatever n is."""
+    heard, step = set(), 0
+    while step < 1024 * ROUND:
+        step = next_heard(step)
+        heard |= {step, step + 1}
+        step += HEARD
+
+    assert {step % ROUND for step in heard} == set(range(ROUND))
+    for n in range(2, 50):
+        assert {step % n for step in heard} == set(range(n)), n
+
+
+def test_next_heard_is_the_open_iteration_or_a_later_one() -> None:
+    """Never one that is over, and never further away than two rounds."""
+    for step in range(1000):
+        assert step <= next_heard(step) < step + 2 * ROUND
+        assert next_heard(next_heard(step)) == next_heard(step)
+
+
+def test_in_most_iterations_nothing_is_replaced_for_sensors_that_rest(
+    loop: Callable[..., Loop],
+) -> None:
+    """Not before the first ones are over; in two of each 32 after that."""
+    before = in_place()
+    training = loop()
+    replaced = []
+    for _ in range(HEARD_AT_FIRST + 4 * ROUND):
+        replaced.append([now is not then for now, then in zip(in_place(), before, strict=True)])
+        training.step()
+
+    assert all(map(all, replaced[:HEARD_AT_FIRST]))
+    later = replaced[HEARD_AT_FIRST:]
+    assert all(all(row) or not any(row) for row in later)
+    assert sum(map(all, later)) == 4 * HEARD
+
+
+def test_at_deep_no_sensor_rests(loop: Callable[..., Loop]) -> None:
+    """Each op is observed, and its autocast region with it."""
+    before = in_place()
+    training = loop("deep")
+    for _ in range(HEARD_AT_FIRST + 4):
+        training.step()
+
+    assert all(now is not then for now, then in zip(in_place(), before, strict=True))
+
+
+def test_closed_while_sensors_rest_it_leaves_nothing_and_can_begin_again(
+    loop: Callable[..., Loop],
+) -> None:
+    """A second monitor hears its first iterations again."""
+    before = in_place()
+    training = loop()
+    for _ in range(HEARD_AT_FIRST + 1):
+        training.step()
+    training.watch.close()
+
+    assert in_place() == before
+    again = ampwatch.monitor(training.model, training.scaler, level="light", serve=False)
+    assert all(now is not then for now, then in zip(in_place(), before, strict=True))
+    again.close()
+    assert in_place() == before
+
+
+@pytest.mark.parametrize("level", ["light", "standard"])
+@pytest.mark.parametrize("every", [1, 3, 8])
+def test_a_mistake_that_begins_late_is_found(
+    loop: Callable[..., Loop], level: str, every: int
+) -> None:
+    """A loss that is not scaled, from step 150 on, in each iteration or in each n-th."""
+    training = loop(level)
+    for step in range(150 + 10 * ROUND):
+        training.optimizer.zero_grad()
+        if step >= 150 and step % every == 0:
+            training.loss().backward()
+        training.scaler.scale(training.loss()).backward()
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+        if step == 149:
+            assert not training.kinds()
+
+    assert training.kinds() == {"mixed_scaled_backward"}
+
+
+def test_iterations_that_cease_to_end_are_noticed(
+    loop: Callable[..., Loop], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sensors wake between iterations, so something else has to wake them."""
+    training = loop()
+    for _ in range(HEARD_AT_FIRST + 3):
+        training.step()
+    for _ in range(200):
+        training.optimizer.zero_grad()
+        training.scaler.scale(training.loss()).backward()
+        training.scaler.step(training.optimizer)
+        # What update() would do, which nobody calls: else the next step raises.
+        training.scaler._per_optimizer_states.clear()
+
+    assert "no iteration ends" in caplog.text
+
+
+def test_a_call_that_is_suspicious_is_followed_while_sensors_rest(
+    loop: Callable[..., Loop],
+) -> None:
+    """Gradients that are clipped before they are unscaled: judged by what comes after the call."""
+    training = loop()
+    for _ in range(HEARD_AT_FIRST + 3):
+        training.step()
+    for _ in range(3):
+        training.optimizer.zero_grad()
+        training.scaler.scale(training.loss()).backward()
+        nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+        training.scaler.step(training.optimizer)
+        training.scaler.update()
+
+    assert training.kinds() == {"clip_before_unscale"}

@@ -16,6 +16,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,9 +44,12 @@ ON_ONE_MACHINE = (1, 8, 64, 256)
 RANKS_PER_HOST = 8
 HOSTS = (1, 8, 32, 125)
 IDLE_SECONDS = 20.0
+BETWEEN_SCRAPES = 1.0
 NUM_SCRAPES = 20
 SCRAPE_SECONDS = 15
 MINUTES = 8
+PAGE = HERE.parent / "docs" / "fleet.md"
+BEGIN, END = (f"<!-- {word} of what benchmarks/fleet.py writes -->" for word in ("begin", "end"))
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -107,15 +111,15 @@ def series_by_topic(scrape: bytes) -> dict[str, int]:
 
 
 @contextmanager
-def watched(
-    num_ranks: int, settle_seconds: float = 5.0, **more: str
-) -> Iterator[tuple[subprocess.Popen[str], DaemonInfo]]:
-    """Run made-up ranks and a daemon that reads them and asks for no token.
+def made_up_ranks(num_ranks: int, **more: str) -> Iterator[tuple[dict[str, str], Path]]:
+    """Run ranks that write a step a second; yield what a daemon of them has as its variables.
 
     Args:
         num_ranks: How many.
-        settle_seconds: Time for the daemon to read what there is already. Unit: s.
         more: Variables of the daemon besides.
+
+    Yields:
+        Its runtime directory as well.
     """
     with tempfile.TemporaryDirectory(prefix="ampwatch-fleet-", dir="/dev/shm") as name:
         place = Path(name)
@@ -131,17 +135,46 @@ def watched(
         }
         with child(HERE / "simulated.py", place, "1", str(num_ranks)) as writers:
             said(writers)
-            with child("-m", "ampwatch", "daemon", "--log-level", "warning", **environ) as daemon:
-                while (info := read_info(runtime)) is None:
-                    time.sleep(0.05)
-                time.sleep(settle_seconds)
-                yield daemon, info
+            yield environ, runtime
+
+
+@contextmanager
+def watched(
+    num_ranks: int, settle_seconds: float = 5.0, **more: str
+) -> Iterator[tuple[subprocess.Popen[str], DaemonInfo]]:
+    """Run made-up ranks and a daemon that reads them and asks for no token.
+
+    Args:
+        num_ranks: How many.
+        settle_seconds: Time for the daemon to read what there is already. Unit: s.
+        more: Variables of the daemon besides.
+    """
+    with (
+        made_up_ranks(num_ranks, **more) as (environ, runtime),
+        child("-m", "ampwatch", "daemon", "--log-level", "warning", **environ) as daemon,
+    ):
+        while (info := read_info(runtime)) is None:
+            time.sleep(0.05)
+        time.sleep(settle_seconds)
+        yield daemon, info
 
 
 def on_one_machine(num_ranks: int, which: str) -> dict[str, Any]:
     """Return what ``num_ranks`` ranks cost the daemon of their machine."""
     with watched(num_ranks, AMPWATCH_MODULE_SERIES_RANKS=which) as (daemon, info):
-        return {"ranks": num_ranks, **costs(daemon.pid, info.port)}
+        found = costs(daemon.pid, info.port)
+    return {"ranks": num_ranks, **found, "start_s": round(seconds_to_start(num_ranks), 3)}
+
+
+def seconds_to_start(num_ranks: int) -> float:
+    """Return the time from starting a daemon beside that many rings to its first answer. Unit: s."""
+    with made_up_ranks(num_ranks) as (environ, runtime):
+        begin = time.perf_counter()
+        with child("-m", "ampwatch", "daemon", "--log-level", "warning", **environ):
+            while (info := read_info(runtime)) is None:
+                time.sleep(0.002)
+            get(info.port, "/healthz")
+            return time.perf_counter() - begin
 
 
 def costs(pid: int, port: int) -> dict[str, Any]:
@@ -155,8 +188,9 @@ def costs(pid: int, port: int) -> dict[str, Any]:
     for _ in range(NUM_SCRAPES):
         packed, took = get(port, "/metrics", Accept=accept, **{"Accept-Encoding": "gzip"})
         times.append(took)
-        time.sleep(0.2)
-    per_scrape = (cpu_seconds(pid) - used) / NUM_SCRAPES - idle * (statistics.mean(times) + 0.2)
+        time.sleep(BETWEEN_SCRAPES)
+    between = statistics.mean(times) + BETWEEN_SCRAPES
+    per_scrape = (cpu_seconds(pid) - used) / NUM_SCRAPES - idle * between
     body = gzip.decompress(packed) if packed[:2] == b"\x1f\x8b" else packed
     rss = resident(pid)
     state, state_took = get(port, "/state.json")
@@ -165,6 +199,7 @@ def costs(pid: int, port: int) -> dict[str, Any]:
         "series_by_topic": series_by_topic(body),
         "scrape_bytes": len(body),
         "scrape_bytes_gzip": len(packed),
+        "scrape_min_s": round(min(times), 4),
         "scrape_median_s": round(statistics.median(times), 4),
         "scrape_max_s": round(max(times), 4),
         "scrape_cpu_s": round(per_scrape, 4),
@@ -239,7 +274,7 @@ def in_prometheus(num_hosts: int, which: str, minutes: float, seconds: int) -> d
 def main() -> None:
     """Measure, print, and keep the numbers if told to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("daemon", "prometheus"))
+    parser.add_argument("part", choices=("daemon", "prometheus", "table"))
     parser.add_argument("sizes", nargs="*", type=int, help="ranks of the machine; or machines")
     parser.add_argument("--which", default="host", help="the setting module_series_ranks")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for each Prometheus")
@@ -248,6 +283,9 @@ def main() -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="keep the numbers; added to what is there")
     args = parser.parse_args()
+    if args.part == "table":
+        write_table(Path(args.json))
+        return
     results = []
     for size in args.sizes or (ON_ONE_MACHINE if args.part == "daemon" else HOSTS):
         if args.part == "daemon":
@@ -259,19 +297,65 @@ def main() -> None:
         keep(Path(args.json), args.part, results)
 
 
+def table(results: dict[str, Any]) -> str:
+    """Return what the daemon costs as a table of docs/fleet.md."""
+    titles = (
+        "ranks | `module_series_ranks` | series | scrape | on the wire | scrape: CPU"
+        " | scrape: fastest, median | CPU at rest | resident memory | `/state.json` | start"
+    )
+    rows = [f"| {titles} |", f"|{' --- |' * 11}"]
+    for row in sorted(results["daemon"], key=lambda row: row["ranks"]):
+        cells = [
+            row["ranks"],
+            f"`{row['module_series_ranks']}`",
+            row["series"],
+            f"{row['scrape_bytes'] / 1e3:.0f} kB",
+            f"{row['scrape_bytes_gzip'] / 1e3:.0f} kB",
+            f"{row['scrape_cpu_s'] * 1e3:.0f} ms",
+            f"{row['scrape_min_s'] * 1e3:.0f} ms, {row['scrape_median_s'] * 1e3:.0f} ms",
+            f"{row['cpu_unscraped']:.1%}",
+            f"{row['rss_bytes'] / 1e6:.0f} MB",
+            f"{row['state_bytes'] / 1e3:.0f} kB, {row['state_s']:.2f} s",
+            f"{row['start_s']:.2f} s",
+        ]
+        rows.append(f"| {' | '.join(map(str, cells))} |")
+    what = f"{results['date']}, at commit `{results['commit']}`, {results['machine']}"
+    return "\n".join([*rows, "", f"Measured {what}."])
+
+
+def write_table(file: Path) -> None:
+    """Put the table of a file of results where docs/fleet.md marks its place."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    made = table(json.loads(file.read_text(encoding="utf-8")))
+    PAGE.write_text(f"{before}{begin}\n{made}\n{end}{after}", encoding="utf-8")
+
+
 def keep(file: Path, part: str, results: list[dict[str, Any]]) -> None:
     """Add results to a file, with what they were measured on."""
-    version = subprocess.run(
-        ["prometheus", "--version"], capture_output=True, text=True, check=False
+    version = ""
+    if shutil.which("prometheus") is not None:
+        said_by = subprocess.run(
+            ["prometheus", "--version"], capture_output=True, text=True, check=False
+        )
+        version = (said_by.stdout + said_by.stderr).partition(" (")[0].rpartition(" ")[2]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=HERE,
     )
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     known |= {
         "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": commit.stdout.strip(),
         "machine": f"{os.cpu_count()} cores shared with others, {platform.machine()}, no GPU",
         "versions": {
             "ampwatch": __version__,
             "python": platform.python_version(),
-            "prometheus": (version.stdout + version.stderr).partition(" (")[0].rpartition(" ")[2],
+            "prometheus": version,
         },
         part: [*known.get(part, []), *results],
     }

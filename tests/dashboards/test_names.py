@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNUSED: dict[str, str] = {
+    "ampwatch_memory_bytes": "it is within its limit; the page has it, and who sizes a machine asks",
+    "ampwatch_memory_limit_bytes": "what ampwatch_memory_bytes is held against",
     "ampwatch_optimizer_consecutive_skipped_steps": "its hold, _max, misses no run of skips",
     "ampwatch_scaled_gradient_amax": "its hold, _max, misses no peak",
 }

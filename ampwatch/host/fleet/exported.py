@@ -7,7 +7,7 @@ steps, its time and its trouble, which are never left out.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,7 @@ def share_modules(ranks: Iterable[RankView], which: str) -> None:
     # ``groupby`` needs equal runs side by side, which the order of the ranks gives it.
     for _, job in groupby(ranks, key=lambda rank: rank.run):
         speakers: dict[str, Modules] = {}
+        own: defaultdict[Modules, set[str]] = defaultdict(set)
         so_far: list[Modules] = []
         for rank in job:
             modules = rank.ranges.modules
@@ -58,15 +59,17 @@ def share_modules(ranks: Iterable[RankView], which: str) -> None:
             elif which == "run":
                 modules.spoken_for = frozenset(modules.tracked)
             else:
-                for name in modules.tracked:
-                    if name not in speakers:
-                        speakers[name] = _first_of(so_far, name)
-                modules.spoken_for = frozenset(
+                tracked = frozenset(modules.tracked)
+                for name in tracked.difference(speakers):
+                    speakers[name] = _first_of(so_far, name)
+                    own[speakers[name]].add(name)
+                # Where a module has had a trouble that its speaker has not.
+                alone = [
                     name
-                    for name in modules.tracked
-                    if speakers[name] is not modules
-                    and not _is_alone(modules, speakers[name], name)
-                )
+                    for name, troubles in modules.troubles.items()
+                    if troubles - speakers[name].troubles.get(name, set())
+                ]
+                modules.spoken_for = tracked.difference(own[modules], alone)
 
 
 def _first_of(ranks: Sequence[Modules], name: str) -> Modules:
@@ -76,8 +79,3 @@ def _first_of(ranks: Sequence[Modules], name: str) -> Modules:
     with every sample. The last one if none knows of it any more.
     """
     return next((modules for modules in ranks if name in modules.measured), ranks[-1])
-
-
-def _is_alone(modules: Modules, speaker: Modules, name: str) -> bool:
-    """Return whether module ``name`` has had a trouble here that it has not had at its speaker."""
-    return bool(modules.troubles.get(name, set()) - speaker.troubles.get(name, set()))

@@ -36,6 +36,22 @@ class SortTotals:
     last_seen_ns: int
 
 
+class FindingSums(NamedTuple):
+    """The findings of a rank, added up. Nothing changes it.
+
+    Attributes:
+        by_sort: The totals of each sort.
+        steps_by_kind: In how many iterations a finding was seen, per kind, added up over its places.
+        newest_by_kind: The finding of each kind that was seen last, and when in Unix time. Unit: ns.
+        left_out: Reports of findings that were not kept.
+    """
+
+    by_sort: dict[Sort, SortTotals]
+    steps_by_kind: Counter[str]
+    newest_by_kind: dict[str, tuple[Finding, int]]
+    left_out: int
+
+
 class Findings:
     """Findings by ``kind@where``.
 
@@ -49,6 +65,7 @@ class Findings:
         self.by_key: dict[str, Finding] = {}
         self.left_out = 0
         self._last_seen_ns: dict[str, int] = {}
+        self._sums: FindingSums | None = None
 
     def put(self, finding: Finding, time_ns: int) -> None:
         """Take in ``finding``, last seen at Unix time ``time_ns``.
@@ -59,6 +76,7 @@ class Findings:
         # As text, because evidence that is NaN does not equal itself.
         if repr(finding) == repr(self.by_key.get(finding.key)):
             return
+        self._sums = None
         # Known ones are still updated when there are too many: their counters must not stand still.
         if finding.key not in self.by_key and len(self.by_key) >= MAX_FINDINGS:
             self.left_out += 1
@@ -73,6 +91,15 @@ class Findings:
             KeyError: If there is none.
         """
         return self._last_seen_ns[key]
+
+    @property
+    def sums(self) -> FindingSums:
+        """The findings added up: the same object until there is something new."""
+        if self._sums is None:
+            self._sums = FindingSums(
+                self.by_sort(), self.steps_by_kind(), self.newest_by_kind(), self.left_out
+            )
+        return self._sums
 
     def by_sort(self) -> dict[Sort, SortTotals]:
         """Return the totals per kind, severity and whether another finding explains it."""

@@ -55,6 +55,7 @@ class Histogram:
 
     def __init__(self, bounds: tuple[float, ...], *, summed: bool = True) -> None:
         self.bounds = bounds
+        self._bounds = (*bounds, math.inf)
         self.counts = [0] * (len(bounds) + 1)
         self.sum: float | None = 0.0 if summed else None
 
@@ -68,7 +69,7 @@ class Histogram:
 
     def cumulative(self) -> list[tuple[float, int]]:
         """Return ``(upper bound, observations up to it)`` per bucket, the last bound infinite."""
-        return list(zip((*self.bounds, math.inf), accumulate(self.counts), strict=True))
+        return list(zip(self._bounds, accumulate(self.counts), strict=True))
 
     def distribution(self) -> Distribution:
         """Return the cumulative buckets and the sum, which later observations do not change."""

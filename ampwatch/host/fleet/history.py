@@ -9,19 +9,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.host.fleet.course import Course, CoursePosition
+from ampwatch.report.verdict import RECENT_STEPS
 from ampwatch.wire.records import SKIP_CLASSES, SkipClass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ampwatch.wire.records import StepRecord
 
 MAX_BUCKETS = 1024
 MAX_SKIPS = 512
+
+NO_SKIPS = (0,) * len(SKIP_CLASSES)
 
 
 class SkipEvent(NamedTuple):
@@ -69,7 +72,7 @@ class Bucket:
     duration_sum: float = 0.0
     num_durations: int = 0
     duration_max: float = math.nan
-    skips: list[int] = field(default_factory=lambda: [0] * len(SKIP_CLASSES))
+    skips: tuple[int, ...] = NO_SKIPS
 
     @classmethod
     def of(cls, record: StepRecord) -> Bucket:
@@ -87,7 +90,7 @@ class Bucket:
             bucket.duration_sum = bucket.duration_max = record.duration_s
             bucket.num_durations = 1
         if record.skip_class is not SkipClass.NONE:
-            bucket.skips[SKIP_CLASSES.index(record.skip_class)] = 1
+            bucket.skips = tuple(int(c is record.skip_class) for c in SKIP_CLASSES)
         return bucket
 
     def merge(self, newer: Bucket) -> None:
@@ -106,7 +109,7 @@ class Bucket:
         self.duration_sum += newer.duration_sum
         self.num_durations += newer.num_durations
         self.duration_max = _best(max, self.duration_max, newer.duration_max)
-        self.skips = [mine + its for mine, its in zip(self.skips, newer.skips, strict=True)]
+        self.skips = _summed(self.skips, newer.skips)
 
     @property
     def loss_mean(self) -> float:
@@ -124,6 +127,12 @@ def _best(pick: Callable[[float, float], float], one: float, other: float) -> fl
     if math.isnan(one):
         return other
     return one if math.isnan(other) else pick(one, other)
+
+
+def _summed(skips: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
+    if not any(more):
+        return tuple(skips)
+    return tuple(one + other for one, other in zip(skips, more, strict=True))
 
 
 class Cursor(NamedTuple):
@@ -159,16 +168,26 @@ class History:
     Args:
         max_buckets: Buckets kept at most.
         max_skips: Skipped iterations kept one by one, the newest ones.
+        recent_steps: Newest iterations whose skips are kept counted.
 
     Cost:
         About 0.5 MB at the most. A record takes a few microseconds; one that makes the
         history too long about a millisecond.
     """
 
-    def __init__(self, *, max_buckets: int = MAX_BUCKETS, max_skips: int = MAX_SKIPS) -> None:
+    def __init__(
+        self,
+        *,
+        max_buckets: int = MAX_BUCKETS,
+        max_skips: int = MAX_SKIPS,
+        recent_steps: int = RECENT_STEPS,
+    ) -> None:
         self.skips: deque[SkipEvent] = deque(maxlen=max_skips)
         self._course = Course[Bucket](max_buckets)
         self._num_skips = 0
+        self._num_recent = recent_steps
+        self._recent_from = self._recent_steps = 0
+        self._recent_skips = NO_SKIPS
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -177,11 +196,38 @@ class History:
 
     def add(self, record: StepRecord) -> None:
         """Append the iteration of ``record``."""
-        self._course.add(Bucket.of(record))
+        stride, bucket = self._course.stride, Bucket.of(record)
+        self._course.add(bucket)
+        self._count_recent([bucket] if stride == self._course.stride else None)
         if record.skip_class is not SkipClass.NONE:
             self._num_skips += 1
             event = SkipEvent(record.step, record.time_ns, record.skip_class, record.loss_scale)
             self.skips.append(event)
+
+    @property
+    def recent(self) -> tuple[Sequence[int], int]:
+        """The skipped ones of the newest iterations per class, and how many those are.
+
+        At least ``recent_steps`` if the run has them; more where the history has thinned them.
+        """
+        return self._recent_skips, self._recent_steps
+
+    def _count_recent(self, new: Sequence[Bucket] | None) -> None:
+        """Follow the newest iterations: ``None`` after all buckets have become other ones."""
+        if new is None:
+            self._recent_from, self._recent_steps, self._recent_skips = 0, 0, NO_SKIPS
+            new = self.buckets
+        for bucket in new:
+            self._recent_steps += bucket.num_steps
+            self._recent_skips = _summed(self._recent_skips, bucket.skips)
+        # Kept up with, not counted when asked for: that is a thousand buckets a rank and scrape.
+        while True:
+            oldest = self.buckets[self._recent_from]
+            if self._recent_steps - oldest.num_steps < self._num_recent:
+                return
+            self._recent_from += 1
+            self._recent_steps -= oldest.num_steps
+            self._recent_skips = _summed(self._recent_skips, [-count for count in oldest.skips])
 
     def time_of(self, step: int) -> int | None:
         """Return the Unix time by which ``step`` was over; ``None`` if all known steps are older.

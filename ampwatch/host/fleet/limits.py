@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.formats import FORMATS, format_of_gradient
-from ampwatch.numerics.whatif import cast
+from ampwatch.numerics.whatif import num_flushed
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -52,4 +52,4 @@ def lost_share(record: RangeRecord, fmt: FloatFormat | None) -> float | None:
     binned = record.histogram.binned
     if fmt is None or not binned or record.flushed < 0:
         return None
-    return (cast(record.histogram, fmt).underflow + record.flushed) / binned
+    return (num_flushed(record.histogram, fmt) + record.flushed) / binned

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.wire.records import Topic
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ampwatch.host.fleet.trouble import Trouble
-    from ampwatch.wire.records import RangeRecord, Topic
+    from ampwatch.wire.records import RangeRecord
 
 MAX_MODULES = 512
 """Modules kept per rank; of more, those that were measured longest ago are let go."""
@@ -27,10 +29,12 @@ class Modules:
 
     Attributes:
         by_name: Qualified name to the newest record of each topic.
+        counted: By topic, of each of those that have a record of it, how many elements that was
+            made of; 0 where it was all of them.
         measured: Names of those that were measured at any time.
         tracked: Names of those chosen to have series of their own, in the order of choice.
-        troubles: What was notable of each of those at any time (``trouble.notable``).
-        spoken_for: Names of those whose series another rank exports instead (``exported.py``).
+        troubles: What was notable of those at any time (``trouble.notable``), where anything was.
+        exported: Names of those that this rank exports series of, in the order of choice.
 
     Args:
         max_series: Modules that may have series of their own.
@@ -42,19 +46,27 @@ class Modules:
 
     def __init__(self, max_series: int) -> None:
         self.by_name: dict[str, dict[Topic, RangeRecord]] = {}
+        self.counted: dict[Topic, dict[str, int]] = {}
         self.measured: set[str] = set()
         self.tracked: list[str] = []
         self.troubles: dict[str, set[str]] = {}
-        self.spoken_for: frozenset[str] = frozenset()
+        self.exported: tuple[str, ...] = ()
+        self._spoken_for: frozenset[str] = frozenset()
         self._max_series = max_series
         self._chosen: set[str] = set()
         self._fresh: dict[str, None] = {}
         self._sampled: set[str] = set()
 
     @property
-    def exported(self) -> list[str]:
-        """Names of those that this rank exports series of."""
-        return [name for name in self.tracked if name not in self.spoken_for]
+    def spoken_for(self) -> frozenset[str]:
+        """Names of those whose series another rank exports instead (``exported.py``)."""
+        return self._spoken_for
+
+    @spoken_for.setter
+    def spoken_for(self, names: frozenset[str]) -> None:
+        self._spoken_for = names
+        # Made here: it is asked for with every family of every scrape, and is seldom another one.
+        self.exported = tuple(name for name in self.tracked if name not in names)
 
     @property
     def num_untracked(self) -> int:
@@ -67,6 +79,7 @@ class Modules:
         topics = self.by_name.pop(record.module, {})
         topics[record.topic] = record
         self.by_name[record.module] = topics
+        self.counted.setdefault(record.topic, {})[record.module] = _counted(record)
         if len(self.measured) < MAX_NAMES:
             self.measured.add(record.module)
         self._sampled.add(record.module)
@@ -75,7 +88,8 @@ class Modules:
         if len(self.by_name) > MAX_MODULES:
             # Never a chosen one: its series would end.
             oldest = next(name for name in self.by_name if name not in self._chosen)
-            del self.by_name[oldest]
+            for topic in self.by_name.pop(oldest):
+                del self.counted[topic][oldest]
             self._fresh.pop(oldest, None)
             self._sampled.discard(oldest)
 
@@ -98,6 +112,7 @@ class Modules:
             names = names[:at_once] + late
         self.tracked += names[:free]
         self._chosen.update(self.tracked)
+        self.spoken_for = self._spoken_for
 
     def remember(self, notable: Callable[[Mapping[Topic, RangeRecord]], set[str]]) -> None:
         """Remember what was notable of the newest sample; call it after ``choose``.
@@ -107,4 +122,16 @@ class Modules:
         """
         sampled, self._sampled = self._sampled, set()
         for name in sampled & self._chosen:
-            self.troubles.setdefault(name, set()).update(notable(self.by_name[name]))
+            if found := notable(self.by_name[name]):
+                self.troubles.setdefault(name, set()).update(found)
+
+
+def _counted(record: RangeRecord) -> int:
+    """Return how many elements the shares of a record rest on; 0 if that is all there are."""
+    histogram = record.histogram
+    binned = histogram.binned
+    # Of updates the sensor compares a subsample to begin with, so that the histogram, which holds
+    # all of that, does not know that it is one.
+    if record.topic is Topic.UPDATE or binned < histogram.numel - histogram.nonfinite:
+        return binned
+    return 0

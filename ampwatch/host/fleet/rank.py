@@ -17,7 +17,7 @@ from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.text import encodable
 from ampwatch.report.op_shares import Precision
-from ampwatch.report.verdict import RECENT_STEPS, Standing, Verdict, by_class
+from ampwatch.report.verdict import Standing, Verdict, by_class
 from ampwatch.wire.blackbox.box import DIED
 from ampwatch.wire.records import (
     MAX_OPTIMIZERS,
@@ -81,7 +81,7 @@ class RankView:
         uid: User who owns the ring.
         user: Login name of that user, the uid without one.
         run: Label of the run: its name, unless the fleet has two runs of that name.
-        facts: Values that do not change from step to step, by name.
+        facts: Values that do not change from step to step, by name; a new dictionary when one does.
         newest: The newest step, ``None`` before the first.
         loss: The newest loss that was handed to the scaler, ``None`` before the first.
         checksum: A check of the weights that is not old, and the same one on each rank.
@@ -148,6 +148,7 @@ class RankView:
         self._end: EndRecord | None = None
         self._findings = Findings()
         self._usual = deque[float](maxlen=USUAL_STEPS)
+        self._usual_seconds: float | None = None
         self._scale_min = Peak(min)
         self._skips_max = Peak(max)
 
@@ -204,19 +205,9 @@ class RankView:
         return by_class([record.total_skipped for record in self.optimizers.values()])
 
     def _recent_skips(self) -> tuple[dict[SkipClass, int], int]:
-        """Return the skipped ones of the newest iterations per class, and how many those are.
-
-        At least ``RECENT_STEPS`` if the run has them; more where the history has thinned them.
-        """
-        skips: dict[SkipClass, int] = dict.fromkeys(SKIP_CLASSES, 0)
-        steps = 0
-        for bucket in reversed(self.history.buckets):
-            if steps >= RECENT_STEPS:
-                break
-            steps += bucket.num_steps
-            for skip_class, count in zip(SKIP_CLASSES, bucket.skips, strict=True):
-                skips[skip_class] += count
-        return skips, steps
+        """Return the skipped ones of the newest iterations per class, and how many those are."""
+        skips, steps = self.history.recent
+        return dict(zip(SKIP_CLASSES, skips, strict=True)), steps
 
     def find(self, finding: Finding) -> None:
         """Enter a finding that the daemon itself has made."""
@@ -274,7 +265,10 @@ class RankView:
     @property
     def usual_step_seconds(self) -> float:
         """Median duration of the newest steps, 0 before the first. Unit: s."""
-        return statistics.median(self._usual) if self._usual else 0.0
+        # Kept until the next step: it is asked for many times in between.
+        if self._usual_seconds is None:
+            self._usual_seconds = statistics.median(self._usual) if self._usual else 0.0
+        return self._usual_seconds
 
     @property
     def findings(self) -> dict[str, Finding]:
@@ -338,6 +332,7 @@ class RankView:
             self.loss = record.loss
         if math.isfinite(record.duration_s):
             self._usual.append(record.duration_s)
+            self._usual_seconds = None
         if not math.isnan(record.loss_scale):
             self._scale_min.put(record.loss_scale, record.time_ns)
         self._skips_max.put(record.consecutive_skips, record.time_ns)
@@ -370,8 +365,10 @@ class RankView:
 
     def _apply_facts(self, record: FactsRecord) -> None:
         # Bounded: the ring is another process's, which could make up facts for ever.
+        known = dict(self.facts)
         for name, value in record.facts.items():
-            if name in self.facts or len(self.facts) < MAX_FACTS:
-                self.facts[name] = encodable(value)
+            if name in known or len(known) < MAX_FACTS:
+                known[name] = encodable(value)
+        self.facts = known
         self.ranges.know_dtypes(self.facts.get("autocast_dtype", "").split(","))
         self.precision.know_facts(self.facts)

@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
 from ampwatch.host.fleet.gpu_users import gpu_of
 from ampwatch.host.fleet.gpus import Feature
-from ampwatch.numerics.units.ops import TENSOR_DTYPES
-from ampwatch.numerics.units.peaks import ideal_seconds
-from ampwatch.report.op_shares import by_peak, flops_per_iteration, nanoseconds_by_unit
+from ampwatch.report.op_shares import nanoseconds_by_unit
 from ampwatch.wire.records import Finding, RunState
 
 if TYPE_CHECKING:
@@ -245,9 +243,5 @@ def _kernels(rank: RankView) -> tuple[float | None, float | None]:
 
 def _arithmetic(rank: RankView) -> float | None:
     """Return the share of the time that FLOPs in the dtypes of tensor cores take at the peak."""
-    census, seconds = rank.precision.census, rank.usual_step_seconds
-    if census is None or not census.iterations or not seconds or not rank.precision.peaks.flops:
-        return None
-    flops = {d: n for d, n in flops_per_iteration(census).items() if d in TENSOR_DTYPES}
-    ideal = ideal_seconds(by_peak(flops), rank.precision.peaks.flops).seconds
-    return None if ideal is None else ideal / seconds
+    ideal, seconds = rank.precision.ideal_tensor_seconds, rank.usual_step_seconds
+    return None if ideal is None or not seconds else ideal / seconds

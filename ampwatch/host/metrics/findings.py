@@ -6,30 +6,31 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.metrics.metric import Exemplified, Metric
-from ampwatch.host.metrics.scopes import PER_RANK
+from ampwatch.host.metrics.scopes import part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.host.fleet import RankView
-    from ampwatch.host.fleet.findings import SortTotals
+    from ampwatch.host.fleet.findings import FindingSums, SortTotals
     from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
+
+
+_SUMS = part(lambda rank: rank.finding_totals.sums)
 
 
 def _by_sort(read: Callable[[SortTotals], float]) -> Reader:
     """Return the reader of a value per kind, severity and whether another finding explains it."""
 
-    def totals(rank: RankView) -> Table:
-        for sort, found in rank.finding_totals.by_sort().items():
+    def totals(sums: FindingSums) -> Table:
+        for sort, found in sums.by_sort.items():
             yield (sort.kind, sort.severity.value, str(sort.root).lower()), read(found)
 
-    return PER_RANK.by("kind", "severity", "root", read=totals)
+    return _SUMS.by("kind", "severity", "root", read=totals)
 
 
-def _steps(rank: RankView) -> Table:
-    steps = rank.finding_totals.steps_by_kind()
-    newest = rank.finding_totals.newest_by_kind()
+def _steps(sums: FindingSums) -> Table:
+    steps, newest = sums.steps_by_kind, sums.newest_by_kind
     # The known kinds are born at 0, so that the first is an increase; a writer of another release
     # may have further ones.
     for kind in dict.fromkeys((*KINDS, *steps)):
@@ -58,12 +59,12 @@ FINDINGS: tuple[Metric, ...] = (
         "ampwatch_finding_steps_total",
         "counter",
         "Iterations in which a finding of this kind was seen, added up over its places; 0 for the known kinds before. In OpenMetrics with the newest iteration as exemplar (step).",
-        PER_RANK.by("kind", read=_steps),
+        _SUMS.by("kind", read=_steps),
     ),
     Metric(
         "ampwatch_finding_records_left_out_total",
         "counter",
         "Reports of further findings, repeated ones included, that the daemon did not keep, because the rank has too many.",
-        PER_RANK.one(lambda rank: rank.finding_totals.left_out),
+        _SUMS.one(lambda sums: sums.left_out),
     ),
 )

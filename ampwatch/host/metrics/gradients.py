@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Literal
 
 from ampwatch.host.fleet.limits import finite_amax
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, TOTALS
+from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, part
 from ampwatch.numerics.whatif import Fit
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
+    from ampwatch.host.fleet.ranges import Recommendation
     from ampwatch.host.metrics.scopes import Table
+    from ampwatch.wire.records import SamplingRecord
 
 
-def _nonfinite(rank: RankView) -> Table:
-    totals = rank.ranges.totals
+def _nonfinite(totals: SamplingRecord | None) -> Table:
     yield ("nan",), 0 if totals is None else totals.gradient_nans
     yield ("inf",), 0 if totals is None else totals.gradient_infs
 
@@ -32,9 +33,11 @@ def _autocast_max(rank: RankView) -> float | None:
     return None if autocast is None else autocast.max
 
 
-def _scale(rank: RankView, end: Literal["low", "high"]) -> float | None:
+_NEEDS = part(lambda rank: rank.ranges.recommendation)
+
+
+def _scale(recommendation: Recommendation | None, end: Literal["low", "high"]) -> float | None:
     """Return one end of the window of loss scales, as a scale."""
-    recommendation = rank.ranges.recommendation
     if recommendation is None:
         return None
     window = recommendation.window
@@ -51,8 +54,7 @@ def _power_of_two(exponent: int) -> float | None:
         return None
 
 
-def _fits(rank: RankView) -> Table:
-    recommendation = rank.ranges.recommendation
+def _fits(recommendation: Recommendation | None) -> Table:
     if recommendation is None:
         return
     for name, current in recommendation.fits.items():
@@ -94,7 +96,7 @@ GRADIENTS: tuple[Metric, ...] = (
         "ampwatch_gradient_nonfinite_elements_total",
         "counter",
         "Gradient elements looked at that are NaN or infinite.",
-        PER_RANK.by("kind", read=_nonfinite),
+        TOTALS.or_none.by("kind", read=_nonfinite),
     ),
     Metric(
         "ampwatch_gradient_magnitude",
@@ -124,19 +126,19 @@ GRADIENTS: tuple[Metric, ...] = (
         "ampwatch_loss_scale_window_low",
         "gauge",
         "Smallest power of two as loss scale that flushes no larger share of the non-zero ones of the newest gradients to zero in the autocast dtype than the setting window_epsilon allows; without one, in the dtype of a model that is in float16 or bfloat16 as a whole. Of gradients that were flushed it is the window of what they were when they last were more, so that it says what would bring them back. Absent otherwise, and where some were flushed of which that is not known.",
-        PER_RANK.one(lambda rank: _scale(rank, "low")),
+        _NEEDS.one(lambda needs: _scale(needs, "low")),
     ),
     Metric(
         "ampwatch_loss_scale_window_high",
         "gauge",
         "Largest power of two as loss scale at which none of the newest gradients (those that were flushed as they were before) overflows that dtype, below the scale at which some were infinite; if it is smaller than the low one, no scale does for both.",
-        PER_RANK.one(lambda rank: _scale(rank, "high")),
+        _NEEDS.one(lambda needs: _scale(needs, "high")),
     ),
     Metric(
         "ampwatch_gradient_format_fit",
         "gauge",
         "Whether the newest gradients (those that were flushed as they were before), without the loss scale, fit the format in this way (1) or not (0); absent where some were NaN or infinite, or flushed of which it is not known what they were.",
-        PER_RANK.by("format", "fit", read=_fits),
+        _NEEDS.by("format", "fit", read=_fits),
     ),
 )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.dtypes import NO_DTYPE, dtype_label
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, WINDOW, summed
+from ampwatch.host.metrics.scopes import PER_RANK, WINDOW, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.report.op_shares import CPU, NO_GPU, Absence, on_cpu_only
 from ampwatch.wire.records import KERNEL_UNITS, WindowSkip
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
+    from ampwatch.numerics.units.peaks import Peaks
     from ampwatch.wire.records import WindowRecord
 
 PROFILER_PARTS: dict[str, Callable[[WindowRecord], int]] = {
@@ -35,11 +36,11 @@ _BORN_AT_0 = [((unit, dtype), 0.0) for unit in KERNEL_UNITS[:3] for dtype in (*_
 """Pairs of unit and dtype that are 0 on a GPU before they are seen: all matmuls there usually are."""
 
 
-def _kernel_seconds(rank: RankView) -> Table:
-    window = rank.precision.window
+def _kernel_seconds(known: tuple[WindowRecord | None, bool]) -> Table:
+    window, is_on_gpu = known
     totals = () if window is None else window.totals
     # On a CPU these zeros would say that tensor cores could have been used.
-    born = _BORN_AT_0 if _is_on_gpu(rank) else []
+    born = _BORN_AT_0 if is_on_gpu else []
     return summed(
         born
         + [((t.unit, dtype_label(t.dtype)), t.nanoseconds / 1e9) for t in totals if t.unit != CPU]
@@ -54,14 +55,13 @@ def _is_on_gpu(rank: RankView) -> bool:
 def _kernel_time(read_ns: Callable[[WindowRecord], int]) -> Reader:
     """Return the reader of a time of kernels, which a CPU does not have."""
 
-    def seconds(rank: RankView) -> float | None:
-        window = rank.precision.window
+    def seconds(window: WindowRecord | None) -> float | None:
         if window is None:
             return 0
         # A zero beside the profiled time would say that a GPU was idle.
         return None if on_cpu_only(window) else read_ns(window) / 1e9
 
-    return PER_RANK.one(seconds)
+    return WINDOW.or_none.one(seconds)
 
 
 def _cpu_op_seconds(window: WindowRecord) -> Table:
@@ -70,32 +70,32 @@ def _cpu_op_seconds(window: WindowRecord) -> Table:
     )
 
 
-def _skipped(rank: RankView) -> Table:
-    window = rank.precision.window
+def _skipped(window: WindowRecord | None) -> Table:
     for reason in WindowSkip:
         yield (reason.label,), 0 if window is None else window.skipped[reason]
 
 
-def _profiler_seconds(rank: RankView) -> Table:
-    window = rank.precision.window
-    for part, read_ns in PROFILER_PARTS.items():
-        yield (part,), 0 if window is None else read_ns(window) / 1e9
+def _profiler_seconds(window: WindowRecord | None) -> Table:
+    for name, read_ns in PROFILER_PARTS.items():
+        yield (name,), 0 if window is None else read_ns(window) / 1e9
 
 
-def _peaks(rank: RankView) -> Table:
-    for dtype, flops in rank.precision.peaks.flops.items():
+def _peaks(peaks: Peaks) -> Table:
+    for dtype, flops in peaks.flops.items():
         yield (dtype_label(dtype),), flops
 
 
-def _capabilities(rank: RankView) -> Table:
+def _known(rank: RankView) -> tuple[str, Absence, Absence]:
+    """Return how ops were counted, and why a share of kernels and of the ceiling is absent."""
     census = rank.precision.census
     how = Absence.WAITING.value if census is None else census.source.label
+    return how, rank.precision.kernels_absence, rank.arithmetic.absence
+
+
+def _capabilities(known: tuple[str, Absence, Absence]) -> Table:
+    how, *reasons = known
     yield ("ops", Absence.OK.state, how), 1
-    reasons = {
-        "kernels": rank.precision.kernels_absence,
-        "arithmetic": rank.arithmetic.absence,
-    }
-    for feature, reason in reasons.items():
+    for feature, reason in zip(("kernels", "arithmetic"), reasons, strict=True):
         yield (feature, reason.state, reason.value), 1
 
 
@@ -104,12 +104,17 @@ def _disagreements(rank: RankView) -> Table:
         yield (views,), int(bool(sentence))
 
 
+_ARITHMETIC = part(lambda rank: rank.arithmetic)
+
+
 KERNELS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_kernel_seconds_total",
         "counter",
         "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both told by the name of the kernel, by the rules of the release in ampwatch_run_info. On a GPU the usual pairs are 0 before, others appear when they are first seen; absent on a CPU.",
-        PER_RANK.by("unit", "dtype", read=_kernel_seconds),
+        part(lambda rank: (rank.precision.window, _is_on_gpu(rank))).by(
+            "unit", "dtype", read=_kernel_seconds
+        ),
         unit="seconds",
     ),
     Metric(
@@ -176,13 +181,13 @@ KERNELS: tuple[Metric, ...] = (
         "ampwatch_profiler_windows_skipped_total",
         "counter",
         "Profiler windows that were due and not opened, by why.",
-        PER_RANK.by("reason", read=_skipped),
+        WINDOW.or_none.by("reason", read=_skipped),
     ),
     Metric(
         "ampwatch_profiler_seconds_total",
         "counter",
         "What profiler windows have cost the training, by what the time went into.",
-        PER_RANK.by("part", read=_profiler_seconds),
+        WINDOW.or_none.by("part", read=_profiler_seconds),
         unit="seconds",
     ),
     Metric(
@@ -203,34 +208,34 @@ KERNELS: tuple[Metric, ...] = (
         "ampwatch_peak_flops_per_second",
         "gauge",
         "What the GPU could do at most, without structured sparsity, in floating-point operations per second: derived from its SMs, clock and compute capability, or as the setting peak_flops says. Absent for a GPU of which that is not known.",
-        PER_RANK.by("dtype", read=_peaks),
+        part(lambda rank: rank.precision.peaks).by("dtype", read=_peaks),
     ),
     Metric(
         "ampwatch_ideal_step_seconds",
         "gauge",
         "Time that the floating-point operations of an iteration would take at the peak of the dtype of each: over the time it does take, the share of the ceiling that was used, whatever the mix. Absent where a peak is not known.",
-        PER_RANK.one(lambda rank: rank.arithmetic.ideal_seconds),
+        _ARITHMETIC.one(lambda used: used.ideal_seconds),
         unit="seconds",
     ),
     Metric(
         "ampwatch_ideal_time_ratio",
         "gauge",
         "Share of the ceiling that is used: ampwatch_ideal_step_seconds over the usual time of an iteration. Each dtype is held against its own peak, so that the mix makes no difference; above 1 a peak is not that of the device.",
-        PER_RANK.one(lambda rank: rank.arithmetic.utilization),
+        _ARITHMETIC.one(lambda used: used.utilization),
         unit="ratio",
     ),
     Metric(
         "ampwatch_mfu_ratio",
         "gauge",
         "Floating-point operations per second over the peak of float16 or bfloat16, whatever they were computed in: model FLOPs utilization as papers quote it, and HFU where activations are computed again, which is counted here.",
-        PER_RANK.one(lambda rank: rank.arithmetic.mfu),
+        _ARITHMETIC.one(lambda used: used.mfu),
         unit="ratio",
     ),
     Metric(
         "ampwatch_precision_capability",
         "gauge",
         "How it stands with what could be told of precision, and why something is absent (value is always 1).",
-        PER_RANK.by("feature", "state", "reason", read=_capabilities),
+        part(_known).by("feature", "state", "reason", read=_capabilities),
     ),
     Metric(
         "ampwatch_tensor_views_disagree",

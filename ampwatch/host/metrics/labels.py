@@ -24,6 +24,8 @@ from ampwatch.report.op_shares import Absence
 from ampwatch.report.verdict import Level
 from ampwatch.wire.records import (
     KERNEL_UNITS,
+    MEMORY_PARTS,
+    MEMORY_PLACES,
     SKIP_CLASSES,
     CensusSource,
     RunState,
@@ -77,8 +79,12 @@ LABELS: dict[str, str] = {
     "to_dtype": "As `dtype`.",
     "unit": _values(KERNEL_UNITS[:-1])
     + ": tensor cores, the general-purpose cores, not known which of the two, and kernels that multiply no matrices.",
-    "part": _values(PROFILER_PARTS)
-    + ": loading the profiler, starting it, iterations that took longer, stopping it, reading its events.",
+    "part": "Of a profiler window: "
+    + _values(PROFILER_PARTS)
+    + ": loading the profiler, starting it, iterations that took longer, stopping it, reading its events. Of memory: "
+    + _values(MEMORY_PARTS)
+    + ": the ring file, the evidence for reports, values on their way to the host, elements of weights that updates are compared with, those of averages, and inputs of the model that replays still need.",
+    "memory": _values(MEMORY_PLACES) + ": pinned or not, or of all devices together.",
     "views": "`hardware_kernels`, `hardware_arithmetic` or `kernels_arithmetic`.",
     "severity": "Of findings: "
     + _values(severity.value for severity in Severity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, STEP
+from ampwatch.host.metrics.scopes import PER_RANK, STEP, part
 
 
 def _number(text: str) -> float | None:
@@ -16,6 +16,8 @@ def _number(text: str) -> float | None:
         return None
     return value if math.isfinite(value) else None
 
+
+_FACTS = part(lambda rank: rank.facts)
 
 LOSS_SCALING: tuple[Metric, ...] = (
     Metric(
@@ -34,13 +36,13 @@ LOSS_SCALING: tuple[Metric, ...] = (
         "ampwatch_loss_scale_initial",
         "gauge",
         "Loss scale the GradScaler started from (init_scale).",
-        PER_RANK.one(lambda rank: _number(rank.facts.get("init_scale", ""))),
+        _FACTS.one(lambda facts: _number(facts.get("init_scale", ""))),
     ),
     Metric(
         "ampwatch_loss_scale_growth_interval_steps",
         "gauge",
         "Consecutive unskipped steps after which the GradScaler grows the scale (growth_interval).",
-        PER_RANK.one(lambda rank: _number(rank.facts.get("growth_interval", ""))),
+        _FACTS.one(lambda facts: _number(facts.get("growth_interval", ""))),
     ),
     Metric(
         "ampwatch_loss_scale_growth_tracker_steps",

@@ -15,11 +15,17 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.gpus import Gpu
     from ampwatch.host.fleet.passes import CollectorPass
 
+    Walk = Callable[["ScrapeState"], Iterable[tuple[tuple[str, ...], Any]]]
+
 MetricType = Literal["counter", "gauge", "histogram", "info"]
 
 Samples = Iterable[tuple[tuple[str, ...], Any]]
 """Label values, and the number that belongs to them; ``Exemplified`` with an example, and
 ``Distribution`` of a histogram."""
+
+
+Members = list[tuple[tuple[str, ...], Any]]
+"""Members of a scope, each with the values of the labels that identify it."""
 
 
 class Exemplified(NamedTuple):
@@ -39,7 +45,7 @@ class Exemplified(NamedTuple):
 class ScrapeState:
     """The state that one scrape is read from.
 
-    The lists are made once a scrape, since some forty metrics walk over each of them. They hold
+    The lists are made once a scrape, since up to forty metrics walk over each of them. They hold
     live views: make a state and read all of it while holding ``fleet.lock``.
 
     Attributes:
@@ -49,7 +55,7 @@ class ScrapeState:
         gpus: The GPUs, each with its values of ``gpu`` and ``uuid``.
     """
 
-    __slots__ = ("fleet", "gpus", "passes", "ranks")
+    __slots__ = ("_members", "fleet", "gpus", "passes", "ranks")
 
     def __init__(self, fleet: Fleet, passes: Mapping[str, CollectorPass]) -> None:
         self.fleet = fleet
@@ -60,6 +66,14 @@ class ScrapeState:
         self.gpus: list[tuple[tuple[str, ...], Gpu]] = [
             ((str(gpu.index), encodable(gpu.uuid)), gpu) for gpu in fleet.gpus.all()
         ]
+        self._members: dict[Walk, Members] = {}
+
+    def members(self, walk: Walk) -> Members:
+        """Return what ``walk`` yields, which is walked once for all metrics that share it."""
+        members = self._members.get(walk)
+        if members is None:
+            members = self._members[walk] = list(walk(self))
+        return members
 
 
 class Reader(NamedTuple):
@@ -67,11 +81,21 @@ class Reader(NamedTuple):
 
     Attributes:
         labels: Names of all labels, those of the scope first.
-        samples: Returns the samples; the values of each are in the order of ``labels``.
+        walk: Yields the members of the scope, each with the values of the labels of the scope. A
+            member never changes: it is one that is not equal, as soon as ``read`` makes anything
+            else of it.
+        read: Returns the samples of a member, under the values of the other labels.
     """
 
     labels: tuple[str, ...]
-    samples: Callable[[ScrapeState], Samples]
+    walk: Walk
+    read: Callable[[Any], Samples]
+
+    def samples(self, state: ScrapeState) -> Samples:
+        """Yield the samples; the values of each are in the order of ``labels``."""
+        for values, member in state.members(self.walk):
+            for more, value in self.read(member):
+                yield (*values, *more), value
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.dtypes import dtype_label
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import CENSUS, PER_RANK, ROOT_MODULE, summed
+from ampwatch.host.metrics.scopes import CENSUS, ROOT_MODULE, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.report.op_lines import op_lines
@@ -15,10 +15,9 @@ from ampwatch.report.op_shares import low_precision_share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.host.fleet import RankView
     from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
-    from ampwatch.wire.records import CastTotal, FallbackTotal, OpTotal
+    from ampwatch.wire.records import CastTotal, CensusRecord, FallbackTotal, OpTotal
 
 _BORN_AT_0 = [fmt.name for fmt in OF_TRAINING]
 """Dtypes whose FLOPs are 0 before they are seen, so that the first are an increase."""
@@ -38,15 +37,14 @@ def _ops(read: Callable[[OpTotal], int]) -> Reader:
 def _flops(read: Callable[[OpTotal], int]) -> Reader:
     """Return the reader of FLOPs by dtype, those of the usual dtypes born at 0."""
 
-    def by_dtype(rank: RankView) -> Table:
-        census = rank.precision.census
+    def by_dtype(census: CensusRecord | None) -> Table:
         found = () if census is None else census.ops
         born = [((dtype,), 0) for dtype in _BORN_AT_0]
         return summed(
             born + [((dtype_label(t.dtype),), read(t)) for t in found if t.kind.has_flops]
         )
 
-    return PER_RANK.by("dtype", read=by_dtype)
+    return CENSUS.or_none.by("dtype", read=by_dtype)
 
 
 def _casts(read: Callable[[CastTotal], int]) -> Reader:
@@ -64,18 +62,16 @@ def _casts(read: Callable[[CastTotal], int]) -> Reader:
 def _fallbacks(read: Callable[[FallbackTotal], int]) -> Reader:
     """Return the reader of fallbacks to float32, every reason born at 0."""
 
-    def by_reason(rank: RankView) -> Table:
-        census = rank.precision.census
+    def by_reason(census: CensusRecord | None) -> Table:
         found = () if census is None else census.fallbacks
         born = [((reason.label,), 0) for reason in Fallback if reason is not Fallback.NONE]
         return summed(born + [((total.reason.label,), read(total)) for total in found])
 
-    return PER_RANK.by("reason", read=by_reason)
+    return CENSUS.or_none.by("reason", read=by_reason)
 
 
-def _low_precision_shares(rank: RankView) -> Table:
-    census = rank.precision.census
-    exported = set(rank.ranges.modules.exported)
+def _low_precision_shares(known: tuple[CensusRecord | None, tuple[str, ...]]) -> Table:
+    census, exported = known
     # The lines of all modules are dear to make: not for a rank that exports none.
     lines = [] if census is None or not exported else op_lines(census, "module")
     for line in lines:
@@ -150,7 +146,9 @@ PRECISION_MIX: tuple[Metric, ...] = (
         "ampwatch_module_low_precision_flops_ratio",
         "gauge",
         "Share of the module's floating-point operations in 16 bits and fewer, in the newest iteration whose ops were counted; absent for a module without any.",
-        PER_RANK.by("module", read=_low_precision_shares),
+        part(lambda rank: (rank.precision.census, rank.ranges.modules.exported)).by(
+            "module", read=_low_precision_shares
+        ),
         unit="ratio",
     ),
 )

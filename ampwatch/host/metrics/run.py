@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.text import encodable
+from ampwatch.host.fleet.text import encodable, whole_number
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, STEP, each
-from ampwatch.wire.records import RunState
+from ampwatch.host.metrics.scopes import PER_RANK, STEP, each, part
+from ampwatch.wire.records import (
+    MEMORY_LIMIT,
+    MEMORY_PARTS,
+    MEMORY_PLACES,
+    RunState,
+    memory_fact,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ampwatch.host.fleet import RankView
     from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
-    from ampwatch.wire.records import ChecksumRecord
+    from ampwatch.wire.records import ChecksumRecord, RunIdentity
 
 RUN_FACTS = (
     "device",
@@ -40,17 +47,26 @@ UNKNOWN_SENSOR = "unknown"
 """Value of the label ``sensor`` for errors whose sensor the daemon has not been told."""
 
 
-def _info(rank: RankView) -> Table:
-    who = rank.identity
-    facts = (rank.facts.get(name, "") for name in RUN_FACTS)
+def _info(known: tuple[RunIdentity, str, Mapping[str, str]]) -> Table:
+    who, user, known_facts = known
+    facts = (known_facts.get(name, "") for name in RUN_FACTS)
     version = encodable(who.version)
-    yield (str(who.world_size), str(who.local_rank), version, rank.user, *facts), 1
+    yield (str(who.world_size), str(who.local_rank), version, user, *facts), 1
 
 
-def _states(rank: RankView) -> Table:
-    current = rank.state  # asks the clock: once for all, so that exactly one of them holds
+def _states(current: RunState) -> Table:
     for state in RunState:
         yield (state.value,), int(state is current)
+
+
+_FACTS = part(lambda rank: rank.facts)
+
+
+def _memory(facts: Mapping[str, str]) -> Table:
+    for holder, place in product(MEMORY_PARTS, MEMORY_PLACES):
+        held = whole_number(facts.get(memory_fact(holder, place), ""))
+        if held is not None:
+            yield (holder, place), held
 
 
 def _sensor_errors(rank: RankView) -> Table:
@@ -73,13 +89,15 @@ RUN: tuple[Metric, ...] = (
         "ampwatch_run_info",
         "info",
         "Static facts of a monitored rank; a fact that is not known is empty (value is always 1).",
-        PER_RANK.by("world_size", "local_rank", "version", "user", *RUN_FACTS, read=_info),
+        part(lambda rank: (rank.identity, rank.user, rank.facts)).by(
+            "world_size", "local_rank", "version", "user", *RUN_FACTS, read=_info
+        ),
     ),
     Metric(
         "ampwatch_run_state",
         "gauge",
         "Whether the rank is in the given state (1) or not (0).",
-        PER_RANK.by("state", read=_states),
+        part(lambda rank: rank.state).by("state", read=_states),
     ),
     Metric(
         "ampwatch_run_start_timestamp_seconds",
@@ -110,9 +128,23 @@ RUN: tuple[Metric, ...] = (
     Metric(
         "ampwatch_overhead_seconds_total",
         "counter",
-        "Host time that ampwatch spent on the training thread.",
+        "Time that ampwatch took of the training: its own, and what sampled steps took longer besides.",
         STEP.count(lambda step: step.overhead_ns / 1e9),
         unit="seconds",
+    ),
+    Metric(
+        "ampwatch_memory_bytes",
+        "gauge",
+        "Memory that watching holds and nobody else does, in multiples of 64 KiB, by part; that of Python objects and code is not in it. Known at set-up and after each sampled iteration.",
+        _FACTS.by("part", "memory", read=_memory),
+        unit="bytes",
+    ),
+    Metric(
+        "ampwatch_memory_limit_bytes",
+        "gauge",
+        "Memory that watching may hold on the host, and again on devices (the setting memory_bytes).",
+        _FACTS.one(lambda facts: whole_number(facts.get(MEMORY_LIMIT, ""))),
+        unit="bytes",
     ),
     Metric(
         "ampwatch_observations_dropped_total",

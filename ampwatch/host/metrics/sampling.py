@@ -12,19 +12,22 @@ from ampwatch.wire.records import Topic
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.metrics.scopes import Table
+    from ampwatch.wire.records import SamplingRecord
+
+_TOPICS = [(topic, (topic.label,)) for topic in Topic]
+"""Every topic with the values of its label."""
 
 
-def _samples(rank: RankView) -> Table:
-    totals = rank.ranges.totals
-    for topic in Topic:
-        yield (topic.label,), 0 if totals is None else totals.samples[topic]
+def _samples(totals: SamplingRecord | None) -> Table:
+    for topic, values in _TOPICS:
+        yield values, 0 if totals is None else totals.samples[topic]
 
 
 def _newest_samples(rank: RankView) -> Table:
-    for topic in Topic:
+    for topic, values in _TOPICS:
         time_ns = rank.ranges.sampled_ns(topic)
         if time_ns is not None:
-            yield (topic.label,), time_ns / 1e9
+            yield values, time_ns / 1e9
 
 
 def _standard_errors(rank: RankView) -> Table:
@@ -33,18 +36,11 @@ def _standard_errors(rank: RankView) -> Table:
     A share p of n counted elements has the standard error sqrt(p (1 - p) / n): at most 0.5 / sqrt(n),
     which the module with the fewest counted elements decides.
     """
-    for topic in Topic:
-        modules = rank.ranges.modules.by_name.values()
-        records = [topics[topic] for topics in modules if topic in topics]
-        # Of updates the sensor compares a subsample to begin with, so that the histogram, which
-        # holds all of that, does not know that it is one.
-        counted = [
-            r.histogram.binned
-            for r in records
-            if r.histogram.binned and (topic is Topic.UPDATE or r.histogram.is_subsample)
-        ]
-        if records:
-            yield (topic.label,), 0.5 / math.sqrt(min(counted)) if counted else 0.0
+    for topic, values in _TOPICS:
+        modules = rank.ranges.modules.counted.get(topic)
+        if modules:
+            fewest = min(filter(None, modules.values()), default=0)
+            yield values, 0.5 / math.sqrt(fewest) if fewest else 0.0
 
 
 SAMPLING: tuple[Metric, ...] = (
@@ -52,7 +48,7 @@ SAMPLING: tuple[Metric, ...] = (
         "ampwatch_samples_total",
         "counter",
         "Iterations in which tensors were measured, by what they are.",
-        PER_RANK.by("topic", read=_samples),
+        TOTALS.or_none.by("topic", read=_samples),
     ),
     Metric(
         "ampwatch_last_sample_timestamp_seconds",

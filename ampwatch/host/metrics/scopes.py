@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.gpus import Gpu, Instance
     from ampwatch.host.fleet.histogram import Distribution
-    from ampwatch.host.metrics.metric import Samples, ScrapeState
+    from ampwatch.host.metrics.metric import ScrapeState
     from ampwatch.wire.records import (
         CensusRecord,
         RangeRecord,
@@ -50,15 +50,20 @@ class Scope(Generic[T]):
     Args:
         labels: As the attribute.
         walk: Yields the values of these labels and the member, for each there is.
+        of_records: Members never change: where there is something new, there is another member.
+            Then one that is as it was is not read again; of others the values are compared.
     """
 
     def __init__(
         self,
         labels: tuple[str, ...],
         walk: Callable[[ScrapeState], Iterable[tuple[tuple[str, ...], T]]],
+        *,
+        of_records: bool = False,
     ) -> None:
         self.labels = labels
         self._walk = walk
+        self._of_records = of_records
 
     def one(self, read: Callable[[T], Value | None]) -> Reader:
         """Return a reader of one value per member.
@@ -67,13 +72,16 @@ class Scope(Generic[T]):
             read: Returns the value; ``None`` if it is not known.
         """
 
-        def samples(state: ScrapeState) -> Samples:
-            for values, member in self._walk(state):
-                value = read(member)
-                if value is not None:
-                    yield values, value
+        def values_now(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Value | None]]:
+            for values, member in state.members(self._walk):
+                yield values, read(member)
 
-        return Reader(self.labels, samples)
+        def of_record(member: T) -> Table:
+            return _table(read(member))
+
+        if self._of_records:
+            return Reader(self.labels, self._walk, of_record)
+        return Reader(self.labels, values_now, _table)
 
     def by(self, *labels: str, read: Callable[[T], Table]) -> Reader:
         """Return a reader of several values per member, under further labels.
@@ -84,23 +92,46 @@ class Scope(Generic[T]):
                 two have the same label values: Prometheus refuses a scrape in which they have.
         """
 
-        def samples(state: ScrapeState) -> Samples:
-            for values, member in self._walk(state):
-                for more, value in read(member):
-                    yield (*values, *more), value
+        def tables_now(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Table]]:
+            for values, member in state.members(self._walk):
+                yield values, tuple(read(member))
 
-        return Reader((*self.labels, *labels), samples)
+        if self._of_records:
+            return Reader((*self.labels, *labels), self._walk, read)
+        return Reader((*self.labels, *labels), tables_now, tuple)
+
+
+def _table(value: Value | None) -> Table:
+    """Return the table of a single value; an empty one if it is not known."""
+    return () if value is None else (((), value),)
+
+
+def part(find: Callable[[RankView], T]) -> Scope[T]:
+    """Return a part of each rank as a scope, so that it is read again only when it has changed.
+
+    Args:
+        find: Returns the part of a rank, which nothing changes: a record, a number, a tuple of
+            these. A new state of it is another object.
+    """
+
+    def walk(state: ScrapeState) -> list[tuple[tuple[str, ...], T]]:
+        return [(values, find(rank)) for values, rank in state.ranks]
+
+    return Scope(_RANK, walk, of_records=True)
 
 
 class NewestRecord(Generic[T]):
     """The newest record of one type of each rank.
+
+    Attributes:
+        or_none: The record of each rank, ``None`` before the first.
 
     Args:
         find: Returns the record of a rank; ``None`` before the first.
     """
 
     def __init__(self, find: Callable[[RankView], T | None]) -> None:
-        self._find = find
+        self.or_none: Scope[T | None] = part(find)
 
     def count(self, read: Callable[[T], float]) -> Reader:
         """Return a reader of a count per rank that is 0 before the first record.
@@ -108,17 +139,15 @@ class NewestRecord(Generic[T]):
         A counter that appeared with its first value would hide it from ``increase()``, which
         needs a sample before.
         """
-        return PER_RANK.one(lambda rank: 0 if (r := self._find(rank)) is None else read(r))
+        return self.or_none.one(lambda record: 0 if record is None else read(record))
 
     def one(self, read: Callable[[T], float | None]) -> Reader:
         """Return a reader of a value per rank that is absent before the first record."""
-        return PER_RANK.one(lambda rank: None if (r := self._find(rank)) is None else read(r))
+        return self.or_none.one(lambda record: None if record is None else read(record))
 
     def by(self, *labels: str, read: Callable[[T], Table]) -> Reader:
         """Return a reader of values under ``labels``, absent before the first record."""
-        return PER_RANK.by(
-            *labels, read=lambda rank: () if (r := self._find(rank)) is None else read(r)
-        )
+        return self.or_none.by(*labels, read=lambda record: () if record is None else read(record))
 
 
 def each(values: Mapping[str, float]) -> Table:
@@ -158,7 +187,7 @@ def per_module(topic: Topic) -> Scope[RangeRecord]:
                 if record is not None:
                     yield (*values, module or ROOT_MODULE), record
 
-    return Scope((*_RANK, "module"), walk)
+    return Scope((*_RANK, "module"), walk, of_records=True)
 
 
 def _instances(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Instance]]:
@@ -174,7 +203,7 @@ ONCE: Scope[ScrapeState] = Scope((), lambda state: [((), state)])
 """Whatever there is one of on a machine: the daemon. Its member is the whole state."""
 
 PER_RANK: Scope[RankView] = Scope(_RANK, lambda state: state.ranks)
-PER_OPTIMIZER: Scope[OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers)
+PER_OPTIMIZER: Scope[OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers, of_records=True)
 
 PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)
 """The GPUs that were ever seen; one that has gone has no readings."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK
+from ampwatch.host.metrics.scopes import PER_RANK, part
 from ampwatch.report.accounts import cut, first_sentence, place
 from ampwatch.report.endings import Failure
 from ampwatch.report.verdict import Level
@@ -26,8 +26,11 @@ MAX_TEXT = 160
 OTHER = "other"
 
 
-def _health(rank: RankView) -> Table:
-    current = None if rank.verdict is None else rank.verdict.level
+def _level(rank: RankView) -> Level | None:
+    return None if rank.verdict is None else rank.verdict.level
+
+
+def _health(current: Level | None) -> Table:
     for level in Level:
         yield (level.label,), int(level is current)
 
@@ -61,7 +64,7 @@ VERDICT: tuple[Metric, ...] = (
         "ampwatch_run_health",
         "gauge",
         "Whether the verdict on the rank is the given one (1) or not (0); the page and reports show the same.",
-        PER_RANK.by("health", read=_health),
+        part(_level).by("health", read=_health),
     ),
     Metric(
         "ampwatch_root_info",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.host.fleet.text import whole_number
 from ampwatch.report.op_shares import (
     casts_per_op,
     flops_by_dtype,
@@ -17,8 +18,22 @@ from ampwatch.report.op_shares import (
 )
 from ampwatch.report.precision_words import band
 from ampwatch.report.verdict import tally
-from ampwatch.report.words import number, percent, plural, power_of_two, step_time, time_span
-from ampwatch.wire.records import Topic
+from ampwatch.report.words import (
+    memory,
+    number,
+    percent,
+    plural,
+    power_of_two,
+    step_time,
+    time_span,
+)
+from ampwatch.wire.records import (
+    MEMORY_LIMIT,
+    MEMORY_PARTS,
+    MEMORY_PLACES,
+    Topic,
+    memory_fact,
+)
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
@@ -58,6 +73,8 @@ def figures(rank: RankView) -> dict[str, Figure]:
         shown |= _of_gradients(rank, rank.ranges.format.name)
     shown |= _of_precision(rank)
     shown["Cost of watching"] = _cost(rank, newest)
+    if (limit := whole_number(rank.facts.get(MEMORY_LIMIT, ""))) is not None:
+        shown["Memory of watching"] = _memory(rank, limit)
     return shown
 
 
@@ -134,6 +151,22 @@ def _headroom(rank: RankView) -> float | None:
     if not (0.0 < plain.amax < math.inf and 0.0 < scale < math.inf):
         return None
     return math.log2(limit.max) - math.log2(plain.amax) - math.log2(scale)
+
+
+def _memory(rank: RankView, limit: int) -> Figure:
+    held = {
+        place: {
+            part: whole_number(rank.facts.get(memory_fact(part, place), "")) or 0
+            for part in MEMORY_PARTS
+        }
+        for place in MEMORY_PLACES
+    }
+    host, device = (sum(parts.values()) for parts in held.values())
+    largest, most = max(held["host"].items(), key=lambda item: item[1])
+    notes = [f"on the host, of at most {memory(limit)}"]
+    notes += [f"{memory(most)} of it {largest}"] if most else []
+    notes += [f"{memory(device)} on devices"] if device else []
+    return Figure(memory(host), ", ".join(notes))
 
 
 def _cost(rank: RankView, newest: StepRecord) -> Figure:

@@ -81,7 +81,7 @@ UNKNOWN_FORMAT = "float16"
 """Format that is drawn where no narrow one is known: the one that needs scaling."""
 
 NOTHING_YET = (
-    'Nothing was measured yet: level="standard" measures every few steps, "deep" every step,'
+    'Nothing was measured yet: level="standard" measures every few steps, "deep" more often,'
     ' "light" and "off" never measure.'
 )
 

@@ -23,7 +23,8 @@ def sample(*fine: str, broken: tuple[str, ...] = ()) -> list[Record]:
 def modules(fleet: Fleet) -> dict[tuple[str, int], list[str]]:
     """Return the modules that each rank exports series of."""
     return {
-        (rank.run, rank.identity.rank): rank.ranges.modules.exported for rank in fleet.exported()
+        (rank.run, rank.identity.rank): list(rank.ranges.modules.exported)
+        for rank in fleet.exported()
     }
 
 

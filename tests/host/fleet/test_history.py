@@ -65,7 +65,7 @@ def check_bucket(bucket: Bucket, made: list[StepRecord]) -> None:
     assert repr(losses[-1] if losses else None) == repr(bucket.loss_last)
     assert same(mean(durations), bucket.duration_mean)
     assert same(max(durations, default=math.nan), bucket.duration_max)
-    assert [sum(r.skip_class is c for r in made) for c in SKIP_CLASSES] == bucket.skips
+    assert tuple(sum(r.skip_class is c for r in made) for c in SKIP_CLASSES) == bucket.skips
 
 
 @given(st.lists(records, max_size=200), st.integers(1, 16))

@@ -1,6 +1,7 @@
 """Tests of the fast way to write a scrape: it writes what the library writes."""
 
 import math
+import random
 from collections.abc import Callable
 
 import pytest
@@ -10,11 +11,26 @@ from prometheus_client.exposition import choose_encoder
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.prometheus import FleetCollector, PrometheusExporter
+from ampwatch.numerics.units.ops import OpKind
 from ampwatch.settings import Settings
-from ampwatch.wire.records import FactsRecord, Record, Topic
+from ampwatch.wire.records import ALL_MODULES, FactsRecord, KernelTotal, OpTotal, Record, Topic
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import made_up_fleet, put
-from tests.workshop.records import finding, histogram, identity, ranges, sampling, step
+from tests.workshop.records import (
+    H100,
+    census,
+    checksum,
+    failure,
+    finding,
+    histogram,
+    identity,
+    op_row,
+    optimizer,
+    ranges,
+    sampling,
+    step,
+    window,
+)
 
 PASSES = {"rings": CollectorPass(success=True, duration_seconds=0.002)}
 ACCEPTED = [
@@ -75,6 +91,55 @@ def test_what_is_remembered_never_shows() -> None:
             assert exporter.render(accept) == by_the_library(fleet, accept)
 
 
+def some_record(dice: random.Random, index: int) -> Record:
+    """A record of any kind, with numbers and names that other ones have as well."""
+    few = dice.randrange(3)
+    bell = histogram(
+        -20 + few, 1, 5, few, 1, zeros=few, numel=dice.choice([None, 50]) or 7 + 2 * few
+    )
+    changes = {
+        "step": index,
+        "module": dice.choice([ALL_MODULES, "", "a", "b"]),
+        "dtype": "float16",
+    }
+    ops = (OpTotal(OpKind.MATMUL, dice.choice(["float16", "float32"]), few, few, few, few),)
+    return dice.choice(
+        [
+            step(index, loss=few / 3, loss_scale=2.0**few, consecutive_skips=few),
+            step(index, loss=math.nan, total_sensor_errors=few),
+            optimizer(few, step=index, total_steps=index, total_skipped=(0, few, 0, 0)),
+            ranges(topic=dice.choice(list(Topic)), exponents=bell, **changes),
+            sampling(step=index, gradient_nans=few, interval=few),
+            census(op_row(module="a", calls=few), iterations=few, ops=ops),
+            window(KernelTotal("tensor", "float16", few), windows=few, iterations=few, busy_ns=few),
+            finding(dice.choice(["scale_collapse", "update_rounding"]), last_step=index, count=few),
+            failure(dice.choice("ab"), errors=few),
+            checksum(step=index * 300),
+            FactsRecord({dice.choice(["device", "init_scale", "autocast_dtype"]): str(few)}),
+            H100,
+        ]
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("which", ["host", "all"])
+def test_whatever_changes_is_written_again(seed: int, which: str) -> None:
+    """Records of every kind, in any order, of ranks that come, end and start again."""
+    dice = random.Random(seed)
+    clock = Clock(START + 5)
+    fleet = Fleet(Settings(grace_seconds=3.0, module_series_ranks=which), clock)
+    exporter = PrometheusExporter(fleet, PASSES)
+    for index in range(60):
+        start = index // 25
+        who = identity(rank=dice.randrange(3), world_size=3, started_ns=start, pid=start)
+        records = [some_record(dice, index) for _ in range(dice.randrange(4))]
+        put(fleet, f"{who.rank}", who, records, alive=dice.random() < 0.9, lost=index // 7)
+        clock.now += dice.choice([0.0, 0.5, 40.0])
+        fleet.compare_views()
+        for accept in ("", "application/openmetrics-text"):
+            assert exporter.render(accept) == by_the_library(fleet, accept)
+
+
 def test_memory_is_that_of_the_newest_scrape() -> None:
     """Series of runs that are over are forgotten."""
     clock = Clock(START + 5)
@@ -85,7 +150,8 @@ def test_memory_is_that_of_the_newest_scrape() -> None:
         who = identity(run=f"run{index}")
         put(fleet, who.run, who, [step(0)])
         exporter.render()
-        sizes.append(len(exporter._text._beginnings))
+        families = exporter._text._families.values()
+        sizes.append(sum(len(block.lines) for f in families for block in f._blocks.values()))
         put(fleet, who.run, who, [], alive=False)
         clock.now += 1
 

@@ -71,6 +71,24 @@ def fleet_of(*records: Record, **who: Any) -> Fleet:
     return fleet
 
 
+@pytest.mark.parametrize("text", ["", "nan", "-1", "1e3", "9" * 5000, "\u0663", "12 kB"])
+def test_memory_that_is_no_count_of_bytes_is_not_exported(text: str) -> None:
+    """A ring can hold any text."""
+    fleet = fleet_of(FactsRecord({"memory_limit": text, "memory_host_ring": text}))
+
+    assert not {key[0] for key in samples(fleet) if "memory" in key[0] and "gpt" in key}
+
+
+def test_memory_is_exported_by_part_and_place() -> None:
+    """As the facts say it, in bytes."""
+    found = samples(fleet_of(FactsRecord({"memory_device_replay": "65536", "memory_limit": "1"})))
+
+    assert {key[1:]: v for key, v in found.items() if key[0] == "ampwatch_memory_bytes"} == {
+        ("device", "replay", "0", "gpt"): 65536
+    }
+    assert found["ampwatch_memory_limit_bytes", "0", "gpt"] == 1
+
+
 def names_of_rank_0(fleet: Fleet) -> set[str]:
     return {key[0] for key in samples(fleet) if "gpt" in key}
 

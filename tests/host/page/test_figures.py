@@ -46,6 +46,10 @@ def test_the_figures_have_values_and_what_to_know_of_them() -> None:
         "Underflow": ("0 %", "of the gradients in float16"),
         "Low precision": ("75 %", "of the FLOPs in 16 bits or fewer, 1.4 casts to a matmul"),
         "Tensor cores": ("between 60 % and 80 %", "of the time of matmul kernels"),
+        "Memory of watching": (
+            "26.1 MiB",
+            "on the host, of at most 64 MiB, 24 MiB of it transfer, 28 MiB on devices",
+        ),
         "Cost of watching": (
             "0.037 %",
             (

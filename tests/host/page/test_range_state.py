@@ -297,9 +297,9 @@ def test_a_row_says_how_old_it_is() -> None:
     assert told.state["sentence"].startswith("Sampled every 100 steps")
 
 
-def test_deep_is_said_to_measure_every_step() -> None:
+def test_deep_is_said_to_measure_more_often() -> None:
     """Each level by what it does."""
-    assert '"deep" every step' in Told([step(0)]).state["sentence"]
+    assert '"deep" more often' in Told([step(0)]).state["sentence"]
 
 
 def test_the_loss_scale_is_reported_only_if_there_is_one_that_can_be_drawn() -> None:

@@ -18,6 +18,8 @@ GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
 RELEASE_VENV := .venv-release
 RELEASE_INSTALLED := $(RELEASE_VENV)/.installed
+PEERS_VENV := .venv-peers
+PEERS_INSTALLED := $(PEERS_VENV)/.installed
 FRAMEWORKS := tests/frameworks
 FRAMEWORKS_VENV := .venv-frameworks
 FRAMEWORKS_INSTALLED := $(FRAMEWORKS_VENV)/.installed
@@ -27,7 +29,7 @@ PROSE := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples/README
 
 .PHONY: help
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(INSTALLED) ## Make .venv with ampwatch and the tools, at the versions and hashes of constraints-dev.txt
@@ -73,6 +75,14 @@ $(RELEASE_INSTALLED): constraints-release.txt
 	$(RELEASE_VENV)/bin/python $(LOCKED) -r $<
 	@touch $@
 
+# The tools that ampwatch is measured beside. PyTorch as in .venv, what else there is at the pins of constraints.txt.
+$(PEERS_INSTALLED): benchmarks/peers.txt constraints.txt pyproject.toml
+	@echo "==> Making $(PEERS_VENV), for the tools that ampwatch is measured beside"
+	[ -x $(PEERS_VENV)/bin/python ] || $(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python $(PIP) -c constraints.txt torch numpy msgspec prometheus-client nvidia-ml-py hatchling editables -r $<
+	$(PEERS_VENV)/bin/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
 .PHONY: test-frameworks
 test-frameworks: $(INSTALLED) $(FRAMEWORKS_INSTALLED) $(if $(findstring --all,$(ARGS)),$(FRAMEWORKS_ALL_INSTALLED)) ## Try ampwatch in frameworks (ARGS="--all --write" for docs/support.md)
 	@echo "==> Running the programs of frameworks, bare and watched"
@@ -112,6 +122,7 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 		echo "expected docs/support.md as generated, got the above; run: make docs"; exit 1; }
 	@$(BIN)/python -m ampwatch.operate.deploy | diff -u deploy/kubernetes/prometheusrule.yaml - || { \
 		echo "expected deploy/kubernetes/prometheusrule.yaml as generated, got the above; run: make docs"; exit 1; }
+	$(BIN)/python -m tools.cost --check
 
 .PHONY: format
 format: $(INSTALLED) ## Format the code and mend what can be mended
@@ -126,14 +137,21 @@ docs: $(INSTALLED) ## Write what is generated again: metrics, settings, rules fo
 	$(BIN)/python -m ampwatch.diagnosis.kinds
 	$(BIN)/python -m tests.frameworks.matrix > docs/support.md
 	$(BIN)/python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml
+	$(BIN)/python -m tools.cost
 
 .PHONY: dashboards
 dashboards: $(INSTALLED) ## Write the dashboards again, from dashboards/source; wants Python 3.11
 	$(BIN)/python -m dashboards.source
 
 .PHONY: bench
-bench: $(INSTALLED) ## Measure what watching costs; wants a quiet machine, takes some five minutes
-	$(BIN)/python benchmarks/overhead.py $(ARGS)
+bench: $(INSTALLED) ## Measure what watching costs, write the tables; ten minutes on a quiet machine (ARGS="micro --json FILE")
+	$(BIN)/python benchmarks/overhead.py --json benchmarks/results/cost.json $(ARGS)
+	$(BIN)/python -m tools.cost
+
+.PHONY: bench-peers
+bench-peers: $(INSTALLED) $(PEERS_INSTALLED) ## The same beside other tools, and what each tells of one overflow; ten minutes
+	$(PEERS_VENV)/bin/python benchmarks/peers.py --json benchmarks/results/cost-of-peers.json $(ARGS)
+	$(BIN)/python -m tools.cost
 
 .PHONY: fuzz
 fuzz: $(INSTALLED) ## Feed hostile input to all that reads from outside (ARGS="--seconds 60 --target http")
@@ -175,5 +193,5 @@ gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without net
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
-	rm -rf $(VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(PEERS_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
-"""Cost of watching in memory: by parameter tensors, over a long run, and on a device.
+"""Cost of watching in memory: by part and level, by parameter tensors, over a long run, on a device.
 
-    python benchmarks/memory.py                    some three minutes
+    python benchmarks/memory.py                    some ten minutes
+    python benchmarks/memory.py --parts            only by part and level
     python benchmarks/memory.py --device cuda      the same on a GPU, with the memory of the device
     python benchmarks/memory.py --json FILE        keep the numbers
 
@@ -27,10 +28,11 @@ from workloads import WORKLOADS, Training, many_parameters
 from ampwatch.settings import Settings
 from ampwatch.training.iteration.ledger import ROW_WIDTH
 from ampwatch.training.kernels.rows import ROW_BYTES
+from ampwatch.training.memory import limit_of, pinned
 from ampwatch.training.model.names import Names
-from ampwatch.training.sensors.ranges.updates import sample_of
+from ampwatch.training.sensors.ranges.updates import MAX_ELEMENTS, MAX_TOGETHER, sample_of
 from ampwatch.training.session import _device_rows
-from ampwatch.training.transfer.measuring import SLABS
+from ampwatch.training.transfer.measuring import SLABS, SLABS_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
 
 PARAMETERS = (1000, 3000)
 """Parameter tensors of the two models."""
+
+LEVELS = ("light", "standard", "deep")
+WATCHED = ("gpt", "mlp", *PARAMETERS)
+"""What is watched at each level; but at deep, where a step takes seconds, no model of so many
+parameters."""
 
 WARM_UP_STEPS = 10
 SETTLE_STEPS = 100
@@ -64,7 +71,10 @@ def device_kib() -> tuple[int, int]:
 
 
 def added(workload: Workload, device: str, companion: Companion) -> dict[str, float]:
-    """Train a while bare, then accompanied, and return by how much the memory grew."""
+    """Train a while bare, then accompanied, and return by how much the memory grew.
+
+    With what the account of ampwatch says that it holds, by part. Unit: KiB.
+    """
     torch.set_num_threads(1)
     training = Training(workload, device)
     for _ in range(WARM_UP_STEPS):
@@ -79,13 +89,25 @@ def added(workload: Workload, device: str, companion: Companion) -> dict[str, fl
     gc.collect()
     on_device, pinned = (now - then for now, then in zip(device_kib(), device_before, strict=True))
     settled = resident_kib()
+    parts = held_kib(companion) if isinstance(companion, Ampwatch) else {}
     companion.detach()
-    return {
+    return parts | {
         "attached_kib": attached - before,
         "settled_kib": settled - before,
         "peak_kib": peak - before,
         "device_kib": on_device,
         "pinned_kib": pinned,
+    }
+
+
+def held_kib(companion: Ampwatch) -> dict[str, float]:
+    """Return what a companion says that it holds, by part and place, and its limit. Unit: KiB."""
+    memory = companion._watch._session._context.memory
+    return {
+        f"{part} on {place}": nbytes / 1024
+        for part, held in memory.held().items()
+        for place, nbytes in zip(held._fields, held, strict=True)
+        if nbytes
     }
 
 
@@ -113,15 +135,19 @@ def computed(workload: Workload) -> dict[str, float]:
     """Return what the layout says that a model on a device needs. Unit: KiB.
 
     On the device slabs of rows and the snapshot of some elements of each parameter that is kept;
-    in pinned memory slabs and the values of iterations. Two more snapshots come and go in an
+    in pinned memory slabs and the values of iterations. Four more copies come and go in an
     iteration that looks at updates; the table of what to measure is small beside them.
     """
     model = workload.model()  # the names hold it weakly
-    slabs = SLABS * _device_rows(Names([model])) * ROW_BYTES
-    samples = [sample_of(parameter) for parameter in model.parameters()]
+    fitting = pinned(int(SLABS_SHARE * limit_of(model.parameters(), 0)) // SLABS + 1) // 2
+    slab = min(_device_rows(Names([model])) * ROW_BYTES, fitting)
+    parameters = list(model.parameters())
+    most = min(MAX_ELEMENTS, MAX_TOGETHER // len(parameters))
+    samples = [sample_of(parameter, most) for parameter in parameters]
     snapshot = sum(FLOAT_BYTES * sample.numel() for sample in samples if sample is not None)
     values = Settings().readback_slots * ROW_WIDTH * FLOAT_BYTES
-    return {"device_kib": (slabs + snapshot) / 1024, "pinned_kib": (slabs + values) / 1024}
+    on_device, on_host = SLABS * slab + snapshot, SLABS * pinned(slab) + values
+    return {"device_kib": on_device / 1024, "pinned_kib": on_host / 1024}
 
 
 def in_own_process(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -143,6 +169,25 @@ def in_own_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 def _send(connection: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     connection.send(work(*arguments))
+
+
+def by_part(device: str) -> list[dict[str, Any]]:
+    """Measure what is held at each level, and print it as it comes."""
+    results: list[dict[str, Any]] = []
+    print("| training | level | after monitor() | after 100 steps | peak | in the account |")
+    print("| --- | --- | ---: | ---: | ---: | --- |")
+    with own_places():
+        for name in WATCHED:
+            for level in LEVELS[: 3 if isinstance(name, str) else 2]:
+                of = Ampwatch(level)
+                found = in_own_process(_added_to, name, device, of)
+                results.append({"training": name, "level": level, **found})
+                sizes = [_mib(found[f"{when}_kib"]) for when in ("attached", "settled", "peak")]
+                parts = [f"{part} {_mib(kib)}" for part, kib in found.items() if " on " in part]
+                print(
+                    f"| {name} | {level} | {' | '.join(sizes)} | {', '.join(parts)} |", flush=True
+                )
+    return results
 
 
 def measure(device: str, steps: int) -> list[dict[str, Any]]:
@@ -168,8 +213,9 @@ def measure(device: str, steps: int) -> list[dict[str, Any]]:
     return results
 
 
-def _added_to(number: int, device: str, companion: Companion) -> dict[str, float]:
-    return added(many_parameters(number), device, companion)
+def _added_to(name: int | str, device: str, companion: Companion) -> dict[str, float]:
+    workload = many_parameters(name) if isinstance(name, int) else WORKLOADS[device][name]
+    return added(workload, device, companion)
 
 
 def _micro_curve(device: str, companion: Companion, steps: int) -> list[int]:
@@ -236,11 +282,15 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=sorted(WORKLOADS), default="cpu")
     parser.add_argument("--steps", type=int, default=20_000, help="steps of the long run")
+    parser.add_argument("--parts", action="store_true", help="only by part and level")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     args = parser.parse_args()
     if args.steps < 4 * CURVE_EVERY:
         parser.error(f"expected {4 * CURVE_EVERY} steps or more, got {args.steps}")
-    measured = kept(measure(args.device, args.steps), args.device, steps=args.steps)
+    results = by_part(args.device)
+    if not args.parts:
+        results += measure(args.device, args.steps)
+    measured = kept(results, args.device, steps=args.steps)
     print(f"\n{measured['machine']}\n{measured['versions']}")
     if args.json:
         write(args.json, measured)

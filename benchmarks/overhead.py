@@ -1,177 +1,176 @@
-"""Cost of watching: a watched training beside the same one bare, in one run.
+"""Cost of watching: watched trainings beside the same ones bare, in one run.
 
-    python benchmarks/overhead.py                        three trainings on the CPU
-    python benchmarks/overhead.py --micro                a step that is next to nothing
-    python benchmarks/overhead.py --level standard       with its samples
-    python benchmarks/overhead.py --device cuda          larger ones on a GPU
-    python benchmarks/overhead.py --json FILE            keep the numbers
-    python benchmarks/overhead.py --table FILE           print kept numbers as Markdown
+    python benchmarks/overhead.py --json FILE            everything, some ten minutes: what `make bench` does
+    python benchmarks/overhead.py gpt-short --rounds 10  one training, and fewer turns
+    python benchmarks/overhead.py --device cuda gpt      on a GPU
 
-How to read it: README.md in this folder.
+What was measured before an interruption is not measured again. `python -m tools.cost` writes the tables.
+How to read them: README.md in this folder.
 """
 
 from __future__ import annotations
 
-from statistics import median
+import json
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from companions import Ampwatch, Companion
 from conditions import (
     QUIET_ENVIRONMENT,
+    Parts,
     kept,
     own_places,
-    read,
     restart_in_quiet_environment,
     write,
 )
 from turns import (
+    OPENING_STEPS,
     Plan,
     Turn,
     Turns,
     account_us,
+    cpu_of,
     parsed,
     parser_of,
     quartiles,
     ratios,
-    spread,
     steps_of,
     take_turns,
-    total_ratio,
 )
-
-from ampwatch.settings import LEVELS
-from ampwatch.training.iteration.governor import OPENING
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
 BARE, CONTROL, WATCHED = "bare", "bare again", "watched"
+FIRST_STEPS = 32
+"""Steps at the start whose cost is also given by itself."""
+WINDOW_STEPS = 50
+"""Steps of the windows of which the dearest one counts."""
 MICRO_STEPS = 500
 """Steps of the micro workload in a turn: each is a fraction of a millisecond."""
+DEEP_ROUNDS = 12
+"""Rounds at ``deep``, whose cost stands out of any noise."""
+EVERYWHERE: dict[str, Companion] = {BARE: Companion(), CONTROL: Companion()}
 
 
 def summarise(workload: str, turns: Turns) -> dict[str, Any]:
-    """Return the numbers of one workload.
-
-    A ratio is made within each round, where the machine is the same for all, and the
-    median over the rounds is what counts.
-    """
-    bare, again, watched = (turns.by_variant[v] for v in (BARE, CONTROL, WATCHED))
-    control_ratios, watched_ratios = ratios(again, bare), ratios(watched, bare, again)
-    bare_ms, watched_ms = median(steps_of(bare, again)), median(steps_of(watched))
-    after = _phase(turns.by_variant, bare_ms)
-    return {
+    """Return the numbers of one workload: of each variant, in the opening and after it."""
+    bare = [turns.by_variant[v] for v in (BARE, CONTROL)]
+    found: dict[str, Any] = {
         "workload": workload,
-        "steps": len(steps_of(watched)),
-        "bare_ms": bare_ms,
-        "control_ratio": median(control_ratios),
-        "control_quartiles": quartiles(control_ratios),
-        "watched_ratio": median(watched_ratios),
-        "watched_quartiles": quartiles(watched_ratios),
-        "difference_us": 1e3 * (watched_ms - bare_ms),
-        "own_account_us": median(t.spent_us / len(t.milliseconds) for t in watched),
-        "worst_bare_ratio": after["worst_bare_ratio"],
-        "worst_watched_ratio": after["worst_watched_ratio"],
-        "opening": _phase(turns.opening, bare_ms),
-        "after": after,
+        "bare_ms": median(steps_of(*bare)),
+        "worst_bare_ms": max(steps_of(*bare, first=True)),
+        "variants": {},
     }
+    for name, mine in turns.by_variant.items():
+        if name == BARE:
+            continue
+        phases = {"after": phase(mine, *_others(turns.by_variant, name))}
+        if turns.opening[name]:
+            began = turns.opening[name]
+            others = _others(turns.opening, name)
+            phases["opening"] = {**phase(began, *others), **_opening(began, others)}
+        found["variants"][name] = phases
+    return found
 
 
-def _phase(turns: dict[str, list[Turn]], bare_ms: float) -> dict[str, Any]:
-    """Return what a mean and a worst step say of some turns: a median hides samples."""
-    bare, again, watched = (turns[v] for v in (BARE, CONTROL, WATCHED))
+def _others(turns: dict[str, list[Turn]], name: str) -> list[list[Turn]]:
+    """Return the bare turns that a variant is held against; the second bare one has the first."""
+    return [turns[BARE]] if name == CONTROL else [turns[BARE], turns[CONTROL]]
+
+
+def phase(mine: Sequence[Turn], *bare: Sequence[Turn]) -> dict[str, Any]:
+    """Return what some turns cost beside the bare ones of the same rounds.
+
+    Sums are of all steps, so that one that is looked at counts in full; medians are of the steps that
+    did not begin a turn, and of each round, where the machine is the same for all.
+    """
+    within = ratios(mine, *bare)
+    bare_cpu_ms, bare_wall_ms = mean(cpu_of(*bare)), mean(steps_of(*bare, first=True))
     return {
-        "steps": len(steps_of(watched, first=True)),
-        "control_total_ratio": total_ratio(again, bare),
-        "total_ratio": total_ratio(watched, bare, again),
-        "own_share": account_us(watched) / (1e3 * bare_ms),
-        "worst_bare_ratio": max(steps_of(bare, again, first=True)) / bare_ms,
-        "worst_watched_ratio": max(steps_of(watched, first=True)) / bare_ms,
+        "steps": len(cpu_of(mine)),
+        "cpu_ratio": mean(cpu_of(mine)) / bare_cpu_ms,
+        "wall_ratio": mean(steps_of(mine, first=True)) / bare_wall_ms,
+        "median_ratio": median(within),
+        "median_quartiles": quartiles(within),
+        "median_us": 1e3 * median(_median_differences(mine, bare)),
+        "mean_us": 1e3 * (mean(cpu_of(mine)) - bare_cpu_ms),
+        "own_us": account_us(mine),
+        "worst_ms": max(steps_of(mine, first=True)),
+        "worst_bare_ms": max(steps_of(*bare, first=True)),
     }
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Return the results as a Markdown table."""
-    lines = [
-        "| training | bare step | noise | watched / bare | difference | own account | worst step |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+def _median_differences(mine: Sequence[Turn], bare: Sequence[Sequence[Turn]]) -> list[float]:
+    """Return for each round the median step less that of the bare ones, in CPU time. Unit: ms."""
+    return [
+        median(turn.cpu_milliseconds) - mean(median(other.cpu_milliseconds) for other in others)
+        for turn, *others in zip(mine, *bare, strict=True)
     ]
-    for r in results:
-        noise, ratio = spread(r, "control"), spread(r, "watched")
-        lines.append(
-            f"| {r['workload']} | {r['bare_ms']:.2f} ms | {noise} | {ratio}"
-            f" | {r['difference_us']:+.0f} us | {r['own_account_us']:.0f} us"
-            f" | x {r['worst_watched_ratio']:.2f} (bare x {r['worst_bare_ratio']:.2f}) |"
-        )
-    return "\n".join(lines)
 
 
-def table_of_totals(results: list[dict[str, Any]]) -> str:
-    """Return sums and worst steps of the opening and of what follows, as a Markdown table."""
-    lines = [
-        "| training | steps | noise of the total | total watched / bare | own account | worst step |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for r in results:
-        for phase, words in (("opening", "the first"), ("after", "then")):
-            p = r[phase]
-            lines.append(
-                f"| {r['workload']} | {words} {p['steps']} | {p['control_total_ratio']:.3f}"
-                f" | {p['total_ratio']:.3f} | {p['own_share']:.2%} of a bare step"
-                f" | x {p['worst_watched_ratio']:.2f} (bare x {p['worst_bare_ratio']:.2f}) |"
-            )
-    return "\n".join(lines)
-
-
-def tables(results: list[dict[str, Any]]) -> str:
-    """Return both tables; the second only of results that have the numbers for it."""
-    complete = [r for r in results if "opening" in r]
-    return "\n\n".join([table(results), *([table_of_totals(complete)] if complete else [])])
+def _opening(mine: Sequence[Turn], bare: Sequence[Sequence[Turn]]) -> dict[str, float]:
+    """Return the ratio of the first steps, and of the dearest window, to the same steps bare."""
+    steps = cpu_of(mine)
+    others = [mean(same) for same in zip(*(cpu_of(each) for each in bare), strict=True)]
+    starts = range(len(steps) - WINDOW_STEPS + 1)
+    windows = [slice(start, start + WINDOW_STEPS) for start in starts] or [slice(None)]
+    return {
+        "first_ratio": sum(steps[:FIRST_STEPS]) / sum(others[:FIRST_STEPS]),
+        "window_ratio": max(sum(steps[w]) / sum(others[w]) for w in windows),
+    }
 
 
 def arguments() -> Namespace:
     """Read the command line."""
-    parser = parser_of(__doc__, 40, "turns of each process")
+    parser = parser_of(__doc__, 100, "turns of each process after the opening")
     add = parser.add_argument
-    add("--micro", action="store_true", help="the same as the workload micro")
-    add("--steps", type=int, default=5, help="steps in a turn, after a first one")
-    add("--level", choices=LEVELS[1:], default="light")
-    args = parsed(parser)
-    if args.micro:
-        args.workloads = ["micro"]
-    return args
+    add("--steps", type=int, default=9, help="steps in a turn, after a first one")
+    add("--opening", type=int, default=OPENING_STEPS, help="steps of the opening, at least 50")
+    return parsed(parser, ("micro", "gpt-short", "cnn-short", "mlp-short", "gpt", "cnn", "mlp"))
 
 
-def measure(args: Namespace) -> list[dict[str, Any]]:
-    """Let all workloads take their turns, with rings and a daemon of their own."""
-    companions = {BARE: Companion(), CONTROL: Companion(), WATCHED: Ampwatch(args.level)}
-    results = []
-    with own_places():
-        for workload in args.workloads:
-            steps = MICRO_STEPS if workload == "micro" else args.steps
-            plan = Plan(rounds=args.rounds, steps=steps, opening=OPENING)
-            print(f"{workload}: {plan.rounds} rounds of {plan.steps} steps ...", flush=True)
-            results.append(summarise(workload, take_turns(workload, args.device, companions, plan)))
-    return results
+def measured(workload: str, args: Namespace) -> dict[str, Any]:
+    """Let the variants of a workload take their turns.
+
+    Long steps are for `deep` alone: 500 of them take minutes.
+    """
+    if workload in ("gpt", "cnn", "mlp"):
+        companions = {**EVERYWHERE, "deep": Ampwatch("deep")}
+        plan = Plan(rounds=min(args.rounds, DEEP_ROUNDS), steps=5)
+    else:
+        companions = {
+            **EVERYWHERE,
+            "light": Ampwatch("light"),
+            "standard": Ampwatch("standard"),
+        }
+        is_micro = workload == "micro"
+        plan = Plan(
+            rounds=min(args.rounds, 40) if is_micro else args.rounds,
+            steps=MICRO_STEPS if is_micro else args.steps,
+            opening=args.opening,
+        )
+    return summarise(workload, take_turns(workload, args.device, companions, plan))
 
 
 def main() -> None:
-    """Measure, print a table, keep the numbers if asked to."""
+    """Measure each workload, and keep the numbers if asked to."""
     args = arguments()
-    if args.table:
-        print(tables(read(args.table)))
-        return
     restart_in_quiet_environment()
-    measured = kept(
-        measure(args),
-        args.device,
-        level=args.level,
-        rounds=args.rounds,
-        environment=QUIET_ENVIRONMENT,
-    )
-    print(f"\n{measured['machine']}\n{measured['versions']}\n\n{tables(measured['results'])}")
+    parts = Parts("overhead", args.device, args.rounds, args.steps, args.opening)
+    with own_places():
+        results = [
+            parts.get(each, lambda each=each: measured(each, args)) for each in args.workloads
+        ]
+    conditions = {"rounds": args.rounds, "steps": args.steps, "environment": QUIET_ENVIRONMENT}
+    found = {"code": parts.code, **kept(results, args.device, **conditions)}
     if args.json:
-        write(args.json, measured)
+        write(args.json, found)
+        parts.clear()
+        print(f"written: {args.json}")
+    else:
+        print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

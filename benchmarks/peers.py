@@ -1,161 +1,100 @@
-"""Cost of watching, beside that of what people use today, in one run.
+"""Cost of watching beside that of what people use today, and what each tells, in one run.
 
-    python benchmarks/peers.py                        three trainings on the CPU
-    python benchmarks/peers.py mlp --rounds 10        one of them
-    python benchmarks/peers.py --json FILE            keep the numbers
-    python benchmarks/peers.py --table FILE           print kept numbers as Markdown
+    python benchmarks/peers.py --json FILE            everything, some ten minutes: what `make bench-peers` does
+    python benchmarks/peers.py mlp --rounds 4         one training, and fewer turns
 
-The others are optional: what is not installed is left out and said. How to read it, and how
-to install them: README.md in this folder.
+The others are optional: what is not installed is left out and said. What was measured before an
+interruption is not measured again. `python -m tools.cost` writes the tables and the picture. How to read
+them: README.md in this folder.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from companions import (
-    Ampwatch,
-    Anomaly,
-    Companion,
-    FiniteOps,
-    TensorBoard,
-    UnderflowOverflow,
-    Wandb,
-)
+from companions import COMPANIONS
 from conditions import (
     QUIET_ENVIRONMENT,
+    Parts,
     kept,
     own_places,
-    read,
     restart_in_quiet_environment,
-    version_of,
     write,
 )
-from turns import (
-    Plan,
-    account_us,
-    parsed,
-    parser_of,
-    quartiles,
-    ratios,
-    steps_of,
-    take_turns,
-    total_ratio,
-)
+from overhead import BARE, CONTROL, phase
+from told import NOT_ASKED, ask_all, installed
+from turns import Plan, parsed, parser_of, steps_of, take_turns
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from turns import Turns
 
-BARE, CONTROL = "bare", "bare again"
-
-COMPANIONS: dict[str, Companion] = {
-    BARE: Companion(),
-    CONTROL: Companion(),
-    "ampwatch, light": Ampwatch("light"),
-    "ampwatch, standard": Ampwatch("standard"),
-    "ampwatch, deep": Ampwatch("deep"),
-    "wandb.watch, default": Wandb(),
-    "wandb.watch(log_freq=1)": Wandb(log_freq=1),
-    "TensorBoard add_histogram, every 50th step": TensorBoard(every=50),
-    "TensorBoard add_histogram": TensorBoard(every=1),
-    "DebugUnderflowOverflow": UnderflowOverflow(),
-    "set_detect_anomaly(True)": Anomaly(),
-    "isfinite of each op": FiniteOps(),
-}
-
 
 def summarise(workload: str, turns: Turns) -> dict[str, Any]:
     """Return the numbers of one workload, by variant."""
     bare = [turns.by_variant[v] for v in (BARE, CONTROL)]
-    bare_ms = median(steps_of(*bare))
-    variants = {}
-    for name, mine in turns.by_variant.items():
-        # A bare variant is held against the other one: against itself it would be 1.
-        others = [b for b in bare if b is not mine]
-        found = ratios(mine, *others)
-        variants[name] = {
-            "ratio": median(found),
-            "quartiles": quartiles(found),
-            "total_ratio": total_ratio(mine, *others),
-            "worst_ratio": max(steps_of(mine, first=True)) / bare_ms,
-            "own_share": account_us(mine) / (1e3 * bare_ms),
-        }
-    steps = len(steps_of(bare[0], first=True))
-    return {"workload": workload, "steps": steps, "bare_ms": bare_ms, "variants": variants}
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """Return the results as a Markdown table: a row for each variant, a column for each training."""
-    heads = [f"{r['workload']}, {r['bare_ms']:.0f} ms" for r in results]
-    lines = [
-        f"| {' | '.join(['step time against bare', *heads])} |",
-        f"| --- |{' ---: |' * len(heads)}",
-    ]
-    for name in results[0]["variants"]:
-        if name == BARE:
-            continue
-        cells = [_cell(r["variants"][name]) for r in results]
-        lines.append(f"| {' | '.join([name, *cells])} |")
-    return "\n".join(lines)
-
-
-def _cell(v: dict[str, Any]) -> str:
-    low, high = v["quartiles"]
-    return (
-        f"{v['ratio']:.3f} ({low:.3f}-{high:.3f}), mean {v['total_ratio']:.3f},"
-        f" worst x {v['worst_ratio']:.1f}"
-    )
+    return {
+        "workload": workload,
+        "bare_ms": median(steps_of(*bare)),
+        "variants": {
+            name: phase(mine, *(bare[:1] if name == CONTROL else bare))
+            for name, mine in turns.by_variant.items()
+            if name != BARE
+        },
+    }
 
 
 def arguments() -> Namespace:
     """Read the command line."""
-    parser = parser_of(__doc__, 18, "turns of each process")
+    parser = parser_of(__doc__, 8, "turns of each process")
     parser.add_argument("--steps", type=int, default=5, help="steps in a turn, after a first one")
-    return parsed(parser, ("mlp", "cnn", "gpt"))
+    return parsed(parser, ("gpt", "cnn", "mlp", "resnet"))
 
 
-def installed() -> dict[str, Companion]:
-    """Return the companions that are there, and say which are not."""
-    missing = {c.package for c in COMPANIONS.values() if not version_of(c.package)} - {"ampwatch"}
-    for package in sorted(missing):
-        print(f"{package} is not installed and left out; `pip install {package}` brings it in")
-    return {name: c for name, c in COMPANIONS.items() if c.package not in missing}
+def told() -> dict[str, Any]:
+    """Ask every tool about the same planted overflow."""
+    tools = [name for name in installed() if name == BARE or name not in NOT_ASKED]
+    with TemporaryDirectory() as place:
+        return ask_all(tools, Path(place))
 
 
-def measure(args: Namespace) -> list[dict[str, Any]]:
-    """Let all workloads take their turns, with rings and a daemon of their own."""
-    companions = installed()
+def measured(workload: str, tools: list[str], args: Namespace) -> dict[str, Any]:
+    """Let tools take their turns."""
     plan = Plan(rounds=args.rounds, steps=args.steps)
-    results = []
-    with own_places():
-        for workload in args.workloads:
-            print(f"{workload}: {plan.rounds} rounds of {plan.steps} steps ...", flush=True)
-            results.append(summarise(workload, take_turns(workload, args.device, companions, plan)))
-            print(f"\n{table(results[-1:])}\n", flush=True)
-    return results
+    companions = {name: COMPANIONS[name] for name in tools}
+    return summarise(workload, take_turns(workload, args.device, companions, plan))
 
 
 def main() -> None:
-    """Measure, print a table, keep the numbers if asked to."""
+    """Ask and measure, and keep the numbers if asked to."""
     args = arguments()
-    if args.table:
-        print(table(read(args.table)))
-        return
     restart_in_quiet_environment()
-    measured = kept(
-        measure(args),
-        args.device,
-        sorted({c.package for c in COMPANIONS.values()} - {"ampwatch"}),
-        rounds=args.rounds,
-        steps=args.steps,
-        environment=QUIET_ENVIRONMENT,
-    )
-    print(f"\n{measured['machine']}\n{measured['versions']}\n\n{table(measured['results'])}")
+    parts = Parts("peers", args.device, args.rounds, args.steps)
+    answers = parts.get("told", told)
+    tools = [name for name in installed() if name in answers or name in NOT_ASKED]
+    with own_places():
+        results = [
+            parts.get(each, lambda each=each: measured(each, tools, args))
+            for each in args.workloads
+        ]
+    packages = sorted({c.package for c in COMPANIONS.values()} - {"ampwatch"})
+    conditions = {"rounds": args.rounds, "steps": args.steps, "environment": QUIET_ENVIRONMENT}
+    found = {
+        "code": parts.code,
+        **kept(results, args.device, packages, **conditions),
+        "told": answers,
+    }
     if args.json:
-        write(args.json, measured)
+        write(args.json, found)
+        parts.clear()
+        print(f"written: {args.json}")
+    else:
+        print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Record
 
 ROUNDS = 101
-CALLS = 1000
+CALLS = 250
 SLOTS = 8192
 
 IDENTITY = identity(
@@ -61,6 +61,10 @@ FINDING = finding(
 )
 
 
+TOGETHER = 64
+"""Records of a batch: those of 32 iterations."""
+
+
 def nothing(_: Record) -> None:
     """Do nothing: what the loop and the call cost by themselves."""
 
@@ -92,6 +96,11 @@ def main() -> None:
             where = f"encoder.layers.{index}"
             crowded.put(finding("overflow", where, severity=Severity.INFO))
         writer = RingWriter.create([directory], IDENTITY, slots=SLOTS)
+        batch = [STEP, OPTIMIZER] * (TOGETHER // 2)
+
+        def put_together(_: Record) -> None:
+            writer.put(*batch)
+
         cases: dict[str, tuple[Callable[[Record], None], Record]] = {
             "no-op call": (nothing, STEP),
             "put(StepRecord)": (writer.put, STEP),
@@ -99,6 +108,7 @@ def main() -> None:
             "put(RangeRecord), 40 bins": (writer.put, RANGES),
             "put(FindingRecord)": (writer.put, FINDING),
             "put(StepRecord), 64 findings to repeat": (crowded.put, STEP),
+            f"put of {TOGETHER} records together": (put_together, STEP),
         }
         times: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(ROUNDS):

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import tempfile
 import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 10
 """Steps of the bare training, before anything is attached."""
 
-OPENING_TURN = 8
+OPENING_STEPS = 500
+"""Steps from the moment of attaching that are called the opening: a definition of these benchmarks."""
+
+OPENING_TURN = 10
 """Steps of a turn in the opening."""
 
 
@@ -40,10 +44,12 @@ class Turn:
 
     Attributes:
         milliseconds: Time of each step. The first finds the caches of others.
+        cpu_milliseconds: CPU time of each step, of all threads of the process.
         spent_us: The companion's own account of all steps together. Unit: us.
     """
 
     milliseconds: list[float]
+    cpu_milliseconds: list[float]
     spent_us: float
 
 
@@ -170,24 +176,28 @@ def _live(
     for _ in range(WARM_UP_STEPS):
         training.step()
     stopwatch = Stopwatch()
-    companion.attach(training, stopwatch)
-    _turn(training, companion, device, settle)
-    connection.send("ready")
-    with suppress(EOFError):
-        while True:
-            steps = stopwatch.wait_for_turn(connection)
-            connection.send(_turn(training, companion, device, steps))
-    companion.detach()
+    with tempfile.TemporaryDirectory(prefix="ampwatch-benchmark-") as place:
+        tempfile.tempdir = place  # what a companion writes goes with it
+        companion.attach(training, stopwatch)
+        _turn(training, companion, device, settle)
+        connection.send("ready")
+        with suppress(EOFError):
+            while True:
+                steps = stopwatch.wait_for_turn(connection)
+                connection.send(_turn(training, companion, device, steps))
+        companion.detach()
 
 
 def _turn(training: Training, companion: Companion, device: str, steps: int) -> Turn:
     before_ns = companion.spent_ns()
-    marks = [_mark(device)]
+    marks, cpu_marks = [_mark(device)], [time.process_time()]
     for _ in range(steps):
         training.step()
         companion.after_step()
         marks.append(_mark(device))
-    return Turn(_differences(marks), (companion.spent_ns() - before_ns) / 1e3)
+        cpu_marks.append(time.process_time())
+    spent_us = (companion.spent_ns() - before_ns) / 1e3
+    return Turn(_differences(marks), _differences(cpu_marks), spent_us)
 
 
 def _mark(device: str) -> Any:
@@ -220,6 +230,11 @@ def steps_of(*series: Sequence[Turn], first: bool = False) -> list[float]:
     ]
 
 
+def cpu_of(*series: Sequence[Turn]) -> list[float]:
+    """Return the CPU time of every step of some series of turns. Unit: ms."""
+    return [ms for turns in series for turn in turns for ms in turn.cpu_milliseconds]
+
+
 def ratios(turns: Sequence[Turn], *bare: Sequence[Turn]) -> list[float]:
     """Return for each round the median step over the median of all bare steps of that round."""
     return [
@@ -232,11 +247,6 @@ def quartiles(values: Sequence[float]) -> list[float]:
     """Return the first and the third quartile."""
     low, _, high = quantiles(values, n=4)
     return [low, high]
-
-
-def total_ratio(turns: Sequence[Turn], *bare: Sequence[Turn]) -> float:
-    """Return the time of all steps together over that of the bare ones; spikes count in full."""
-    return sum(steps_of(turns, first=True)) / mean(sum(steps_of(b, first=True)) for b in bare)
 
 
 def account_us(turns: Sequence[Turn]) -> float:
@@ -254,11 +264,10 @@ def parser_of(description: str | None, rounds: int, of_what: str) -> ArgumentPar
     """Return the command line of a program that trains workloads in rounds."""
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("workloads", nargs="*", metavar="WORKLOAD", help="gpt, cnn, mlp, gpt-fp16 or micro")
+    add("workloads", nargs="*", metavar="WORKLOAD", help=", ".join(WORKLOADS["cpu"]))
     add("--device", choices=sorted(WORKLOADS), default="cpu")
     add("--rounds", type=int, default=rounds, help=f"{of_what}, at least 2")
     add("--json", type=Path, metavar="FILE", help="write the numbers there")
-    add("--table", type=Path, metavar="FILE", help="measure nothing, print these numbers")
     return parser
 
 

@@ -5,7 +5,9 @@ B = batch, T = tokens, D = features, V = vocabulary, H = heads.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -156,6 +158,24 @@ def _mlp(depth: int, features: int, batch: int) -> Workload:
     return Workload(lambda: mlp(depth, features), numbers, numbers, F.mse_loss, torch.bfloat16)
 
 
+def _resnet() -> Workload:
+    """Return the ResNet-18 of the examples, on pictures of the size of its digits."""
+
+    def model() -> nn.Module:
+        sys.path.append(str(Path(__file__).parents[1] / "examples"))
+        from resnet_fine_tune import ResNet18  # noqa: PLC0415 - wants scikit-learn, for its digits
+
+        return ResNet18(CLASSES)
+
+    return Workload(
+        model,
+        lambda: torch.rand(64, 1, 8, 8),
+        lambda: torch.randint(CLASSES, (64,)),
+        F.cross_entropy,
+        torch.bfloat16,
+    )
+
+
 def many_parameters(number: int) -> Workload:
     """Return a model of ``number`` parameter tensors of 4096 elements each."""
 
@@ -171,13 +191,19 @@ def many_parameters(number: int) -> Workload:
     )
 
 
-# A bare step takes 30 to 150 ms: short enough to show overhead, long enough to be real.
+# A bare step takes 30 to 150 ms: short enough to show overhead, long enough to be real. Those that are
+# called short have the modules of the others and less data: of a step of 20 ms ampwatch takes a larger
+# share, and 500 of them are soon over.
 # bfloat16, because float16 kernels of CPUs are slow and would hide it.
 WORKLOADS = {
     "cpu": {
         "gpt": _gpt(layers=5, features=256, tokens=128, batch=4, dtype=torch.bfloat16),
         "cnn": _cnn(width=64, pixels=32, batch=4),
         "mlp": _mlp(depth=100, features=128, batch=512),
+        "gpt-short": _gpt(layers=5, features=256, tokens=64, batch=1, dtype=torch.bfloat16),
+        "cnn-short": _cnn(width=32, pixels=32, batch=2),
+        "mlp-short": _mlp(depth=100, features=128, batch=128),
+        "resnet": _resnet(),
         "gpt-fp16": _gpt(layers=6, features=96, tokens=128, batch=1, dtype=torch.float16),
         "micro": _mlp(depth=1, features=4, batch=4),
     },

@@ -176,18 +176,18 @@ def overhead(device: str, *, tiny: bool, variant: str) -> Found:
     plan = Plan(rounds=2 if tiny else 16, steps=2 if tiny else 5, opening=OPENING)
     with own_places():
         found = summarise(variant, take_turns(training, device, companions, plan))
+    noise, watched = (found["variants"][v] for v in (CONTROL, WATCHED))
+    opening, after, bare_ms = watched["opening"], watched["after"], found["bare_ms"]
     row = {
         "training": variant,
-        "bare step ms": found["bare_ms"],
-        "noise": spread(found, "control"),
-        "watched / bare": spread(found, "watched"),
-        "all steps": found["after"]["total_ratio"],
-        "worst step": found["after"]["worst_watched_ratio"],
-        "worst bare": found["after"]["worst_bare_ratio"],
-        "opening": found["opening"]["total_ratio"],
-        "worst of the opening": found["opening"]["worst_watched_ratio"],
-        "own account": f"{found['after']['own_share']:.2%}",
+        "bare step ms": bare_ms,
+        "noise": spread(noise["after"], "median"),
+        "watched / bare": spread(after, "median"),
+        "all steps": after["wall_ratio"],
+        "worst step": after["worst_ms"] / bare_ms,
+        "worst bare": after["worst_bare_ms"] / bare_ms,
+        "opening": opening["wall_ratio"],
+        "worst of the opening": opening["worst_ms"] / bare_ms,
+        "own account": f"{after['own_us'] / (1e3 * bare_ms):.2%}",
     }
-    return Found(
-        f"x {found['watched_ratio']:.4f}, worst step x {row['worst step']:.2f}", rows=[row]
-    )
+    return Found(f"x {after['median_ratio']:.4f}, worst step x {row['worst step']:.2f}", rows=[row])

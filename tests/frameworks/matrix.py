@@ -22,6 +22,8 @@ Generated from what the tests have found (`tests/frameworks/results`): `make tes
 Each row of the first two tables is [a program](https://github.com/ampwatch/ampwatch/tree/main/tests/frameworks/programs) that trains with that framework. It runs bare,
 with one edit, and unedited under `ampwatch run`; each time healthy, with an overflow planted in one module, and with an infinite
 gradient planted in one parameter. All of it on a CPU, with float16 and a small model; processes of one training talk over gloo.
+The programs train for less than a second, so the budget of samples is lifted for them (`AMPWATCH_OVERHEAD_BUDGET=1`): a cell says what
+ampwatch can see there. How soon it looks in a training of your length is in [the first steps](decisions/0051-an-opening-in-advance.md).
 
 | column | a yes means |
 | --- | --- |

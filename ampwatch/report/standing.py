@@ -67,6 +67,12 @@ def standing_of(box: Box) -> Standing:
         place = bisect_left(box.steps, finding.last_step, key=lambda step: step.step)
         return (box.steps[place].time_ns if place < len(box.steps) else box.last_ns) / 1e9
 
+    def time_of(step: int) -> float | None:
+        if not box.steps or step < box.steps[0].step:
+            return None  # a report has the newest steps only
+        place = bisect_left(box.steps, step, key=lambda record: record.step)
+        return box.steps[place].time_ns / 1e9 if place < len(box.steps) else None
+
     def recent() -> tuple[Mapping[SkipClass, int], int]:
         newest = box.steps[-RECENT_STEPS:]
         return {c: sum(s.skip_class is c for s in newest) for c in SKIP_CLASSES}, len(newest)
@@ -83,4 +89,5 @@ def standing_of(box: Box) -> Standing:
         seen_s=seen_s,
         skips=by_class(list(newest_of.values())),
         recent=recent,
+        time_of=time_of,
     )

@@ -80,6 +80,7 @@ class Standing:
         seen_s: Returns the Unix time at which a finding was last seen. Unit: s.
         skips: Optimizer steps skipped since the beginning, per class.
         recent: Returns the skipped iterations of the newest ones per class, and how many those are.
+        time_of: Returns the Unix time by which a step was over; ``None`` where it is not known.
     """
 
     rank: int
@@ -92,6 +93,7 @@ class Standing:
     seen_s: Callable[[Finding], float]
     skips: Mapping[SkipClass, int]
     recent: Callable[[], tuple[Mapping[SkipClass, int], int]]
+    time_of: Callable[[int], float | None]
 
     def is_current(self, finding: Finding) -> bool:
         """Return whether ``finding`` still holds at the newest step.
@@ -118,6 +120,36 @@ def reach(finding: Finding) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Grounds:
+    """The numbers of a rank that a verdict on it rests on, as of when it was passed.
+
+    Attributes:
+        rank: Global rank.
+        reason: Why it ended, in words; empty while it runs, or if it ended well.
+        started_s: Unix time of its start. Unit: s.
+        last_s: Unix time of its last word. Unit: s.
+        since_s: Unix time by which the trouble had begun; ``None`` without any, or if it is not
+            known. Unit: s.
+        newest: Its newest iteration; ``None`` before the first.
+        skips: Optimizer steps skipped since the beginning, per class.
+        recent_skips: Those of them among the newest iterations, per class.
+        recent_steps: How many iterations those are.
+        num_alarming: Findings that are more than information, those that are over included.
+    """
+
+    rank: int = 0
+    reason: str = ""
+    started_s: float = 0.0
+    last_s: float = 0.0
+    since_s: float | None = None
+    newest: StepRecord | None = None
+    skips: Mapping[SkipClass, int] = field(default_factory=dict)
+    recent_skips: Mapping[SkipClass, int] = field(default_factory=dict)
+    recent_steps: int = 0
+    num_alarming: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer to a user who wants to know how it goes.
 
@@ -129,6 +161,7 @@ class Verdict:
             current.
         is_cause: Whether this rank's failure is what made the others end.
         stories: The findings that it rests on, in the order in which they are shown.
+        grounds: The numbers that it rests on; of a run those of the rank that speaks.
     """
 
     level: Level
@@ -137,6 +170,14 @@ class Verdict:
     root: Story | None = None
     is_cause: bool = False
     stories: Sequence[Story] = ()
+    grounds: Grounds = field(default_factory=Grounds)
+
+    @property
+    def subject(self) -> Story | None:
+        """What it speaks of: the root, or what was critical and is over; ``None`` for neither."""
+        if self.root is not None or self.level is not Level.ATTENTION:
+            return self.root
+        return next((s for s in self.stories if s.severity is Severity.CRITICAL), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +188,13 @@ class RunVerdict(Verdict):
         speaker: Rank that the sentence is about.
         by_rank: The verdict on each rank.
         cause: The failure that made the ranks end; ``None`` if none failed, or it is not known.
+        world_size: Ranks of the run, those that are not known included.
     """
 
     speaker: int = 0
     by_rank: Mapping[int, Verdict] = field(default_factory=dict)
     cause: Failure | None = None
+    world_size: int = 1
 
 
 def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVerdict:
@@ -192,17 +235,25 @@ def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVer
             sentence = f"{sentence}; {alike} ranks alike"
         else:
             sentence = f"rank {speaker}: {sentence}"
-    return RunVerdict(
+    verdict = RunVerdict(
         said.level,
         sentence,
         said.advice,
         None if said.root is None else shown[place[said.root.finding.key]],
         is_cause=said.is_cause,
         stories=shown,
+        grounds=said.grounds,
         speaker=speaker,
         by_rank=by_rank,
         cause=cause,
+        world_size=max(world_size, len(of_ranks)),
     )
+    if verdict.subject is None:
+        return verdict
+    # Another rank may have seen it first.
+    speaking = next(standing for standing in of_ranks if standing.rank == speaker)
+    began = speaking.time_of(verdict.subject.first_step)
+    return replace(verdict, grounds=replace(said.grounds, since_s=began))
 
 
 def _reason(verdict: Verdict) -> tuple[Level, str, bool]:
@@ -250,7 +301,25 @@ def _is_alarming(story: Story) -> bool:
 
 def _judged(standing: Standing, now_s: float, cause: Failure | None) -> Verdict:
     shown = stories_of([standing])
-    return replace(_of_stories(standing, shown, now_s, cause), stories=shown)
+    verdict = replace(_of_stories(standing, shown, now_s, cause), stories=shown)
+    return replace(verdict, grounds=_grounds(standing, verdict.subject))
+
+
+def _grounds(standing: Standing, subject: Story | None) -> Grounds:
+    # Taken now: what a verdict is read from later may have gone on meanwhile.
+    recent_skips, recent_steps = standing.recent()
+    return Grounds(
+        rank=standing.rank,
+        reason=standing.reason,
+        started_s=standing.started_s,
+        last_s=standing.last_s,
+        since_s=None if subject is None else standing.time_of(subject.first_step),
+        newest=standing.newest,
+        skips=dict(standing.skips),
+        recent_skips=dict(recent_skips),
+        recent_steps=recent_steps,
+        num_alarming=_num_alarming(standing),
+    )
 
 
 def _of_stories(
@@ -312,6 +381,7 @@ def _running(
     if root is not None:
         return Verdict(Level.ATTENTION, _summary(root), _advice(root), root)
     # Weights may be broken though nothing new happens: what was critical is not forgotten quietly.
+    # ``Verdict.subject`` is the same one.
     over = next((story for story in shown if story.severity is Severity.CRITICAL), None)
     if over is not None:
         last = max(member.finding.last_step for member in over.members)

@@ -6,11 +6,15 @@ Plain text only: no markup, no torch, no Prometheus.
 from __future__ import annotations
 
 import math
+import re
 
 NARROW_SPACE = "\u202f"
 """Groups digits. A narrow space that does not break, so that a number stays on one line."""
 
-_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_DIGITS, _RAISED = "-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"
+_SUPERSCRIPTS = str.maketrans(_DIGITS, _RAISED)
+_LOWERED = str.maketrans(_RAISED, _DIGITS)
+_POWER = re.compile(f"[{_RAISED}]+")
 
 
 def number(value: float) -> str:
@@ -24,7 +28,8 @@ def number(value: float) -> str:
 
 def plain(text: str) -> str:
     """Return ``text`` of this module in ASCII, for a terminal in any locale."""
-    return text.replace(NARROW_SPACE, "")
+    lowered = _POWER.sub(lambda power: f"^{power[0].translate(_LOWERED)}", text)
+    return lowered.replace(NARROW_SPACE, "")
 
 
 def time_span(seconds: float) -> str:
@@ -62,6 +67,11 @@ def power_of_two(value: float) -> str:
         return ""
     mantissa, exponent = math.frexp(value)
     return f"2{str(exponent - 1).translate(_SUPERSCRIPTS)}" if mantissa == 0.5 else ""
+
+
+def scale(value: float) -> str:
+    """Write a loss scale as charts do: as a power of two, which it is unless it was set by hand."""
+    return power_of_two(value) or number(value)
 
 
 def memory(nbytes: int) -> str:

@@ -41,6 +41,7 @@ def producible() -> set[State]:
             seen_s=lambda _: -1e9,
             skips={},
             recent=lambda: ({}, 1000),
+            time_of=lambda _: None,
         )
         verdict = judge([standing], 1, 1e9)
         root = verdict.by_rank[0].root

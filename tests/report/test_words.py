@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from ampwatch.report.words import number, percent, plural, power_of_two, step_time, time_span
+from ampwatch.report.words import (
+    number,
+    percent,
+    plain,
+    plural,
+    power_of_two,
+    scale,
+    step_time,
+    time_span,
+)
 
 
 @pytest.mark.parametrize(
@@ -87,3 +96,16 @@ def test_a_step_below_a_second_is_reported_in_milliseconds() -> None:
 def test_a_share_is_nothing_or_all_only_if_it_is(share: float, text: str) -> None:
     """Rounding never makes a lost element look like none."""
     assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(2.0**-44, "2⁻⁴⁴"), (65536.0, "2¹⁶"), (1000.0, "1\u202f000")]
+)
+def test_a_loss_scale_is_a_power_of_two_unless_it_was_set_by_hand(value: float, text: str) -> None:
+    """Charts write it so, and 5.684e-14 is read by nobody."""
+    assert scale(value) == text
+
+
+def test_what_is_plain_has_no_character_that_a_locale_may_lack() -> None:
+    """A power keeps being one."""
+    assert plain("2⁻⁴⁴ of 65\u202f536") == "2^-44 of 65536"

@@ -197,6 +197,7 @@ class RankView:
             seen_s=lambda finding: self._findings.last_seen_ns(finding.key) / 1e9,
             skips=self.skips,
             recent=self._recent_skips,
+            time_of=self._time_of,
         )
 
     @property
@@ -208,6 +209,14 @@ class RankView:
         """Return the skipped ones of the newest iterations per class, and how many those are."""
         skips, steps = self.history.recent
         return dict(zip(SKIP_CLASSES, skips, strict=True)), steps
+
+    def _time_of(self, step: int) -> float | None:
+        """Return the Unix time by which a step was over; ``None`` for one before those known. Unit: s."""
+        known = self.history.buckets
+        if not known or step < known[0].first_step:
+            return None
+        time_ns = self.history.time_of(step)
+        return None if time_ns is None else time_ns / 1e9
 
     def find(self, finding: Finding) -> None:
         """Enter a finding that the daemon itself has made."""

@@ -1,0 +1,250 @@
+"""The verdict in four short lines: how it goes, what is wrong, where, and what to do first.
+
+Computed once, here. The page, the terminal, short reports and the demo show these lines and add
+nothing to them. Reads the verdict only, so it may be called wherever one is at hand.
+
+Lines have grouped digits and raised powers (``words``); ``words.plain`` makes ASCII of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.calls.api_errors import API_ERROR
+from ampwatch.diagnosis.forward.kinds import (
+    BACKWARD_NONFINITE_ANY_SCALE,
+    FORWARD_NAN_UNDERFLOW,
+    FORWARD_OVERFLOW,
+    INVALID_OPERATION,
+    MASKED_ROW_NAN,
+    SILENT_OVERFLOW,
+)
+from ampwatch.diagnosis.forward.remedies import TRIED
+from ampwatch.diagnosis.kinds.registry import row_of
+from ampwatch.report import accounts
+from ampwatch.report.endings import Failure
+from ampwatch.report.verdict import Level, RunVerdict, skipped
+from ampwatch.report.words import number, plural, scale, time_span
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ampwatch.report.stories import Story
+    from ampwatch.report.verdict import Grounds, Verdict
+    from ampwatch.wire.records import Finding, SkipClass
+
+MAX_LINE = 100
+"""Characters of a line: one line on a laptop's screen, two on a phone's."""
+
+MAX_NAME = 48
+"""Characters of the name of a module that are shown: its end, which tells it from others."""
+
+_OF_OPS = {
+    FORWARD_OVERFLOW.slug: "{op} in {place} overflowed {dtype}",
+    SILENT_OVERFLOW.slug: "{op} in {place} overflowed {dtype}, and a later op hid it",
+    FORWARD_NAN_UNDERFLOW.slug: "{op} in {place} met a zero in {dtype}, and gave no finite result",
+    MASKED_ROW_NAN.slug: "{op} in {place} met a row in which everything is masked",
+    INVALID_OPERATION.slug: "{op} in {place} has no result for what it is given",
+    BACKWARD_NONFINITE_ANY_SCALE.slug: "{op} in {place} has a gradient that no loss scale makes finite",
+}
+"""Causes whose op is known, in fewer words than the meaning of their kind has."""
+
+_ENDS = {
+    Level.BROKEN: "broken, ended",
+    Level.FAILED: "failed",
+    Level.FINISHED: "finished",
+    Level.STALE: "stale, silent",
+}
+"""States in which there is a last step, and how that is said."""
+
+_TRIED = re.compile(rf"{re.escape(TRIED)} (\d+): (.*?)\.(?:\s+|$)(?=[A-Z]|$)")
+_CURES = re.compile(r"(.*?) (?:each cure|cures) it(?:;|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A verdict in four lines of about ``MAX_LINE`` characters each.
+
+    Attributes:
+        state: The word of the state, since when, and how long ago that was.
+        cause: What is wrong, with op and place; of a healthy run what is healthy.
+        where: Module, op, dtype, phase, source line and ranks, those that are known.
+        remedy: What to do first, in one sentence.
+        is_tried: Whether the remedy was tried on the batch that failed, and cures it.
+    """
+
+    state: str
+    cause: str
+    where: str
+    remedy: str
+    is_tried: bool = False
+
+    @property
+    def lines(self) -> tuple[str, str, str, str]:
+        """The lines in reading order."""
+        return self.state, self.cause, self.where, self.remedy
+
+
+def headline(verdict: Verdict, now_s: float | None = None) -> Headline:
+    """Return a verdict in four lines.
+
+    Args:
+        verdict: On a run or on a rank.
+        now_s: Unix time; without it nothing is said of how long ago anything was. Unit: s.
+    """
+    story = verdict.subject
+    state = _state(verdict, now_s)
+    if story is None:
+        cause, remedy = _without_finding(verdict)
+        return Headline(state, accounts.cut(cause, MAX_LINE), _who(verdict), remedy)
+    remedy, is_tried = first_remedy(story.finding)
+    where = ", ".join([_place(story.finding), *_circumstances(verdict, story)])
+    return Headline(
+        state, accounts.cut(cause_of(story.finding), MAX_LINE), where, remedy, is_tried=is_tried
+    )
+
+
+def cause_of(finding: Finding) -> str:
+    """Say what a finding is about: what failed, and where, without numbers."""
+    row, place = row_of(finding.kind), _place(finding)
+    template = _OF_OPS.get(finding.kind)
+    if template is not None and finding.op and finding.dtype:
+        short = place.removeprefix("module ")
+        return template.format(op=finding.op, place=short, dtype=finding.dtype)
+    # What the exception was is in the summary alone.
+    if row is None or row is API_ERROR:
+        return accounts.first_sentence(finding.summary).rstrip(".") or finding.kind
+    meaning = row.meaning.replace("`", "")
+    if finding.where in ("api", "env"):
+        return meaning
+    # The place first: where a line is cut, it stays. The op is in the next line, too.
+    of_op = f"{finding.op} in {place}: {meaning}"
+    return of_op if finding.op and len(of_op) <= MAX_LINE else f"{place}: {meaning}"
+
+
+def first_remedy(finding: Finding) -> tuple[str, bool]:
+    """Return what to do first about a finding, and whether it was tried and cures it.
+
+    A remedy that was tried and cures it comes first, else the first sentence of the advice.
+    """
+    advice = " ".join(finding.advice.split())
+    if "tried_step" in finding.evidence and (tried := _TRIED.match(advice)):
+        cured = _CURES.match(tried[2])
+        if cured is not None:
+            first = _first_of(cured[1])
+            verb = "Use" if first.startswith("bfloat16") else "Run"
+            return f"{verb} {first} (tried on the batch of step {tried[1]}: it cures it).", True
+        advice = advice[tried.end() :]
+    return _without_open_ends(accounts.cut(accounts.first_sentence(advice), MAX_LINE)), False
+
+
+def _without_open_ends(text: str) -> str:
+    """Return ``text`` up to a bracket or a piece of code that was cut before it was closed."""
+    while text.count("(") > text.count(")"):
+        text = f"{text[: text.rindex('(')].rstrip()}..."
+    if text.count("`") % 2:
+        text = f"{text[: text.rindex('`')].rstrip(' :,')}..."
+    return text
+
+
+def _first_of(listed: str) -> str:
+    """Return the first of "A", "A and B" or "A, B and C"; remedies have neither word in them."""
+    return re.split(r", | and ", listed, maxsplit=1)[0]
+
+
+def _shortened(name: str, room: int) -> str:
+    """Return the end of a name that is too long: modules differ there."""
+    return name if len(name) <= room else f"...{name[-(room - 3) :]}"
+
+
+def _place(finding: Finding) -> str:
+    before, _, name = accounts.place(finding).rpartition(" ")
+    return f"{before} {_shortened(name, MAX_NAME)}".strip()
+
+
+def _circumstances(verdict: Verdict, story: Story) -> list[str]:
+    parts = accounts.circumstances(story)
+    size = verdict.world_size if isinstance(verdict, RunVerdict) else 1
+    ranks = accounts.ranks(story.ranks, size) if size > 1 else ""
+    # The ranks are the last of them; one alone needs no number.
+    return [*parts[:-1], *filter(None, [ranks])]
+
+
+def _who(verdict: Verdict) -> str:
+    """Say which ranks a verdict without a finding is about."""
+    if not isinstance(verdict, RunVerdict) or verdict.world_size == 1:
+        return f"rank {verdict.grounds.rank}"
+    alike = [rank for rank, of in verdict.by_rank.items() if of.level is verdict.level]
+    if verdict.is_cause:
+        first = accounts.ranks([verdict.speaker], verdict.world_size)
+        others = accounts.ranks([rank for rank in alike if rank != verdict.speaker])
+        return f"{first}, and because of it {others}" if others else first
+    return accounts.ranks(alike, verdict.world_size)
+
+
+def _state(verdict: Verdict, now_s: float | None) -> str:
+    grounds, story, level = verdict.grounds, verdict.subject, verdict.level
+    step = "before its first step"
+    if grounds.newest is not None:
+        step = f"at step {number(grounds.newest.step)}"
+    if level in _ENDS:
+        text = f"{_ENDS[level]} {step}{_ago(grounds.last_s, now_s)}"
+        if level is Level.FAILED:
+            text += f": {Failure(grounds.rank, grounds.reason, grounds.last_s).error}"
+        began = "" if story is None else f"; in trouble since step {number(story.first_step)}"
+        return text + began
+    if story is None:
+        age = "" if now_s is None else f", {time_span(now_s - grounds.started_s)} after the start"
+        return f"{level.value}, {step}{age}"
+    since = number(story.first_step)
+    if verdict.root is None:
+        until = number(max(member.finding.last_step for member in story.members))
+        return f"{level.value}, from step {since} to step {until}; over now"
+    began = _ago(grounds.since_s, now_s)
+    return f"{level.value}, since step {since}{began}"
+
+
+def _ago(then_s: float | None, now_s: float | None) -> str:
+    if then_s is None or now_s is None:
+        return ""
+    return f", {time_span(now_s - then_s)} ago"
+
+
+def _without_finding(verdict: Verdict) -> tuple[str, str]:
+    """Return what there is to say, and what to do, where no finding is at the root of a state."""
+    grounds = verdict.grounds
+    if verdict.level is Level.FAILED:
+        reason = grounds.reason.rstrip(".") or "ended with an error"
+        return reason, "Read where it was raised: ampwatch report."
+    if verdict.level is Level.STALE:
+        cause = "nothing was found before it: a hang in a collective, in the data or in a lock"
+        return cause, "Look at what the process waits for: py-spy dump --pid."
+    to_read = plural(grounds.num_alarming, "finding")
+    remedy = f"Nothing now; {to_read} from before to read." if grounds.num_alarming else "Nothing."
+    if verdict.level is Level.FINISHED:
+        return _course(grounds, grounds.skips, ""), remedy
+    if verdict.level is Level.CALIBRATING:
+        cause = f"{skipped(grounds.skips)} while a scale that fits is sought, {_scale(grounds)}"
+        return cause, "Nothing: that is normal at the start."
+    if verdict.level is Level.STARTING:
+        return "no step was finished so far", "Nothing: the first step tells more."
+    last = f" in the last {number(grounds.recent_steps)}"
+    return _course(grounds, grounds.recent_skips, last), remedy
+
+
+def _course(grounds: Grounds, skips: Mapping[SkipClass, int], last: str) -> str:
+    if grounds.newest is None:
+        return "no step was taken"
+    if math.isnan(grounds.newest.loss_scale):
+        return "no finding is current; no loss scaler, so no step can be skipped"
+    return f"{_scale(grounds)}, {skipped(skips)}{last}"
+
+
+def _scale(grounds: Grounds) -> str:
+    newest = grounds.newest
+    if newest is None or math.isnan(newest.loss_scale):
+        return "no loss scaler"
+    return f"loss scale {scale(newest.loss_scale)}"

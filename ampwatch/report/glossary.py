@@ -119,6 +119,10 @@ _TERMS = (
 )
 
 
+TERMS = tuple(term for _, term in _TERMS)
+"""All terms that can come up."""
+
+
 class Glossary:
     """Explains each term once: where it first comes up."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.calls.api_errors import API_ERROR
@@ -42,13 +42,16 @@ MAX_LINE = 100
 MAX_NAME = 48
 """Characters of the name of a module that are shown: its end, which tells it from others."""
 
+MAX_SOURCE = 32
+"""Characters of the path of a source line that are shown: its end."""
+
 _OF_OPS = {
-    FORWARD_OVERFLOW.slug: "{op} in {place} overflowed {dtype}",
-    SILENT_OVERFLOW.slug: "{op} in {place} overflowed {dtype}, and a later op hid it",
-    FORWARD_NAN_UNDERFLOW.slug: "{op} in {place} met a zero in {dtype}, and gave no finite result",
-    MASKED_ROW_NAN.slug: "{op} in {place} met a row in which everything is masked",
-    INVALID_OPERATION.slug: "{op} in {place} has no result for what it is given",
-    BACKWARD_NONFINITE_ANY_SCALE.slug: "{op} in {place} has a gradient that no loss scale makes finite",
+    FORWARD_OVERFLOW.slug: "{op} overflowed {dtype}",
+    SILENT_OVERFLOW.slug: "{op} overflowed {dtype}, and a later op hid it",
+    FORWARD_NAN_UNDERFLOW.slug: "{op} met a zero in {dtype}, and gave no finite result",
+    MASKED_ROW_NAN.slug: "{op} met a row in which everything is masked",
+    INVALID_OPERATION.slug: "{op} has no result for what it is given",
+    BACKWARD_NONFINITE_ANY_SCALE.slug: "{op} has a gradient that no loss scale makes finite",
 }
 """Causes whose op is known, in fewer words than the meaning of their kind has."""
 
@@ -100,11 +103,12 @@ def headline(verdict: Verdict, now_s: float | None = None) -> Headline:
     if story is None:
         cause, remedy = _without_finding(verdict)
         return Headline(state, accounts.cut(cause, MAX_LINE), _who(verdict), remedy)
+    # What a kind means it means while it lasts: what is over has a sentence of its own.
+    is_over = not story.is_current and story.finding.kind not in _OF_OPS
+    cause = _summary(story.finding) if is_over else cause_of(story.finding)
     remedy, is_tried = first_remedy(story.finding)
     where = ", ".join([_place(story.finding), *_circumstances(verdict, story)])
-    return Headline(
-        state, accounts.cut(cause_of(story.finding), MAX_LINE), where, remedy, is_tried=is_tried
-    )
+    return Headline(state, accounts.cut(cause, MAX_LINE), where, remedy, is_tried=is_tried)
 
 
 def cause_of(finding: Finding) -> str:
@@ -113,10 +117,11 @@ def cause_of(finding: Finding) -> str:
     template = _OF_OPS.get(finding.kind)
     if template is not None and finding.op and finding.dtype:
         short = place.removeprefix("module ")
-        return template.format(op=finding.op, place=short, dtype=finding.dtype)
+        op = f"{finding.op} {'outside the model' if finding.where == 'loss' else f'in {short}'}"
+        return template.format(op=op, dtype=finding.dtype)
     # What the exception was is in the summary alone.
     if row is None or row is API_ERROR:
-        return accounts.first_sentence(finding.summary).rstrip(".") or finding.kind
+        return _summary(finding)
     meaning = row.meaning.replace("`", "")
     if finding.where in ("api", "env"):
         return meaning
@@ -125,20 +130,35 @@ def cause_of(finding: Finding) -> str:
     return of_op if finding.op and len(of_op) <= MAX_LINE else f"{place}: {meaning}"
 
 
+def _summary(finding: Finding) -> str:
+    return accounts.first_sentence(finding.summary).rstrip(".") or finding.kind
+
+
 def first_remedy(finding: Finding) -> tuple[str, bool]:
     """Return what to do first about a finding, and whether it was tried and cures it.
 
     A remedy that was tried and cures it comes first, else the first sentence of the advice.
     """
     advice = " ".join(finding.advice.split())
-    if "tried_step" in finding.evidence and (tried := _TRIED.match(advice)):
-        cured = _CURES.match(tried[2])
-        if cured is not None:
-            first = _first_of(cured[1])
-            verb = "Use" if first.startswith("bfloat16") else "Run"
-            return f"{verb} {first} (tried on the batch of step {tried[1]}: it cures it).", True
-        advice = advice[tried.end() :]
-    return _without_open_ends(accounts.cut(accounts.first_sentence(advice), MAX_LINE)), False
+    tried = _tried(finding, advice)
+    cured = None if tried is None else _CURES.match(tried[2])
+    if tried is None or cured is None:
+        # Where none of what was tried cures it, the advice of the kind comes after that.
+        rest = advice if tried is None else advice[tried.end() :]
+        return _without_open_ends(accounts.cut(accounts.first_sentence(rest), MAX_LINE)), False
+    first = _first_of(cured[1])
+    verb = "Use" if first.startswith("bfloat16") else "Run"
+    return f"{verb} {first} (tried on the batch of step {tried[1]}: it cures it).", True
+
+
+def has_tried_remedy(finding: Finding) -> bool:
+    """Return whether the advice names a remedy that was tried and cures it."""
+    tried = _tried(finding, " ".join(finding.advice.split()))
+    return tried is not None and _CURES.match(tried[2]) is not None
+
+
+def _tried(finding: Finding, advice: str) -> re.Match[str] | None:
+    return _TRIED.match(advice) if "tried_step" in finding.evidence else None
 
 
 def _without_open_ends(text: str) -> str:
@@ -160,13 +180,24 @@ def _shortened(name: str, room: int) -> str:
     return name if len(name) <= room else f"...{name[-(room - 3) :]}"
 
 
+def _short_path(source: str) -> str:
+    """Return the end of a path that is too long, from a directory on."""
+    if len(source) <= MAX_SOURCE:
+        return source
+    parts = source.replace("\\", "/").split("/")
+    while len(parts) > 1 and len("/".join(parts)) > MAX_SOURCE - len(".../"):
+        parts.pop(0)
+    return f".../{'/'.join(parts)}"
+
+
 def _place(finding: Finding) -> str:
     before, _, name = accounts.place(finding).rpartition(" ")
     return f"{before} {_shortened(name, MAX_NAME)}".strip()
 
 
 def _circumstances(verdict: Verdict, story: Story) -> list[str]:
-    parts = accounts.circumstances(story)
+    short = replace(story.finding, source=_short_path(story.finding.source))
+    parts = accounts.circumstances(replace(story, finding=short))
     size = verdict.world_size if isinstance(verdict, RunVerdict) else 1
     ranks = accounts.ranks(story.ranks, size) if size > 1 else ""
     # The ranks are the last of them; one alone needs no number.
@@ -189,17 +220,19 @@ def _state(verdict: Verdict, now_s: float | None) -> str:
     grounds, story, level = verdict.grounds, verdict.subject, verdict.level
     step = "before its first step"
     if grounds.newest is not None:
-        step = f"at step {number(grounds.newest.step)}"
+        step = f"{'since' if level is Level.STALE else 'at'} step {number(grounds.newest.step)}"
     if level in _ENDS:
         text = f"{_ENDS[level]} {step}{_ago(grounds.last_s, now_s)}"
         if level is Level.FAILED:
             text += f": {Failure(grounds.rank, grounds.reason, grounds.last_s).error}"
-        began = "" if story is None else f"; in trouble since step {number(story.first_step)}"
+        began = (
+            "" if story is None else f"; in trouble since step {number(story.finding.first_step)}"
+        )
         return text + began
     if story is None:
         age = "" if now_s is None else f", {time_span(now_s - grounds.started_s)} after the start"
         return f"{level.value}, {step}{age}"
-    since = number(story.first_step)
+    since = number(story.finding.first_step)
     if verdict.root is None:
         until = number(max(member.finding.last_step for member in story.members))
         return f"{level.value}, from step {since} to step {until}; over now"
@@ -216,23 +249,33 @@ def _ago(then_s: float | None, now_s: float | None) -> str:
 def _without_finding(verdict: Verdict) -> tuple[str, str]:
     """Return what there is to say, and what to do, where no finding is at the root of a state."""
     grounds = verdict.grounds
-    if verdict.level is Level.FAILED:
-        reason = grounds.reason.rstrip(".") or "ended with an error"
-        return reason, "Read where it was raised: ampwatch report."
+    if verdict.level in {Level.FAILED, Level.STALE}:
+        return _of_an_end(verdict)
+    if verdict.level is Level.CALIBRATING:
+        cause = f"{skipped(grounds.skips)} while a scale that fits is sought, {_scale(grounds)}"
+        return cause, "Nothing to do: that is normal at the start."
+    if verdict.level is Level.STARTING:
+        return "no step was finished so far", "Nothing to do: the first step tells more."
+    remedy = "Nothing to do."
+    if grounds.num_alarming:
+        to_read = plural(grounds.num_alarming, "finding")
+        remedy = f"Nothing to do now; {to_read} from before to read."
+    if verdict.level is Level.FINISHED:
+        return _course(grounds, grounds.skips, ""), remedy
+    last = f" in the last {number(grounds.recent_steps)}"
+    return _course(grounds, grounds.recent_skips, last), remedy
+
+
+def _of_an_end(verdict: Verdict) -> tuple[str, str]:
+    grounds = verdict.grounds
     if verdict.level is Level.STALE:
         cause = "nothing was found before it: a hang in a collective, in the data or in a lock"
         return cause, "Look at what the process waits for: py-spy dump --pid."
-    to_read = plural(grounds.num_alarming, "finding")
-    remedy = f"Nothing now; {to_read} from before to read." if grounds.num_alarming else "Nothing."
-    if verdict.level is Level.FINISHED:
-        return _course(grounds, grounds.skips, ""), remedy
-    if verdict.level is Level.CALIBRATING:
-        cause = f"{skipped(grounds.skips)} while a scale that fits is sought, {_scale(grounds)}"
-        return cause, "Nothing: that is normal at the start."
-    if verdict.level is Level.STARTING:
-        return "no step was finished so far", "Nothing: the first step tells more."
-    last = f" in the last {number(grounds.recent_steps)}"
-    return _course(grounds, grounds.recent_skips, last), remedy
+    reason = grounds.reason.rstrip(".") or "ended with an error"
+    if Failure(grounds.rank, grounds.reason, grounds.last_s).was_killed:
+        who = "the kernel's log (dmesg), the launcher, the scheduler"
+        return reason, f"Look for who ended it: {who}."
+    return reason, "Read where it was raised: ampwatch report."
 
 
 def _course(grounds: Grounds, skips: Mapping[SkipClass, int], last: str) -> str:

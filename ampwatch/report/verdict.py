@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.book import REPORTED_AGAIN_NS, REPORTED_AGAIN_STEPS
 from ampwatch.report.endings import Failure, cause_of, num_led_to
 from ampwatch.report.stories import Story, stories
-from ampwatch.report.words import number, plural, time_span
+from ampwatch.report.words import number, plural, scale, time_span
 from ampwatch.wire.records import SKIP_CLASSES, RunState, Severity, SkipClass
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ class Grounds:
         reason: Why it ended, in words; empty while it runs, or if it ended well.
         started_s: Unix time of its start. Unit: s.
         last_s: Unix time of its last word. Unit: s.
-        since_s: Unix time by which the trouble had begun; ``None`` without any, or if it is not
-            known. Unit: s.
+        since_s: Unix time by which what it speaks of had begun; ``None`` if that is nothing, or it is
+            not known. Unit: s.
         newest: Its newest iteration; ``None`` before the first.
         skips: Optimizer steps skipped since the beginning, per class.
         recent_skips: Those of them among the newest iterations, per class.
@@ -252,7 +252,7 @@ def judge(of_ranks: Sequence[Standing], world_size: int, now_s: float) -> RunVer
         return verdict
     # Another rank may have seen it first.
     speaking = next(standing for standing in of_ranks if standing.rank == speaker)
-    began = speaking.time_of(verdict.subject.first_step)
+    began = speaking.time_of(verdict.subject.finding.first_step)
     return replace(verdict, grounds=replace(said.grounds, since_s=began))
 
 
@@ -313,7 +313,7 @@ def _grounds(standing: Standing, subject: Story | None) -> Grounds:
         reason=standing.reason,
         started_s=standing.started_s,
         last_s=standing.last_s,
-        since_s=None if subject is None else standing.time_of(subject.first_step),
+        since_s=None if subject is None else standing.time_of(subject.finding.first_step),
         newest=standing.newest,
         skips=dict(standing.skips),
         recent_skips=dict(recent_skips),
@@ -406,7 +406,9 @@ def _advice(story: Story | None) -> str:
 def _scale(newest: StepRecord) -> str:
     if math.isnan(newest.loss_scale):
         return "no loss scaler"
-    return f"loss scale {number(newest.loss_scale)}"
+    # Nobody reads 5.684e-14.
+    is_small = newest.loss_scale < 1
+    return f"loss scale {scale(newest.loss_scale) if is_small else number(newest.loss_scale)}"
 
 
 def _num_alarming(standing: Standing) -> int:

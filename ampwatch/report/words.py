@@ -74,6 +74,16 @@ def scale(value: float) -> str:
     return power_of_two(value) or number(value)
 
 
+def quantity(value: float) -> str:
+    """Write a measured number; what needs an exponent of ten has one of two as well, as charts do."""
+    written = number(value)
+    if "e" not in written or not math.isfinite(value):
+        return written
+    power = power_of_two(value)
+    nearest = power_of_two(2.0 ** round(math.log2(abs(value))))
+    return power or f"{written} (about {'-' * (value < 0)}{nearest})"
+
+
 def memory(nbytes: int) -> str:
     """Write a number of bytes in MiB, with three digits."""
     return f"{float(f'{nbytes / 2**20:.3g}'):,.6g} MiB".replace(",", NARROW_SPACE)

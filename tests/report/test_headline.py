@@ -145,7 +145,7 @@ def test_a_healthy_run_says_what_is_healthy() -> None:
         state="healthy, at step 199, 4 min after the start",
         cause="loss scale 2^16, no step skipped in the last 200",
         where="ranks 0-1",
-        remedy="Nothing.",
+        remedy="Nothing to do.",
     )
 
 
@@ -155,7 +155,7 @@ def test_a_healthy_run_does_not_hide_what_was_found_before() -> None:
 
     lines = of_run([*calm(1200), FindingRecord(over)], seconds=1300)
 
-    assert lines.remedy == "Nothing now; 1 finding from before to read."
+    assert lines.remedy == "Nothing to do now; 1 finding from before to read."
 
 
 def test_what_was_critical_and_is_over_has_its_cause_and_its_span() -> None:
@@ -166,6 +166,23 @@ def test_what_was_critical_and_is_over_has_its_cause_and_its_span() -> None:
 
     assert lines.state == "needs attention, from step 1 to step 3; over now"
     assert lines.cause == "mul in blocks.2.mlp overflowed float16"
+
+
+def test_what_is_over_is_told_by_its_own_sentence() -> None:
+    """Its kind means what goes on: "it does not come back" of a scale that has come back."""
+    over = alarm("scale_stuck_low", summary="The scale was low.", first_step=1, last_step=3)
+
+    assert of_run([*calm(1200), FindingRecord(over)], seconds=1300).cause == "The scale was low"
+
+
+def test_an_op_of_the_loss_is_in_no_module() -> None:
+    """And a path to its line is cut where paths are alike."""
+    loss = replace(OVERFLOW, where="loss", op="mse_loss", source=f"/{'a' * 60}/code/train.py:3")
+
+    lines = of_run([*calm(10), FindingRecord(loss)])
+
+    assert lines.cause == "mse_loss outside the model overflowed float16"
+    assert lines.where.endswith(", at .../code/train.py:3")
 
 
 def test_a_run_without_a_scaler_is_not_said_to_have_skipped_nothing() -> None:
@@ -220,6 +237,7 @@ def test_a_killed_run_says_so() -> None:
     assert lines.state.startswith("failed at step 4, ")
     assert lines.state.endswith(": killed")
     assert lines.cause == DIED
+    assert lines.remedy.startswith("Look for who ended it")
 
 
 def test_a_run_that_hangs_says_since_when() -> None:
@@ -231,7 +249,7 @@ def test_a_run_that_hangs_says_since_when() -> None:
 
     lines = headline(verdict, clock.now)
 
-    assert lines.state == "stale, silent at step 4, 16 min ago"
+    assert lines.state == "stale, silent since step 4, 16 min ago"
     assert lines.remedy.startswith("Look at what the process waits for")
 
 
@@ -279,7 +297,7 @@ def test_the_lines_of_each_kind_are_short_and_whole(row: Kind) -> None:
         assert lines.remedy.endswith((".", "..."))
         assert lines.remedy.count("(") == lines.remedy.count(")")
         assert lines.remedy.count("`") % 2 == 0
-        if where != "api" and row.slug != "api_error":
+        if where not in {"api", "loss"} and row.slug != "api_error":
             assert where.rpartition(":")[2] in lines.cause
 
 

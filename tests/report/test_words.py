@@ -10,6 +10,7 @@ from ampwatch.report.words import (
     plain,
     plural,
     power_of_two,
+    quantity,
     scale,
     step_time,
     time_span,
@@ -109,3 +110,20 @@ def test_a_loss_scale_is_a_power_of_two_unless_it_was_set_by_hand(value: float, 
 def test_what_is_plain_has_no_character_that_a_locale_may_lack() -> None:
     """A power keeps being one."""
     assert plain("2⁻⁴⁴ of 65\u202f536") == "2^-44 of 65536"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (65504.0, "65\u202f504"),
+        (0.25, "0.25"),
+        (2.0**-29, "2⁻²⁹"),
+        (3.2e-14, "3.2e-14 (about 2⁻⁴⁵)"),
+        (-1e20, "-1e+20 (about -2⁶⁶)"),
+        (math.nan, "NaN"),
+        (math.inf, "infinity"),
+    ],
+)
+def test_what_needs_an_exponent_has_one_of_two(value: float, text: str) -> None:
+    """So that it can be found on the axis of a chart."""
+    assert quantity(value) == text

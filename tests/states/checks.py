@@ -8,7 +8,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.report.words import number, percent
+from ampwatch.report.words import number, percent, power_of_two
 from tests.alerts.rules import alerts
 from tests.states.table import COLLAPSING, NEVER_TRUE, WORST
 from tests.states.words import matches, strangers, visible
@@ -197,6 +197,7 @@ def page(seen: Seen, row: Row) -> list[str]:
         if not any(summary in run["sentence"] for summary in told):
             complaints.append(_wrong("headline", told or row.root, run["sentence"]))
     complaints += _figures(row, of_rank["figures"])
+    complaints += _four_lines(row, run["headline"])
     headline = f"{run['sentence']}. {run['advice']}"
     complaints += _says(row, headline, "headline")
     complaints += _tells(row, run["sentence"], "headline")
@@ -206,7 +207,7 @@ def page(seen: Seen, row: Row) -> list[str]:
     known += [
         float(n.replace("\u202f", ""))
         for f in of_rank["figures"].values()
-        for n in re.findall(r"\d[\d\u202f.]*", " ".join(f))
+        for n in re.findall(r"\d[\d\u202f.]*", " ".join(f[:2]))
         if n.strip(".")
     ]
     complaints += [
@@ -216,10 +217,29 @@ def page(seen: Seen, row: Row) -> list[str]:
     return complaints + list(_sentences(row, shown, "a current finding"))
 
 
+def _four_lines(row: Row, lines: dict[str, Any]) -> Iterator[str]:
+    """Complain about the four lines of the headline, as far as the table knows what they must say."""
+    if not lines["state"].startswith(row.level):
+        yield _wrong("state", row.level, lines["state"])
+    text = " | ".join(lines[name] for name in ("state", "cause", "where", "remedy"))
+    yield from _sentences(row, text, "four lines")
+    if row.cause is not None and row.cause[1] not in lines["state"]:
+        yield _wrong("state", row.cause[1], lines["state"])
+    root = row.root
+    # What is over may be told in the words of what it has left behind.
+    if root is None or root.is_over:
+        return
+    if not any(f"since step {step}" in lines["state"] for step in root.since):
+        yield _wrong("state", root.since, lines["state"])
+    for words in filter(None, [root.op, root.place.removeprefix("module ")]):
+        if words not in f"{lines['cause']} {lines['where']}":
+            yield _wrong("cause", words, lines["cause"])
+
+
 def _figures(row: Row, figures: dict[str, list[str]]) -> Iterator[str]:
-    scale = "none" if row.scale is None else number(row.scale)
-    if figures["Loss scale"][0] != scale:
-        yield _wrong("tile Loss scale", scale, figures["Loss scale"][0])
+    shown_scale = "none" if row.scale is None else power_of_two(row.scale) or number(row.scale)
+    if figures["Loss scale"][0] != shown_scale:
+        yield _wrong("tile Loss scale", shown_scale, figures["Loss scale"][0])
     if row.lost is None or row.scale is None:
         return
     shown = figures.get("Underflow", [""])[0]

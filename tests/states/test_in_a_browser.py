@@ -13,7 +13,7 @@ from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.host.page.broadcast import Broadcast
 from ampwatch.host.page.page import Feed
-from ampwatch.report.words import number
+from ampwatch.report.words import scale
 from tests.host.daemon.parts import OPEN, eventually
 
 # The browser of the integration tests, which each module of tests has its own of.
@@ -34,7 +34,8 @@ pytestmark = pytest.mark.services
 SHOWN = """
 const text = (id) => document.getElementById(id).textContent;
 return {level: text("run-level"), name: text("run-name"), all: document.body.innerText,
-        sentence: text("run-sentence"), figures: text("figures")};
+        since: text("run-since"), cause: text("run-cause"), where: text("run-where"),
+        remedy: text("run-advice"), sentence: text("run-sentence"), figures: text("figures")};
 """
 
 
@@ -62,7 +63,7 @@ def test_a_person_reads_what_is_so(
     browser: WebDriver,  # noqa: F811
     state: str,
 ) -> None:
-    """The word, the sentence and the scale of each run, and no sentence that is false."""
+    """The word, the four lines and the scale of each run, and no sentence that is false."""
     seen = everything.seen[state]
     with served(seen) as address:
         for row in TABLE[state]:
@@ -72,9 +73,14 @@ def test_a_person_reads_what_is_so(
 
             # A sign comes before the word, for those who do not see colours.
             assert said["level"].partition(" ")[2] == row.level
-            assert said["sentence"] == seen.played.page["runs"][row.run]["sentence"]
-            scale = "none" if row.scale is None else number(row.scale)
-            assert scale in said["figures"]
+            told = seen.played.page["runs"][row.run]
+            assert said["sentence"] == told["sentence"]
+            lines = told["headline"]
+            assert row.level + said["since"] == lines["state"]
+            assert [said[n] for n in ("cause", "where", "remedy")] == [
+                lines[n] for n in ("cause", "where", "remedy")
+            ]
+            assert ("none" if row.scale is None else scale(row.scale)) in said["figures"]
             assert not matches(said["all"], (*NEVER_TRUE, *row.denies))
 
 

@@ -16,6 +16,7 @@ from ampwatch.host.fleet.ranges import Ranges
 from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.text import encodable
+from ampwatch.host.fleet.watching import WatchingCost
 from ampwatch.report.op_shares import Precision
 from ampwatch.report.verdict import Standing, Verdict, by_class
 from ampwatch.wire.blackbox.box import DIED
@@ -96,6 +97,7 @@ class RankView:
         precision: The dtypes and the units that computed.
         tensor_views: The three views of the tensor cores.
         outcomes: Which of the newest steps were skipped.
+        watching: What watching has cost, by phase.
         conflict_reported_ns: Unix time at which a conflict of the views of the tensor cores was
             reported last, 0 before. Unit: ns.
         records_lost: Slots of the ring overwritten or unreadable before they were read.
@@ -142,6 +144,7 @@ class RankView:
         self.precision = Precision()
         self.tensor_views = TensorViews()
         self.outcomes = StepOutcomes()
+        self.watching = WatchingCost(identity.started_ns)
         self.conflict_reported_ns = 0
         self._stale_seconds = settings.stale_seconds
         self._alive = True
@@ -351,6 +354,7 @@ class RankView:
             self.durations.observe(record.duration_s)
         self.history.add(record)
         self.outcomes.put_step(record)
+        self.watching.put(record)
 
     def _apply_checksum(self, record: ChecksumRecord) -> None:
         """Keep a checksum for some scrapes: what is scraped of other hosts by then is of this step.

@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.host.fleet.text import whole_number
+from ampwatch.host.fleet.watching import OPENING_STEPS, Phase
 from ampwatch.report.op_shares import (
     casts_per_op,
     flops_by_dtype,
@@ -44,56 +45,82 @@ class Figure(NamedTuple):
     """One figure.
 
     Attributes:
-        value: The number with its unit.
-        note: What to know beside it; may be empty.
+        value: The number with its unit; a word where there is none.
+        note: What to know beside it; without a number what would be there, and why it is not.
+        is_known: Whether there is a number.
     """
 
     value: str
     note: str
+    is_known: bool = True
 
 
-NOT_KNOWN = Figure(
-    "not known", "nothing but zeros was ever measured: flushed, or never any gradient"
+_COSTS = {
+    Phase.STEADY: "steady",
+    Phase.OPENING: "opening",
+    Phase.FAILURE: "around failures",
+}
+"""Phases in which watching costs differently, in the order in which they are shown."""
+
+MAX_DIGITS = 1e7
+"""Loss scales from 1 to here are read as digits, too."""
+
+
+def _none_yet(note: str, word: str = "not yet") -> Figure:
+    return Figure(word, note, is_known=False)
+
+
+NOT_KNOWN = _none_yet(
+    "nothing but zeros was ever measured: flushed, or never any gradient", "not known"
 )
 """Share of gradients that underflow where zeros do not say why they are zero."""
 
 
 def figures(rank: RankView) -> dict[str, Figure]:
-    """Return the figures of ``rank`` by their titles, in reading order; none before a step."""
-    newest = rank.newest
+    """Return the figures of ``rank`` by their titles, in reading order.
+
+    They are always the same ones, so that each keeps its place whatever the state.
+    """
+    return {
+        "Loss scale": _loss_scale(rank.newest),
+        "Skipped": _skipped(rank),
+        "Loss": _loss(rank),
+        "Step": _step(rank),
+        "Step time": _step_time(rank),
+        "Headroom": _headroom_figure(rank),
+        "Underflow": _underflow(rank),
+        "Low precision": _low_precision(rank),
+        "Tensor cores": _tensor_cores(rank),
+        "Memory of watching": _memory(rank),
+        "Cost of watching": _cost(rank),
+    }
+
+
+def _step(rank: RankView) -> Figure:
+    if rank.newest is None:
+        return _none_yet("the newest step, as soon as one has ended")
+    ran = time_span((rank.newest.time_ns - rank.identity.started_ns) / 1e9)
+    return Figure(number(rank.newest.step), f"{ran} after the start")
+
+
+def _loss_scale(newest: StepRecord | None) -> Figure:
     if newest is None:
-        return {}
-    shown = {"Step": _step(rank, newest), "Loss scale": _loss_scale(newest)}
-    shown["Skipped"] = _skipped(rank)
-    if rank.loss is not None:
-        shown["Loss"] = _loss(rank.loss, newest)
-    if rank.usual_step_seconds > 0:
-        shown["Step time"] = _step_time(rank)
-    if rank.ranges.format is not None:
-        shown |= _of_gradients(rank, rank.ranges.format.name)
-    shown |= _of_precision(rank)
-    shown["Cost of watching"] = _cost(rank, newest)
-    if (limit := whole_number(rank.facts.get(MEMORY_LIMIT, ""))) is not None:
-        shown["Memory of watching"] = _memory(rank, limit)
-    return shown
-
-
-def _step(rank: RankView, newest: StepRecord) -> Figure:
-    ran = time_span((newest.time_ns - rank.identity.started_ns) / 1e9)
-    return Figure(number(newest.step), f"{ran} after the start")
-
-
-def _loss_scale(newest: StepRecord) -> Figure:
+        return _none_yet("the scale of the loss after the newest step")
     if math.isnan(newest.loss_scale):
-        return Figure("none", "no enabled GradScaler")
-    notes = [power_of_two(newest.loss_scale), plural(newest.total_growths, "growth")]
+        return _none_yet("no enabled GradScaler", "none")
+    power = power_of_two(newest.loss_scale)
+    is_readable = power and 1 <= newest.loss_scale < MAX_DIGITS
+    notes = [number(newest.loss_scale)] if is_readable else []
+    notes.append(plural(newest.total_growths, "growth"))
     notes.append(plural(newest.total_backoffs, "backoff"))
     if newest.total_set_by_hand:
         notes.append(f"{number(newest.total_set_by_hand)} by hand")
-    return Figure(number(newest.loss_scale), ", ".join(filter(None, notes)))
+    return Figure(power or number(newest.loss_scale), ", ".join(notes))
 
 
 def _skipped(rank: RankView) -> Figure:
+    if rank.newest is None:
+        return _none_yet("the steps that the scaler skips, by class")
     skips = rank.skips
     attempted = sum(record.total_steps for record in rank.optimizers.values())
     of_all = f"of {plural(attempted, 'optimizer step')}"
@@ -102,44 +129,65 @@ def _skipped(rank: RankView) -> Figure:
     )
 
 
-def _loss(loss: float, newest: StepRecord) -> Figure:
-    bad = newest.total_nonfinite_losses
-    return Figure(number(loss), f"NaN or infinite in {plural(bad, 'step')}" if bad else "")
+def _loss(rank: RankView) -> Figure:
+    if rank.newest is None or rank.loss is None:
+        return _none_yet("the newest loss, where scaler.scale() is given one", "not seen")
+    bad = rank.newest.total_nonfinite_losses
+    return Figure(number(rank.loss), f"NaN or infinite in {plural(bad, 'step')}" if bad else "")
 
 
 def _step_time(rank: RankView) -> Figure:
     seconds = rank.usual_step_seconds
+    if seconds <= 0:
+        return _none_yet("the median of the newest steps, from the second one on")
     return Figure(step_time(seconds), f"{number(float(f'{1 / seconds:.3g}'))} steps per second")
 
 
-def _of_gradients(rank: RankView, name: str) -> dict[str, Figure]:
-    shown = {}
-    room = _headroom(rank)
+def _headroom_figure(rank: RankView) -> Figure:
+    what = "room from the largest gradient to the end of its format"
+    if rank.ranges.format is None:
+        return _none_yet(f"{what}; nothing in 16 bits was seen", "not known")
+    room, name = _headroom(rank), rank.ranges.format.name
     newest = rank.ranges.newest(Topic.GRADIENT)
-    if room is not None:
-        finite = "finite " if newest is not None and newest.histogram.nonfinite else ""
-        note = f"of the {finite}gradients in {name}"
-        if newest is not None and newest.before is not None:
-            note += f", as they were in step {number(newest.before_step)}"
-        shown["Headroom"] = Figure(f"{room:.1f} bits", note)
-    if newest is not None and newest.histogram.binned:
-        lost = rank.ranges.lost_share(newest)
-        known = Figure(percent(lost or 0.0), f"of the gradients in {name}")
-        shown["Underflow"] = known if lost is not None else NOT_KNOWN
-    return shown
+    if room is None:
+        why = "after the first sample" if newest is None else "none that is finite was measured"
+        return _none_yet(f"{what}; {why}")
+    finite = "finite " if newest is not None and newest.histogram.nonfinite else ""
+    note = f"of the {finite}gradients in {name}"
+    if newest is not None and newest.before is not None:
+        note += f", as they were in step {number(newest.before_step)}"
+    return Figure(f"{room:.1f} bits", note)
 
 
-def _of_precision(rank: RankView) -> dict[str, Figure]:
-    shown = {}
-    census, window = rank.precision.census, rank.precision.window
-    if census is not None and (flops := flops_by_dtype(census)):
-        casts = casts_per_op(census) or 0.0
-        note = f"of the FLOPs in 16 bits or fewer, {casts:.2g} casts to a matmul"
-        shown["Low precision"] = Figure(percent(low_precision_share(flops) or 0.0), note)
+def _underflow(rank: RankView) -> Figure:
+    what = "share of the gradients that become zero"
+    if rank.ranges.format is None:
+        return _none_yet(f"{what}; nothing in 16 bits was seen", "not known")
+    newest = rank.ranges.newest(Topic.GRADIENT)
+    if newest is None or not newest.histogram.binned:
+        return _none_yet(f"{what}; after the first sample")
+    lost = rank.ranges.lost_share(newest)
+    if lost is None:
+        return NOT_KNOWN
+    return Figure(percent(lost), f"of the gradients in {rank.ranges.format.name}")
+
+
+def _low_precision(rank: RankView) -> Figure:
+    census = rank.precision.census
+    flops = None if census is None else flops_by_dtype(census)
+    if census is None or not flops:
+        return _none_yet("share of the FLOPs in 16 bits or fewer; after the first count of ops")
+    casts = casts_per_op(census) or 0.0
+    note = f"of the FLOPs in 16 bits or fewer, {casts:.2g} casts to a matmul"
+    return Figure(percent(low_precision_share(flops) or 0.0), note)
+
+
+def _tensor_cores(rank: RankView) -> Figure:
+    window = rank.precision.window
     share = None if window is None else tensor_share(window)
-    if share is not None:
-        shown["Tensor cores"] = Figure(band(share), "of the time of matmul kernels")
-    return shown
+    if share is None:
+        return _none_yet("share of the time of matmul kernels; after a profiled window on a GPU")
+    return Figure(band(share), "of the time of matmul kernels")
 
 
 def _headroom(rank: RankView) -> float | None:
@@ -153,7 +201,10 @@ def _headroom(rank: RankView) -> float | None:
     return math.log2(limit.max) - math.log2(plain.amax) - math.log2(scale)
 
 
-def _memory(rank: RankView, limit: int) -> Figure:
+def _memory(rank: RankView) -> Figure:
+    limit = whole_number(rank.facts.get(MEMORY_LIMIT, ""))
+    if limit is None:
+        return _none_yet("what ampwatch holds in the training process; after set-up")
     held = {
         place: {
             part: whole_number(rank.facts.get(memory_fact(part, place), "")) or 0
@@ -169,15 +220,26 @@ def _memory(rank: RankView, limit: int) -> Figure:
     return Figure(memory(host), ", ".join(notes))
 
 
-def _cost(rank: RankView, newest: StepRecord) -> Figure:
-    elapsed_ns = newest.time_ns - rank.identity.started_ns
-    share = 100 * newest.overhead_ns / elapsed_ns if elapsed_ns > 0 else 0.0
-    notes = ["of the training thread's time"]
+def _cost(rank: RankView) -> Figure:
+    newest, cost = rank.newest, rank.watching
+    if newest is None:
+        return _none_yet(
+            "share of the training thread's time: steady, in the opening, around failures"
+        )
+    shares = {phase: share for phase in _COSTS if (share := cost.share(phase)) is not None}
     missed = (
         (newest.total_observations_dropped, "step", " not observed"),
         (rank.ring_dropped, "record", " not written"),
         (rank.records_lost, "ring slot", " not read"),
         (newest.total_sensor_errors, "sensor error", ""),
     )
-    notes += [f"{plural(total, noun)}{what}" for total, noun, what in missed if total]
-    return Figure(f"{share:.2g} %", ", ".join(notes))
+    notes = [f"{plural(total, noun)}{what}" for total, noun, what in missed if total]
+    if not shares:
+        return _none_yet(", ".join(["share of the time of steps that were read", *notes]))
+    # Steady steps first, which are most of a run; the other phases beside them.
+    first, *others = (f"{_COSTS[phase]} {100 * share:.2g} %" for phase, share in shares.items())
+    if Phase.FAILURE not in shares:
+        others.append("no failure so far")
+    if Phase.STEADY not in shares and newest.step < OPENING_STEPS:
+        others.append(f"steady from step {OPENING_STEPS} on")
+    return Figure(first, ", ".join(["of the training thread's time", *others, *notes]))

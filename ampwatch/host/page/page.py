@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import asdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
@@ -22,8 +24,11 @@ from ampwatch.host.page.range_state import (
     RangeState,
     formats,
 )
-from ampwatch.report.accounts import place
+from ampwatch.report.accounts import place, sentence
+from ampwatch.report.glossary import TERMS, Glossary
+from ampwatch.report.headline import has_tried_remedy, headline
 from ampwatch.report.pages import route_about
+from ampwatch.report.words import quantity, scale
 from ampwatch.wire.records import SKIP_CLASSES
 
 if TYPE_CHECKING:
@@ -97,6 +102,7 @@ class Feed:
         self._ranges: dict[RankView, RangeState] = {}
         self._precision: dict[RankView, PrecisionState] = {}
         self._formats = formats()
+        self._glossary = {term.name: sentence(term.meaning) for term in TERMS}
         self._newest: State = {}
         self._made_at = -math.inf
 
@@ -136,7 +142,7 @@ class Feed:
         self._ranges = {rank: self._ranges.get(rank, RangeState()) for rank in ranks}
         self._precision = {r: self._precision.get(r, PrecisionState()) for r in ranks}
         self.step_aside()
-        told = {run: self._run(*judged) for run, judged in runs.items()}
+        told = {run: self._run(*judged, now) for run, judged in runs.items()}
         with self._fleet.lock:
             gpus, problems = gpu_state(self._fleet), dict(self._fleet.problems)
         return {
@@ -149,6 +155,7 @@ class Feed:
             "op_columns": OP_COLUMNS,
             "kernel_columns": KERNEL_COLUMNS,
             "formats": self._formats,
+            "glossary": self._glossary,
             "runs": told,
             "gpus": gpus,
             "problems": problems,
@@ -164,10 +171,11 @@ class Feed:
         current = self.full(max_age)
         return merge_patch(cursor, current), current
 
-    def _run(self, ranks: Sequence[RankView], verdict: RunVerdict) -> State:
+    def _run(self, ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
         by_rank = verdict.by_rank
         return {
             **_words(verdict),
+            "headline": asdict(headline(verdict, now)),
             "speaker": verdict.speaker,
             "world_size": max(rank.identity.world_size for rank in ranks),
             "badness": verdict.level.badness,
@@ -256,15 +264,25 @@ def _finding(finding: Finding, *, current: bool) -> State:
         "first_step": finding.first_step,
         "last_step": finding.last_step,
         "count": finding.count,
-        "evidence": {name: _number(value) for name, value in finding.evidence.items()},
+        "evidence": {
+            n: scale(v) if "scale" in n else quantity(v) for n, v in finding.evidence.items()
+        },
         "summary": finding.summary,
         "advice": finding.advice,
+        "is_tried": has_tried_remedy(finding),
+        "terms": _terms(finding.summary, finding.advice),
         "root": finding.root,
         "caused_by": finding.caused_by,
         "source": finding.source,
         "page": route_about(finding.kind),
         "current": current,
     }
+
+
+@lru_cache(maxsize=4096)
+def _terms(*texts: str) -> tuple[str, ...]:
+    """Return the terms that come up in texts. Kept: ranks mostly find the same, and say it again."""
+    return tuple(term.name for term in Glossary().new_in(*texts))
 
 
 def _row(bucket: Bucket) -> Row:

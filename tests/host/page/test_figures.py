@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.figures import figures
+from ampwatch.host.page.figures import Figure, figures
 from ampwatch.settings import Settings
-from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import made_up_fleet, put
+from ampwatch.wire.records import SkipClass
+from tests.workshop.clocks import SECOND, START, Clock
+from tests.workshop.fleets import PRECISION, RANGES, made_up_fleet, put
 from tests.workshop.records import FACTS, histogram, identity, optimizer, ranges, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.host.page.figures import Figure
     from ampwatch.wire.records import Record
 
 
@@ -27,18 +28,25 @@ def figures_of(records: Sequence[Record]) -> dict[str, Figure]:
     return figures(fleet.ranks()[0])
 
 
-def test_before_the_first_step_there_are_no_figures() -> None:
-    """An absent number is absent, never zero."""
-    assert figures_of([]) == {}
+def test_before_the_first_step_each_figure_says_what_would_be_there() -> None:
+    """An absent number is absent, never zero; and nothing moves when it comes."""
+    told = figures_of([])
+
+    assert list(told) == list(figures_of([FACTS, step(0), *RANGES, *PRECISION]))
+    for figure in told.values():
+        assert not figure.is_known
+        assert not re.search(r"\d", figure.value)
+        assert len(figure.note) > 20
 
 
 def test_the_figures_have_values_and_what_to_know_of_them() -> None:
     """Every number of the made-up run is found in its figure."""
     rank = next(r for r in made_up_fleet().ranks() if r.run == "gpt" and r.identity.rank == 0)
 
-    assert {title: tuple(figure) for title, figure in figures(rank).items()} == {
+    assert all(figure.is_known for figure in figures(rank).values())
+    assert {title: figure[:2] for title, figure in figures(rank).items()} == {
         "Step": ("3", "4 s after the start"),
-        "Loss scale": ("32\u202f768", "2¹⁵, 1 growth, 2 backoffs, 3 by hand"),
+        "Loss scale": ("2¹⁵", "32\u202f768, 1 growth, 2 backoffs, 3 by hand"),
         "Skipped": ("3", "of 15 optimizer steps: 1 probe, 1 unprovoked, 1 storm"),
         "Loss": ("2", "NaN or infinite in 4 steps"),
         "Step time": ("1 s", "1 steps per second"),
@@ -51,10 +59,10 @@ def test_the_figures_have_values_and_what_to_know_of_them() -> None:
             "on the host, of at most 64 MiB, 24 MiB of it transfer, 28 MiB on devices",
         ),
         "Cost of watching": (
-            "0.037 %",
+            "opening 0.037 %",
             (
-                "of the training thread's time, 5 steps not observed, 9 records not written,"
-                " 8 ring slots not read, 6 sensor errors"
+                "of the training thread's time, no failure so far, steady from step 32 on, 5 steps not"
+                " observed, 9 records not written, 8 ring slots not read, 6 sensor errors"
             ),
         ),
     }
@@ -64,9 +72,48 @@ def test_a_run_without_scaler_and_losses_says_so_and_leaves_the_loss_out() -> No
     """bfloat16: no scale, and nothing was handed to scaler.scale()."""
     told = figures_of([step(0, loss_scale=math.nan, num_losses=0), optimizer(0, total_steps=1)])
 
-    assert told["Loss scale"] == ("none", "no enabled GradScaler")
-    assert "Loss" not in told
-    assert told["Skipped"] == ("0", "of 1 optimizer step")
+    assert told["Loss scale"] == Figure("none", "no enabled GradScaler", is_known=False)
+    assert not told["Loss"].is_known
+    assert told["Skipped"] == Figure("0", "of 1 optimizer step")
+
+
+@pytest.mark.parametrize(
+    ("scale", "value", "note"),
+    [
+        (2.0**-44, "2⁻⁴⁴", "0 growths, 0 backoffs"),
+        (65536.0, "2¹⁶", "65\u202f536, 0 growths, 0 backoffs"),
+        (1000.0, "1\u202f000", "0 growths, 0 backoffs"),
+    ],
+)
+def test_the_scale_is_written_as_the_chart_writes_it(scale: float, value: str, note: str) -> None:
+    """And in digits beside that where they can be read."""
+    assert figures_of([step(0, loss_scale=scale)])["Loss scale"] == Figure(value, note)
+
+
+def test_the_cost_of_watching_says_its_phases_apart() -> None:
+    """A mean over the opening, failures and steady steps describes none of them."""
+    spent = 0
+    records: list[Record] = []
+    for i in range(132):
+        # 10 % in the opening, 5 % from the skipped step 60 on and for 32 steps, else 1 %.
+        spent += {i < 32: 10, 60 <= i <= 92: 5}.get(True, 1) * SECOND // 100
+        skip = SkipClass.UNPROVOKED if i == 60 else SkipClass.NONE
+        records.append(step(i, overhead_ns=spent, skip_class=skip))
+
+    assert figures_of(records[:20])["Cost of watching"] == Figure(
+        "opening 10 %",
+        "of the training thread's time, no failure so far, steady from step 32 on",
+    )
+    assert figures_of(records)["Cost of watching"] == Figure(
+        "steady 1 %", "of the training thread's time, opening 10 %, around failures 5 %"
+    )
+
+
+def test_the_cost_of_steps_that_were_not_read_is_not_made_up() -> None:
+    """A daemon that came late knows one total, and not of which steps."""
+    told = figures_of([step(500, overhead_ns=10**9)])["Cost of watching"]
+
+    assert not told.is_known
 
 
 def test_the_range_of_the_gradients_is_reported_in_bits_and_shares() -> None:
@@ -75,15 +122,15 @@ def test_the_range_of_the_gradients_is_reported_in_bits_and_shares() -> None:
 
     told = figures_of([FACTS, step(0, loss_scale=1.0), ranges(exponents=gradients, flushed=400)])
 
-    assert told["Headroom"] == ("3.0 bits", "of the gradients in float16")
-    assert told["Underflow"] == ("40 %", "of the gradients in float16")
+    assert told["Headroom"] == Figure("3.0 bits", "of the gradients in float16")
+    assert told["Underflow"] == Figure("40 %", "of the gradients in float16")
 
 
 def test_gradients_of_nothing_but_zeros_have_no_range_to_show() -> None:
     """Nothing is known of their headroom, and nothing of why they are zero."""
     told = figures_of([FACTS, step(0), ranges(exponents=histogram(0, zeros=9), flushed=-1)])
 
-    assert "Headroom" not in told
+    assert not told["Headroom"].is_known
     assert told["Underflow"].value == "not known"
 
 
@@ -97,8 +144,10 @@ def test_gradients_that_were_all_flushed_have_lost_everything() -> None:
     )
     told = figures_of([FACTS, step(40, loss_scale=2.0**-40), record])
 
-    assert told["Headroom"] == ("60.0 bits", "of the gradients in float16, as they were in step 30")
-    assert told["Underflow"] == ("100 %", "of the gradients in float16")
+    assert told["Headroom"] == Figure(
+        "60.0 bits", "of the gradients in float16, as they were in step 30"
+    )
+    assert told["Underflow"] == Figure("100 %", "of the gradients in float16")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +163,7 @@ def test_the_headroom_is_that_at_the_scale_of_now(scale: float, room: str) -> No
 @pytest.mark.parametrize("scale", [0.0, math.inf])
 def test_at_a_scale_that_is_none_there_is_no_headroom(scale: float) -> None:
     """The scale of a run that has broken down may be anything."""
-    assert "Headroom" not in figures_of([FACTS, ranges(), step(9, loss_scale=scale)])
+    assert not figures_of([FACTS, ranges(), step(9, loss_scale=scale)])["Headroom"].is_known
 
 
 def test_a_sample_that_overflowed_tells_the_headroom_of_the_rest() -> None:
@@ -123,14 +172,15 @@ def test_a_sample_that_overflowed_tells_the_headroom_of_the_rest() -> None:
 
     told = figures_of([FACTS, sample, step(0, loss_scale=1.0)])
 
-    assert told["Headroom"] == ("3.0 bits", "of the finite gradients in float16")
+    assert told["Headroom"] == Figure("3.0 bits", "of the finite gradients in float16")
 
 
 def test_a_run_without_autocast_has_no_range_to_show() -> None:
     """float32 is not judged by what float16 would have done."""
     told = figures_of([step(0), ranges(exponents=histogram(-40, 9))])
 
-    assert not {"Headroom", "Underflow"} & told.keys()
+    assert not told["Headroom"].is_known
+    assert not told["Underflow"].is_known
 
 
 def test_a_model_in_float16_is_judged_by_it() -> None:
@@ -139,4 +189,4 @@ def test_a_model_in_float16_is_judged_by_it() -> None:
         [step(0, loss_scale=math.nan), ranges(exponents=histogram(-25, 1, 3), dtype="float16")]
     )
 
-    assert told["Underflow"] == ("25 %", "of the gradients in float16")
+    assert told["Underflow"] == Figure("25 %", "of the gradients in float16")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet, History
 from ampwatch.host.page.page import COLUMNS, Feed
+from ampwatch.report.headline import headline
 from ampwatch.settings import Settings
-from ampwatch.wire.records import ALL_MODULES, RunState, Severity, SkipClass
+from ampwatch.wire.records import ALL_MODULES, FindingRecord, RunState, Severity, SkipClass
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import made_up_fleet, put
 from tests.workshop.records import (
@@ -87,19 +89,60 @@ def test_the_series_holds_what_happened_in_each_step() -> None:
 def test_numbers_that_json_does_not_know_are_reported_in_words() -> None:
     """NaN and the infinities are strings, an absent scale is null; never a bare NaN."""
     fleet = made_up_fleet()
-    evidence = {"amax": math.inf, "amin": -math.inf, "mean": math.nan, "limit": 65504.0}
+    evidence = {"amax": math.inf, "amin": -math.inf, "mean": math.nan}
     put(fleet, "/gpt-0.ring", identity(), [finding(kind="forward_overflow", evidence=evidence)])
 
     state = sent(Feed(fleet, NOW).full())
 
     told = state["runs"]["gpt"]["ranks"]["0"]["findings"]["forward_overflow@optimizer:0"]
-    assert told["evidence"] == {
-        "amax": "Infinity",
-        "amin": "-Infinity",
-        "mean": "NaN",
-        "limit": 65504.0,
-    }
+    assert told["evidence"] == {"amax": "infinity", "amin": "-infinity", "mean": "NaN"}
     assert {row["scale"] for row in rows_of(state, "bert").values()} == {None}
+
+
+def test_evidence_is_written_as_charts_write_it() -> None:
+    """Scales are powers of two, and what needs an exponent has one of two."""
+    fleet = made_up_fleet()
+    evidence = {"loss_scale": 2.0**-44, "scale_before": 65536.0, "limit": 65504.0, "amin": 3e-8}
+    put(fleet, "/gpt-0.ring", identity(), [finding(evidence=evidence)])
+
+    state = sent(Feed(fleet, NOW).full())
+
+    told = state["runs"]["gpt"]["ranks"]["0"]["findings"]["scale_collapse@optimizer:0"]
+    assert told["evidence"] == {
+        "loss_scale": "2⁻⁴⁴",
+        "scale_before": "2¹⁶",
+        "limit": "65\u202f504",
+        "amin": "3e-08 (about 2⁻²⁵)",
+    }
+
+
+def test_a_run_has_the_headline_that_every_way_out_has() -> None:
+    """The four lines are computed once, and not on the page."""
+    fleet = made_up_fleet()
+    clock = Clock(START + 20)
+
+    state = sent(Feed(fleet, clock).full())
+
+    for run, (_, verdict) in fleet.judge().items():
+        assert state["runs"][run]["headline"] == asdict(headline(verdict, clock.now))
+
+
+def test_the_words_of_a_finding_are_explained_and_what_was_tried_is_marked() -> None:
+    """Each word once for all findings; a finding names those that come up in it."""
+    fleet = made_up_fleet()
+    made = finding("forward_overflow", evidence={"tried_step": 7.0}).finding
+    words = "Tried on the batch of step 7: bfloat16 instead of float16 cures it. Use it."
+    plain = replace(made, kind="headroom_low", advice="Wait.", evidence={}, summary="It is hot.")
+    for one in (replace(made, advice=words, summary="exp overflowed."), plain):
+        put(fleet, "/gpt-0.ring", identity(), [FindingRecord(one)])
+
+    state = sent(Feed(fleet, NOW).full())
+
+    found = state["runs"]["gpt"]["ranks"]["0"]["findings"]
+    tried, other = (found[f"{k}@optimizer:0"] for k in ("forward_overflow", "headroom_low"))
+    assert (tried["is_tried"], tried["terms"]) == (True, ["overflow", "bfloat16"])
+    assert (other["is_tried"], other["terms"]) == (False, [])
+    assert state["glossary"]["overflow"].startswith("a result larger than the largest number")
 
 
 def test_when_nothing_has_changed_only_the_time_is_sent() -> None:

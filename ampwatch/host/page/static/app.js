@@ -31,7 +31,7 @@ function show() {
   view.showRanks(run, rank, daemonNow(), (chosen) => select(name, chosen));
   view.showFigures(run.ranks[rank]);
   view.showHistory(run.ranks[rank].series);
-  view.showFindings(run.ranks[rank]);
+  view.showFindings(run.ranks[rank], state.glossary);
   view.showFacts(run.ranks[rank]);
   const { ops, kernels, ceiling } = run.ranks[rank].precision;
   precision.show(state.op_columns, ops);
@@ -86,6 +86,7 @@ function setTheme(theme) {
 }
 
 view.showLegend();
+view.unfoldForPrint();
 setTheme(THEMES.includes(localStorage.getItem("ampwatch-theme")) ? localStorage.getItem("ampwatch-theme") : "system");
 document.getElementById("theme").addEventListener("click", () => {
   setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);

@@ -7,6 +7,8 @@ const NO_NEWS = "It ends by itself when nothing is left to watch: start training
   + " This page reconnects by itself and keeps what it has.";
 const NO_TOKEN = "The daemon is its user's alone: open the address that `ampwatch url` prints.";
 
+const TRIED = "✓ tried";
+
 function level(word) {
   return make("span", { class: "level", "data-level": word }, `${SYMBOLS[word]} ${word}`);
 }
@@ -43,21 +45,27 @@ export function showRuns(runs, selected, onSelect) {
   }));
 }
 
-/** Show the state of a run in words, and say it aloud when it changes. */
+/** Show the verdict on a run in four lines, and say it aloud when it changes. */
 export function showHeadline(name, run) {
+  const { state, cause, where, remedy, is_tried: isTried } = run.headline;
   setText(byId("run-name"), name);
   const word = byId("run-level");
-  word.dataset.level = run.level;
+  byId("headline").dataset.level = word.dataset.level = run.level;
   setText(word, `${SYMBOLS[run.level]} ${run.level}`);
+  setText(byId("run-since"), state.slice(run.level.length)); // a state begins with its level
+  setText(byId("run-cause"), cause);
+  setText(byId("run-where"), where);
+  byId("run-tried").hidden = !isTried;
+  setText(byId("run-tried"), TRIED);
+  setText(byId("run-advice"), remedy);
   setText(byId("run-sentence"), run.sentence);
-  const advice = byId("run-advice");
-  advice.hidden = !run.advice;
-  setText(advice, run.advice && `What to change: ${run.advice}`);
+  byId("run-all-advice").hidden = !run.advice;
+  setText(byId("run-all-advice"), run.advice && `What to change: ${run.advice}`);
   setText(document.querySelector("title"), `${SYMBOLS[run.level]} ${name} ${run.level} · ampwatch`);
   const announcement = byId("announcement");
   if (announcement.dataset.state === `${name} ${run.level}`) return;
   announcement.dataset.state = `${name} ${run.level}`;
-  setText(announcement, `${name} ${run.level}: ${run.sentence}`);
+  setText(announcement, `${name} ${state}: ${cause}. ${remedy}`);
 }
 
 /** Show the heartbeat of every rank; the selected one is drawn below. */
@@ -83,9 +91,9 @@ function beat(rank, front, now) {
   return `step ${number(rank.step)}, ${age}${behind > 1 ? `, ${number(behind)} behind` : ""}`;
 }
 
-/** Show the figures of a rank. */
+/** Show the figures of a rank: always the same ones, each in its place. */
 export function showFigures(rank) {
-  const cell = ([title, [figure, note]]) => make("div", {}, make("dt", {}, title),
+  const cell = ([title, [figure, note, isKnown]]) => make("div", { "data-known": isKnown }, make("dt", {}, title),
     make("dd", { class: "figure" }, figure), make("dd", { class: "note" }, note));
   rebuild(byId("figures"), rank.figures, () => Object.entries(rank.figures).map(cell));
 }
@@ -105,32 +113,72 @@ export function showLegend() {
   }));
 }
 
-/** Show the findings of a rank, worst first, each symptom under its root. */
-export function showFindings(rank) {
-  const any = Object.keys(rank.findings).length > 0;
-  byId("findings").hidden = !any;
-  byId("no-findings").hidden = any;
-  const body = document.querySelector("#findings tbody");
+/** Show the findings of a rank, worst first: one line each, which unfolds; symptoms in their root. */
+export function showFindings(rank, glossary) {
   const { stories, findings } = rank; // the daemon says in which order: the same as in reports
-  rebuild(body, [stories, findings], () => stories.map(([key, depth]) => findingRow(findings[key], depth, findings)));
+  const list = byId("findings");
+  list.hidden = !stories.length;
+  byId("no-findings").hidden = stories.length > 0;
+  const unfolded = new Set([...list.querySelectorAll("details[open]")].map((row) => row.id));
+  rebuild(list, [stories, findings], () => told(stories).map(([key, symptoms]) => {
+    const rows = symptoms.map((one) => findingRow(one, findings, glossary, [], unfolded));
+    return findingRow(key, findings, glossary, rows, unfolded);
+  }));
 }
 
-function findingRow(f, depth, findings) {
-  const place = [f.place, f.op && `op ${f.op}`, f.dtype, f.phase, f.source].filter(Boolean).join(" · ");
-  const evidence = Object.entries(f.evidence).map(([name, v]) => `${name} ${number(v)}`).join(", ");
-  const what = make("td", { "data-title": "Finding" }, make("p", { class: "summary" }, f.summary));
-  what.append(make("p", { class: "place" }, make("code", {}, f.kind), place && ` ${place}`));
-  if (evidence) what.append(make("p", { class: "place" }, evidence));
-  const cause = depth ? findings[f.caused_by] : undefined;
-  if (cause) what.prepend(make("p", { class: "place" }, `↳ explained by ${cause.kind} (${cause.place})`));
-  return make("tr", { "data-depth": Math.min(depth, 1), "data-current": f.current, "data-kind": f.kind },
-    make("td", { "data-title": "Severity" }, level(f.severity)),
-    what,
-    make("td", { class: "count", "data-title": "Since step" }, number(f.first_step)),
-    make("td", { class: "count", "data-title": "Last seen" }, number(f.last_step)),
-    make("td", { class: "count", "data-title": "Steps" }, number(f.count)),
-    make("td", { class: "advice", "data-title": "What to change" }, f.advice,
-      f.page && make("p", { class: "place" }, make("a", { href: f.page }, `More about ${f.kind}`))));
+/** Unfold a finding of the rank that is shown, and go there; false if it is not known. */
+export function goToFinding(key) {
+  const row = byId(key);
+  if (!row?.matches("#findings details")) return false;
+  for (let at = row; at; at = at.parentElement.closest("details")) at.open = true;
+  row.scrollIntoView({ block: "start" });
+  row.querySelector("summary").focus({ preventScroll: true });
+  return true;
+}
+
+/** Roots with the keys of what each explains. */
+function told(stories) {
+  const found = [];
+  for (const [key, depth] of stories) {
+    if (depth && found.length) found.at(-1)[1].push(key);
+    else found.push([key, []]);
+  }
+  return found;
+}
+
+function findingRow(key, findings, glossary, symptoms, unfolded) {
+  const f = findings[key];
+  const also = symptoms.length ? `, explains ${number(symptoms.length)} more` : "";
+  const line = make("summary", { "data-key": key },
+    level(f.severity),
+    make("code", { class: "kind" }, f.kind),
+    make("span", { class: "where" }, f.place),
+    make("span", { class: "since" }, `since step ${number(f.first_step)}`),
+    make("span", { class: "steps" }, `in ${number(f.count)} ${f.count === 1 ? "step" : "steps"}${f.current ? "" : ", over"}${also}`));
+  const row = make("details", { id: key, "data-kind": f.kind, "data-current": f.current }, line, findingDetails(f, findings, glossary));
+  row.lastChild.append(...symptoms);
+  row.open = unfolded.has(key);
+  return row;
+}
+
+function findingDetails(f, findings, glossary) {
+  const place = [f.op && `op ${f.op}`, f.dtype, f.phase, f.source, `last seen at step ${number(f.last_step)}`];
+  const box = make("div", { class: "details" }, make("p", { class: "summary" }, f.summary),
+    make("p", { class: "place" }, place.filter(Boolean).join(" · ")));
+  const cause = f.root ? undefined : findings[f.caused_by];
+  if (cause) box.prepend(make("p", { class: "place" }, `↳ explained by ${cause.kind} (${cause.place})`));
+  const advice = make("p", { class: "advice" }, make("span", { class: "now" }, "What to change:"), " ");
+  if (f.is_tried) advice.append(make("span", { class: "tried" }, TRIED), " ");
+  advice.append(f.advice);
+  if (f.advice) box.append(advice);
+  if (Object.keys(f.evidence).length) box.append(pairs("evidence", Object.entries(f.evidence).map(([name, v]) => [name.replaceAll("_", " "), v])));
+  if (f.terms.length) box.append(pairs("terms", f.terms.map((term) => [term, glossary[term]])));
+  if (f.page) box.append(make("p", { class: "place" }, make("a", { href: f.page }, `More about ${f.kind}`)));
+  return box;
+}
+
+function pairs(name, entries) {
+  return make("dl", { class: name }, ...entries.map(([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, text))));
 }
 
 /** Show what does not change about a rank. */
@@ -158,4 +206,14 @@ export function showEmpty(empty) {
     byId("runs").hidden = true;
     setText(document.querySelector("title"), "no runs yet · ampwatch");
   }
+}
+
+/** On paper nothing can be unfolded. */
+export function unfoldForPrint() {
+  let folded = [];
+  window.addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("article details:not([open])")];
+    for (const part of folded) part.open = true;
+  });
+  window.addEventListener("afterprint", () => { for (const part of folded) part.open = false; });
 }

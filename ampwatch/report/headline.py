@@ -24,6 +24,7 @@ from ampwatch.diagnosis.forward.kinds import (
 )
 from ampwatch.diagnosis.forward.remedies import TRIED
 from ampwatch.diagnosis.kinds.registry import row_of
+from ampwatch.diagnosis.places import in_words
 from ampwatch.report import accounts
 from ampwatch.report.endings import Failure
 from ampwatch.report.verdict import Level, RunVerdict, skipped
@@ -191,8 +192,8 @@ def _short_path(source: str) -> str:
 
 
 def _place(finding: Finding) -> str:
-    before, _, name = accounts.place(finding).rpartition(" ")
-    return f"{before} {_shortened(name, MAX_NAME)}".strip()
+    prefix, colon, name = finding.where.rpartition(":")
+    return in_words(f"{prefix}{colon}{_shortened(name, MAX_NAME)}")
 
 
 def _circumstances(verdict: Verdict, story: Story) -> list[str]:

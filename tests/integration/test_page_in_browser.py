@@ -40,9 +40,9 @@ def test_a_healthy_run_is_healthy_at_one_look_and_drawn(trainer: Trainer, page: 
     """State in words first, four charts below; nothing is asked of another host."""
     trainer.train(1200)
 
-    page.says(
-        "#run h1", "✓ healthy: step 1 199, loss scale 65 536, no step skipped in the last 1 000"
-    )
+    page.says("#run h1", "✓ healthy, at step 1 199")
+    page.says("#run-cause", "loss scale 2¹⁶, no step skipped in the last 1 000")
+    page.says("#run-remedy", "What now: Nothing to do.")
     eventually(lambda: page.run(DRAWN), "charts")
     assert page.text("#run h1").startswith("train · ")
     assert page.text("#charts-title") == "Since the start"
@@ -80,28 +80,147 @@ def test_a_finding_appears_with_its_advice_and_its_symptom_below(
     trainer.write(symptom)
     trainer.write(FindingRecord(root))
 
-    page.says("#run h1", "✖ failing: " + hostile)
-    rows = page.browser.find_elements(By.CSS_SELECTOR, "#findings tbody tr")
-    assert [row.get_attribute("data-kind") for row in rows] == [
-        "forward_overflow",
-        "scale_collapse",
-    ]
-    assert "✖ critical" in rows[0].text
-    assert "Keep this layer in float32." in rows[0].text
-    assert "explained by forward_overflow (module model.<img" in rows[1].text
+    page.says("#run h1", "✖ failing, since step 27")
+    page.says("#run-cause", hostile)
+    page.says("#run-advice", "Keep this layer in float32.")
+    row = "#findings > details"
+    assert page.run(f"return document.querySelectorAll('{row}').length") == 1
+    line = page.text(f"{row} > summary")
+    assert "✖ critical" in line
+    assert "since step 27" in line
+    assert "explains 1 more" in line
+    assert "Keep this layer" not in page.text("#findings")
+    page.click(f"{row} > summary")
+    assert "Keep this layer in float32." in page.text(row)
+    page.click(f"{row} details > summary")
+    assert "explained by forward_overflow (module model.<img" in page.text(f"{row} details")
     assert page.run("return document.querySelectorAll('main img').length") == 0
     assert page.run("return window.broken") is None
+
+
+def test_what_is_unfolded_stays_unfolded_while_news_come(trainer: Trainer, page: Page) -> None:
+    """Nobody reads what closes itself each second; and the focus stays where it was."""
+    found = finding("forward_overflow", "decoder", first_step=27, last_step=29, count=3).finding
+    trainer.train(30)
+    trainer.write(FindingRecord(found))
+    page.says("#findings", "in 3 steps")
+    page.click("#findings summary")
+
+    trainer.train(2)
+    trainer.write(FindingRecord(replace(found, last_step=31, count=5)))
+
+    page.says("#findings", "in 5 steps")
+    assert page.run("return document.querySelector('#findings details').open")
+    assert page.run("return document.activeElement.dataset.key") == found.key
+
+
+def test_a_finding_is_gone_to_by_its_key_also_where_it_is_folded_away(
+    trainer: Trainer, page: Page
+) -> None:
+    """An address names it; a symptom is within its root."""
+    root = finding("forward_overflow", "decoder", last_step=29).finding
+    symptom = finding("scale_collapse", root=False, caused_by=root.key, last_step=29)
+    trainer.train(30)
+    trainer.write(FindingRecord(root))
+    trainer.write(symptom)
+    page.says("#findings", "explains 1 more")
+    go = (
+        "const [key, done] = arguments;"
+        "import('/static/view.js').then((view) => done(view.goToFinding(key)))"
+    )
+
+    assert page.browser.execute_async_script(go, symptom.finding.key)
+    assert page.run("return document.activeElement.dataset.key") == symptom.finding.key
+    assert page.run("return document.querySelectorAll('#findings details[open]').length") == 2
+    assert not page.browser.execute_async_script(go, "run")
+
+
+def test_a_remedy_that_was_tried_is_marked_by_more_than_a_colour(
+    trainer: Trainer, page: Page
+) -> None:
+    """In the headline and at the finding."""
+    trainer.train(30)
+    found = finding("forward_overflow", "decoder", last_step=29, evidence={"tried_step": 27.0})
+    tried = "Tried on the batch of step 27: module decoder in float32 cures it. Keep it so."
+    trainer.write(FindingRecord(replace(found.finding, advice=tried)))
+
+    page.says("#run-advice", "Run module decoder in float32 (tried on the batch of step 27")
+    assert page.text("#run-tried") == "✓ tried"
+    page.click("#findings summary")
+    assert page.text("#findings .tried") == "✓ tried"
+
+
+SIZES = [(1440, 900), (768, 1024), (390, 844)]
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_figures_stand_where_they_stood_whatever_the_state(
+    place: Place, page: Page, width: int, height: int
+) -> None:
+    """Before the first step, in health and in a storm; and nothing is cut at any width."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    places = (
+        "return [...document.querySelectorAll('#figures > div')].map((tile) => {"
+        " const box = tile.getBoundingClientRect(), all = tile.parentElement.getBoundingClientRect();"
+        " return [tile.firstChild.textContent, box.left - all.left, box.top - all.top]; })"
+    )
+    cut = (
+        "return [...document.querySelectorAll('#headline *, #figures *, #findings *')].filter("
+        "(part) => part.scrollWidth > part.clientWidth + 1 && part.clientWidth"
+        " && getComputedStyle(part).display !== 'inline').map((part) => part.className || part.id)"
+    )
+    trainer = Trainer(place)
+    page.says("#run-cause", "no step was finished so far")
+    seen = [page.run(places)]
+    trainer.train(30)
+    page.says("#run h1", "at step 29")
+    seen.append(page.run(places))
+    long = ".".join(["layers"] * 40)
+    storm = {"skip_class": SkipClass.STORM, "loss_scale": 2.0**-44, "total_backoffs": 60}
+    trainer.train(30, **storm)
+    trainer.write(finding("forward_overflow", long, last_step=59))
+    page.says("#run h1", "failing")
+    page.says("#figures", "2⁻⁴⁴")
+    page.click("#findings summary")
+    seen.append(page.run(places))
+
+    assert len(seen[0]) == 11
+    assert seen[0] == seen[1] == seen[2]
+    assert page.run(cut) == []
+    assert page.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    trainer.finish()
+
+
+def test_one_screen_answers_what_somebody_asks_who_is_woken(trainer: Trainer, page: Page) -> None:
+    """Is it healthy, since when not, where, what now: no scrolling to any of it."""
+    size = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    trainer.train(30)
+    trainer.write(finding("forward_overflow", "decoder", last_step=29, advice="Rescale it."))
+    page.says("#run h1", "failing")
+    eventually(lambda: page.run(DRAWN), "charts")
+
+    for part in ("#headline", "#ranks", "#figures", "#chart-scale"):
+        below = page.run(f"return document.querySelector('{part}').getBoundingClientRect().bottom")
+        assert 0 < below <= 900, part
+    left = page.run("return document.querySelector('main').getBoundingClientRect().left")
+    assert left < 40  # no column for a single run
+    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_a_finding_leads_to_the_page_about_its_kind(trainer: Trainer, page: Page) -> None:
     """On the daemon that shows it, in the theme that was chosen, with nothing refused or missing."""
     trainer.train(30)
     trainer.write(finding("forward_overflow", "decoder", first_step=27))
+    page.says("#findings", "forward_overflow")
+    page.click("#findings summary")
     page.says("#findings", "More about forward_overflow")
     page.click("#theme")
     chosen = page.run("return document.documentElement.dataset.theme")
 
-    page.click("#findings tbody a")
+    page.click("#findings a")
 
     page.says("h1", "forward_overflow: an op turns finite numbers into infinity")
     assert page.browser.current_url.endswith("/explain/forward_overflow")
@@ -110,7 +229,7 @@ def test_a_finding_leads_to_the_page_about_its_kind(trainer: Trainer, page: Page
     assert wide
     assert page.browser.get_log("browser") == []
     page.click("header a")
-    page.says("#findings", "More about forward_overflow")
+    page.says("#findings", "forward_overflow")
 
 
 def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
@@ -130,7 +249,10 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
     words = "The loss scale is collapsing: 20 steps skipped in a row since step 30"
     trainer.write(FindingRecord(replace(collapse, summary=f"{words}.")))
 
-    page.says("#run h1", f"✖ failing: {words}")
+    page.says("#run h1", "✖ failing, since step 30")
+    page.says("#run-cause", "optimizer 0: every step is skipped and the scale falls towards zero")
+    page.click("#run-more summary")
+    page.says("#run-sentence", words)
     chart = "const c = document.getElementById('chart-scale');"
     marked = f"{chart} return c.data?.filter((t) => t.marker?.symbol === 'x')[0].x"
     eventually(lambda: page.run(marked) == list(range(30, 50)), "marks of the storm")
@@ -189,7 +311,8 @@ def test_a_finished_run_says_that_it_has_finished(place: Place, page: Page) -> N
 
     trainer.finish()
 
-    page.says("#run h1", "train · ■ finished: 30 steps, no step skipped, loss scale 65 536")
+    page.says("#run h1", "train · ■ finished at step 29")
+    page.says("#run-cause", "loss scale 2¹⁶, no step skipped")
 
 
 def test_a_run_that_ended_broken_is_shown_before_a_healthy_one_and_can_be_linked_to(
@@ -201,13 +324,12 @@ def test_a_run_that_ended_broken_is_shown_before_a_healthy_one_and_can_be_linked
     broken.train(30)
     lost = finding("param_nonfinite", "param:w", last_step=29, count=9).finding
     broken.write(FindingRecord(replace(lost, summary="Weights are NaN.", advice="Restore.")))
-    page.says(
-        "#run h1", "✖ failing: Weights are NaN"
-    )  # a ring that nobody has opened goes with its run
+    page.says("#run h1", "✖ failing")  # a ring that nobody has opened goes with its run
     broken.finish()
 
-    words = "✖ broken: Weights are NaN; it ended so, after 30 steps"
+    words = "✖ broken, ended at step 29"
     page.says("#run h1", words)
+    page.says("#run-cause", "parameter w: weights are NaN or infinite")
     page.says("#findings", "parameter w")
     page.choose("calm")
     page.says("#run h1", "✓ healthy")

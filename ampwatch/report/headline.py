@@ -143,6 +143,8 @@ def first_remedy(finding: Finding) -> tuple[str, bool]:
     advice = " ".join(finding.advice.split())
     tried = _tried(finding, advice)
     cured = None if tried is None else _CURES.match(tried[2])
+    if not advice:
+        return f"Read about it: ampwatch explain {finding.kind}.", False
     if tried is None or cured is None:
         # Where none of what was tried cures it, the advice of the kind comes after that.
         rest = advice if tried is None else advice[tried.end() :]

@@ -15,7 +15,8 @@ from ampwatch.report.one_line import address
 from ampwatch.wire.records import FactsRecord, FindingRecord, Severity, SkipClass
 from tests.host.daemon.parts import eventually
 from tests.integration.browsing import Page, Trainer
-from tests.workshop.records import finding
+from tests.workshop.fleets import PRECISION, RANGES
+from tests.workshop.records import FACTS, finding
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -148,6 +149,21 @@ def test_a_remedy_that_was_tried_is_marked_by_more_than_a_colour(
     assert page.text("#run-tried") == "✓ tried"
     page.click("#findings summary")
     assert page.text("#findings .tried") == "✓ tried"
+
+
+def test_an_empty_section_says_what_would_stand_in_it(trainer: Trainer, page: Page) -> None:
+    """Until it does."""
+    would = "return [...document.querySelectorAll('.would')].map((p) => p.checkVisibility())"
+    trainer.train(30)
+    page.says("#run h1", "at step 29")
+    assert page.run(would) == [True, True, True, True]
+    assert "A finding would stand here" in page.text("#no-findings")
+
+    trainer.write(FACTS)
+    for record in (*RANGES, *PRECISION):
+        trainer.write(record)
+
+    eventually(lambda: page.run(would) == [False, False, False, True], "all but GPUs")
 
 
 SIZES = [(1440, 900), (768, 1024), (390, 844)]

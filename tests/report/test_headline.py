@@ -308,6 +308,18 @@ def test_a_kind_of_another_release_is_said_by_its_summary() -> None:
     assert cause_of(found) == "The moon is full at step 3"
 
 
+def test_a_finding_without_advice_names_the_page_about_its_kind() -> None:
+    """There is always something to do next."""
+    found = alarm("brand_new", "fc", summary="The moon is full.", advice="")
+
+    assert first_remedy(found) == ("Read about it: ampwatch explain brand_new.", False)
+
+
+def test_a_place_with_a_space_in_its_name_is_named_in_full() -> None:
+    """Users call modules what they like."""
+    assert cause_of(replace(OVERFLOW, where="a b.c")) == "mul in a b.c overflowed float16"
+
+
 def test_a_long_name_keeps_its_end() -> None:
     """Modules differ at the end of their names."""
     name = ".".join(["container"] * 12) + ".last"

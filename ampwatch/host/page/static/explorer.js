@@ -11,6 +11,7 @@ import { number, percent, powerOfTwo } from "/static/words.js";
 const HEIGHT = 230;
 const USUAL_SCALES = [-4, 28]; // exponents that the dial always reaches
 const FARTHEST = 120; // and those it never passes
+const [MIN_DIGITS, MAX_DIGITS] = [-3, 23]; // exponents of scales that are read as digits, too
 const ROOM = 4; // exponents beyond what is marked on the dial
 const FATE_WORDS = { flushed: "flushed to zero", subnormal: "subnormal", normal: "normal", overflows: "overflow" };
 
@@ -99,7 +100,7 @@ export class Explorer {
     const none = this.subject.lossScale === null;
     dial.value = String(exponent);
     dial.setAttribute("aria-valuetext", `2 to the power of ${exponent}`);
-    setText(byId("whatif-value"), none && exponent === 0 ? "none" : `${powerOfTwo(exponent)} = ${number(2 ** exponent)}`);
+    setText(byId("whatif-value"), none && exponent === 0 ? "none" : scaleWords(exponent));
     const back = byId("whatif-now");
     setText(back, none ? "back to none, as it is now" : `back to ${powerOfTwo(now)}, as it is now`);
     back.style.visibility = exponent === now ? "hidden" : "visible";
@@ -151,4 +152,10 @@ function drawFates(subject, format, exponent) {
     ...FATES.map((fate) => make("li", { "data-fate": fate, "data-none": String(!counts[fate]) },
       make("span", { class: "swatch", "aria-hidden": "true" }), `${FATE_WORDS[fate]} `, make("b", {}, percent(counts[fate] / all)))),
   ]);
+}
+
+/** A scale as the axes write it, and in digits where those can be read. */
+function scaleWords(exponent) {
+  const power = powerOfTwo(exponent);
+  return exponent < MIN_DIGITS || exponent > MAX_DIGITS ? power : `${power} = ${number(2 ** exponent)}`;
 }

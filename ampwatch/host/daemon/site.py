@@ -17,6 +17,7 @@ from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.assets import find_assets, find_pages
 from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.host.page.brief import brief
 from ampwatch.host.page.broadcast import Broadcast, encoded
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
@@ -141,6 +142,7 @@ class Site:
             "/healthz": self._health,
             "/sd": self._discovery,
             "/state.json": self._state,
+            "/brief.json": self._brief,
             "/events": self._events,
             "/debug/kernels.json": self._kernels,
         } | dict.fromkeys(self._assets, self._asset)
@@ -167,7 +169,7 @@ class Site:
         if request.path == "/metrics":
             usual = self._exporter.usual(request.accept, request.query.get("name[]", []))
             return ("rare", None) if usual is None else ("metrics", usual)
-        if request.path == "/state.json":
+        if request.path in {"/state.json", "/brief.json"}:
             return "page", request.path
         if request.path in {"/events", "/debug/kernels.json"}:
             return "page", None
@@ -204,6 +206,10 @@ class Site:
     def _state(self, _: Request) -> Response:
         chunks = encoded(self._feed.full(self._feed.usual_age), self._feed.step_aside)
         return Response(b"".join(chunks), JSON)
+
+    def _brief(self, _: Request) -> Response:
+        short = brief(self._feed.full(self._feed.usual_age))
+        return Response(b"".join(encoded(short, self._feed.step_aside)), JSON)
 
     def _kernels(self, _: Request) -> Response:
         """Answer whoever checks how the names of kernels were taken."""

@@ -179,20 +179,23 @@ class Feed:
             "speaker": verdict.speaker,
             "world_size": max(rank.identity.world_size for rank in ranks),
             "badness": verdict.level.badness,
-            "ranks": {str(r.identity.rank): self._rank(r, by_rank[r.identity.rank]) for r in ranks},
+            "ranks": {
+                str(r.identity.rank): self._rank(r, by_rank[r.identity.rank], now) for r in ranks
+            },
         }
 
-    def _rank(self, rank: RankView, verdict: Verdict) -> State:
+    def _rank(self, rank: RankView, verdict: Verdict, now: float) -> State:
         # One rank at a time: of all together a scrape would have to wait for seconds.
         with self._fleet.lock:
-            state = self._rank_now(rank, verdict)
+            state = self._rank_now(rank, verdict, now)
         self.step_aside()
         return state
 
-    def _rank_now(self, rank: RankView, verdict: Verdict) -> State:
+    def _rank_now(self, rank: RankView, verdict: Verdict, now: float) -> State:
         members = [member for story in verdict.stories for member in story.members]
         state: State = {
             **_words(verdict),
+            "headline": asdict(headline(verdict, now)),
             "state": rank.state.value,
             "user": rank.user,
             "host": rank.identity.host,

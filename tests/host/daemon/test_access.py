@@ -38,7 +38,16 @@ if TYPE_CHECKING:
     from tests.host.daemon.parts import Answer, Place
 
 ROUTES = (
-    *("/", "/metrics", "/sd", "/state.json", "/events", "/debug/kernels.json", "/static/app.js"),
+    *(
+        "/",
+        "/metrics",
+        "/sd",
+        "/state.json",
+        "/brief.json",
+        "/events",
+        "/debug/kernels.json",
+        "/static/app.js",
+    ),
     *("/explain/", "/docs/settings", "/runbooks/", "/absent", "/healthz/", "/healthz/../"),
 )
 """One of each kind, and some that there are not."""

@@ -9,14 +9,16 @@ import shutil
 import sys
 import textwrap
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ampwatch.doctor.check import Check
+    from ampwatch.doctor.examination import Probe
 
     Examination = Mapping[str, list[Check]]
 
@@ -69,10 +71,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SettingsError: If a setting is not usable.
     """
+    from ampwatch.cli.progress import progress  # noqa: PLC0415 - not for --help
     from ampwatch.doctor.examination import examine, is_able, probes  # noqa: PLC0415 - not for --help
     from ampwatch.settings import Settings  # noqa: PLC0415
 
-    found = examine(probes(Settings.resolve()))
+    with progress("examining this machine") as shown:
+        found = examine(_told(probes(Settings.resolve()), shown.update))
     able = is_able(found)
     if args.json:
         print(as_json(found, able=able))
@@ -82,6 +86,16 @@ def run(args: argparse.Namespace) -> int:
         width = min(shutil.get_terminal_size(fallback=(MAX_WIDTH, 0)).columns, MAX_WIDTH)
         print(as_text(found, width))
     return 0 if able else 1
+
+
+def _told(probes: Mapping[str, Probe], say: Callable[[str], None]) -> dict[str, Probe]:
+    """Return ``probes``, each of which says what it examines before it does."""
+
+    def told(group: str, probe: Probe) -> list[Check]:
+        say(f"examining {group}")
+        return probe()
+
+    return {group: partial(told, group, probe) for group, probe in probes.items()}
 
 
 def as_json(found: Examination, *, able: bool) -> str:

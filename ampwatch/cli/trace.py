@@ -84,13 +84,16 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         AmpwatchError: If there is no trace, saying why, or a setting is not usable.
     """
+    from ampwatch.cli.progress import progress  # noqa: PLC0415 - not for --help
+
     output: Path = args.output.absolute()
     if output.exists() and not args.force:
         msg = f"expected a new file, got {str(output)!r}, which exists; --force replaces it"
         raise TraceError(msg)
     with ExitStack() as undo:
         reader = _choose(_readers(undo), args.run, args.rank)
-        answer = _ask(reader, output, args, undo)
+        with progress(f"waiting for an iteration of {reader.identity.run} to end"):
+            answer = _ask(reader, output, args, undo)
     print(f"{output}\n{summary(answer)}")
     return 0
 

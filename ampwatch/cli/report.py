@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -29,6 +31,8 @@ examples:
       of the run that was started last
   ampwatch report gpt --html gpt.html
       of the last run of that name, as a page with pictures that needs nothing beside it
+  ampwatch report --short
+      on one screen: how it went, what, where, what to do first, and the rest counted
   ampwatch report --all
       a line for each run that has left something
   ampwatch report gpt --json > gpt.json
@@ -59,7 +63,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="name of the run, or a report, a directory of reports (with a slash: ./reports) or a"
         " ring; the run that was started last if not given",
     )
-    add("--json", action="store_true", help="everything, for programs")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="everything, for programs")
+    how.add_argument("--short", action="store_true", help="on one screen; with --all of each run")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--html", metavar="OUT", help="write a page of its own to OUT")
     which.add_argument(
@@ -84,14 +90,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_report(args: argparse.Namespace) -> None:
+    from ampwatch.cli.progress import progress  # noqa: PLC0415 - likewise
     from ampwatch.host.daemon.remains import jobs  # noqa: PLC0415 - likewise
     from ampwatch.report.standing import render_json  # noqa: PLC0415 - likewise
     from ampwatch.wire.blackbox.document import to_json  # noqa: PLC0415 - --help must be quick
 
-    found = jobs(_boxes(args.run))
+    with progress("reading what runs have left"):
+        found = jobs(boxes_of(args.run))
     if args.all:
         if args.json:
             print(to_json(box for job in found for box in job))
+        elif args.short:
+            print("\n".join(map(_short, reversed(found))), end="")
         else:
             print("\n".join(_listed(found)))
         return
@@ -100,11 +110,13 @@ def _print_report(args: argparse.Namespace) -> None:
         print(render_json(newest))
     if args.html:
         _write_page(args.html, newest)
-    elif not args.json:
+    if args.short:
+        _print_short(newest, others=found[:-1])
+    elif not (args.html or args.json):
         _print_text(newest, others=found[:-1])
 
 
-def _boxes(asked: str | None) -> list[Box]:
+def boxes_of(asked: str | None) -> list[Box]:
     """Return what there is of a run, or in a path.
 
     Raises:
@@ -113,7 +125,7 @@ def _boxes(asked: str | None) -> list[Box]:
     from ampwatch.host.daemon.remains import find_remains, read_path  # noqa: PLC0415 - as above
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
-    if asked is not None and _is_path(asked):
+    if asked is not None and is_path(asked):
         return read_path(Path(asked))
     settings = Settings.resolve()
     remains = find_remains(settings, asked)
@@ -124,7 +136,7 @@ def _boxes(asked: str | None) -> list[Box]:
     return remains.boxes
 
 
-def _is_path(asked: str) -> bool:
+def is_path(asked: str) -> bool:
     """Return whether ``asked`` is a path: runs are mostly called like a directory that is there, too."""
     path = Path(asked)
     if path.is_dir():
@@ -154,11 +166,36 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
 def _print_text(job: list[Box], others: list[list[Box]]) -> None:
     from ampwatch.report.report import render_boxes  # noqa: PLC0415 - as above
 
+    print(_printable(render_boxes(job, _width())), end="")
+    _print_others(others)
+
+
+def _width() -> int:
     columns = shutil.get_terminal_size((MAX_WIDTH, 40)).columns
-    print(_printable(render_boxes(job, min(max(columns, MIN_WIDTH), MAX_WIDTH))), end="")
+    return min(max(columns, MIN_WIDTH), MAX_WIDTH)
+
+
+def _print_others(others: list[list[Box]]) -> None:
     if others:
         earlier = "1 earlier run" if len(others) == 1 else f"{len(others)} earlier runs"
         print(f"\n{earlier}: ampwatch report --all")
+
+
+def _print_short(job: list[Box], others: list[list[Box]]) -> None:
+    from ampwatch.report.short import INDENT  # noqa: PLC0415 - as above
+
+    print(_short(job), end="")
+    if any(box.findings for box in job):
+        more = f"ampwatch explain --run {shlex.quote(job[0].identity.run)}"
+        print(_printable(f"{'more':<{INDENT}}{more}"))
+    _print_others(others)
+
+
+def _short(job: list[Box]) -> str:
+    """Return the report of one run in some ten lines."""
+    from ampwatch.report.short import render_short  # noqa: PLC0415 - as above
+
+    return _printable(render_short(job, time.time(), _width()))
 
 
 def _listed(found: list[list[Box]]) -> list[str]:
@@ -187,10 +224,12 @@ def _printable(text: str) -> str:
 
 
 def _write_page(out: str, job: list[Box]) -> None:
-    from ampwatch.errors import ReportError  # noqa: PLC0415 - as above
+    from ampwatch.cli.progress import progress  # noqa: PLC0415 - as above
+    from ampwatch.errors import ReportError  # noqa: PLC0415 - likewise
     from ampwatch.report.html_report import render_html  # noqa: PLC0415 - likewise
 
-    page = render_html(job)
+    with progress("drawing the page"):
+        page = render_html(job)
     try:
         # It names tracebacks, settings and the host, as reports do: readable by its owner alone.
         file = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -108,6 +108,16 @@ def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
     return _text(lines, verdict.stories, width)
 
 
+def render_story(story: Story, width: int = WIDTH) -> str:
+    """Return one finding with what it explains, as reports have it.
+
+    Args:
+        story: The finding.
+        width: Characters in a line.
+    """
+    return "\n".join(_story(story, Glossary(), width)) + "\n"
+
+
 def render_more(boxes: Sequence[Box], known: Sequence[Box], width: int = WIDTH) -> str:
     """Return what further ranks add to a report that others have had; empty if that is nothing.
 

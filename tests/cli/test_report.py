@@ -95,6 +95,42 @@ def test_a_run_that_goes_on_is_read_from_its_ring(
     writer.close(end(), keep=False)
 
 
+def test_short_is_one_screen(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How it went, what, where, what to do first; the rest counted, and where to read on."""
+    files.write(runs, box(), most=4)
+    leave(runs, "old", START - 9000)
+
+    assert main(["report", "--short"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("gpt: failed") or lines[0].startswith("gpt: failing")
+    assert lines[1:5] == [
+        "what      mm in decoder.3.ffn overflowed float16",
+        "where     module decoder.3.ffn, op mm, in float16, forward pass, rank 0 of 2",
+        "do first  change forward_overflow.",
+        "explains  1 finding: scale_collapse",
+    ]
+    assert lines[5:] == [
+        "more      ampwatch explain --run gpt",
+        "",
+        "1 earlier run: ampwatch report --all",
+    ]
+
+
+def test_short_of_all_is_some_lines_for_each_run(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest first."""
+    leave(runs, "old", START - 9000)
+    leave(runs, "new")
+
+    assert main(["report", "--all", "--short"]) == 0
+
+    new, old = capsys.readouterr().out.split("\n\n")
+    assert new.startswith("new: failed")
+    assert old.startswith("old: failed")
+
+
 def test_json_is_a_report_that_can_be_taken_along(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

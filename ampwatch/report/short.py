@@ -1,0 +1,92 @@
+"""A report that fits one screen: the four lines of the verdict, and what else there is, counted."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ampwatch.report.headline import headline
+from ampwatch.report.report import WIDTH
+from ampwatch.report.standing import judge_boxes
+from ampwatch.report.words import plain
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ampwatch.report.stories import Story
+    from ampwatch.report.verdict import RunVerdict
+    from ampwatch.wire.blackbox import Box
+
+LABELS = ("what", "where", "do first")
+"""What the lines after the first one are about; that one says so itself."""
+
+MORE = ("explains", "also")
+INDENT = max(map(len, (*LABELS, *MORE))) + 2
+MIN_WIDTH = 20
+MAX_KINDS = 4
+"""Kinds that are named when findings are counted."""
+
+
+def render_short(boxes: Sequence[Box], now_s: float, width: int = WIDTH) -> str:
+    """Return the report of a run in some ten lines.
+
+    Args:
+        boxes: Those of its ranks; at least one, all of one run.
+        now_s: Unix time. Unit: s.
+        width: Characters in a line.
+    """
+    verdict = judge_boxes(boxes)
+    told = headline(verdict, now_s)
+    lines = labelled(boxes[0].identity.run, told.lines, width)
+    for label, text in zip(MORE, (_symptoms(verdict), _others(verdict)), strict=True):
+        lines += _part(label, text, width)
+    return plain("\n".join(map("".join, lines))) + "\n"
+
+
+def labelled(who: str, told: Sequence[str], width: int) -> list[tuple[str, str]]:
+    """Return the four lines of a verdict, wrapped: on each line what it is about, and the text.
+
+    Args:
+        who: The run or the rank.
+        told: State, cause, place and remedy; what is empty is left out.
+        width: Characters in a line.
+    """
+    state = textwrap.wrap(f"{who}: {told[0]}", max(width, MIN_WIDTH), break_on_hyphens=False)
+    lines = [("", line) for line in state]
+    for label, text in zip(LABELS, told[1:], strict=True):
+        lines += _part(label, text, width)
+    return lines
+
+
+def _part(label: str, text: str, width: int) -> Iterator[tuple[str, str]]:
+    room = max(width - INDENT, MIN_WIDTH)
+    for place, line in enumerate(textwrap.wrap(text, room, break_on_hyphens=False)):
+        yield f"{'' if place else label:<{INDENT}}", line
+
+
+def _symptoms(verdict: RunVerdict) -> str:
+    """Count what the finding that the verdict is about explains."""
+    return "" if verdict.subject is None else _counted(verdict.subject.symptoms)
+
+
+def _others(verdict: RunVerdict) -> str:
+    """Count the findings that have nothing to do with it, those that are alarming by their kind."""
+    others = [story for story in verdict.stories if story is not verdict.subject]
+    alarming = [story for story in others if story.severity is not Severity.INFO]
+    notes = len(others) - len(alarming)
+    parts = [_counted(alarming), f"{notes} to know, no trouble" if notes else ""]
+    return "; ".join(filter(None, parts))
+
+
+def _counted(found: Iterable[Story]) -> str:
+    """Write findings by their kind, as in "3 findings: 2 grad_underflow, divergence"."""
+    kinds = Counter(story.finding.kind for story in found)
+    if not kinds:
+        return ""
+    total = sum(kinds.values())
+    named = [kind if n == 1 else f"{n} {kind}" for kind, n in kinds.most_common(MAX_KINDS)]
+    rest = len(kinds) - len(named)
+    named += [f"{rest} kinds more"] if rest else []
+    return f"{total} finding{'s' if total != 1 else ''}: {', '.join(named)}"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Say what a kind of finding means and what to change, with a program that shows it and the
-remedy; what to do about an alert; or print a guide.
+remedy; what to do about an alert; or print a guide. With --run: what a run of this machine,
+or a report from anywhere, says of a finding of its own, and then the page of its kind.
 
 The pages come with ampwatch: no network is needed. A daemon serves them as well, under
 /explain/, /runbooks/ and /docs/.
@@ -33,8 +34,14 @@ examples:
       the runbook of that alert
   ampwatch explain settings
       all settings
+  ampwatch explain --run gpt
+      the finding that is at the root of what is wrong with the run
+  ampwatch explain grad_underflow --run gpt.json
+      the findings of that kind in a report
+  ampwatch explain forward_overflow@decoder.3
+      the finding of that key, as logs and reports in JSON have it, of the newest run with it
 
-The exit status is 2 if there is no page of a name.
+The exit status is 2 if there is no page, or no finding, of a name.
 """
 
 MAX_WIDTH = 100
@@ -55,7 +62,12 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "names",
         nargs="*",
         metavar="NAME",
-        help="a kind of finding, an alert or a guide; a list of all of them if not given",
+        help="a kind of finding, its key, an alert or a guide; a list of pages if not given",
+    )
+    parser.add_argument(
+        "--run",
+        metavar="RUN|PATH",
+        help="a run of this machine, or a report: explain its own findings",
     )
     parser.set_defaults(func=run)
 
@@ -69,6 +81,10 @@ def run(args: argparse.Namespace) -> int:
     from ampwatch.report.pages import pages  # noqa: PLC0415 - --help must be quick
 
     known = pages()
+    if args.run is not None or any(is_key(name) for name in args.names):
+        from ampwatch.cli.explain_finding import explain_findings  # noqa: PLC0415 - likewise
+
+        return explain_findings(args.names, args.run, _print_pages, known)
     if unknown := [name for name in args.names if name not in known]:
         print("\n".join(_no_page(name, known) for name in unknown), file=sys.stderr)
         return NO_PAGE
@@ -81,6 +97,11 @@ def run(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # whoever reads has read enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def is_key(name: str) -> bool:
+    """Return whether ``name`` is the key of a finding: its kind and its place."""
+    return "@" in name
 
 
 def _no_page(name: str, known: Iterable[str]) -> str:

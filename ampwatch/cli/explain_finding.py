@@ -1,0 +1,113 @@
+"""``ampwatch explain`` of a finding that was made: its own words and numbers, then the page of its kind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+from ampwatch.cli.progress import progress
+from ampwatch.cli.report import MAX_WIDTH, MIN_WIDTH, boxes_of
+from ampwatch.errors import did_you_mean
+from ampwatch.host.daemon.remains import jobs
+from ampwatch.report import accounts
+from ampwatch.report.one_line import printable
+from ampwatch.report.report import render_story
+from ampwatch.report.standing import judge_boxes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ampwatch.report.pages import Page
+    from ampwatch.report.stories import Story
+    from ampwatch.report.verdict import RunVerdict
+    from ampwatch.wire.blackbox import Box
+
+NOT_FOUND = 2
+
+
+def explain_findings(
+    names: Sequence[str],
+    run: str | None,
+    print_pages: Callable[[Iterable[Page]], None],
+    known: Mapping[str, Page],
+) -> int:
+    """Print findings of a run, each once, and the pages of their kinds; return the exit status.
+
+    Args:
+        names: Kinds or keys; the finding at the root of the run's trouble if there is none.
+        run: Name of the run or path of a report; ``None`` for the newest run that has made the
+            findings.
+        print_pages: Prints pages.
+        known: Pages by name.
+
+    Raises:
+        ReportError: If there is no such run or report.
+    """
+    with progress("reading what runs have left"):
+        found = jobs(boxes_of(run))
+    # A key alone says nothing of its run: the newest one that has it is meant.
+    having = [job for job in found if _named(judge_boxes(job), names)]
+    job = (having if run is None and having else found)[-1]
+    verdict = judge_boxes(job)
+    chosen = _named(verdict, names) if names else _root(verdict)
+    if not chosen:
+        print(_nothing(job, verdict, names), file=sys.stderr)
+        return NOT_FOUND
+    try:
+        for member in chosen:
+            print(_told(job, verdict, member))
+        kinds = dict.fromkeys(member.finding.kind for member in chosen)
+        print_pages([known[kind] for kind in kinds if kind in known])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _members(verdict: RunVerdict) -> list[Story]:
+    return [member for story in verdict.stories for member in story.members]
+
+
+def _root(verdict: RunVerdict) -> list[Story]:
+    """Return the finding that the verdict is about; the first one where it is about none."""
+    root = verdict.subject or next(iter(verdict.stories), None)
+    return [] if root is None else [root]
+
+
+def _named(verdict: RunVerdict, names: Sequence[str]) -> list[Story]:
+    """Return the findings that are of one of the kinds, or have one of the keys."""
+    return [m for m in _members(verdict) if {m.finding.kind, m.finding.key} & set(names)]
+
+
+def _told(job: Sequence[Box], verdict: RunVerdict, member: Story) -> str:
+    """Return a finding in words: whose it is, what it says, and what explains it."""
+    who, finding = job[0].identity, member.finding
+    columns = min(max(shutil.get_terminal_size((MAX_WIDTH, 40)).columns, MIN_WIDTH), MAX_WIDTH)
+    ranks = f", {accounts.ranks(member.ranks, who.world_size)}" if who.world_size > 1 else ""
+    lines = [
+        f"Run {who.run}{ranks}: {finding.key}",
+        "",
+        *render_story(member, columns).splitlines(),
+    ]
+    root = next((s for s in verdict.stories if member in s.symptoms), None)
+    if root is not None:
+        place = accounts.place(root.finding)
+        lines.append(f"  Explained by: {root.finding.kind} in {place} ({root.finding.key})")
+    text = "\n".join([*map(printable, lines), ""])
+    encoding = sys.stdout.encoding or "utf-8"
+    return text.encode(encoding, errors="replace").decode(encoding)
+
+
+def _nothing(job: Sequence[Box], verdict: RunVerdict, names: Sequence[str]) -> str:
+    run = job[0].identity.run
+    keys = [member.finding.key for member in _members(verdict)]
+    if not keys:
+        return printable(f"ampwatch: expected a run with findings, got run {run}, which has none")
+    kinds = [member.finding.kind for member in _members(verdict)]
+    near = did_you_mean(names[0] if names else "", [*kinds, *keys])
+    asked = ", ".join(map(repr, names))
+    return printable(
+        f"ampwatch: expected a finding of run {run}, got {asked}; it has {', '.join(keys)}{near}"
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 VERBS = (
+    "completion",
     "daemon",
     "demo",
     "deploy",

@@ -28,6 +28,7 @@ VERBS = (
     "ops",
     "report",
     "run",
+    "top",
     "trace",
     "url",
 )

@@ -1,0 +1,154 @@
+"""The state that this user's daemon shows, for commands: found as ``ampwatch url`` finds it, and asked.
+
+Whom the lock names is asked, and nobody else who listens on the port: the token goes along.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ampwatch.errors import DaemonError
+from ampwatch.runtime import runtime_directory
+from ampwatch.wire.rendezvous.lock import reachable, serving
+from ampwatch.wire.rendezvous.probe import ask
+from ampwatch.wire.rendezvous.token import TOKEN_FILE, read_token
+from ampwatch.wire.ring.text import parse_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ampwatch.settings import Settings
+
+TIMEOUT_SECONDS = 10.0
+"""Time for the daemon to answer: with many ranks on a busy machine it takes seconds. Unit: s."""
+
+MAX_ANSWER = 1 << 28
+"""Bytes of an answer that are read."""
+
+MAX_REASON = 200
+"""Bytes of a refusal that are shown."""
+
+PATHS = ("/brief.json", "/state.json")
+"""Where the state is, the smaller one first; daemons of older releases have the larger one alone."""
+
+
+class _Place(NamedTuple):
+    """A daemon to be asked.
+
+    Attributes:
+        scheme: ``http`` or ``https``.
+        host: Address.
+        port: Port.
+        token: What it wants; empty for nothing.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    token: str = ""
+
+    @property
+    def address(self) -> str:
+        """Host and port, as in a URL."""
+        return f"{reachable(self.host)}:{self.port}"
+
+
+class DaemonState:
+    """Asks the daemon that shows the runs of this user, be it this user's or that of the machine.
+
+    Args:
+        settings: Where its lock is, and which port it has.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._directory = runtime_directory(settings.runtime_dir)
+
+    def read(self) -> dict[str, Any]:
+        """Return the newest state, as ``/state.json`` has it, with or without ranges and ops.
+
+        The daemon is looked for each time: another one may have taken its place.
+
+        Raises:
+            DaemonError: If none serves, it does not answer, or it refuses.
+        """
+        place = self._place()
+        for path in PATHS:
+            status, body = _get(place, path)
+            if status != HTTPStatus.NOT_FOUND:
+                break
+        if status == HTTPStatus.UNAUTHORIZED:
+            raise DaemonError(self._refused(place, body))
+        if status != HTTPStatus.OK:
+            said = body[:MAX_REASON].decode("utf-8", "replace").strip()
+            msg = f"expected the daemon on {place.address} to say how the runs go, got status {status}: {said!r}"
+            raise DaemonError(msg)
+        try:
+            state = parse_json(body)
+        except ValueError as error:
+            msg = f"expected JSON of the daemon on {place.address}, got: {error}"
+            raise DaemonError(msg) from error
+        if not isinstance(state, dict) or not isinstance(state.get("runs"), dict):
+            msg = f"expected the state of runs of the daemon on {place.address}, got something else"
+            raise DaemonError(msg)
+        return state
+
+    def _place(self) -> _Place:
+        info = serving(self._directory)
+        if info is not None:
+            token = (read_token(self._directory) or "") if info.wants_token else ""
+            if info.wants_token and not token:
+                msg = f"expected a token in {str(self._directory / TOKEN_FILE)!r} that only this user can read, found none; end the daemon with `kill {info.pid}`, and the next one makes it"
+                raise DaemonError(msg)
+            return _Place(info.scheme, info.host, info.port, token)
+        return self._of_the_machine(self._directory)
+
+    def _of_the_machine(self, directory: Path) -> _Place:
+        """Return the daemon that somebody put in charge of this machine, if that one answers."""
+        host, port = self._settings.host, self._settings.port
+        answer = ask(host, port, [directory]) if port else None
+        if answer is None or not answer.is_daemon:
+            msg = f"expected a daemon that shows your runs, found none in {str(directory)!r} nor on port {port}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there"
+            raise DaemonError(msg)
+        # No token is sent: the one of this user opens nothing there.
+        return _Place(answer.url.partition(":")[0], host, port)
+
+    def _refused(self, place: _Place, body: bytes) -> str:
+        said = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
+        if place.token:
+            path = str(self._directory / TOKEN_FILE)
+            return f"expected the daemon on {place.address} to take the token in {path!r}, got a refusal; end that daemon, and the next one takes it"
+        return f"expected the daemon on {place.address} to answer without a password, got: {said!r}; open its page in a browser"
+
+
+def _get(place: _Place, path: str) -> tuple[int, bytes]:
+    host = reachable(place.host).strip("[]")
+    connection: http.client.HTTPConnection
+    if place.scheme == "https":
+        # On this machine, by the lock of this user: the certificate is for names that others use.
+        context = ssl._create_unverified_context()  # noqa: S323, SLF001 - as above
+        connection = http.client.HTTPSConnection(
+            host, place.port, timeout=TIMEOUT_SECONDS, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(host, place.port, timeout=TIMEOUT_SECONDS)
+    # By the name of loopback: it answers by that one, whatever address it listens on.
+    headers = {"Host": f"localhost:{place.port}", "Connection": "close"}
+    if place.token:
+        headers["Authorization"] = f"Bearer {place.token}"
+    try:
+        connection.request("GET", path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read(MAX_ANSWER)
+    except TimeoutError as error:
+        msg = f"expected the daemon on {place.address} to answer within {TIMEOUT_SECONDS:.0f} s, got nothing"
+        raise DaemonError(msg) from error
+    except (OSError, http.client.HTTPException) as error:
+        why = str(error) or type(error).__name__
+        msg = f"expected the daemon on {place.address} to answer, got: {why}"
+        raise DaemonError(msg) from error
+    finally:
+        connection.close()

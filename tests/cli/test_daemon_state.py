@@ -1,0 +1,150 @@
+"""The state that commands ask this user's daemon for."""
+
+from __future__ import annotations
+
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ampwatch.cli.daemon_state import DaemonState
+from ampwatch.errors import DaemonError
+from ampwatch.settings import Settings
+from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
+from ampwatch.wire.rendezvous.token import ensure_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Answers = dict[str, tuple[int, bytes]]
+STATE = json.dumps({"runs": {"gpt": {}}}).encode()
+
+
+class Asked:
+    """The requests that a daemon has got: paths, and what proves who asks."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.headers: list[Any] = []
+
+
+@contextmanager
+def serving(directory: Path, answers: Answers, *, wants_token: bool) -> Iterator[Asked]:
+    """A program that holds the lock of ``directory`` and answers so."""
+    asked = Asked()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.paths.append(self.path)
+            asked.headers.append(dict(self.headers))
+            status, body = answers.get(self.path, (404, b"nothing here"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    lock = DaemonLock.take(directory)
+    assert lock is not None
+    lock.publish(
+        DaemonInfo(1, "http", "127.0.0.1", server.server_port, "1", 1, wants_token=wants_token)
+    )
+    try:
+        yield asked
+    finally:
+        lock.release()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    place = tmp_path / "mine"
+    place.mkdir(mode=0o700)
+    return place
+
+
+def read(directory: Path) -> Any:
+    return DaemonState(Settings(runtime_dir=str(directory), port=0)).read()
+
+
+def test_it_asks_for_the_small_state_and_proves_who_it_is(directory: Path) -> None:
+    """The token goes in a header, by the name of loopback."""
+    token = ensure_token(directory)
+    with serving(directory, {"/brief.json": (200, STATE)}, wants_token=True) as asked:
+        assert read(directory) == {"runs": {"gpt": {}}}
+
+    assert asked.paths == ["/brief.json"]
+    assert asked.headers[0]["Authorization"] == f"Bearer {token}"
+    assert asked.headers[0]["Host"].startswith("localhost:")
+
+
+def test_an_older_daemon_has_the_whole_state_alone(directory: Path) -> None:
+    """It is asked for that; no token goes to whom wants none."""
+    ensure_token(directory)
+    with serving(directory, {"/state.json": (200, STATE)}, wants_token=False) as asked:
+        assert read(directory)["runs"] == {"gpt": {}}
+
+    assert asked.paths == ["/brief.json", "/state.json"]
+    assert "Authorization" not in asked.headers[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((401, b"who are you"), "to answer without a password, got: 'who are you'"),
+        ((503, b"too many"), "got status 503: 'too many'"),
+        ((200, b"<html>"), "expected JSON of the daemon"),
+        ((200, b"[]"), "expected the state of runs"),
+        ((200, b'{"runs": []}'), "expected the state of runs"),
+    ],
+)
+def test_what_is_no_state_is_said(directory: Path, answer: tuple[int, bytes], told: str) -> None:
+    """In one sentence."""
+    with (
+        serving(directory, {"/brief.json": answer}, wants_token=False),
+        pytest.raises(DaemonError, match=told.replace("[", r"\[")),
+    ):
+        read(directory)
+
+
+def test_a_token_that_is_refused_is_not_the_user_s_fault(directory: Path) -> None:
+    """It says which file, and what to do."""
+    ensure_token(directory)
+    with (
+        serving(directory, {"/brief.json": (401, b"")}, wants_token=True),
+        pytest.raises(
+            DaemonError, match=r"take the token in '.*daemon\.token', got a refusal; end"
+        ),
+    ):
+        read(directory)
+
+
+def test_nobody_who_merely_listens_is_asked(directory: Path) -> None:
+    """Without a lock there is no daemon, whoever has the port."""
+    with serving(directory, {"/brief.json": (200, STATE)}, wants_token=False):
+        elsewhere = directory.parent / "elsewhere"
+        elsewhere.mkdir(mode=0o700)
+        with pytest.raises(DaemonError, match="expected a daemon that shows your runs, found none"):
+            read(elsewhere)
+
+
+def test_a_daemon_that_has_gone_without_a_word_is_said(directory: Path) -> None:
+    """Its lock is held by somebody who does not answer."""
+    lock = DaemonLock.take(directory)
+    assert lock is not None
+    lock.publish(DaemonInfo(1, "http", "127.0.0.1", 1, "1", 1))
+    try:
+        with pytest.raises(DaemonError, match=r"to answer, got: .*refused"):
+            read(directory)
+    finally:
+        lock.release()

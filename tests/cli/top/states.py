@@ -1,0 +1,41 @@
+"""States of a daemon as a client gets them: through JSON, from fleets that nobody trained."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.page.brief import brief
+from ampwatch.host.page.page import Feed
+from ampwatch.settings import Settings
+from ampwatch.wire.records import FindingRecord
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import made_up_fleet, put
+from tests.workshop.records import alarm, identity, skipped_step, step
+
+NOW = Clock(START + 20)
+
+
+def state_of(fleet: Fleet) -> Any:
+    return json.loads(json.dumps(brief(Feed(fleet, NOW).full()), allow_nan=False))
+
+
+def made_up_state() -> Any:
+    """Two runs of which everything is known: one that fails, one that has failed."""
+    return state_of(made_up_fleet())
+
+
+def many_ranks(count: int = 256, broken: int = 200) -> Any:
+    """One run of ``count`` ranks, of which ``broken`` has an overflow that its collapse follows from."""
+    fleet = Fleet(Settings(), NOW)
+    for rank in range(count):
+        who = identity(rank=rank, local_rank=rank, world_size=count)
+        records: list[Any] = [step(i, duration_s=0.1 + rank / 1000) for i in range(4)]
+        if rank == broken:
+            cause = alarm("forward_overflow", "decoder.3.ffn", op="mm", dtype="float16")
+            collapse = alarm(first_step=4, evidence={"loss_scale": 2.0**-15})
+            collapse.root, collapse.caused_by = False, cause.key
+            records += [skipped_step(4, 2.0**-15), FindingRecord(cause), FindingRecord(collapse)]
+        put(fleet, f"/gpt-{rank}.ring", who, records)
+    return state_of(fleet)

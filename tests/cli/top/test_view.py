@@ -1,0 +1,271 @@
+"""What is on the screen of `ampwatch top`, and what keys do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ampwatch.cli.top.cells import Style, text_of, width_of
+from ampwatch.cli.top.rows import Row, rows_of
+from ampwatch.cli.top.terminal import Key
+from ampwatch.cli.top.view import View
+from tests.cli.top.states import made_up_state, many_ranks
+
+
+def view_of(rows: list[Row], *, is_ascii: bool = False) -> View:
+    view = View(is_ascii=is_ascii)
+    view.show(rows, "12:00:00  3 ranks")
+    return view
+
+
+def screen(view: View, width: int = 100, height: int = 24) -> list[str]:
+    lines = view.lines(width, height)
+    assert len(lines) <= height
+    assert all(sum(width_of(span.text) for span in line) <= width for line in lines)
+    return [text_of(line) for line in lines]
+
+
+def chosen(view: View, width: int = 100) -> str:
+    """The line that is chosen."""
+    (line,) = [
+        text_of(line)
+        for line in view.lines(width, 24)
+        if any(span.style is Style.CHOSEN for span in line)
+    ]
+    return line
+
+
+def test_trouble_stands_first_with_its_cause_below_the_table() -> None:
+    """One line a rank; the four lines of the first one, whole."""
+    said = screen(view_of(rows_of(made_up_state())))
+
+    assert [line.split()[0] for line in said[2:5]] == ["failing", "failed", "starting"]
+    assert "optimizer 0: every step" in said[2]
+    assert "2^15" in said[2]
+    pane = said[said.index("─" * 100) :]
+    assert pane[1].startswith("gpt rank 0: failing, since step 1, ")
+    assert pane[2].startswith("what      optimizer 0: every step is skipped")
+    assert pane[-1].startswith("up/down choose")
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_it_fits_and_says_what_is_wrong_at_any_width(width: int) -> None:
+    """State, run, rank and cause have their place before any number has."""
+    said = screen(view_of(rows_of(made_up_state())), width)
+
+    assert said[1].split()[:3] == ["STATE", "RUN", "RANK"]
+    assert "WHAT" in said[1]
+    assert "optimizer 0:" in said[2]
+    assert ("LOSS" in said[1]) == (width >= 80)
+
+
+def test_on_a_narrow_terminal_what_to_do_first_is_not_cut() -> None:
+    """The four lines take the room that the table leaves."""
+    said = " ".join(" ".join(screen(view_of(rows_of(many_ranks(3, broken=1))), 40, 16)).split())
+
+    assert "do first change forward_overflow." in said
+
+
+@pytest.mark.parametrize("height", range(1, 12))
+def test_a_low_terminal_has_rows_before_anything_else(height: int) -> None:
+    """The line that is chosen is always there, if any is."""
+    view = view_of(rows_of(many_ranks(16, broken=9)))
+    view.press(Key.END)
+
+    said = screen(view, 80, height)
+
+    assert height < 4 or any(line.startswith("healthy") for line in said)
+
+
+def test_columns_get_fewer_but_stay_where_they_are_while_one_scrolls() -> None:
+    """Their widths are those of all ranks."""
+    view = view_of(rows_of(many_ranks(256, broken=200)))
+    head = screen(view)[1]
+    view.press(Key.END)
+
+    assert screen(view)[1] == head
+
+
+def test_256_ranks_scroll() -> None:
+    """To the last one and back, by lines and by pages."""
+    view = view_of(rows_of(many_ranks(256, broken=200)))
+    assert chosen(view).split()[:3] == ["failing", "gpt", "200"]
+
+    view.press(Key.END)
+    assert chosen(view).split()[:3] == ["healthy", "gpt", "255"]
+    view.press(Key.UP)
+    assert chosen(view).split()[2] == "254"
+    view.press(Key.PAGE_UP)
+    assert int(chosen(view).split()[2]) < 250
+    view.press(Key.HOME)
+    view.press(Key.UP)
+    assert chosen(view).split()[2] == "200"
+    view.press(Key.DOWN)
+    assert chosen(view).split()[2] == "0"
+
+
+def test_who_is_chosen_stays_chosen_wherever_its_line_goes() -> None:
+    """The table is sorted anew each second."""
+    rows = rows_of(many_ranks(8, broken=5))
+    view = view_of(rows)
+    view.press(Key.DOWN)
+    view.press(Key.DOWN)
+    assert chosen(view).split()[2] == "1"
+
+    view.show([replace(row, badness=0) if row.rank == 1 else row for row in rows], "")
+
+    assert chosen(view).split()[2] == "1"
+
+
+def test_without_a_choice_the_first_line_is_chosen_whoever_it_is() -> None:
+    """What breaks while somebody looks on comes to the top, and is what the four lines are about."""
+    rows = rows_of(many_ranks(8, broken=5))
+    view = view_of([row for row in rows if row.rank != 5])
+    assert chosen(view).split()[2] == "0"
+
+    view.show(rows, "")
+
+    assert chosen(view).split()[2] == "5"
+
+
+def test_enter_opens_the_story_of_a_rank() -> None:
+    """The four lines, its numbers, then each finding as reports have it: evidence and advice."""
+    view = view_of(rows_of(many_ranks(8, broken=5)))
+    view.press(Key.ENTER)
+
+    said = "\n".join(screen(view, 100, 60))
+
+    assert "\ngpt rank 5: failing, since step 0" in said
+    assert "\nCRITICAL  forward_overflow  module decoder.3.ffn\n" in said
+    assert "\n  What to change: change forward_overflow." in said
+    assert "\n  It explains: scale_collapse in optimizer 0, since step 4." in said
+    assert "loss_scale  3.05176e-05" in said
+    assert "\nscale     " in said
+    view.press(Key.ESCAPE)
+    assert chosen(view).split()[2] == "5"
+
+
+def test_an_open_story_is_scrolled_to_its_end_and_no_further() -> None:
+    """By lines, pages, and to both ends."""
+    view = view_of(rows_of(many_ranks(8, broken=5)))
+    view.press(Key.ENTER)
+    top = screen(view, 60, 12)
+    view.press(Key.END)
+    bottom = screen(view, 60, 12)
+    view.press(Key.DOWN)
+
+    assert bottom != top
+    assert bottom[-2].strip() == "More: ampwatch explain forward_overflow"
+    assert screen(view, 60, 12) == bottom
+    view.press(Key.UP)
+    assert screen(view, 60, 12)[2:-1] == [screen(view, 60, 12)[2], *bottom[2:-2]]
+    view.press(Key.HOME)
+    assert screen(view, 60, 12) == top
+
+
+def test_an_open_story_goes_on_as_the_rank_does() -> None:
+    """A new state is shown, scrolled to the same place; a rank that is gone stays as it was."""
+    rows = rows_of(many_ranks(8, broken=5))
+    view = view_of(rows)
+    view.press(Key.ENTER)
+    lines = ("failing, since step 0, 2 h ago", "it is worse", "here", "stop")
+    view.show([replace(row, lines=lines) for row in rows], "")
+    assert "what      it is worse" in screen(view)
+
+    view.show([], "")
+
+    assert "what      it is worse" in screen(view)
+
+
+def test_f_goes_from_finding_to_finding() -> None:
+    """In the table to the next rank that has one; in a story to the next one, of whichever rank."""
+    one, other = rows_of(many_ranks(4, broken=1)), rows_of(many_ranks(4, broken=3))
+    view = view_of([*(replace(row, run="a") for row in one), *(replace(r, run="b") for r in other)])
+    assert chosen(view).split()[1:3] == ["a", "1"]
+    view.press("f")
+    assert chosen(view).split()[1:3] == ["b", "3"]
+    view.press("f")
+    assert chosen(view).split()[1:3] == ["a", "1"]
+
+    view.press(Key.ENTER)
+    screen(view, 100, 60)
+    view.press("f")
+
+    assert screen(view, 100, 60)[1].startswith("b rank 3: ")
+
+
+def test_s_sorts_and_says_by_what() -> None:
+    """By trouble, by run and rank, slowest first, and round again."""
+    view = view_of(rows_of(many_ranks(4, broken=2)))
+
+    def order() -> list[str]:
+        return [line.split()[2] for line in screen(view)[2:6]]
+
+    assert order() == ["2", "0", "1", "3"]
+    view.press("s")
+    assert (order(), screen(view)[-1][-15:]) == (["0", "1", "2", "3"], "by run and rank")
+    view.press("s")
+    # The step that was skipped took a second.
+    assert (order(), screen(view)[-1][-10:]) == (["2", "3", "1", "0"], "by slowest")
+    view.press("s")
+    assert order() == ["2", "0", "1", "3"]
+
+
+def test_a_filter_lets_through_what_has_all_its_words() -> None:
+    """Runs, hosts, levels, kinds and places; while it is typed q is a letter."""
+    view = view_of(rows_of(many_ranks(4, broken=2)))
+    for key in ["/", *"decoder.3 q"]:
+        view.press(key)
+    assert not view.is_over
+    assert "filter: decoder.3 q_" in screen(view)
+    assert "No rank has 'decoder.3 q'" in screen(view)[2]
+
+    view.press(Key.BACKSPACE)
+    view.press(Key.ENTER)
+    assert [line.split()[2] for line in screen(view)[2:4] if line] == ["2"]
+    assert "only 'decoder.3 '" in screen(view)[-1]
+
+    view.press(Key.ESCAPE)
+    assert len([line for line in screen(view) if line.startswith("healthy")]) == 3
+
+
+def test_q_leaves() -> None:
+    """From the table and from a story."""
+    for keys in (["q"], [Key.ENTER, "q"]):
+        view = view_of(rows_of(made_up_state()))
+        for key in keys:
+            view.press(key)
+        assert view.is_over
+
+
+def test_a_daemon_that_is_away_is_said_and_the_last_state_stays() -> None:
+    """Until the next state."""
+    rows = rows_of(made_up_state())
+    view = view_of(rows)
+    view.say("expected a daemon\x1b[2J, found none")
+    said = screen(view)
+    assert said[-2] == r"not current: expected a daemon\x1b[2J, found none"
+    assert said[2].startswith("failing")
+
+    view.show(rows, "")
+
+    assert not any("not current" in line for line in screen(view))
+
+
+def test_without_a_run_it_says_how_one_comes() -> None:
+    """Keys do no harm."""
+    view = view_of([])
+    for key in (Key.DOWN, Key.ENTER, "f", "s", Key.END):
+        view.press(key)
+
+    assert "No run yet." in screen(view)[2]
+
+
+def test_a_terminal_that_shows_ascii_alone_gets_ascii_alone() -> None:
+    """Rules and courses as well; in the story, too."""
+    view = view_of(rows_of(many_ranks(4, broken=2)), is_ascii=True)
+    assert "\n".join(screen(view)).isascii()
+    view.press(Key.ENTER)
+
+    assert "\n".join(screen(view)).isascii()

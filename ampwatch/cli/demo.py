@@ -6,9 +6,16 @@ import argparse
 import importlib.util
 import math
 import sys
+import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ampwatch.demo.course import SECONDS, DemoCourse, Limit, usual_course
+
+if TYPE_CHECKING:
+    from ampwatch.wire.blackbox import Box
+
+ONE_LINE = "watch = ampwatch.monitor(model, scaler)"
 
 DESCRIPTION = """\
 Train a small model, let it break, and see what ampwatch says about it.
@@ -17,7 +24,8 @@ A character GPT of 1 to 3 M parameters learns the sources of Python's standard l
 float16 autocast with a GradScaler, on CUDA if there, else on the CPU. Nothing is
 downloaded. For a minute all is well. Then a fault is planted in the forward of one
 module, its float16 output overflows, every step is skipped and the loss scale collapses.
-It ends with the report that watch.report() gives, and takes a minute and a half.
+It ends with the story on one screen: what broke, where, what to do first, and where to
+look. It takes two minutes.
 
 Open the page it prints while it runs. The training loop itself is worth reading:
 ampwatch/demo/training.py is an ordinary AMP loop and one line of ampwatch.
@@ -98,12 +106,43 @@ def run(args: argparse.Namespace) -> int:
             display=display,
             port=args.port,
         )
-    print(f"\n{watch.report()}")
-    if watch.url:
-        minutes = watch.settings.grace_seconds / 60
-        print(f"The page and /metrics show this run for another {minutes:.3g} min: {watch.url}")
-        print("A daemon that the demo has started ends by itself after that.")
+    minutes = watch.settings.grace_seconds / 60
+    print(f"\n{story(watch.box(), time.time(), url=watch.url, minutes=minutes)}", end="")
     return 0
+
+
+def story(box: Box, now_s: float, *, url: str = "", minutes: float = 0.0) -> str:
+    """Return how the demo went, and where to look at it, on one screen.
+
+    Args:
+        box: What its monitor has seen.
+        now_s: Unix time. Unit: s.
+        url: Address of the page; empty without one.
+        minutes: How long the page goes on showing it. Unit: min.
+    """
+    from ampwatch.report.short import render_short  # noqa: PLC0415 - likewise
+    from ampwatch.report.standing import judge_boxes  # noqa: PLC0415 - likewise
+
+    subject = judge_boxes([box]).subject
+    name = box.identity.run
+    rows = [("ampwatch top", "a line for each rank of this machine; Enter opens its findings")]
+    rows = rows if url else []
+    if subject is not None:
+        kind = subject.finding.kind
+        rows += [
+            (f"ampwatch explain {kind} --run {name}", "this finding, then what its kind means"),
+            (f"ampwatch report {name}", "all findings, with their numbers"),
+            (f"ampwatch report {name} --html {name}.html", "the same with pictures"),
+        ]
+    longest = max((len(command) for command, _ in rows), default=0)
+    lines = ["Where to look:"] if rows or url else []
+    if url:
+        lines.append(
+            f"  {url}  the page, for another {minutes:.3g} min (`ampwatch url` has the token)"
+        )
+    lines += [f"  {command:<{longest}}  {what}" for command, what in rows]
+    lines += ["In a training of yours one line does this:", f"  {ONE_LINE}"]
+    return "\n".join([render_short([box], now_s), *lines]) + "\n"
 
 
 def course_of(args: argparse.Namespace) -> DemoCourse:

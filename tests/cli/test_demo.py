@@ -42,10 +42,15 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     assert f"{page}Metrics  {info.url}metrics\n" in said
     assert "\nhealthy   0%  step 0  loss " in said
     assert "\nfaulty " in said
-    assert "\nampwatch report: run demo, rank 0, on " in said
-    assert "\nCRITICAL  forward_overflow  module blocks.2.mlp\n" in said
-    assert "\n  It explains: scale_collapse in optimizer 0" in said
-    assert f"another 10 min: {info.url}" in said
+    story = said[said.index("\ndemo: ") :]
+    assert len(story.splitlines()) <= 20
+    assert story.startswith("\ndemo: broken, ended at step 27")
+    assert "in trouble since step " in story
+    assert "\nwhere     module blocks.2.mlp" in story
+    assert "\nexplains  1 finding: scale_collapse\n" in story
+    assert f"\n  {info.url}  the page, for another 10 min" in story
+    assert "\n  ampwatch explain forward_overflow --run demo " in story
+    assert "\n  watch = ampwatch.monitor(model, scaler)\n" in story
 
     def metrics() -> str:
         known = f"Bearer {read_token(place.runtime)}"
@@ -73,7 +78,8 @@ def test_ctrl_c_ends_it_with_the_report(place: Place) -> None:
     assert (demo.returncode, complained) == (0, "")
     assert "Interrupted; here is the report so far." in rest
     # Some CPUs have no instructions for the dtype, which is worth an info.
-    assert "ampwatch report: run demo, rank 0" in rest
+    assert "\ndemo: finished at step " in rest
+    assert "ampwatch explain" not in rest
     assert "WARNING" not in rest
     assert "CRITICAL" not in rest
 

@@ -137,6 +137,7 @@ docs: $(INSTALLED) ## Write what is generated again: metrics, settings, rules fo
 	$(BIN)/python -m ampwatch.diagnosis.kinds
 	$(BIN)/python -m tests.frameworks.matrix > docs/support.md
 	$(BIN)/python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml
+	$(BIN)/python -m tests.cli.terminal_examples
 	$(BIN)/python -m tools.cost
 
 .PHONY: dashboards

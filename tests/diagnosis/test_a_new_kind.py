@@ -138,9 +138,12 @@ def test_a_new_kind_takes_three_places_and_the_generator(copied: Path) -> None:
     assert _changed(copied) - by_hand == {"README.md", "docs/diagnoses/README.md"}
     index = (copied / "docs/diagnoses/README.md").read_text()
     assert "| [`loss_is_zero`](loss_is_zero.md) | there is nothing left to learn from |" in index
-    assert (
-        "[`loss_is_zero`](docs/diagnoses/loss_is_zero.md) |" in (copied / "README.md").read_text()
-    )
+    line = "- [It looks like mixed precision, and is not](docs/diagnoses/README.md#not-amp): "
+    lines = {
+        place: (place / "README.md").read_text().split(line)[1] for place in (REPOSITORY, copied)
+    }
+    assert lines[REPOSITORY].splitlines()[0].endswith(", and 2 more")
+    assert lines[copied].splitlines()[0].endswith(", and 3 more")
 
 
 def test_a_new_kind_is_found_explained_and_exported(copied: Path) -> None:

@@ -43,6 +43,7 @@ MISTAKES = (
     Mistake(
         "bce_loss --steps 12", "api_error", {"", "5", "loss"}, "binary_cross_entropy", "forward"
     ),
+    Mistake("bf16_checkpoint --steps 12", "forward_overflow", {"blocks.0.wo"}, "mm", "forward"),
     Mistake("mnist_cnn --steps 4 --channels 420", "dims_unaligned", {"3"}, "convolution", "config"),
 )
 
@@ -96,13 +97,15 @@ def run(command: str) -> Run:
 
 @of_each_mistake
 def test_the_mistake_is_named(mistake: Mistake) -> None:
-    """One finding: the kind, a place that makes sense, the op and the phase; the report says it."""
+    """One root: the kind, a place that makes sense, the op and the phase; the report says it."""
     output, findings = run(mistake.command)
 
-    assert [(f["kind"], f["op"], f["phase"]) for f in findings] == [
+    roots = [f for f in findings if f["root"]]
+    assert [(f["kind"], f["op"], f["phase"]) for f in roots] == [
         (mistake.kind, mistake.op, mistake.phase)
     ]
-    assert findings[0]["where"] in mistake.places
+    assert roots[0]["where"] in mistake.places
+    assert {f["caused_by"].partition("@")[0] for f in findings} <= {"", mistake.kind}
     report = output[output.rindex("ampwatch report: run") :]
     assert mistake.kind in report
     assert "What to change: " in report

@@ -15,8 +15,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.report.links import links
 from tests.services import require
 from tools import audit
+from tools.readme import FILES, PAGES
 from tools.release import (
     LOCK,
     SUMS,
@@ -38,6 +40,7 @@ LOCKS = (
     "constraints-dev.txt",
     "constraints-grafana.txt",
     "constraints-release.txt",
+    "constraints-site.txt",
     "tests/frameworks/constraints.txt",
     ".ci/constraints.txt",
 )
@@ -161,6 +164,18 @@ def test_the_wheel_holds_the_package_and_what_it_ships(built: list[Path]) -> Non
     assert not {n for n in names if n.startswith("tests/")}
     check_sdist(built[1])
     check_metadata(built[0])
+
+
+def test_an_index_shows_a_readme_whose_links_lead_somewhere(built: list[Path]) -> None:
+    """Nothing of it is relative: an index has neither the pages nor the pictures."""
+    archive = zipfile.ZipFile(built[0])
+    metadata = archive.read(next(n for n in archive.namelist() if n.endswith("/METADATA"))).decode()
+    found = links(metadata.split("\n\n", 1)[1])
+
+    assert len(found) > 30
+    assert [link for link in found if "://" not in link] == []
+    assert f"{FILES}docs/images/page-collapsed.png" in found
+    assert f"{PAGES}docs/using.md" in found
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ PATHS = (
 """What a watched step runs, and the settings that say how often. `tests/tools/test_cost.py` watches one."""
 
 SETUP = (
+    "ampwatch/diagnosis/kinds/__main__.py",
+    "ampwatch/diagnosis/kinds/tables.py",
     "ampwatch/training/announcement.py",
     "ampwatch/training/arguments.py",
     "ampwatch/training/attach",

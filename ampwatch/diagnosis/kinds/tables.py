@@ -1,4 +1,4 @@
-"""The tables of kinds in the documentation, written from the rows.
+"""The lists of kinds in the documentation, written from the rows.
 
 ``python -m ampwatch.diagnosis.kinds`` writes them into the pages of the repository, between two
 comments; with ``--check`` it only says which pages are not as they would be written.
@@ -24,6 +24,9 @@ REPOSITORY = Path(__file__).parents[3]
 BEGIN = "<!-- Generated from the rows of the kinds: python -m ampwatch.diagnosis.kinds -->"
 END = "<!-- End of what is generated -->"
 
+INDEX = "docs/diagnoses/README.md"
+"""The page with a line for each kind."""
+
 
 def by_family(rows: Sequence[Kind] = ROWS) -> Iterator[tuple[KindFamily, list[Kind]]]:
     """Yield the families with their kinds, in the order of the pages."""
@@ -33,12 +36,13 @@ def by_family(rows: Sequence[Kind] = ROWS) -> Iterator[tuple[KindFamily, list[Ki
             yield family, kinds
 
 
-def table_of_readme(rows: Sequence[Kind] = ROWS) -> str:
-    """Return the table of the README: a line for each family, with links to the pages."""
-    lines = ["| what is wrong | findings |", "| --- | --- |"]
+def list_of_readme(rows: Sequence[Kind] = ROWS) -> str:
+    """Return the list of the README: a line for each family, with the first of its kinds in words."""
+    lines = []
     for family, kinds in by_family(rows):
-        links = ", ".join(f"[`{row.slug}`]({row.page})" for row in kinds)
-        lines.append(f"| {family.trouble} | {links} |")
+        place = f"{INDEX}#{family.title.lower().replace(' ', '-')}"
+        more = f", and {len(kinds) - 1} more" if kinds[1:] else ""
+        lines.append(f"- [{family.trouble}]({place}): {kinds[0].meaning}{more}")
     return "\n".join(lines) + "\n"
 
 
@@ -55,8 +59,8 @@ def index_of_pages(rows: Sequence[Kind] = ROWS) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "README.md": table_of_readme,
-    "docs/diagnoses/README.md": index_of_pages,
+    "README.md": list_of_readme,
+    INDEX: index_of_pages,
 }
 """Pages with a generated part, by their place in the repository."""
 
@@ -91,5 +95,5 @@ def main(arguments: Sequence[str], repository: Path = REPOSITORY) -> int:
         if not check:
             page.write_text(wanted, encoding="utf-8")
     for name in stale if check else ():
-        sys.stderr.write(f"expected the table in {name} as generated; run: make docs\n")
+        sys.stderr.write(f"expected the list in {name} as generated; run: make docs\n")
     return int(check and bool(stale))

@@ -1,0 +1,91 @@
+"""What the programs of the tutorial print: run again, and written into the page between comments.
+
+``python -m tools.site.tutorial`` writes them. Which sentences a program prints is the same each time; times, paths and the name of
+the machine are not, and are written as a reader would have them. ``tests/docs`` holds the page against the programs, numbers apart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from typing import NamedTuple
+
+from tools.cost.code import ROOT
+
+PAGE = ROOT / "docs" / "tutorial.md"
+
+BLOCK = re.compile(
+    r"(?P<begin><!-- ran: (?P<command>[^:\n]+): (?P<part>\w+)(?: (?P<what>\w+))?, written by python -m tools\.site\.tutorial -->\n)"
+    r".*?(?P<end><!-- ran: end -->)",
+    re.DOTALL,
+)
+"""A place on the page: the example with its options, and which part of what it prints."""
+
+_FINDING = re.compile(r"^(?:CRITICAL|WARNING|INFO)  (?P<kind>\w+)  ")
+
+
+class Ran(NamedTuple):
+    """What an example has printed.
+
+    Attributes:
+        log: Lines of the log, which go to stderr.
+        head: The report before its first finding.
+        findings: The paragraphs of the findings, by kind.
+    """
+
+    log: str
+    head: str
+    findings: dict[str, str]
+
+    def part(self, name: str, what: str) -> str:
+        """Return a part by its name on the page.
+
+        Raises:
+            KeyError: If there is no such part.
+        """
+        if name == "finding":
+            return self.findings[what]
+        return {"log": self.log, "head": self.head}[name]
+
+
+@cache
+def ran(command: str) -> Ran:
+    """Run an example on the CPU, each step sampled.
+
+    Args:
+        command: Name of the example, and its options.
+
+    Raises:
+        subprocess.CalledProcessError: If it fails.
+    """
+    name, *options = command.split()
+    done = subprocess.run(  # noqa: S603 - a program of this repository
+        [sys.executable, ROOT / "examples" / f"{name}.py", *options, "--device", "cpu"],
+        env=os.environ
+        | {"AMPWATCH_SAMPLE_EVERY": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    said = done.stdout[done.stdout.rindex("ampwatch report: ") :].replace(f"{ROOT}/", "")
+    said = re.sub(r"(?m)^(ampwatch report: .*), on \S+$", r"\1, on laptop", said)
+    head, *paragraphs = said.rstrip().split("\n\n")
+    findings = {match["kind"]: each for each in paragraphs if (match := _FINDING.match(each))}
+    return Ran(done.stderr.rstrip(), head, findings)
+
+
+def filled(text: str) -> str:
+    """Return the page with what its programs print now."""
+    return BLOCK.sub(
+        lambda it: (
+            f"{it['begin']}\n```text\n{ran(it['command']).part(it['part'], it['what'] or '')}\n```\n\n{it['end']}"
+        ),
+        text,
+    )
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

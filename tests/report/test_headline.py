@@ -275,6 +275,15 @@ def test_a_report_says_the_same_as_the_page_and_nothing_of_how_long_ago() -> Non
     assert (lines.cause, lines.where, lines.remedy) == (live.cause, live.where, live.remedy)
 
 
+def test_a_daemon_that_came_late_does_not_date_what_began_before_it() -> None:
+    """It would be the age of the first step that it has read."""
+    late = [step(i) for i in range(100, 110)]
+
+    found = replace(OVERFLOW, last_step=109, count=100)
+
+    assert of_run([*late, FindingRecord(found)]).state == "failing, since step 7"
+
+
 def test_what_began_before_anything_is_known_is_not_dated() -> None:
     """A report has the newest steps only: the first of them is not when it began."""
     box = Box(identity(world_size=1), findings=[OVERFLOW])

@@ -24,6 +24,7 @@ from ampwatch.host.page.range_state import (
 )
 from ampwatch.report.accounts import place
 from ampwatch.report.pages import route_about
+from ampwatch.report.roll import call_the_roll
 from ampwatch.wire.records import SKIP_CLASSES
 
 if TYPE_CHECKING:
@@ -166,9 +167,12 @@ class Feed:
 
     def _run(self, ranks: Sequence[RankView], verdict: RunVerdict) -> State:
         by_rank = verdict.by_rank
+        roll = call_the_roll(verdict)
         return {
             **_words(verdict),
             "speaker": verdict.speaker,
+            "counts": roll.counts,
+            "worst": roll.worst,
             "world_size": max(rank.identity.world_size for rank in ranks),
             "badness": verdict.level.badness,
             "ranks": {str(r.identity.rank): self._rank(r, by_rank[r.identity.rank]) for r in ranks},

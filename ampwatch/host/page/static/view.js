@@ -1,22 +1,16 @@
 // The words, lists and tables of the page. Data becomes text only, never markup.
 
 import { byId, make, rebuild, setText } from "/static/dom.js";
+import { permalink } from "/static/links.js";
 import { SKIPS, SYMBOLS, number, span } from "/static/words.js";
 
 const NO_NEWS = "It ends by itself when nothing is left to watch: start training, or run `ampwatch daemon`."
   + " This page reconnects by itself and keeps what it has.";
 const NO_TOKEN = "The daemon is its user's alone: open the address that `ampwatch url` prints.";
 
-function level(word) {
+/** A state or severity: its sign and its word, in its colour. */
+export function level(word) {
   return make("span", { class: "level", "data-level": word }, `${SYMBOLS[word]} ${word}`);
-}
-
-/** A button that selects `key`: a name, a state, and what to say of it. */
-function choice(key, name, pressed, word, words, onSelect) {
-  const attributes = { type: "button", "data-key": key, "aria-pressed": String(pressed) };
-  const button = make("button", attributes, make("span", { class: "name" }, name), level(word), words);
-  button.addEventListener("click", () => onSelect(key));
-  return button;
 }
 
 /** Show whether news arrive. */
@@ -29,18 +23,6 @@ export function showConnection({ live, heardAt, wantsToken }) {
   if (live) return;
   const last = heardAt ? `last news ${span((Date.now() - heardAt) / 1000)} ago` : "no news yet";
   setText(gone, wantsToken ? `token wanted: ${last}. ${NO_TOKEN}` : `daemon gone: ${last}. ${NO_NEWS}`);
-}
-
-/** Show the runs to choose from; nothing to choose with one run. */
-export function showRuns(runs, selected, onSelect) {
-  const nav = byId("runs");
-  const names = Object.keys(runs);
-  nav.hidden = names.length < 2;
-  const source = names.map((n) => [n, runs[n].level, runs[n].sentence, n === selected]);
-  rebuild(nav, source, () => names.map((name) => {
-    const sentence = make("span", { class: "sentence" }, runs[name].sentence);
-    return choice(name, name, name === selected, runs[name].level, sentence, onSelect);
-  }));
 }
 
 /** Show the state of a run in words, and say it aloud when it changes. */
@@ -58,29 +40,6 @@ export function showHeadline(name, run) {
   if (announcement.dataset.state === `${name} ${run.level}`) return;
   announcement.dataset.state = `${name} ${run.level}`;
   setText(announcement, `${name} ${run.level}: ${run.sentence}`);
-}
-
-/** Show the heartbeat of every rank; the selected one is drawn below. */
-export function showRanks(run, selected, now, onSelect) {
-  const ranks = Object.entries(run.ranks);
-  const front = Math.max(...ranks.map(([, rank]) => rank.step ?? 0));
-  const elsewhere = run.world_size - ranks.length;
-  const absent = `; ${number(elsewhere)} of ${number(run.world_size)} ranks are not on this machine`;
-  setText(byId("ranks-title"), `Heartbeat${elsewhere > 0 ? absent : ""}`);
-  const list = byId("ranks");
-  const source = ranks.map(([index, rank]) => [index, rank.level, index === selected]);
-  rebuild(list, source, () => ranks.map(([index, rank]) => {
-    const beatOf = make("span", { class: "beat" });
-    return choice(index, `rank ${index}`, index === selected, rank.level, beatOf, onSelect);
-  }));
-  ranks.forEach(([, rank], i) => setText(list.children[i].querySelector(".beat"), beat(rank, front, now)));
-}
-
-function beat(rank, front, now) {
-  const age = `${span(now - rank.last_seen)} ago`;
-  if (rank.step === undefined) return `no step yet, started ${age}`;
-  const behind = front - rank.step;
-  return `step ${number(rank.step)}, ${age}${behind > 1 ? `, ${number(behind)} behind` : ""}`;
 }
 
 /** Show the figures of a rank. */
@@ -112,10 +71,11 @@ export function showFindings(rank) {
   byId("no-findings").hidden = any;
   const body = document.querySelector("#findings tbody");
   const { stories, findings } = rank; // the daemon says in which order: the same as in reports
-  rebuild(body, [stories, findings], () => stories.map(([key, depth]) => findingRow(findings[key], depth, findings)));
+  rebuild(body, [stories, findings], () => stories.map(([key, depth]) => findingRow(key, depth, findings)));
 }
 
-function findingRow(f, depth, findings) {
+function findingRow(key, depth, findings) {
+  const f = findings[key];
   const place = [f.place, f.op && `op ${f.op}`, f.dtype, f.phase, f.source].filter(Boolean).join(" · ");
   const evidence = Object.entries(f.evidence).map(([name, v]) => `${name} ${number(v)}`).join(", ");
   const what = make("td", { "data-title": "Finding" }, make("p", { class: "summary" }, f.summary));
@@ -123,14 +83,14 @@ function findingRow(f, depth, findings) {
   if (evidence) what.append(make("p", { class: "place" }, evidence));
   const cause = depth ? findings[f.caused_by] : undefined;
   if (cause) what.prepend(make("p", { class: "place" }, `↳ explained by ${cause.kind} (${cause.place})`));
-  return make("tr", { "data-depth": Math.min(depth, 1), "data-current": f.current, "data-kind": f.kind },
+  return make("tr", { "data-key": key, tabindex: "-1", "data-depth": Math.min(depth, 1), "data-current": f.current, "data-kind": f.kind },
     make("td", { "data-title": "Severity" }, level(f.severity)),
     what,
     make("td", { class: "count", "data-title": "Since step" }, number(f.first_step)),
     make("td", { class: "count", "data-title": "Last seen" }, number(f.last_step)),
     make("td", { class: "count", "data-title": "Steps" }, number(f.count)),
     make("td", { class: "advice", "data-title": "What to change" }, f.advice,
-      f.page && make("p", { class: "place" }, make("a", { href: f.page }, `More about ${f.kind}`))));
+      make("p", { class: "place" }, ...(f.page ? [make("a", { href: f.page }, `More about ${f.kind}`), " · "] : []), permalink(key))));
 }
 
 /** Show what does not change about a rank. */
@@ -148,6 +108,12 @@ export function showProblems(problems) {
 function definitions(list, entries) {
   const line = ([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, String(text)));
   rebuild(list, entries, () => Object.entries(entries).map(line));
+}
+
+/** Say what of the address is not there. */
+export function showAmiss(sentences) {
+  byId("amiss").hidden = !sentences.length;
+  setText(byId("amiss"), sentences.join(" "));
 }
 
 /** Show the page for no run at all. */

@@ -36,6 +36,21 @@ export function number(raw) {
   return String(Number(v.toPrecision(4)));
 }
 
+/** A number of things, in the plural unless it is one. */
+export function count(raw, noun) {
+  return `${number(raw)} ${noun}${raw === 1 ? "" : "s"}`;
+}
+
+/** A time of day, with the day if it is not that of `now`. Both in s since the epoch. */
+export function moment(seconds, now) {
+  const then = new Date(seconds * 1000);
+  const today = new Date(now * 1000);
+  const time = then.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  if (then.toDateString() === today.toDateString()) return time;
+  const year = then.getFullYear() === today.getFullYear() ? {} : { year: "numeric" };
+  return `${then.toLocaleDateString("en-GB", { day: "numeric", month: "short", ...year })} ${time}`;
+}
+
 /** A share in percent, two digits; everything and nothing are said only if it is so. */
 export function percent(raw) {
   const p = 100 * value(raw);

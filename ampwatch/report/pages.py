@@ -36,6 +36,7 @@ GUIDES = (
     "gpu",
     "grafana",
     "metrics",
+    "page",
     "settings",
     "what-is-patched",
     "zero-code",

@@ -125,6 +125,27 @@ def test_a_row_says_state_name_since_when_and_its_ranks(place: Place, page: Page
     page.says("#runs [data-key='gpt'] .since", "ran ")
 
 
+def test_a_list_of_many_runs_scrolls_inside_itself(place: Place, page: Page) -> None:
+    """It is no higher than the screen, however many there are, and goes to the one that is shown."""
+    many = [Trainer(place, f"sweep-{i}", slots=64) for i in range(40)]
+    for trainer in many:
+        trainer.train(2)
+    eventually(lambda: len(page.run(SEEN)) == 40, "all runs")
+
+    room = "const { scrollHeight, clientHeight } = document.getElementById('runs-list');"
+    assert page.run(f"{room} return scrollHeight > 2 * clientHeight")
+    box = page.run("return document.getElementById('runs').getBoundingClientRect().toJSON()")
+    assert box["height"] < SCREEN["height"]
+    page.browser.get(f"{page.url}#run=sweep-0")
+    page.says("#run h1", "sweep-0")
+    row = page.run(
+        "return document.querySelector('[aria-selected=true]').getBoundingClientRect().toJSON()"
+    )
+    assert box["top"] < row["top"] < row["bottom"] < box["bottom"]
+    for trainer in many:
+        trainer.finish()
+
+
 def test_runs_are_walked_through_with_the_keyboard(place: Place, page: Page) -> None:
     """One stop of the tabulator, arrows inside, Enter chooses; and what is chosen can be gone back from."""
     with runs(place, "one", "two", "three"):

@@ -45,8 +45,8 @@ def test_one_state_for_two_causes_is_two_states() -> None:
     )
 
     assert call_the_roll(verdict).counts == (
-        "3 needs attention (headroom_low),"
-        " 1 needs attention (grad_underflow, rank 3), 1 healthy (rank 4)"
+        "3 needs attention (headroom_low), 1 healthy (rank 4),"
+        " 1 needs attention (grad_underflow, rank 3)"
     )
 
 

@@ -68,6 +68,14 @@ def test_the_full_state_is_json_and_holds_every_run_rank_and_problem() -> None:
     assert state["runs"]["bert"]["level"] == "failed"
 
 
+def test_ranks_that_differ_are_counted_and_named() -> None:
+    """A page of hundreds of ranks says it in two lines."""
+    told = sent(Feed(made_up_fleet(), NOW).full())["runs"]["gpt"]
+
+    assert told["counts"] == "1 starting, 1 failing (rank 0)"
+    assert told["worst"] == f"rank 0 is failing: {told['ranks']['0']['sentence']}"
+
+
 def test_without_runs_the_state_says_so_by_having_none() -> None:
     """The page then says "no runs yet"."""
     assert Feed(Fleet(Settings(), NOW), NOW).full()["runs"] == {}

@@ -35,6 +35,7 @@ export function resolve(state, asked) {
   const found = find(state.runs, asked.run, asked.started);
   if (asked.run !== null && found.amiss) amiss.push(found.amiss);
   const name = found.name ?? worst(state.runs);
+  if (asked.run !== null && !found.name) amiss.push(`Shown is ${name}.`);
   const run = state.runs[name];
   // Of a run that is shown in the place of another one, nothing that was asked of that one holds.
   const asks = asked.run === null || found.name ? asked : { ...NOTHING, with: asked.with, withrank: asked.withrank };

@@ -24,6 +24,7 @@ const compare = new Compare(compareWith);
 const links = new Links(linkTo);
 let asked = NOTHING; // by the address: null where the daemon says what is shown first
 let addressRead = null;
+let isArriving = false; // an address was read, and nothing is shown of it yet
 let shown = null; // of what is asked for, what is there
 let state = null;
 let connection = { live: true, heardAt: 0, wantsToken: false };
@@ -62,6 +63,8 @@ function show() {
   charts.show(subject, state.columns, run.ranks[rank].series, exponents);
   // Last: a row is scrolled to where everything above it has its height.
   links.show(shown.finding, (key) => addressOf(shown, key));
+  if (isArriving && shown.finding === null && shown.step !== null) byId("charts").scrollIntoView({ block: "center" });
+  isArriving = false;
 }
 
 /** Draw the course of the rank that the shown one is compared with; null for none. */
@@ -123,6 +126,7 @@ function readLocation() {
   addressRead = location.hash;
   asked = readAddress(location.hash);
   links.goTo(asked.finding);
+  isArriving = true;
   show();
 }
 
@@ -149,6 +153,10 @@ document.getElementById("metrics-address").textContent = new URL("/metrics", loc
 byId("step").addEventListener("change", (event) => {
   const { name: run, rank } = shown;
   ask({ ...asked, run, rank, step: event.target.value || null, finding: null }, "replaceState");
+});
+byId("amiss-end").addEventListener("click", () => {
+  byId("main").focus();
+  ask(shown ? { ...NOTHING, run: shown.name, rank: shown.rank } : NOTHING, "replaceState");
 });
 // The address says what is shown, so going past the bar leaves it alone.
 document.querySelector(".skip-link").addEventListener("click", (event) => {

@@ -41,3 +41,11 @@ export function stopAt(list, option) {
   stop?.setAttribute("tabindex", "0");
   list.stop = stop;
 }
+
+/** Scroll `list`, and nothing around it, to where `option` can be seen; not under the hand of who scrolls it. */
+export function bring(list, option) {
+  if (option.hidden) return;
+  const [outer, inner] = [list.getBoundingClientRect(), option.getBoundingClientRect()];
+  if (list.matches(":hover") || (inner.top >= outer.top && inner.bottom <= outer.bottom)) return;
+  list.scrollTop += inner.top - outer.top - (outer.height - inner.height) / 2;
+}

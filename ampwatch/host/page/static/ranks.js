@@ -1,7 +1,7 @@
 // The ranks of a run: a card for each of a few, a strip of cells for many. One of them is drawn below.
 
 import { byId, make, rebuild, setAttribute, setText } from "/static/dom.js";
-import { stopAt, walk } from "/static/keys.js";
+import { bring, stopAt, walk } from "/static/keys.js";
 import { level } from "/static/view.js";
 import { SYMBOLS, number, span } from "/static/words.js";
 
@@ -70,6 +70,7 @@ export class Ranks {
     if (selected.getAttribute("aria-selected") === "true") return;
     this.list.querySelector("[aria-selected=true]")?.setAttribute("aria-selected", "false");
     selected.setAttribute("aria-selected", "true");
+    bring(this.list, selected);
     if (!this.list.contains(document.activeElement)) stopAt(this.list, selected);
   }
 

@@ -1,7 +1,7 @@
 // The runs to choose from: one row each, in the order that was chosen, found by a part of a name.
 
 import { byId, make, setAttribute, setText } from "/static/dom.js";
-import { stopAt, walk } from "/static/keys.js";
+import { bring, stopAt, walk } from "/static/keys.js";
 import { level } from "/static/view.js";
 import { count, moment, number, span } from "/static/words.js";
 
@@ -53,6 +53,8 @@ export class Runs {
     const found = this.search(about);
     for (const [name, row] of this.rows) this.fill(row, name, about.get(name));
     stopAt(this.list, this.list.contains(document.activeElement) ? document.activeElement : this.rows.get(this.selected));
+    if (this.brought !== this.selected) bring(this.list, this.rows.get(this.selected));
+    this.brought = this.selected;
     setText(byId("runs-count"), this.words(names.length, found));
     setText(byId("runs-summary"), `${count(names.length, "run")}, shown is ${this.selected}`);
   }

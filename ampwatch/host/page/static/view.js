@@ -112,7 +112,7 @@ function definitions(list, entries) {
 
 /** Say what of the address is not there. */
 export function showAmiss(sentences) {
-  byId("amiss").hidden = !sentences.length;
+  byId("amiss-box").hidden = !sentences.length;
   setText(byId("amiss"), sentences.join(" "));
 }
 

@@ -272,7 +272,8 @@ def test_an_address_leads_to_a_finding(place: Place, page: Page) -> None:
         assert page.run("return document.getElementById('step').value") == "12"
         gpt.train(1)
         gpt.write(FindingRecord(replace(OVERFLOW, severity=Severity.INFO, last_step=30)))
-        page.says("#findings [aria-current]", "30")
+        marked = "return document.querySelector('#findings [aria-current]').textContent"
+        eventually(lambda: "30" in page.run(marked), "news of the finding")
         assert page.run(FOCUS) == OVERFLOW.key  # the row is another one since
 
 

@@ -173,6 +173,9 @@ class Feed:
             "speaker": verdict.speaker,
             "counts": roll.counts,
             "worst": roll.worst,
+            "users": sorted({rank.user for rank in ranks}),
+            "hosts": sorted({rank.identity.host for rank in ranks}),
+            "found": _found(verdict),
             "world_size": max(rank.identity.world_size for rank in ranks),
             "badness": verdict.level.badness,
             "ranks": {str(r.identity.rank): self._rank(r, by_rank[r.identity.rank]) for r in ranks},
@@ -241,6 +244,19 @@ def _words(verdict: Verdict) -> State:
         "advice": verdict.advice,
     }
     return words if verdict.root is None else {**words, "root": verdict.root.finding.key}
+
+
+def _found(verdict: RunVerdict) -> dict[str, list[int]]:
+    """Return for the key of each finding a rank that has it, and how many have it.
+
+    It is the rank that speaks for the run, if that has it: an address need not name one.
+    """
+    members = [member for story in verdict.stories for member in story.members]
+    speaker = verdict.speaker
+    return {
+        m.finding.key: [speaker if speaker in m.ranks else min(m.ranks), len(m.ranks)]
+        for m in members
+    }
 
 
 def _order(story: Story) -> list[list[str | int]]:

@@ -1,5 +1,6 @@
 // What the address of the page asks for, and what of it is there. No page here: only the state.
 
+import { isWhole } from "/static/state.js";
 import { number } from "/static/words.js";
 
 /** The parts of an address, in the order in which they are written. */
@@ -74,26 +75,21 @@ function rankOf(name, run, asked, amiss) {
     amiss.push(`${why}: shown is rank ${speaker}.`);
     return speaker;
   }
-  if (asked.finding === null || asked.finding in run.ranks[speaker].findings) return speaker;
-  return having(run, asked.finding)[0] ?? speaker;
-}
-
-/** The ranks that have a finding. */
-function having(run, key) {
-  return Object.keys(run.ranks).filter((rank) => key in run.ranks[rank].findings);
+  const [having] = run.found[asked.finding] ?? [speaker];
+  return String(having);
 }
 
 function findingOf(run, rank, key, amiss) {
-  if (key === null) return null;
+  if (key === null || !isWhole(run.ranks[rank])) return null;
   if (key in run.ranks[rank].findings) return key;
-  const [first, ...more] = having(run, key);
-  const where = first === undefined ? "" : `; rank ${first}${more.length ? ` and ${number(more.length)} more` : ""} of this run has it`;
-  amiss.push(`Rank ${rank} has no finding ${key}${where}.`);
+  const [first, ranks] = run.found[key] ?? [null, 0];
+  const more = ranks > 1 ? ` and ${number(ranks - 1)} more of this run have` : " of this run has";
+  amiss.push(`Rank ${rank} has no finding ${key}${ranks ? `; rank ${first}${more} it` : ""}.`);
   return null;
 }
 
 function stepOf(rank, step, amiss) {
-  if (step === null) return null;
+  if (step === null || !isWhole(rank)) return null;
   if (!/^\d+$/.test(step)) {
     amiss.push(`“${step}” is no step.`);
     return null;

@@ -11,7 +11,7 @@ import { Precision } from "/static/precision.js";
 import { Ranges } from "/static/ranges.js";
 import { Ranks } from "/static/ranks.js";
 import { Runs, aboutRun, beganWhen } from "/static/runs.js";
-import { Stream } from "/static/state.js";
+import { Stream, isWhole } from "/static/state.js";
 import * as view from "/static/view.js";
 
 const THEMES = ["system", "light", "dark"];
@@ -46,6 +46,7 @@ function show() {
   runs.show(state.runs, name, daemonNow());
   view.showHeadline(name, run);
   ranks.show(run, rank, daemonNow());
+  if (!isWhole(run.ranks[rank])) return;
   view.showFigures(run.ranks[rank]);
   view.showHistory(run.ranks[rank].series);
   setText(byId("charts-since"), beganWhen(aboutRun(run), daemonNow()));
@@ -69,8 +70,9 @@ function show() {
 
 /** Draw the course of the rank that the shown one is compared with; null for none. */
 function showSecondCourse(other) {
-  if (other === null) charts.compare(null);
-  else charts.compare(titled(other), state.columns, state.runs[other.name].ranks[other.rank].series);
+  const rank = other && state.runs[other.name].ranks[other.rank];
+  if (rank === null || !isWhole(rank)) charts.compare(null);
+  else charts.compare(titled(other), state.columns, rank.series);
 }
 
 /** Mark a step in the charts, and say so; null for none. */

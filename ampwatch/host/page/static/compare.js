@@ -1,6 +1,7 @@
 // Two ranks side by side, of one run or of two: what to compare with, their figures, their findings.
 
 import { byId, make, rebuild, setText } from "/static/dom.js";
+import { isWhole } from "/static/state.js";
 import { level } from "/static/view.js";
 import { count, number } from "/static/words.js";
 
@@ -28,8 +29,10 @@ export class Compare {
     const ranks = other ? Object.keys(runs[other.name].ranks).filter((rank) => other.name !== shown.name || rank !== shown.rank) : [];
     byId("compare-rank-box").hidden = ranks.length < 2;
     choices(byId("compare-rank"), ranks, (rank) => `rank ${rank}`, other?.rank ?? "");
-    byId("compare-end").hidden = byId("compare-box").hidden = other === null;
-    if (other === null) return;
+    byId("compare-end").hidden = other === null;
+    const isThere = other !== null && isWhole(runs[other.name].ranks[other.rank]);
+    byId("compare-box").hidden = !isThere;
+    if (!isThere) return;
     const two = [shown, other].map((one) => ({ ...one, ...runs[one.name].ranks[one.rank], words: titled(one) }));
     for (const [id, { words }] of [["compare-first", two[0]], ["compare-second", two[1]]]) setText(byId(id), words);
     showFigures(two);

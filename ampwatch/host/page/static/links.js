@@ -13,7 +13,7 @@ export class Links {
       const link = event.target.closest("a.permalink");
       if (!link) return;
       event.preventDefault();
-      onLink(link.closest("[data-key]").dataset.key);
+      onLink(link.dataset.finding);
       copy(link);
     });
     // Whoever has begun to read is not taken elsewhere by a finding that comes late.
@@ -25,17 +25,14 @@ export class Links {
     this.wanted = key;
   }
 
-  /** Give every row its link, and mark the one of `marked`. `addressOf` writes the address of a finding. */
+  /** Give every link its address, and mark the row of `marked`. `addressOf` writes the address of a finding. */
   show(marked, addressOf) {
+    for (const link of this.table.querySelectorAll("a.permalink")) setAttribute(link, "href", addressOf(link.dataset.finding));
     for (const row of this.table.querySelectorAll("[data-key]")) {
-      const { key } = row.dataset;
-      const link = row.querySelector(".permalink");
-      const address = addressOf(key);
-      setAttribute(link, "href", address);
-      const isMarked = key === marked;
+      const isMarked = row.dataset.key === marked;
       if (isMarked) row.setAttribute("aria-current", "true");
       else row.removeAttribute("aria-current");
-      if (isMarked && this.wanted === key) {
+      if (isMarked && this.wanted === marked) {
         this.wanted = null;
         arrive(row);
       }
@@ -45,7 +42,7 @@ export class Links {
 
 /** The link of the row of a finding; where it leads to is filled in when the row is shown. */
 export function permalink(key) {
-  return make("a", { class: "permalink", href: "#", "aria-label": `link to ${key}` }, "link");
+  return make("a", { class: "permalink", href: "#", "data-finding": key, "aria-label": `link to ${key}` }, "link");
 }
 
 /** Unfold a row, bring it into sight, and hand the keyboard and the reader to it. */

@@ -160,8 +160,8 @@ export function aboutRun(run) {
   const ranks = Object.values(run.ranks);
   return {
     ranks: run.world_size,
-    users: [...new Set(ranks.map((rank) => rank.user))],
-    hosts: [...new Set(ranks.map((rank) => rank.host))],
+    users: run.users,
+    hosts: run.hosts,
     started: ranks.reduce((first, rank) => Math.min(first, rank.started), Infinity),
     lastSeen: ranks.reduce((last, rank) => Math.max(last, rank.last_seen), 0),
     hasEnded: ranks.every((rank) => ENDED.includes(rank.state)),

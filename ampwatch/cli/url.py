@@ -16,6 +16,8 @@ EPILOG = """\
 examples:
   ampwatch url
       to be pasted into a browser
+  ampwatch url --run gpt --rank 3 --finding forward_overflow@decoder.7
+      what leads to a finding; --step 812 marks a step in the charts
   ampwatch url --header | curl -H @- http://127.0.0.1:PORT/metrics
       what Prometheus reads, by a program
 
@@ -34,12 +36,18 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--run", default="", metavar="NAME", help="the run that the page shows")
+    parser.add_argument("--rank", type=int, metavar="R", help="a rank of it")
+    parser.add_argument("--step", type=int, metavar="N", help="a step that the charts mark")
+    parser.add_argument(
+        "--finding", default="", metavar="KEY", help="a finding that is marked, as KIND@PLACE"
+    )
     parser.add_argument(
         "--header",
         action="store_true",
         help="print the header by which a program sends the token instead",
     )
-    parser.set_defaults(func=run)
+    parser.set_defaults(func=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,11 +58,16 @@ def run(args: argparse.Namespace) -> int:
         DaemonError: If no daemon of this user serves, or there is no token.
     """
     from ampwatch.errors import DaemonError  # noqa: PLC0415 - --help must be quick
+    from ampwatch.report.one_line import address  # noqa: PLC0415 - likewise
     from ampwatch.runtime import runtime_directory  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
     from ampwatch.wire.rendezvous.lock import serving  # noqa: PLC0415 - likewise
     from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, read_token  # noqa: PLC0415
 
+    if not args.run and (args.rank is not None or args.step is not None or args.finding):
+        args.parser.error(
+            "expected --run NAME with --rank, --step or --finding, which are of a run"
+        )
     directory = runtime_directory(Settings.resolve().runtime_dir)
     # Whom the lock names, and nobody else: who just listens on the port must not get the token.
     info = serving(directory)
@@ -68,6 +81,10 @@ def run(args: argparse.Namespace) -> int:
         raise DaemonError(msg)
     if args.header:
         print(f"Authorization: Bearer {token}")
+    elif args.run:
+        secret = token if wants and token is not None else ""
+        wanted = {"rank": args.rank, "step": args.step, "finding": args.finding}
+        print(address(info.url, args.run, token=secret, **wanted))
     else:
         print(f"{info.url}?{TOKEN_FIELD}={token}" if wants else info.url)
     return 0

@@ -52,7 +52,14 @@ def printable(text: str) -> str:
 
 
 def address(
-    url: str, run: str, rank: int | None = None, started_ns: int | None = None, token: str = ""
+    url: str,
+    run: str,
+    rank: int | None = None,
+    started_ns: int | None = None,
+    token: str = "",
+    *,
+    step: int | None = None,
+    finding: str = "",
 ) -> str:
     """Return the address of the page of a run, or of one of its ranks; empty without a page.
 
@@ -64,12 +71,18 @@ def address(
             from others of the same name. Unit: ns.
         token: What the daemon wants of a browser that comes for the first time. A secret: not for
             what is kept, as logs and reports are.
+        step: The step that charts mark.
+        finding: Key of the finding that is scrolled to and marked.
     """
     if not url:
         return ""
     fragment = f"run={quote(run, safe=':/', errors='replace')}"
     if rank is not None:
         fragment += f"&rank={rank}"
+    if step is not None:
+        fragment += f"&step={step}"
+    if finding:
+        fragment += f"&finding={quote(finding, safe=':/@', errors='replace')}"
     if started_ns is not None:
         fragment += f"&started={started_ns / 1e9:.3f}"
     query = f"?{TOKEN_FIELD}={token}" if token else ""

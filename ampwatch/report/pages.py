@@ -36,6 +36,7 @@ GUIDES = (
     "gpu",
     "grafana",
     "metrics",
+    "page",
     "settings",
     "terminal",
     "what-is-patched",

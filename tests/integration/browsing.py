@@ -33,12 +33,17 @@ class Trainer:
     """A rank that trains: writes what a training process would, into a real ring."""
 
     def __init__(
-        self, place: Place, run: str = "train", rank: int = 0, world_size: int = 1
+        self,
+        place: Place,
+        run: str = "train",
+        rank: int = 0,
+        world_size: int = 1,
+        slots: int = 4096,
     ) -> None:
         who = identity(run=run, rank=rank, world_size=world_size, started_ns=time.time_ns())
         self.run = run
         self.started_ns = who.started_ns
-        self.writer = RingWriter.create([place.rings], who, slots=4096)
+        self.writer = RingWriter.create([place.rings], who, slots=slots)
         self.step = -1
 
     def train(self, steps: int, **changes: Any) -> None:
@@ -74,8 +79,11 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector).text.replace("\u202f", " ")
 
     def says(self, selector: str, words: str) -> None:
-        """Wait until ``words`` can be read at ``selector``."""
-        eventually(lambda: words in self.text(selector), f"{words!r} at {selector}")
+        """Wait until ``words`` can be read at ``selector``, which may be nowhere yet."""
+        there = f"return document.querySelector({selector!r}) !== null"
+        eventually(
+            lambda: self.run(there) and words in self.text(selector), f"{words!r} at {selector}"
+        )
 
     def click(self, selector: str) -> None:
         self.browser.find_element(By.CSS_SELECTOR, selector).click()

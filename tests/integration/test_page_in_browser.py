@@ -125,15 +125,14 @@ def test_a_finding_is_gone_to_by_its_key_also_where_it_is_folded_away(
     trainer.write(FindingRecord(root))
     trainer.write(symptom)
     page.says("#findings", "explains 1 more")
-    go = (
-        "const [key, done] = arguments;"
-        "import('/static/view.js').then((view) => done(view.goToFinding(key)))"
+
+    page.browser.execute_script(
+        "location.hash = `finding=${encodeURIComponent(arguments[0])}`", symptom.finding.key
     )
 
-    assert page.browser.execute_async_script(go, symptom.finding.key)
-    assert page.run("return document.activeElement.dataset.key") == symptom.finding.key
+    focus = "return document.activeElement.dataset.key"
+    eventually(lambda: page.run(focus) == symptom.finding.key, "the focus on the symptom")
     assert page.run("return document.querySelectorAll('#findings details[open]').length") == 2
-    assert not page.browser.execute_async_script(go, "run")
 
 
 def test_a_remedy_that_was_tried_is_marked_by_more_than_a_colour(
@@ -312,6 +311,7 @@ def test_of_several_runs_the_worst_is_shown_until_another_is_chosen(
     bad.write(finding(severity=Severity.WARNING, last_step=29))
 
     page.says("#run h1", "bad · ▲ needs attention")
+    page.click("#runs-summary")  # folded in a window as narrow as this
     page.says("#runs", "✓ healthy")
     page.click("#runs [data-key='good']")
     page.says("#run h1", "good · ✓ healthy")

@@ -219,3 +219,11 @@ def test_what_is_cut_begins_like_the_whole_and_ends_with_no_number(
     if short != text:
         assert text.startswith(short.removesuffix("..."))
         assert not re.search(r"\d\W*\.\.\.$", short)
+
+
+def test_an_address_leads_to_a_step_and_a_finding() -> None:
+    """Names that an address has signs of its own for arrive whole."""
+    finding = "forward_overflow@a&b=c#d+e f"
+    fragment = parse_qs(urlsplit(address(URL, "gpt", 3, step=812, finding=finding)).fragment)
+
+    assert fragment == {"run": ["gpt"], "rank": ["3"], "step": ["812"], "finding": [finding]}

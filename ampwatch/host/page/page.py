@@ -28,6 +28,7 @@ from ampwatch.report.accounts import place, sentence
 from ampwatch.report.glossary import TERMS, Glossary
 from ampwatch.report.headline import has_tried_remedy, headline
 from ampwatch.report.pages import route_about
+from ampwatch.report.roll import call_the_roll
 from ampwatch.report.words import quantity, scale
 from ampwatch.wire.records import SKIP_CLASSES
 
@@ -173,10 +174,16 @@ class Feed:
 
     def _run(self, ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
         by_rank = verdict.by_rank
+        roll = call_the_roll(verdict)
         return {
             **_words(verdict),
             "headline": asdict(headline(verdict, now)),
             "speaker": verdict.speaker,
+            "counts": roll.counts,
+            "worst": roll.worst,
+            "users": sorted({rank.user for rank in ranks}),
+            "hosts": sorted({rank.identity.host for rank in ranks}),
+            "found": _found(verdict),
             "world_size": max(rank.identity.world_size for rank in ranks),
             "badness": verdict.level.badness,
             "ranks": {
@@ -248,6 +255,19 @@ def _words(verdict: Verdict) -> State:
         "advice": verdict.advice,
     }
     return words if verdict.root is None else {**words, "root": verdict.root.finding.key}
+
+
+def _found(verdict: RunVerdict) -> dict[str, list[int]]:
+    """Return for the key of each finding a rank that has it, and how many have it.
+
+    It is the rank that speaks for the run, if that has it: an address need not name one.
+    """
+    members = [member for story in verdict.stories for member in story.members]
+    speaker = verdict.speaker
+    return {
+        m.finding.key: [speaker if speaker in m.ranks else min(m.ranks), len(m.ranks)]
+        for m in members
+    }
 
 
 def _order(story: Story) -> list[list[str | int]]:

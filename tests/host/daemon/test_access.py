@@ -331,12 +331,16 @@ def test_the_command_prints_the_address_that_opens_the_page(place: Place) -> Non
             url = process.communicate(timeout=60)[0].strip()
         with place.command("url", "--header") as process:
             header = process.communicate(timeout=60)[0].strip()
+        finding = ("--run", "gpt", "--rank", "3", "--step", "8", "--finding", "overflow@a.b")
+        with place.command("url", *finding) as process:
+            deep = process.communicate(timeout=60)[0].strip()
         parts = urlsplit(url)
         entered = ask((daemon.info.host, daemon.info.port), f"/?{parts.query}")
         name, _, value = header.partition(": ")
         read = ask((daemon.info.host, daemon.info.port), "/sd", **{name: value})
 
     assert url == f"{daemon.info.url}?token={daemon.token}"
+    assert deep == f"{url}#run=gpt&rank=3&step=8&finding=overflow@a.b"
     assert entered.status == HTTPStatus.SEE_OTHER
     assert read.status == HTTPStatus.OK
 
@@ -347,7 +351,11 @@ def test_the_command_says_where_there_is_no_daemon_and_no_token(place: Place) ->
         told, why = process.communicate(timeout=60)
     with place.daemon(AMPWATCH_READERS="all") as daemon, place.command("url") as opened:
         url = opened.communicate(timeout=60)[0].strip()
+    with place.command("url", "--rank", "3") as misused:
+        told_then, why_then = misused.communicate(timeout=60)
 
+    assert (misused.returncode, told_then) == (2, "")
+    assert "expected --run NAME with --rank, --step or --finding" in why_then
     assert (process.returncode, told) == (1, "")
     assert "expected a daemon of this user that serves, found none" in why
     assert url == daemon.info.url

@@ -17,7 +17,7 @@ from ampwatch.host.page.page import COLUMNS, Feed
 from ampwatch.report.headline import headline
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, FindingRecord, RunState, Severity, SkipClass
-from tests.workshop.clocks import START, Clock
+from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.fleets import made_up_fleet, put
 from tests.workshop.records import (
     end,
@@ -68,6 +68,33 @@ def test_the_full_state_is_json_and_holds_every_run_rank_and_problem() -> None:
     assert state["problems"] == {"/old.ring": "layout 0"}
     assert state["runs"]["gpt"]["speaker"] == 0
     assert state["runs"]["bert"]["level"] == "failed"
+
+
+def test_ranks_that_differ_are_counted_and_named() -> None:
+    """A page of hundreds of ranks says it in two lines."""
+    told = sent(Feed(made_up_fleet(), NOW).full())["runs"]["gpt"]
+
+    assert told["counts"] == "1 starting, 1 failing (rank 0)"
+    assert told["worst"] == f"rank 0 is failing: {told['ranks']['0']['sentence']}"
+
+
+def test_a_run_says_whose_it_is_and_which_rank_has_a_finding() -> None:
+    """The rank that speaks, where it has it: of the others a page need not know everything."""
+    fleet = made_up_fleet()
+    for rank in (1, 2):
+        both = [finding(last_step=2), finding("headroom_low", "a.b", severity=Severity.INFO)]
+        who = identity(rank=rank, world_size=3, host="other", started_ns=(START + 900) * SECOND)
+        put(fleet, f"/big-{rank}.ring", replace(who, run="big"), both)
+
+    told = sent(Feed(fleet, NOW).full())["runs"]
+
+    assert told["gpt"]["hosts"] == ["node"]
+    assert told["big"]["hosts"] == ["other"]
+    assert told["big"]["found"] == {
+        "scale_collapse@optimizer:0": [1, 2],
+        "headroom_low@a.b": [1, 2],
+    }
+    assert told["gpt"]["found"]["scale_collapse@optimizer:0"] == [0, 1]
 
 
 def test_without_runs_the_state_says_so_by_having_none() -> None:

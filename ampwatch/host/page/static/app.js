@@ -1,74 +1,134 @@
 // The page: follows the daemon, remembers what is selected, and shows it.
 
+import { NOTHING, readAddress, resolve, writeAddress } from "/static/address.js";
 import { Charts } from "/static/charts.js";
+import { Compare, titled } from "/static/compare.js";
+import { byId, setText } from "/static/dom.js";
 import { showGpus } from "/static/gpus.js";
 import { showKernels } from "/static/kernels.js";
+import { Links } from "/static/links.js";
 import { Precision } from "/static/precision.js";
 import { Ranges } from "/static/ranges.js";
-import { Stream } from "/static/state.js";
+import { Ranks } from "/static/ranks.js";
+import { Runs, aboutRun, beganWhen } from "/static/runs.js";
+import { Stream, isWhole } from "/static/state.js";
 import * as view from "/static/view.js";
 
 const THEMES = ["system", "light", "dark"];
-const selected = { run: null, rank: null, started: NaN }; // null: what the daemon would speak of first
 const charts = new Charts();
 const ranges = new Ranges(show);
 const precision = new Precision(show);
+const runs = new Runs((run) => select(run, null));
+const ranks = new Ranks((rank) => select(shown.name, rank));
+const compare = new Compare(compareWith);
+const links = new Links(linkTo);
+let asked = NOTHING; // by the address: null where the daemon says what is shown first
+let addressRead = null;
+let isArriving = false; // an address was read, and nothing is shown of it yet
+let shown = null; // of what is asked for, what is there
 let state = null;
 let connection = { live: true, heardAt: 0, wantsToken: false };
 
 function show() {
   if (state === null) return;
-  const names = Object.keys(state.runs);
-  view.showEmpty(!names.length);
+  const isEmpty = !Object.keys(state.runs).length;
+  view.showEmpty(isEmpty);
   view.showProblems(state.problems);
   document.getElementById("version").textContent = `ampwatch ${state.version}.`;
-  if (!names.length) return;
-  const name = asked(names) ?? worst(names);
+  if (isEmpty) {
+    view.showAmiss(asked.run === null ? [] : [`The run ${asked.run} that the address asks for is not here.`]);
+    return;
+  }
+  shown = resolve(state, asked);
+  const { name, rank } = shown;
   const run = state.runs[name];
-  const rank = selected.rank in run.ranks ? selected.rank : String(run.speaker);
-  view.showRuns(state.runs, name, (chosen) => select(chosen, null));
+  view.showAmiss(shown.amiss);
+  runs.show(state.runs, name, daemonNow());
   view.showHeadline(name, run);
-  view.showRanks(run, rank, daemonNow(), (chosen) => select(name, chosen));
+  ranks.show(run, rank, daemonNow());
+  if (!isWhole(run.ranks[rank])) return;
   view.showFigures(run.ranks[rank]);
   view.showHistory(run.ranks[rank].series);
+  setText(byId("charts-since"), beganWhen(aboutRun(run), daemonNow()));
   view.showFindings(run.ranks[rank], state.glossary);
   view.showFacts(run.ranks[rank]);
+  compare.show(state.runs, shown, shown.other, addressOf);
   const { ops, kernels, ceiling } = run.ranks[rank].precision;
   precision.show(state.op_columns, ops);
   showKernels(state.kernel_columns, kernels, ceiling);
   showGpus(state.gpus, name, rank, daemonNow());
   const subject = `${name} ${rank} ${run.ranks[rank].started}`;
   const exponents = ranges.show(subject, state, run.ranks[rank].ranges);
+  showSecondCourse(shown.other);
+  showStep(shown.step ?? run.ranks[rank].findings[shown.finding]?.first_step ?? null);
   charts.show(subject, state.columns, run.ranks[rank].series, exponents);
+  // Last: a row is scrolled to where everything above it has its height.
+  links.show(shown.finding, (key) => addressOf(shown, key));
+  if (isArriving && shown.finding === null && shown.step !== null) byId("charts").scrollIntoView({ block: "center" });
+  isArriving = false;
 }
 
-/** The run that was selected. Of several of one name the daemon numbers those that started later, which
- * a log of the training cannot know: the time at which its rank started tells which one it is. */
-function asked(names) {
-  const startedThen = (rank) => Math.abs(rank.started - selected.started) < 0.001;
-  const ofThatName = names.filter((name) => name === selected.run || name.startsWith(`${selected.run}~`));
-  return ofThatName.find((name) => Object.values(state.runs[name].ranks).some(startedThen))
-    ?? names.find((name) => name === selected.run);
+/** Draw the course of the rank that the shown one is compared with; null for none. */
+function showSecondCourse(other) {
+  const rank = other && state.runs[other.name].ranks[other.rank];
+  if (rank === null || !isWhole(rank)) charts.compare(null);
+  else charts.compare(titled(other), state.columns, rank.series);
 }
 
-/** The first of the runs that are worst off. */
-function worst(names) {
-  return names.reduce((a, b) => (state.runs[b].badness < state.runs[a].badness ? b : a));
+/** Mark a step in the charts, and say so; null for none. */
+function showStep(step) {
+  const input = byId("step");
+  if (document.activeElement !== input) input.value = step ?? "";
+  charts.mark(step);
 }
 
-/** Choose a run and a rank of it, and put them into the address, so that it can be handed on. */
+/** Choose a run and a rank of it: null for the one that speaks for the run. */
 function select(run, rank) {
-  Object.assign(selected, { run, rank, started: NaN });
-  const chosen = new URLSearchParams(rank === null ? { run } : { run, rank });
-  history.replaceState(null, "", `#${chosen}`);
+  const isSameRun = run === shown.name;
+  const { name: other, rank: otherRank } = shown.other ?? {};
+  // What is compared with stays, unless it is the one that is now chosen, or another rank of the run that is left.
+  const isKept = isSameRun ? other !== run || otherRank !== rank : other !== run && other !== shown.name;
+  const compared = shown.other && isKept ? { with: asked.with, withrank: asked.withrank } : {};
+  ask({ ...NOTHING, run, rank, step: isSameRun ? asked.step : null, ...compared }, "pushState");
+}
+
+/** Choose a rank of a run to compare with; null ends the comparison. */
+function compareWith(name, rank) {
+  const { name: run, rank: own } = shown;
+  ask({ ...asked, run, rank: own, with: name, withrank: rank }, "pushState");
+}
+
+/** Put the link to a finding into the address. */
+function linkTo(finding) {
+  ask(linked(shown, finding), "replaceState");
+}
+
+/** What an address asks for that leads to a finding; the start of the rank tells its run from others of its name. */
+function linked({ name, rank }, finding) {
+  const { started } = state.runs[name].ranks[rank];
+  return { ...NOTHING, run: name, rank, finding, started: started.toFixed(3) };
+}
+
+function addressOf(one, finding) {
+  return writeAddress(linked(one, finding));
+}
+
+/** Show what is asked for, and put it into the address, so that it can be handed on and come back to. */
+function ask(wanted, how) {
+  asked = wanted;
+  const address = writeAddress(asked);
+  if (address !== location.hash) history[how](null, "", address);
+  addressRead = location.hash;
   show();
 }
 
-/** Take the run, the rank and its start from the address: alerts, logs and reports link to them. */
-function selectFromAddress() {
-  const address = new URLSearchParams(location.hash.slice(1));
-  const started = Number.parseFloat(address.get("started"));
-  Object.assign(selected, { run: address.get("run"), rank: address.get("rank"), started });
+/** Take what is asked for from the address: alerts, logs and reports link to it. */
+function readLocation() {
+  if (location.hash === addressRead) return;
+  addressRead = location.hash;
+  asked = readAddress(location.hash);
+  links.goTo(asked.finding);
+  isArriving = true;
   show();
 }
 
@@ -93,8 +153,21 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 document.getElementById("span").addEventListener("change", (event) => charts.narrow(Number(event.target.value)));
 document.getElementById("metrics-address").textContent = new URL("/metrics", location.href).href;
-window.addEventListener("hashchange", selectFromAddress);
-selectFromAddress();
+byId("step").addEventListener("change", (event) => {
+  const { name: run, rank } = shown;
+  ask({ ...asked, run, rank, step: event.target.value || null, finding: null }, "replaceState");
+});
+byId("amiss-end").addEventListener("click", () => {
+  byId("main").focus();
+  ask(shown ? { ...NOTHING, run: shown.name, rank: shown.rank } : NOTHING, "replaceState");
+});
+// The address says what is shown, so going past the bar leaves it alone.
+document.querySelector(".skip-link").addEventListener("click", (event) => {
+  event.preventDefault();
+  byId("main").focus();
+});
+for (const event of ["hashchange", "popstate"]) window.addEventListener(event, readLocation);
+readLocation();
 setInterval(() => view.showConnection(connection), 1000);
 
 new Stream(

@@ -15,6 +15,8 @@ export class Charts {
     this.share = 1; // of the steps, the newest
     this.zoom = null; // first and last step, as the user has dragged them
     this.dragging = false;
+    this.second = null; // the rank that is compared with
+    this.marked = null; // a step
     this.ready = false;
     plotlyLoaded.then((found) => {
       this.ready = found;
@@ -47,7 +49,10 @@ export class Charts {
     const colour = palette();
     const end = (rows.at(-1)?.last_step ?? 0) + 1;
     const range = this.zoom ?? [rows[0]?.first ?? 0, end];
-    for (const [name, build] of Object.entries(PANELS)) this.plot(name, build(rows, colour), range, colour);
+    for (const [name, build] of Object.entries(PANELS)) {
+      const panel = build(rows, colour);
+      this.plot(name, { ...panel, traces: [...panel.traces, ...this.secondLines(build, colour)] }, range, colour);
+    }
     if (view.columns.length) {
       const width = byId("chart-exponents").clientWidth;
       const { caption, away, ...panel } = exponents(view, end, colour, width);
@@ -61,12 +66,36 @@ export class Charts {
     const element = byId(`chart-${name}`);
     const wide = name in HEIGHTS;
     const layout = { shapes: [], annotations: [], hovermode: "x", dragmode: "zoom", ...frame(colour, element.clientWidth, HEIGHTS[name] ?? HEIGHT), ...drawn };
+    if (this.marked !== null) layout.shapes = [...layout.shapes, { type: "line", yref: "paper", x0: this.marked, x1: this.marked, y0: 0, y1: 1, line: { color: colour("--ink"), width: 1 } }];
     layout.margin = { ...layout.margin, ...margin };
     layout.xaxis = { ...layout.xaxis, range, tickformat: ",d", nticks: wide ? 9 : 5 };
     layout.yaxis = { ...layout.yaxis, ...axis };
     const isNew = !element.classList.contains("js-plotly-plot");
     window.Plotly.react(element, traces, layout, CONFIG);
     if (isNew) this.listen(element);
+  }
+
+  /** Draw the course of a second rank beside the first, dashed; null ends that. */
+  compare(label, columns, series) {
+    const news = label && [label, series && Object.values(series).at(-1)].join();
+    if (news === this.second?.news) return;
+    this.second = label && { news, columns, series };
+    this.draw();
+  }
+
+  /** Mark a step by a line; null ends that. */
+  mark(step) {
+    if (step === this.marked) return;
+    this.marked = step;
+    this.draw();
+  }
+
+  /** The lines of the second rank in a panel, without its marks. */
+  secondLines(build, colour) {
+    if (!this.second) return [];
+    const rows = newest(readRows(this.second.columns, this.second.series), this.share);
+    const lines = build(rows, colour).traces.filter((trace) => trace.mode === "lines" && trace.hoverinfo === "text");
+    return lines.map((trace) => ({ ...trace, line: { ...trace.line, dash: "dash", color: colour("--second") } }));
   }
 
   /** Draw only the newest `share` of the steps. */

@@ -23,6 +23,11 @@ export function named(columns, cells) {
   return Object.fromEntries(columns.map((column, i) => [column, cells[i]]));
 }
 
+/** Whether everything about a rank is here: of those that nobody looks at the daemon sends one line. */
+export function isWhole(rank) {
+  return "series" in rank;
+}
+
 function isState(value) {
   return value !== null && typeof value === "object" && Object.getPrototypeOf(value) === null;
 }

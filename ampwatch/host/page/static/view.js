@@ -1,6 +1,7 @@
 // The words, lists and tables of the page. Data becomes text only, never markup.
 
 import { byId, make, rebuild, setText } from "/static/dom.js";
+import { permalink } from "/static/links.js";
 import { SKIPS, SYMBOLS, number, span } from "/static/words.js";
 
 const NO_NEWS = "It ends by itself when nothing is left to watch: start training, or run `ampwatch daemon`."
@@ -9,16 +10,9 @@ const NO_TOKEN = "The daemon is its user's alone: open the address that `ampwatc
 
 const TRIED = "✓ tried";
 
-function level(word) {
+/** A state or severity: its sign and its word, in its colour. */
+export function level(word) {
   return make("span", { class: "level", "data-level": word }, `${SYMBOLS[word]} ${word}`);
-}
-
-/** A button that selects `key`: a name, a state, and what to say of it. */
-function choice(key, name, pressed, word, words, onSelect) {
-  const attributes = { type: "button", "data-key": key, "aria-pressed": String(pressed) };
-  const button = make("button", attributes, make("span", { class: "name" }, name), level(word), words);
-  button.addEventListener("click", () => onSelect(key));
-  return button;
 }
 
 /** Show whether news arrive. */
@@ -31,18 +25,6 @@ export function showConnection({ live, heardAt, wantsToken }) {
   if (live) return;
   const last = heardAt ? `last news ${span((Date.now() - heardAt) / 1000)} ago` : "no news yet";
   setText(gone, wantsToken ? `token wanted: ${last}. ${NO_TOKEN}` : `daemon gone: ${last}. ${NO_NEWS}`);
-}
-
-/** Show the runs to choose from; nothing to choose with one run. */
-export function showRuns(runs, selected, onSelect) {
-  const nav = byId("runs");
-  const names = Object.keys(runs);
-  nav.hidden = names.length < 2;
-  const source = names.map((n) => [n, runs[n].level, runs[n].sentence, n === selected]);
-  rebuild(nav, source, () => names.map((name) => {
-    const sentence = make("span", { class: "sentence" }, runs[name].sentence);
-    return choice(name, name, name === selected, runs[name].level, sentence, onSelect);
-  }));
 }
 
 /** Show the verdict on a run in four lines, and say it aloud when it changes. */
@@ -66,29 +48,6 @@ export function showHeadline(name, run) {
   if (announcement.dataset.state === `${name} ${run.level}`) return;
   announcement.dataset.state = `${name} ${run.level}`;
   setText(announcement, `${name} ${state}: ${cause}. ${remedy}`);
-}
-
-/** Show the heartbeat of every rank; the selected one is drawn below. */
-export function showRanks(run, selected, now, onSelect) {
-  const ranks = Object.entries(run.ranks);
-  const front = Math.max(...ranks.map(([, rank]) => rank.step ?? 0));
-  const elsewhere = run.world_size - ranks.length;
-  const absent = `; ${number(elsewhere)} of ${number(run.world_size)} ranks are not on this machine`;
-  setText(byId("ranks-title"), `Heartbeat${elsewhere > 0 ? absent : ""}`);
-  const list = byId("ranks");
-  const source = ranks.map(([index, rank]) => [index, rank.level, index === selected]);
-  rebuild(list, source, () => ranks.map(([index, rank]) => {
-    const beatOf = make("span", { class: "beat" });
-    return choice(index, `rank ${index}`, index === selected, rank.level, beatOf, onSelect);
-  }));
-  ranks.forEach(([, rank], i) => setText(list.children[i].querySelector(".beat"), beat(rank, front, now)));
-}
-
-function beat(rank, front, now) {
-  const age = `${span(now - rank.last_seen)} ago`;
-  if (rank.step === undefined) return `no step yet, started ${age}`;
-  const behind = front - rank.step;
-  return `step ${number(rank.step)}, ${age}${behind > 1 ? `, ${number(behind)} behind` : ""}`;
 }
 
 /** Show the figures of a rank: always the same ones, each in its place. */
@@ -126,16 +85,6 @@ export function showFindings(rank, glossary) {
   }));
 }
 
-/** Unfold a finding of the rank that is shown, and go there; false if it is not known. */
-export function goToFinding(key) {
-  const row = byId(key);
-  if (!row?.matches("#findings details")) return false;
-  for (let at = row; at; at = at.parentElement.closest("details")) at.open = true;
-  row.scrollIntoView({ block: "start" });
-  row.querySelector("summary").focus({ preventScroll: true });
-  return true;
-}
-
 /** Roots with the keys of what each explains. */
 function told(stories) {
   const found = [];
@@ -155,13 +104,14 @@ function findingRow(key, findings, glossary, symptoms, unfolded) {
     make("span", { class: "where" }, f.place),
     make("span", { class: "since" }, `since step ${number(f.first_step)}`),
     make("span", { class: "steps" }, `in ${number(f.count)} ${f.count === 1 ? "step" : "steps"}${f.current ? "" : ", over"}${also}`));
-  const row = make("details", { id: key, "data-kind": f.kind, "data-current": f.current }, line, findingDetails(f, findings, glossary));
+  const row = make("details", { id: key, "data-kind": f.kind, "data-current": f.current }, line, findingDetails(key, findings, glossary));
   row.lastChild.append(...symptoms);
   row.open = unfolded.has(key);
   return row;
 }
 
-function findingDetails(f, findings, glossary) {
+function findingDetails(key, findings, glossary) {
+  const f = findings[key];
   const place = [f.op && `op ${f.op}`, f.dtype, f.phase, f.source, `last seen at step ${number(f.last_step)}`];
   const box = make("div", { class: "details" }, make("p", { class: "summary" }, f.summary),
     make("p", { class: "place" }, place.filter(Boolean).join(" · ")));
@@ -173,7 +123,8 @@ function findingDetails(f, findings, glossary) {
   if (f.advice) box.append(advice);
   if (Object.keys(f.evidence).length) box.append(pairs("evidence", Object.entries(f.evidence).map(([name, v]) => [name.replaceAll("_", " "), v])));
   if (f.terms.length) box.append(pairs("terms", f.terms.map((term) => [term, glossary[term]])));
-  if (f.page) box.append(make("p", { class: "place" }, make("a", { href: f.page }, `More about ${f.kind}`)));
+  const about = f.page ? [make("a", { href: f.page }, `More about ${f.kind}`), " · "] : [];
+  box.append(make("p", { class: "place" }, ...about, permalink(key)));
   return box;
 }
 
@@ -196,6 +147,12 @@ export function showProblems(problems) {
 function definitions(list, entries) {
   const line = ([term, text]) => make("div", {}, make("dt", {}, term), make("dd", {}, String(text)));
   rebuild(list, entries, () => Object.entries(entries).map(line));
+}
+
+/** Say what of the address is not there. */
+export function showAmiss(sentences) {
+  byId("amiss-box").hidden = !sentences.length;
+  setText(byId("amiss"), sentences.join(" "));
 }
 
 /** Show the page for no run at all. */

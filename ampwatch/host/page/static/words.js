@@ -36,6 +36,25 @@ export function number(raw) {
   return String(Number(v.toPrecision(4)));
 }
 
+/** A number of things, in the plural unless it is one. */
+export function count(raw, noun) {
+  return `${number(raw)} ${noun}${raw === 1 ? "" : "s"}`;
+}
+
+// Made once: making one takes longer than writing a hundred times with it.
+const TIME = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const DAY_OF_YEAR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
+
+/** A time of day, with the day if it is not that of `now`. Both in s since the epoch. */
+export function moment(seconds, now) {
+  const then = new Date(seconds * 1000);
+  const today = new Date(now * 1000);
+  const time = TIME.format(then);
+  if (then.toDateString() === today.toDateString()) return time;
+  return `${(then.getFullYear() === today.getFullYear() ? DAY : DAY_OF_YEAR).format(then)} ${time}`;
+}
+
 /** A share in percent, two digits; everything and nothing are said only if it is so. */
 export function percent(raw) {
   const p = 100 * value(raw);

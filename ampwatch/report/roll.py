@@ -1,0 +1,58 @@
+"""The ranks of a run in two lines: how many are in which state, and what the worst one says.
+
+Two hundred ranks are read as one word and the few that differ from the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch.report.accounts import ranks
+from ampwatch.report.words import number
+
+if TYPE_CHECKING:
+    from ampwatch.report.verdict import Level, RunVerdict, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """The ranks of a run, counted.
+
+    Attributes:
+        counts: As in "248 healthy, 7 stale (ranks 3, 9-14), 1 failing (rank 77)": the most common
+            state first, and the ranks that are in another one named. States that differ only in
+            their cause are counted apart, with its kind.
+        worst: The rank that is worst off, with its state and its sentence; empty where all ranks
+            are in one state for one cause.
+    """
+
+    counts: str
+    worst: str
+
+
+def call_the_roll(verdict: RunVerdict) -> Roll:
+    """Count the ranks of ``verdict`` by their state."""
+    groups: dict[tuple[Level, str], list[int]] = {}
+    for rank, of_rank in verdict.by_rank.items():
+        groups.setdefault((of_rank.level, _kind(of_rank)), []).append(rank)
+    # Of equally common ones the worst last, so that it is not the one whose ranks go unnamed.
+    order = sorted(groups, key=lambda group: (-len(groups[group]), -group[0].badness, group[1]))
+    num_causes = Counter(level for level, _ in groups)
+    parts = []
+    for place, (level, kind) in enumerate(order):
+        members = groups[level, kind]
+        why = [kind] if kind and num_causes[level] > 1 else []
+        who = [ranks(members)] if place else []
+        noted = f" ({', '.join(why + who)})" if why or who else ""
+        parts.append(f"{number(len(members))} {level.value}{noted}")
+    worst = ""
+    if len(groups) > 1:
+        said = verdict.by_rank[verdict.speaker]
+        worst = f"rank {verdict.speaker} is {said.level.value}: {said.sentence}"
+    return Roll(", ".join(parts), worst)
+
+
+def _kind(verdict: Verdict) -> str:
+    return "" if verdict.root is None else verdict.root.finding.kind

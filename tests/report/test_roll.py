@@ -1,0 +1,60 @@
+"""The ranks of a run in two lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from ampwatch.report.roll import Roll, call_the_roll
+from ampwatch.report.stories import Story
+from ampwatch.report.verdict import Level, RunVerdict, Verdict
+from tests.workshop.records import alarm
+
+
+def ranks(*levels: Level | tuple[Level, str]) -> RunVerdict:
+    """The verdict on ranks in these states, some of them with the kind of finding that made it."""
+    by_rank = {}
+    for rank, given in enumerate(levels):
+        level, kind = given if isinstance(given, tuple) else (given, "")
+        root = Story(alarm(kind), [rank]) if kind else None
+        by_rank[rank] = Verdict(level, f"what rank {rank} says", root=root)
+    speaker = min(by_rank, key=lambda rank: by_rank[rank].level.badness)
+    said = by_rank[speaker]
+    return RunVerdict(said.level, said.sentence, speaker=speaker, by_rank=by_rank)
+
+
+def test_ranks_that_differ_from_the_rest_are_named() -> None:
+    """Of the others their number is enough."""
+    levels = [Level.HEALTHY] * 256
+    levels[3], levels[9:15], levels[77] = Level.STALE, [Level.STALE] * 6, Level.FAILING
+
+    assert call_the_roll(ranks(*levels)) == Roll(
+        "248 healthy, 7 stale (ranks 3, 9-14), 1 failing (rank 77)",
+        "rank 77 is failing: what rank 77 says",
+    )
+
+
+def test_ranks_that_are_all_alike_are_a_number_and_a_word() -> None:
+    """What they say stands in the verdict of the run already."""
+    assert call_the_roll(ranks(*[Level.HEALTHY] * 8)) == Roll("8 healthy", "")
+
+
+def test_one_state_for_two_causes_is_two_states() -> None:
+    """Which rank is the different one is seen where every rank has something."""
+    verdict = ranks(
+        *[(Level.ATTENTION, "headroom_low")] * 3, (Level.ATTENTION, "grad_underflow"), Level.HEALTHY
+    )
+
+    assert call_the_roll(verdict).counts == (
+        "3 needs attention (headroom_low), 1 healthy (rank 4),"
+        " 1 needs attention (grad_underflow, rank 3)"
+    )
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_equally_many_the_worse_ones_are_named(order: int) -> None:
+    """In whatever order the ranks are known."""
+    states = [Level.FAILED, Level.FINISHED][::order]
+
+    counts = call_the_roll(ranks(*states)).counts
+
+    assert counts == f"1 finished, 1 failed (rank {states.index(Level.FAILED)})"

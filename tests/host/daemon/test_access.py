@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 ROUTES = (
     *("/", "/metrics", "/sd", "/state.json", "/events", "/debug/kernels.json", "/static/app.js"),
+    *("/map.json", "/map.json?run=gpt&rank=0"),
     *("/explain/", "/docs/settings", "/runbooks/", "/absent", "/healthz/", "/healthz/../"),
 )
 """One of each kind, and some that there are not."""

@@ -3,6 +3,7 @@
 import { Charts } from "/static/charts.js";
 import { showGpus } from "/static/gpus.js";
 import { showKernels } from "/static/kernels.js";
+import { ModelMap } from "/static/map.js";
 import { Precision } from "/static/precision.js";
 import { Ranges } from "/static/ranges.js";
 import { Stream } from "/static/state.js";
@@ -13,6 +14,7 @@ const selected = { run: null, rank: null, started: NaN }; // null: what the daem
 const charts = new Charts();
 const ranges = new Ranges(show);
 const precision = new Precision(show);
+const map = new ModelMap((module) => ranges.select(module));
 let state = null;
 let connection = { live: true, heardAt: 0, wantsToken: false };
 
@@ -38,6 +40,7 @@ function show() {
   showKernels(state.kernel_columns, kernels, ceiling);
   showGpus(state.gpus, name, rank, daemonNow());
   const subject = `${name} ${rank} ${run.ranks[rank].started}`;
+  map.show(name, rank, subject);
   const exponents = ranges.show(subject, state, run.ranks[rank].ranges);
   charts.show(subject, state.columns, run.ranks[rank].series, exponents);
 }
@@ -83,6 +86,7 @@ function setTheme(theme) {
   localStorage.setItem("ampwatch-theme", theme);
   charts.draw();
   ranges.draw();
+  map.draw();
 }
 
 view.showLegend();

@@ -16,6 +16,7 @@ others than this machine, or to protect it.
   /healthz  is it alive, which version   /sd       for Prometheus's http_sd_configs
   /state.json, /events                   what the page is made from: once, and as it changes
   /brief.json                            the same for a line a rank, as `ampwatch top` shows it
+  /map.json                              what left its number format, by module: ?run=RUN&rank=RANK
   /explain/  what kinds of findings mean, /runbooks/ what to do about alerts, /docs/ guides
   /debug/kernels.json                    kernels of the newest profiler windows, by name and rule
 """

@@ -6,6 +6,7 @@ or triggers something. No sockets here, and no HTTP.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from dataclasses import dataclass, field
@@ -17,8 +18,10 @@ from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.assets import find_assets, find_pages
 from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.host.page.brief import brief
 from ampwatch.host.page.broadcast import Broadcast, encoded
+from ampwatch.host.page.map_state import Maps
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
 from ampwatch.wire.rendezvous.probe import SERVICE
@@ -40,6 +43,12 @@ MAX_STREAMS = 64
 
 MAX_GUESSED = 200
 """Longest path for which a near one is looked for: that takes time for each pair of letters."""
+
+MAP_FIELDS = ("run", "rank", "module")
+"""What a map may be asked for; the last one for one module of it."""
+
+MAX_ASKED = 1000
+"""Characters of a name in a query that are read."""
 
 EVENT_SECONDS = 1.0
 
@@ -131,6 +140,7 @@ class Site:
         self._precedence = Precedence()
         self._feed = Feed(fleet, step_aside=self._precedence.step_aside)
         self._broadcast = Broadcast(self._feed)
+        self._maps = Maps(fleet)
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https
@@ -144,6 +154,7 @@ class Site:
             "/state.json": self._state,
             "/brief.json": self._brief,
             "/events": self._events,
+            "/map.json": self._map,
             "/debug/kernels.json": self._kernels,
         } | dict.fromkeys(self._assets, self._asset)
         # Of pages to read their lists are enough: there are a hundred.
@@ -171,7 +182,7 @@ class Site:
             return ("rare", None) if usual is None else ("metrics", usual)
         if request.path in {"/state.json", "/brief.json"}:
             return "page", request.path
-        if request.path in {"/events", "/debug/kernels.json"}:
+        if request.path in {"/events", "/map.json", "/debug/kernels.json"}:
             return "page", None
         return ("health" if request.path == "/healthz" else "rest"), None
 
@@ -210,6 +221,29 @@ class Site:
     def _brief(self, _: Request) -> Response:
         short = brief(self._feed.full(self._feed.usual_age))
         return Response(b"".join(encoded(short, self._feed.step_aside)), JSON)
+
+    def _map(self, request: Request) -> Response:
+        """Answer with the map of the modules of a rank, or with the course of one of them."""
+        run, rank, module = (request.query.get(name, [None])[0] for name in MAP_FIELDS)
+        if run is None or rank is None:
+            text = "Expected a run and a rank of it, as in /map.json?run=train&rank=0."
+            return sentence(HTTPStatus.BAD_REQUEST, text)
+        asked = (run[:MAX_ASKED], rank[:MAX_ASKED])
+        if module is None:
+            found = self._maps.of(*asked)
+        else:
+            # An empty value of a query is none, so the root goes by the name that metrics have for it.
+            found = self._maps.course(*asked, "" if module == ROOT_MODULE else module)
+        if found is None:
+            text = (
+                "There is no such run here, or it has no such rank, or no such module is measured."
+            )
+            return sentence(HTTPStatus.NOT_FOUND, text)
+        body = b"".join(encoded(found))
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        if etag in request.known_etag:
+            return Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": etag})
+        return Response(body, JSON, headers={"ETag": etag})
 
     def _kernels(self, _: Request) -> Response:
         """Answer whoever checks how the names of kernels were taken."""

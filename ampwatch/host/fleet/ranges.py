@@ -10,9 +10,10 @@ from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import GradientHistory, unscaled
 from ampwatch.host.fleet.histogram import Histogram
 from ampwatch.host.fleet.limits import finite_amax, headroom, limit_of, lost_share
+from ampwatch.host.fleet.module_map import ModuleMap
 from ampwatch.host.fleet.modules import Modules
 from ampwatch.host.fleet.peak import Peak
-from ampwatch.host.fleet.trouble import Trouble, notable, worst
+from ampwatch.host.fleet.trouble import Trouble, judged, notable, worst
 from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, narrowest_half
 from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
@@ -55,6 +56,7 @@ class Ranges:
     Attributes:
         totals: The totals of sampling so far; ``None`` before the first sample.
         modules: The newest ranges of each module.
+        map: The trouble of each module over the course of the run.
         gradients: The course of the gradients of all modules, without the loss scale.
         epsilon: Share of the non-zero gradients that a recommended loss scale may flush to zero.
         magnitude: Their finite magnitudes above zero, without the loss scale, since
@@ -69,6 +71,7 @@ class Ranges:
     def __init__(self, settings: Settings, counted_from_ns: int) -> None:
         self.totals: SamplingRecord | None = None
         self.modules = Modules(settings.module_series)
+        self.map = ModuleMap()
         self.gradients = GradientHistory()
         self.magnitude = Histogram(MAGNITUDE_BOUNDS, summed=False)
         self.epsilon = settings.window_epsilon
@@ -88,10 +91,12 @@ class Ranges:
             self.totals = record
             self.modules.choose(self.trouble)
             self.modules.remember(self.notable)
+            self.map.close(record.step, self._judged)
             return
         self._sampled_ns[record.topic] = record.time_ns
         if record.module != ALL_MODULES:
             self.modules.put(record)
+            self.map.put(record)
         else:
             self._all[record.topic] = record
             if record.topic is Topic.GRADIENT:
@@ -133,6 +138,9 @@ class Ranges:
     def notable(self, topics: Mapping[Topic, RangeRecord]) -> set[str]:
         """Return all that is notable of a module (``trouble.notable``)."""
         return notable(topics, self.lost(topics) or 0.0, self.epsilon)
+
+    def _judged(self, topics: Mapping[Topic, RangeRecord]) -> tuple[Trouble, ...]:
+        return judged(topics, self.lost(topics) or 0.0, self.epsilon)
 
     def headroom(self, record: RangeRecord) -> float | None:
         """Return how many times larger its largest magnitude could be; ``None`` if not known."""

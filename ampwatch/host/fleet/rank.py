@@ -355,6 +355,7 @@ class RankView:
         self.history.add(record)
         self.outcomes.put_step(record)
         self.watching.put(record)
+        self.ranges.map.put_step(record)
 
     def _apply_checksum(self, record: ChecksumRecord) -> None:
         """Keep a checksum for some scrapes: what is scraped of other hosts by then is of this step.

@@ -37,6 +37,9 @@ NOTABLE_CLOSE = 0.75
 
 NOTABLE_MISSED = 0.5
 
+REASONS = ("nonfinite", "lost", "activation_headroom", "unchanged")
+"""Reasons for trouble, the worst first."""
+
 
 class Trouble(NamedTuple):
     """The trouble of a module.
@@ -49,6 +52,11 @@ class Trouble(NamedTuple):
     score: float
     reason: str
 
+    @property
+    def severity(self) -> float:
+        """Severity of the reason, from 0 to 1."""
+        return self.score - (len(REASONS) - REASONS.index(self.reason) if self.reason else 0)
+
 
 def worst(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) -> Trouble:
     """Return the worst trouble of a module.
@@ -58,7 +66,7 @@ def worst(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) ->
         lost: Share of its gradient that is lost (``limits.lost_share``).
         tolerated: Share of a gradient that may be lost.
     """
-    return max(_judged(topics, lost, tolerated), key=lambda one: one.score)
+    return max(judged(topics, lost, tolerated), key=lambda one: one.score)
 
 
 def notable(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) -> set[str]:
@@ -72,13 +80,20 @@ def notable(topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float) 
         lost: Share of its gradient that is lost.
         tolerated: Share of a gradient that may be lost.
     """
-    reasons = {one.reason for one in _judged(topics, lost, tolerated) if one.reason}
+    reasons = {one.reason for one in judged(topics, lost, tolerated) if one.reason}
     return reasons | {f"nonfinite {topic.name}" for topic in topics if nonfinite((topics[topic],))}
 
 
-def _judged(
+def judged(
     topics: Mapping[Topic, RangeRecord], lost: float, tolerated: float
 ) -> tuple[Trouble, ...]:
+    """Return one trouble for each reason, in the order of ``REASONS``, the worst first.
+
+    Args:
+        topics: As for ``worst``, like the others.
+        lost: Share of its gradient that is lost.
+        tolerated: Share of a gradient that may be lost.
+    """
     return (
         _place(4, "nonfinite", float(nonfinite(topics.values()) > 0), 0.0),
         _place(3, "lost", lost, tolerated),

@@ -45,6 +45,8 @@ ROUTES = (
         "/state.json",
         "/brief.json",
         "/events",
+        "/map.json",
+        "/map.json?run=gpt&rank=0",
         "/debug/kernels.json",
         "/static/app.js",
     ),

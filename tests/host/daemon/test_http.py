@@ -251,6 +251,41 @@ def test_the_names_of_kernels_can_be_read_by_whoever_mends_the_classifier(served
     assert runs["gpt"]["0"]["unlisted"] == ["strange"]
 
 
+def test_a_map_is_of_one_rank_and_sent_again_only_if_it_is_another(served: Served) -> None:
+    """Strict JSON; a page that has it already is told so."""
+    answer = served.ask("/map.json?run=gpt&rank=0")
+    map_ = json.loads(answer.text, parse_constant=pytest.fail)
+    again = served.ask("/map.json?run=gpt&rank=0", If_None_Match=answer.headers["ETag"])
+
+    assert sorted(map_["modules"]) == ["", "head"]
+    assert len(map_["rows"]) == 2
+    assert (again.status, again.body) == (304, b"")
+    course = served.ask("/map.json?run=gpt&rank=0&module=head").json
+    assert course["module"] == "head"
+    assert served.ask("/map.json?run=gpt&rank=0&module=(root)").json["module"] == ""
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("", 400),
+        ("?run=gpt", 400),
+        ("?rank=0", 400),
+        ("?run=absent&rank=0", 404),
+        ("?run=gpt&rank=99", 404),
+        ("?run=gpt&rank=0&module=absent", 404),
+        (f"?run={'x' * 5000}&rank=0", 404),
+    ],
+)
+def test_a_map_of_nothing_is_a_sentence(served: Served, query: str, status: int) -> None:
+    """It says what is expected, and repeats nothing of what was asked."""
+    answer = served.ask(f"/map.json{query}")
+
+    assert answer.status == status
+    assert answer.text[0].isupper()
+    assert "absent" not in answer.text
+
+
 @pytest.mark.parametrize("path", ["/", "/metrics", "/healthz", "/state.json", "/absent", "/events"])
 def test_a_head_request_gets_the_headers_of_a_get_and_no_body(served: Served, path: str) -> None:
     """The connection stays usable."""

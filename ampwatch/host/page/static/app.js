@@ -7,6 +7,7 @@ import { byId, setText } from "/static/dom.js";
 import { showGpus } from "/static/gpus.js";
 import { showKernels } from "/static/kernels.js";
 import { Links } from "/static/links.js";
+import { ModelMap } from "/static/map.js";
 import { Precision } from "/static/precision.js";
 import { Ranges } from "/static/ranges.js";
 import { Ranks } from "/static/ranks.js";
@@ -18,6 +19,7 @@ const THEMES = ["system", "light", "dark"];
 const charts = new Charts();
 const ranges = new Ranges(show);
 const precision = new Precision(show);
+const map = new ModelMap((module) => ranges.select(module));
 const runs = new Runs((run) => select(run, null));
 const ranks = new Ranks((rank) => select(shown.name, rank));
 const compare = new Compare(compareWith);
@@ -58,6 +60,7 @@ function show() {
   showKernels(state.kernel_columns, kernels, ceiling);
   showGpus(state.gpus, name, rank, daemonNow());
   const subject = `${name} ${rank} ${run.ranks[rank].started}`;
+  map.show(name, rank, subject);
   const exponents = ranges.show(subject, state, run.ranks[rank].ranges);
   showSecondCourse(shown.other);
   showStep(shown.step ?? run.ranks[rank].findings[shown.finding]?.first_step ?? null);
@@ -143,6 +146,7 @@ function setTheme(theme) {
   localStorage.setItem("ampwatch-theme", theme);
   charts.draw();
   ranges.draw();
+  map.draw();
 }
 
 view.showLegend();

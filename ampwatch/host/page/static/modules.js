@@ -11,9 +11,9 @@ const collator = new Intl.Collator("en", { numeric: true });
 /** What the state calls a reason for trouble: the word and the sign of it. */
 const REASONS = {
   nonfinite: { word: "non-finite", level: "critical", sign: "✖" },
-  lost: { word: "underflow", level: "warning", sign: "▲" },
+  lost: { word: "underflow", level: "warning", sign: "▼" },
   activation_headroom: { word: "near overflow", level: "warning", sign: "▲" },
-  unchanged: { word: "updates lost", level: "info", sign: "ℹ" },
+  unchanged: { word: "updates lost", level: "info", sign: "≡" },
 };
 
 /** Columns by their name in the state; `first` is where a first click sorts to. */

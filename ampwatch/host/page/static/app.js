@@ -5,7 +5,7 @@ import { showGpus } from "/static/gpus.js";
 import { showKernels } from "/static/kernels.js";
 import { Precision } from "/static/precision.js";
 import { Ranges } from "/static/ranges.js";
-import { Stream } from "/static/state.js";
+import { Stream, isWhole } from "/static/state.js";
 import * as view from "/static/view.js";
 
 const THEMES = ["system", "light", "dark"];
@@ -14,6 +14,7 @@ const charts = new Charts();
 const ranges = new Ranges(show);
 const precision = new Precision(show);
 let state = null;
+let stream = null;
 let connection = { live: true, heardAt: 0, wantsToken: false };
 
 function show() {
@@ -29,6 +30,10 @@ function show() {
   view.showRuns(state.runs, name, (chosen) => select(chosen, null));
   view.showHeadline(name, run);
   view.showRanks(run, rank, daemonNow(), (chosen) => select(name, chosen));
+  if (!isWhole(run.ranks[rank])) {
+    stream.look({ run: name, rank });
+    return;
+  }
   view.showFigures(run.ranks[rank]);
   view.showHistory(run.ranks[rank].series);
   view.showFindings(run.ranks[rank]);
@@ -59,6 +64,7 @@ function worst(names) {
 /** Choose a run and a rank of it, and put them into the address, so that it can be handed on. */
 function select(run, rank) {
   Object.assign(selected, { run, rank, started: NaN });
+  stream.look(selected);
   const chosen = new URLSearchParams(rank === null ? { run } : { run, rank });
   history.replaceState(null, "", `#${chosen}`);
   show();
@@ -69,6 +75,7 @@ function selectFromAddress() {
   const address = new URLSearchParams(location.hash.slice(1));
   const started = Number.parseFloat(address.get("started"));
   Object.assign(selected, { run: address.get("run"), rank: address.get("rank"), started });
+  stream?.look(selected);
   show();
 }
 
@@ -96,7 +103,8 @@ window.addEventListener("hashchange", selectFromAddress);
 selectFromAddress();
 setInterval(() => view.showConnection(connection), 1000);
 
-new Stream(
+stream = new Stream(
+  selected,
   (news) => { state = news; show(); },
   (live, heardAt, wantsToken) => {
     connection = { live, heardAt, wantsToken };

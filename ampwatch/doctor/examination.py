@@ -15,10 +15,9 @@ from ampwatch.doctor.daemon import daemon
 from ampwatch.doctor.gpu import gpus
 from ampwatch.doctor.places import rings
 from ampwatch.doctor.training import shown_devices, training
-from ampwatch.host.daemon.assets import PLOTLY, find_assets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping
+    from collections.abc import Callable, Mapping
 
     from ampwatch.doctor.check import Version
     from ampwatch.settings import Settings
@@ -38,7 +37,7 @@ def probes(settings: Settings) -> dict[str, Probe]:
         "training": partial(training, shown=shown),
         "ring": partial(rings, settings),
         "daemon": partial(daemon, settings),
-        "page": page,
+        "terminal": terminal,
         "GPU": partial(gpus, shown=shown),
         "protection": web_config,
     }
@@ -81,23 +80,13 @@ def _tried(probe: Probe, seconds: float) -> list[Check]:
     ]
 
 
-def page(
-    version: Version = installed_version, assets: Callable[[], Container[str]] = find_assets
-) -> list[Check]:
-    """Check what the page and the terminal are drawn with.
+def terminal(version: Version = installed_version) -> list[Check]:
+    """Check what the terminal is drawn with.
 
     Args:
         version: Looks up installed distributions.
-        assets: Returns the URLs of the page's files.
     """
-    plotly = version("plotly")
-    if f"/static/{PLOTLY}" in assets():
-        charts = Check("charts", State.OK, f"Plotly {plotly} draws them, from this machine")
-    else:
-        found = f"Plotly {plotly} is installed without {PLOTLY}" if plotly else "no Plotly"
-        why = f"{found}: the page has its words and numbers, and no charts"
-        charts = Check("charts", State.ABSENT, why, "pip install 'ampwatch[ui]'")
-    return [charts, _package("terminal", "rich", "plain text", "ui", version)]
+    return [_package("colours and tables", "rich", "plain text", "ui", version)]
 
 
 def web_config(version: Version = installed_version) -> list[Check]:

@@ -59,7 +59,7 @@ def test_every_group_is_probed() -> None:
         "training",
         "ring",
         "daemon",
-        "page",
+        "terminal",
         "GPU",
         "protection",
     ]

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.services
 
-DRAWN = "return document.querySelectorAll('.js-plotly-plot .main-svg').length > 0"
-LAST_STEP = "return Math.max(...document.getElementById('chart-loss').data?.[0]?.x ?? [])"
+DRAWN = "return document.querySelectorAll('#charts svg path').length > 0"
+LAST_STEP = "return document.getElementById('chart-loss').plot.picture?.stops.at(-1)?.x"
 
 
 def test_without_a_run_the_page_says_so_and_what_to_do(page: Page) -> None:
@@ -47,7 +47,8 @@ def test_a_healthy_run_is_healthy_at_one_look_and_drawn(trainer: Trainer, page: 
     eventually(lambda: page.run(DRAWN), "charts")
     assert page.text("#run h1").startswith("train · ")
     assert page.text("#charts-title") == "Since the start"
-    assert page.run("return document.querySelectorAll('.js-plotly-plot').length") == 4
+    drawn = "return document.querySelectorAll('#charts svg:has(.grid)').length"
+    eventually(lambda: page.run(drawn) == 4, "four charts")
     resources = page.run("return performance.getEntriesByType('resource').map((r) => r.name)")
     assert {urlsplit(name).netloc for name in resources} == {urlsplit(page.url).netloc}
     assert page.complaints() == []
@@ -269,12 +270,15 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
     page.click("#run-more summary")
     page.says("#run-sentence", words)
     chart = "const c = document.getElementById('chart-scale');"
-    marked = f"{chart} return c.data?.filter((t) => t.marker?.symbol === 'x')[0].x"
+    marked = f"""{chart} return c.plot.picture?.layers.find((l) => l.sign === 'cross')
+        ?.points.map(([x]) => x)"""
     eventually(lambda: page.run(marked) == list(range(30, 50)), "marks of the storm")
-    assert page.run(f"{chart} return c.layout.yaxis.type") == "log"
-    assert "shrunk" in page.run(f"{chart} return c.layout.annotations[0].text")
-    symbols = page.run(f"{chart} return c.data.map((t) => t.marker?.symbol).filter(Boolean)")
-    assert len(set(symbols)) == 4
+    drawn = page.run(f"{chart} return c.querySelector('[data-sign=cross]').getAttribute('d')")
+    assert drawn.count("M") == 20
+    assert page.text("#chart-scale").count("2") > 3  # powers of two
+    assert "shrunk" in page.text("#chart-scale")
+    signs = f"{chart} return [...c.querySelectorAll('[data-sign]')].map((e) => e.dataset.sign)"
+    assert len(set(page.run(signs))) == 4
 
 
 def test_the_charts_say_from_where_on_they_hold(trainer: Trainer, page: Page) -> None:

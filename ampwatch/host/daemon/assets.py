@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
 import logging
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STATIC = Path(__file__).parents[1] / "page" / "static"
-PLOTLY = "plotly.min.js"
 
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -48,7 +46,7 @@ class Asset:
 
     @cached_property
     def packed(self) -> bytes:
-        """The content, gzipped once: Plotly has 4.5 MB, and 1.4 MB so."""
+        """The content, gzipped once: a fourth of it."""
         # Without the time of packing, so that the entity tag is the same after a restart.
         return gzip.compress(self._make(), mtime=0)
 
@@ -59,17 +57,9 @@ class Asset:
 
 
 def find_assets() -> dict[str, Asset]:
-    """Return the files of the page, by path of the URL.
-
-    Plotly is served from its own package, if that is installed; it is not imported.
-    """
+    """Return the files of the page, by path of the URL."""
     files = {f"/static/{p.name}": p for p in STATIC.iterdir() if p.suffix in CONTENT_TYPES}
     files["/"] = files.pop("/static/index.html")
-    plotly = importlib.util.find_spec("plotly")
-    if plotly is not None and plotly.origin is not None:
-        script = Path(plotly.origin).parent / "package_data" / PLOTLY
-        if script.is_file():
-            files[f"/static/{PLOTLY}"] = script
     return {url: Asset(path.read_bytes, CONTENT_TYPES[path.suffix]) for url, path in files.items()}
 
 

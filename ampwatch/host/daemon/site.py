@@ -20,9 +20,9 @@ from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.host.page.brief import brief
-from ampwatch.host.page.broadcast import Broadcast, encoded
+from ampwatch.host.page.broadcast import GZIP_HEAD, Broadcast, encoded
 from ampwatch.host.page.map_state import Maps
-from ampwatch.host.page.page import Feed
+from ampwatch.host.page.page import Feed, Shown
 from ampwatch.host.page.precision_state import kernel_names
 from ampwatch.wire.rendezvous.probe import SERVICE
 from ampwatch.wire.ring.layout import LAYOUT
@@ -67,6 +67,7 @@ class Request:
         accept: The ``Accept`` header.
         known_etag: The ``If-None-Match`` header.
         address: ``host:port`` that the client reached the daemon by.
+        takes_gzip: The client takes a body that is gzipped.
     """
 
     path: str
@@ -74,6 +75,7 @@ class Request:
     accept: str
     known_etag: str
     address: str
+    takes_gzip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,15 +262,20 @@ class Site:
             )
         return Response(asset.packed, asset.content_type, headers=headers, packed=True)
 
-    def _events(self, _: Request) -> Response:
-        stream = self._stream()
+    def _events(self, request: Request) -> Response:
+        stream = self._stream(_shown(request.query), packed=request.takes_gzip)
         # The first chunk is taken here, while a status code can still say that there is no room.
         if next(stream, None) is None:
             text = f"{MAX_STREAMS} pages are open, which is all the daemon serves; close one."
             return sentence(HTTPStatus.SERVICE_UNAVAILABLE, text, Retry_After="30")
-        return Response(content_type=EVENTS, stream=stream, pause_seconds=EVENT_SECONDS)
+        headers = {"Vary": "Accept-Encoding"}
+        if request.takes_gzip:
+            headers["Content-Encoding"] = "gzip"
+        return Response(
+            content_type=EVENTS, headers=headers, stream=stream, pause_seconds=EVENT_SECONDS
+        )
 
-    def _stream(self) -> Generator[bytes, None, None]:
+    def _stream(self, shown: Shown, *, packed: bool) -> Generator[bytes, None, None]:
         """Yield server-sent events: everything once, then what has changed.
 
         The first chunk is empty and says that there is room for one more; without it
@@ -280,11 +287,22 @@ class Site:
             return
         try:
             yield b""
-            seen = 0
+            channel, seen = self._broadcast.channel(shown), 0
+            head = GZIP_HEAD if packed else b""
             while True:
                 # A client that has left is noticed by the next write, which raises, so that the
                 # generator is closed and gives its place back.
-                seen, events = self._broadcast.since(seen, EVENT_SECONDS)
-                yield events
+                seen, events = channel.since(seen, EVENT_SECONDS)
+                yield head + b"".join(e.packed if packed else e.plain for e in events)
+                head = b""
         finally:
             self._streams.release()
+
+
+def _shown(query: Mapping[str, list[str]]) -> Shown:
+    """Return the ranks that a page asks for: ``run``, ``rank``, and ``with`` as ``run:rank``."""
+    run, rank, beside = (query.get(name, [None])[0] for name in ("run", "rank", "with"))
+    if beside is None:
+        return Shown(run, rank)
+    other, _, index = beside.rpartition(":")
+    return Shown(run, rank, (other, index))

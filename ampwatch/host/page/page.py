@@ -1,5 +1,8 @@
 """The state behind the built-in page, as JSON: whole once, then only what has changed.
 
+Somebody who looks at a page looks at one rank: of the others it is sent a line each, or a page of
+many ranks would be megabytes.
+
 A change is a JSON merge patch (RFC 7396), so a client needs a few lines to follow. Reads
 the aggregate and puts it into words; nothing is measured here. No torch, no network.
 """
@@ -9,9 +12,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch import __version__
 from ampwatch.host.page.figures import figures
@@ -65,9 +68,46 @@ COLUMNS = (
     "nonfinite_losses",
     "seconds",
     "longest",
+    "ended",
     *(skip.label for skip in SKIP_CLASSES),
 )
-"""Cells of the row of a bucket; its first step is its key."""
+"""Cells of the row of a bucket; its first step is its key. ``ended`` is the Unix time at the end of its
+last step."""
+
+
+class Shown(NamedTuple):
+    """The ranks that somebody looks at.
+
+    Attributes:
+        run: Label of the run; of the one that is worst off if there is none of it.
+        rank: Its rank as text; the one that speaks for the run if there is none of it.
+        beside: Run and rank that are compared with it.
+    """
+
+    run: str | None = None
+    rank: str | None = None
+    beside: tuple[str, str] | None = None
+
+
+@dataclass(eq=False)
+class _Moment:
+    """The verdicts of a moment, and what was made of them for pages.
+
+    Attributes:
+        at: Unix time. Unit: s.
+        runs: The ranks of each run, and the verdict on it.
+        lines: The state with a line for each rank.
+        whole: Everything about those ranks that somebody looks at.
+        states: What pages are shown.
+        seconds: CPU time that it took. Unit: s.
+    """
+
+    at: float
+    runs: Mapping[str, tuple[Sequence[RankView], RunVerdict]]
+    lines: State
+    whole: dict[tuple[str, str], State] = field(default_factory=dict)
+    states: dict[Shown, State] = field(default_factory=dict)
+    seconds: float = 0.0
 
 
 class Feed:
@@ -83,7 +123,8 @@ class Feed:
 
     Cost:
         A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
-        with ranges see ``RangeState``, with precision ``PrecisionState``.
+        with ranges see ``RangeState``, with precision ``PrecisionState``. The line of a rank that
+        nobody looks at is about 200 bytes.
     """
 
     def __init__(
@@ -106,6 +147,7 @@ class Feed:
         self._glossary = {term.name: sentence(term.meaning) for term in TERMS}
         self._newest: State = {}
         self._made_at = -math.inf
+        self._moment = _Moment(-math.inf, {}, {})
 
     def full(self, max_age: float = 0.0) -> State:
         """Return everything there is to show; also the cursor to go on from.
@@ -126,24 +168,83 @@ class Feed:
             self._made_at = now
             return self._newest
 
+    def shown(self, shown: Shown, max_age: float = 0.0) -> State:
+        """Return everything about the ranks that somebody looks at, and a line for each other one.
+
+        Args:
+            shown: Those ranks.
+            max_age: As for ``full``. What is about all ranks is made once for all who ask. Unit: s.
+        """
+        with self._making:
+            now = self._clock()
+            self._patience = MAX_ASIDE_SECONDS
+            before = time.thread_time()
+            if not 0.0 <= now - self._moment.at < max_age:
+                self._moment = self._at(now)
+            moment = self._moment
+            if (state := moment.states.get(shown)) is None:
+                state = moment.states[shown] = self._looked_at(moment, shown)
+            moment.seconds += time.thread_time() - before
+            return state
+
     @property
     def usual_age(self) -> float:
-        """The age that a state must reach so that making states takes a tenth of a core at most."""
+        """The age that a full state must reach so that making them takes a tenth of a core at most."""
         return min(MAX_AGE_SECONDS, 9.0 * self._work_seconds)
+
+    @property
+    def shown_age(self) -> float:
+        """The same of what pages are shown."""
+        return min(MAX_AGE_SECONDS, 9.0 * self._moment.seconds)
 
     def step_aside(self) -> None:
         """Let what is urgent go first, between two small pieces of work; hold no lock meanwhile."""
         self._patience = self._step_aside(self._patience)
 
     def _made(self, now: float) -> State:
+        runs = self._judged()
+        return self._state(now, {run: self._run(*judged, now) for run, judged in runs.items()})
+
+    def _at(self, now: float) -> _Moment:
+        runs = self._judged()
+        with self._fleet.lock:
+            told = {run: _in_lines(*judged, now) for run, judged in runs.items()}
+        self.step_aside()
+        return _Moment(now, runs, self._state(now, told))
+
+    def _judged(self) -> dict[str, tuple[list[RankView], RunVerdict]]:
         with self._fleet.lock:
             runs = self._fleet.judge()
-        ranks = [rank for members, _ in runs.values() for rank in members]
-        self._series = {rank: self._series.get(rank, (None, {})) for rank in ranks}
-        self._ranges = {rank: self._ranges.get(rank, RangeState()) for rank in ranks}
-        self._precision = {r: self._precision.get(r, PrecisionState()) for r in ranks}
+        ranks = {rank for members, _ in runs.values() for rank in members}
+        for kept in (self._series, self._ranges, self._precision):
+            for gone in kept.keys() - ranks:
+                del kept[gone]
         self.step_aside()
-        told = {run: self._run(*judged, now) for run, judged in runs.items()}
+        return runs
+
+    def _looked_at(self, moment: _Moment, shown: Shown) -> State:
+        if not moment.runs:
+            return moment.lines
+        runs = dict(moment.lines["runs"])
+        worst = min(runs, key=lambda run: (runs[run]["badness"], -_began(runs[run])))
+        name = worst if shown.run is None or shown.run not in runs else shown.run
+        ranks, speaker = runs[name]["ranks"], str(runs[name]["speaker"])
+        rank = speaker if shown.rank is None or shown.rank not in ranks else shown.rank
+        for run, index in filter(None, ((name, rank), shown.beside)):
+            if index in runs.get(run, {}).get("ranks", {}):
+                whole = self._whole(moment, run, index)
+                runs[run] = {**runs[run], "ranks": {**runs[run]["ranks"], index: whole}}
+        return {**moment.lines, "runs": runs}
+
+    def _whole(self, moment: _Moment, run: str, index: str) -> State:
+        if (state := moment.whole.get((run, index))) is None:
+            members, verdict = moment.runs[run]
+            (rank,) = (rank for rank in members if str(rank.identity.rank) == index)
+            state = self._rank(rank, verdict.by_rank[rank.identity.rank], moment.at)
+            moment.whole[run, index] = state
+        return state
+
+    def _state(self, now: float, told: State) -> State:
         with self._fleet.lock:
             gpus, problems = gpu_state(self._fleet), dict(self._fleet.problems)
         return {
@@ -174,22 +275,8 @@ class Feed:
 
     def _run(self, ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
         by_rank = verdict.by_rank
-        roll = call_the_roll(verdict)
-        return {
-            **_words(verdict),
-            "headline": asdict(headline(verdict, now)),
-            "speaker": verdict.speaker,
-            "counts": roll.counts,
-            "worst": roll.worst,
-            "users": sorted({rank.user for rank in ranks}),
-            "hosts": sorted({rank.identity.host for rank in ranks}),
-            "found": _found(verdict),
-            "world_size": max(rank.identity.world_size for rank in ranks),
-            "badness": verdict.level.badness,
-            "ranks": {
-                str(r.identity.rank): self._rank(r, by_rank[r.identity.rank], now) for r in ranks
-            },
-        }
+        whole = {str(r.identity.rank): self._rank(r, by_rank[r.identity.rank], now) for r in ranks}
+        return {**_of_run(ranks, verdict, now), "ranks": whole}
 
     def _rank(self, rank: RankView, verdict: Verdict, now: float) -> State:
         # One rank at a time: of all together a scrape would have to wait for seconds.
@@ -200,31 +287,26 @@ class Feed:
 
     def _rank_now(self, rank: RankView, verdict: Verdict, now: float) -> State:
         members = [member for story in verdict.stories for member in story.members]
-        state: State = {
+        return {
+            **_line(rank, verdict),
             **_words(verdict),
             "headline": asdict(headline(verdict, now)),
-            "state": rank.state.value,
             "user": rank.user,
             "host": rank.identity.host,
             "pid": rank.identity.pid,
             "version": rank.identity.version,
-            "started": rank.identity.started_ns / 1e9,
-            "last_seen": rank.last_record_ns / 1e9,
             "figures": {title: list(figure) for title, figure in figures(rank).items()},
             "facts": dict(rank.facts),
             "findings": {m.finding.key: _finding(m.finding, current=m.is_current) for m in members},
             "stories": [row for story in verdict.stories for row in _order(story)],
             "series": self._series_of(rank),
-            "ranges": self._ranges[rank].of(rank),
-            "precision": self._precision[rank].of(rank),
+            "ranges": self._ranges.setdefault(rank, RangeState()).of(rank),
+            "precision": self._precision.setdefault(rank, PrecisionState()).of(rank),
         }
-        if rank.newest is not None:
-            state["step"] = rank.newest.step
-        return state
 
     def _series_of(self, rank: RankView) -> dict[str, Row]:
         """Return the rows of ``rank``, built anew only where its history has changed."""
-        cursor, rows = self._series[rank]
+        cursor, rows = self._series.get(rank, (None, {}))
         update = rank.history.since(cursor)
         fresh = {str(bucket.first_step): _row(bucket) for bucket in update.buckets}
         rows = fresh if update.everything else {**rows, **fresh}
@@ -246,6 +328,44 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
         elif before != value:
             patch[name] = value
     return patch
+
+
+def _of_run(ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
+    roll = call_the_roll(verdict)
+    return {
+        **_words(verdict),
+        "headline": asdict(headline(verdict, now)),
+        "speaker": verdict.speaker,
+        "counts": roll.counts,
+        "worst": roll.worst,
+        "users": sorted({rank.user for rank in ranks}),
+        "hosts": sorted({rank.identity.host for rank in ranks}),
+        "found": _found(verdict),
+        "world_size": max(rank.identity.world_size for rank in ranks),
+        "badness": verdict.level.badness,
+    }
+
+
+def _began(run: State) -> float:
+    """Return when the first rank of a run began. Unit: s, Unix time."""
+    return min(float(rank["started"]) for rank in run["ranks"].values())
+
+
+def _in_lines(ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
+    lines = {str(r.identity.rank): _line(r, verdict.by_rank[r.identity.rank]) for r in ranks}
+    return {**_of_run(ranks, verdict, now), "ranks": lines}
+
+
+def _line(rank: RankView, verdict: Verdict) -> State:
+    """Return what is to be seen of a rank that nobody looks at."""
+    line: State = {
+        "level": verdict.level.value,
+        "sentence": verdict.sentence,
+        "state": rank.state.value,
+        "started": rank.identity.started_ns / 1e9,
+        "last_seen": rank.last_record_ns / 1e9,
+    }
+    return line if rank.newest is None else {**line, "step": rank.newest.step}
 
 
 def _words(verdict: Verdict) -> State:
@@ -317,6 +437,7 @@ def _row(bucket: Bucket) -> Row:
         None if loss is None else _number(loss),
         bucket.num_nonfinite_losses,
         *map(_known, (bucket.duration_mean, bucket.duration_max)),
+        round(bucket.time_ns / 1e9, 3),
         *bucket.skips,
     )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import http.client
-import importlib.util
 import json
 import logging
 import re
 import socket
 import threading
+import zlib
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -168,17 +168,15 @@ def test_the_page_and_its_files_are_served(served: Served) -> None:
     assert served.ask("/static/style.css").headers["Content-Type"].startswith("text/css")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("plotly") is None, reason="needs ampwatch[ui]")
-def test_plotly_comes_from_its_package_packed_and_once(served: Served) -> None:
+def test_a_file_of_the_page_is_packed_and_sent_once(served: Served) -> None:
     """Gzipped for those who take it, and not at all for those who have it."""
-    plain = served.ask("/static/plotly.min.js")
-    packed = served.ask("/static/plotly.min.js", Accept_Encoding="br, gzip")
-    again = served.ask("/static/plotly.min.js", If_None_Match=packed.headers["ETag"])
+    plain = served.ask("/static/style.css")
+    packed = served.ask("/static/style.css", Accept_Encoding="br, gzip")
+    again = served.ask("/static/style.css", If_None_Match=packed.headers["ETag"])
 
     assert packed.headers["Content-Encoding"] == "gzip"
     assert gzip.decompress(packed.body) == plain.body
     assert len(packed.body) < len(plain.body) / 2
-    assert b"plotly.js" in plain.body[:200]
     assert (again.status, again.body) == (HTTPStatus.NOT_MODIFIED, b"")
 
 
@@ -557,6 +555,40 @@ def test_the_event_stream_begins_with_everything_and_goes_on_with_changes(
     assert set(full["runs"]) == {"gpt", "bert"}
     assert patch["runs"]["gpt"]["ranks"]["0"]["step"] == 4
     assert "bert" not in patch["runs"]
+
+
+def test_a_page_that_takes_gzip_gets_each_event_packed_when_it_comes(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stream for the browser, in parts that were packed once for all pages; none waits for the next."""
+    monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
+    asking = b"GET /events HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
+    unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
+    with served.raw(asking) as connection:
+        received = connection.recv(1 << 20)
+        while b"\r\n\r\n" not in received:
+            received += connection.recv(1 << 20)
+        head, _, body = received.partition(b"\r\n\r\n")
+        text = unpack.decompress(body)
+        while text.count(b"\n\n") < 3:
+            text += unpack.decompress(connection.recv(1 << 20))
+
+    assert b"Content-Encoding: gzip" in head
+    assert b"Vary: Accept-Encoding" in head
+    names = [event.partition(b"\n")[0] for event in text.split(b"\n\n")]
+    assert names[:3] == [b"event: full", b"event: delta", b"event: delta"]
+
+
+def test_a_page_says_which_ranks_it_shows(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those it gets everything, of others a line."""
+    monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
+    for query, whole in (("?run=bert&rank=0", {"bert"}), ("?run=bert&with=gpt:0", {"bert", "gpt"})):
+        with served.raw(EVENTS.replace(b"/events", b"/events" + query.encode())) as connection:
+            _, full = Events(connection).next()
+        assert {
+            run for run, told in full["runs"].items() if "series" in told["ranks"]["0"]
+        } == whole
+        assert all("sentence" in told["ranks"]["0"] for told in full["runs"].values())
 
 
 def test_there_is_room_for_so_many_open_pages_and_then_again(

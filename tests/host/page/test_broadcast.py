@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import zlib
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.broadcast import MAX_BEHIND, NOTHING, Broadcast, encoded
-from ampwatch.host.page.page import Feed
+from ampwatch.host.page.broadcast import GZIP_HEAD, MAX_BEHIND, NOTHING, Broadcast, Event, encoded
+from ampwatch.host.page.page import Feed, Shown
 from ampwatch.settings import Settings
 from tests.host.page.test_page import merged
 from tests.workshop.clocks import START, Clock
@@ -26,9 +28,9 @@ class Page:
         self.state: Any = None
         self.names: list[str] = []
 
-    def take(self, told: tuple[int, bytes]) -> None:
+    def take(self, told: tuple[int, tuple[Event, ...]]) -> None:
         self.seen, events = told
-        for event in events.decode().split("\n\n"):
+        for event in b"".join(event.plain for event in events).decode().split("\n\n"):
             if event and not event.startswith(":"):
                 name, data = event.split("\n")
                 self.names.append(name.removeprefix("event: "))
@@ -41,17 +43,18 @@ def test_pages_that_come_at_different_times_all_know_what_a_new_one_gets() -> No
     clock = Clock(START + 20)
     fleet = made_up_fleet()
     broadcast = Broadcast(Feed(fleet, clock))
+    channel = broadcast.channel(Shown("gpt", "0"))
     pages = {1: Page(), 3: Page(), MAX_BEHIND + 4: Page()}
     for tick in range(2 * (MAX_BEHIND + 4) + 1):
         clock.now += 1.0
         put(fleet, "/gpt-0.ring", identity(), [step(4 + tick, loss_scale=2.0**tick)])
         for every, page in pages.items():
             if tick % every == 0:
-                page.take(broadcast.since(page.seen, 1.0))
+                page.take(channel.since(page.seen, 1.0))
     late = Page()
-    late.take(broadcast.since(0, 1.0))
+    late.take(broadcast.channel(Shown("gpt", "0")).since(0, 1.0))
 
-    expected = json.loads(json.dumps(Feed(fleet, clock).full()))
+    expected = json.loads(json.dumps(Feed(fleet, clock).shown(Shown("gpt", "0"))))
     assert [page.state == expected for page in (pages[1], pages[MAX_BEHIND + 4], late)] == [
         True
     ] * 3
@@ -63,22 +66,45 @@ def test_pages_that_come_at_different_times_all_know_what_a_new_one_gets() -> No
 def test_what_is_sent_is_made_once_for_all_pages() -> None:
     """The same bytes, not equal ones: 64 pages of 256 ranks would be some hundred MB."""
     clock = Clock(START + 20)
-    broadcast = Broadcast(Feed(made_up_fleet(), clock))
-    seen, first = broadcast.since(0, 1.0)
-    assert broadcast.since(0, 1.0)[1] is first
+    channel = Broadcast(Feed(made_up_fleet(), clock)).channel(Shown())
+    seen, (first,) = channel.since(0, 1.0)
+    assert channel.since(0, 1.0)[1][0].packed is first.packed
 
     clock.now += 1.0
-    _, change = broadcast.since(seen, 1.0)
-    assert change.startswith(b"event: delta\n")
-    assert broadcast.since(seen, 1.0)[1] == change
+    _, (change,) = channel.since(seen, 1.0)
+    assert change.plain.startswith(b"event: delta\n")
+    assert channel.since(seen, 1.0)[1][0] is change
+
+
+def test_pages_of_the_same_ranks_share_their_events_for_as_long_as_one_is_open() -> None:
+    """A page that has gone leaves nothing behind."""
+    broadcast = Broadcast(Feed(made_up_fleet(), Clock(START + 20)))
+    channel = broadcast.channel(Shown("gpt", "0"))
+    assert broadcast.channel(Shown("gpt", "0")) is channel
+    assert broadcast.channel(Shown("gpt", "1")) is not channel
+
+    del channel
+    gc.collect()
+    assert not broadcast._channels
+
+
+def test_packed_events_are_one_gzipped_stream_wherever_it_begins() -> None:
+    """A page that comes late begins with any of them: none leans on what another page was sent before."""
+    events = [Event(f"event: delta\ndata: {{'step': {i}}}\n\n".encode() * 50) for i in range(5)]
+    for begin in range(5):
+        sent = GZIP_HEAD + b"".join(event.packed for event in events[begin:])
+        plain = b"".join(event.plain for event in events[begin:])
+        assert zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(sent) == plain
+        assert len(sent) < len(plain) / 4
 
 
 def test_a_page_that_asks_too_early_is_sent_a_comment() -> None:
     """Whether it has left is found out by sending, and proxies close what is silent."""
-    broadcast = Broadcast(Feed(made_up_fleet(), Clock(START + 20)))
-    seen, _ = broadcast.since(0, 1.0)
+    channel = Broadcast(Feed(made_up_fleet(), Clock(START + 20))).channel(Shown())
+    seen, _ = channel.since(0, 1.0)
 
-    assert broadcast.since(seen, 1.0) == (seen, NOTHING)
+    seen_then, (event,) = channel.since(seen, 1.0)
+    assert (seen_then, event.plain) == (seen, NOTHING)
 
 
 def test_between_the_ranks_urgent_work_has_its_chance_and_the_lock() -> None:

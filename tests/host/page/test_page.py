@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet, History
-from ampwatch.host.page.page import COLUMNS, Feed
+from ampwatch.host.page.page import COLUMNS, Feed, Shown
 from ampwatch.report.headline import headline
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, FindingRecord, RunState, Severity, SkipClass
@@ -111,6 +111,7 @@ def test_the_series_holds_what_happened_in_each_step() -> None:
     assert [row["loss"] for row in rows.values()] == [2.0, 2.0, "Infinity", 2.0]
     assert [row["nonfinite_losses"] for row in rows.values()] == [0, 0, 1, 0]
     assert [row["seconds"] for row in rows.values()] == [None, 1.0, 1.0, 0.25]
+    assert [row["ended"] - START for row in rows.values()] == [1, 2, 3, 4]
 
 
 def test_numbers_that_json_does_not_know_are_reported_in_words() -> None:
@@ -207,6 +208,86 @@ def test_a_state_is_made_anew_when_the_clock_was_set_back() -> None:
     clock.now -= 3600.0
 
     assert feed.full(0.5) is not made
+
+
+LINE = {"level", "sentence", "state", "started", "last_seen", "step"}
+
+
+def whole_ranks(state: Any) -> set[tuple[str, str]]:
+    """Runs and ranks of which there is more than a line."""
+    ranks = [(run, rank, told) for run, of in state["runs"].items() for rank, told in of["ranks"].items()]  # fmt: skip
+    assert all("series" in told or told.keys() <= LINE for _, _, told in ranks)
+    return {(run, rank) for run, rank, told in ranks if "series" in told}
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (Shown(), {("gpt", "0")}),  # the run that is worst off
+        (Shown("bert"), {("bert", "0")}),  # the rank that speaks for it
+        (Shown("gpt", "1"), {("gpt", "1")}),
+        (Shown("gpt", "7"), {("gpt", "0")}),
+        (Shown("gone", "1"), {("gpt", "1")}),
+        (Shown("gpt", "1", ("bert", "0")), {("gpt", "1"), ("bert", "0")}),
+        (Shown("gpt", "1", ("bert", "7")), {("gpt", "1")}),
+        (Shown("gpt", "1", ("gone", "0")), {("gpt", "1")}),
+        (Shown("gpt", "1", ("gpt", "0")), {("gpt", "1"), ("gpt", "0")}),
+    ],
+)
+def test_a_page_is_sent_what_somebody_looks_at_and_a_line_of_the_rest(
+    shown: Shown, expected: set[tuple[str, str]]
+) -> None:
+    """Where the page does not say, it is what the page itself would show first."""
+    feed = Feed(made_up_fleet(), NOW)
+    state, full = feed.shown(shown), feed.full()
+
+    assert whole_ranks(state) == expected
+    for run, told in state["runs"].items():
+        for rank, line in told["ranks"].items():
+            assert line.items() <= full["runs"][run]["ranks"][rank].items()
+        assert told | {"ranks": None} == full["runs"][run] | {"ranks": None}
+    for run, rank in expected:
+        assert state["runs"][run]["ranks"][rank] == full["runs"][run]["ranks"][rank]
+
+
+def test_pages_that_show_different_ranks_share_what_is_about_all() -> None:
+    """One verdict on all ranks for all of them, and each rank made whole once."""
+    clock = Clock(START + 20)
+    fleet = made_up_fleet()
+    feed = Feed(fleet, clock)
+    one = feed.shown(Shown("gpt", "0", ("bert", "0")))
+    clock.now += 0.4
+    other = feed.shown(Shown("bert", "0"), 0.5)
+
+    assert other["runs"]["gpt"]["ranks"]["1"] is one["runs"]["gpt"]["ranks"]["1"]
+    assert other["runs"]["bert"]["ranks"]["0"] is one["runs"]["bert"]["ranks"]["0"]
+    assert feed.shown(Shown("bert", "0"), 0.5) is other
+    clock.now += 0.1
+    assert feed.shown(Shown("bert", "0"), 0.5)["now"] == START + 20.5
+
+
+def test_a_rank_that_was_not_looked_at_for_a_while_is_whole_at_once() -> None:
+    """What has happened meanwhile is there too."""
+    fleet = Fleet(Settings(), NOW)
+    feed = Feed(fleet, NOW)
+    for rank in (0, 1):
+        put(fleet, f"/{rank}.ring", identity(rank=rank, world_size=2), [step(0)])
+    feed.shown(Shown("gpt", "0"))
+    put(fleet, "/0.ring", identity(rank=0, world_size=2), [step(i) for i in range(1, 50)])
+    feed.shown(Shown("gpt", "1"))
+
+    assert list(rows_of(feed.shown(Shown("gpt", "0")))) == list(range(50))
+
+
+def test_many_ranks_that_nobody_looks_at_cost_a_line_each() -> None:
+    """Else the page of 256 ranks is sent 30 MB."""
+    fleet = Fleet(Settings(), NOW)
+    for rank in range(256):
+        records = [step(i) for i in range(20)]
+        put(fleet, f"/{rank}.ring", identity(rank=rank, world_size=256), records)
+    size = len(json.dumps(Feed(fleet, NOW).shown(Shown())))
+
+    assert size < 256 * 350
 
 
 def test_one_more_step_of_a_long_run_costs_hundreds_of_bytes_and_not_the_history() -> None:

@@ -29,6 +29,7 @@ let addressRead = null;
 let isArriving = false; // an address was read, and nothing is shown of it yet
 let shown = null; // of what is asked for, what is there
 let state = null;
+let stream = null;
 let connection = { live: true, heardAt: 0, wantsToken: false };
 
 function show() {
@@ -48,7 +49,8 @@ function show() {
   runs.show(state.runs, name, daemonNow());
   view.showHeadline(name, run);
   ranks.show(run, rank, daemonNow());
-  if (!isWhole(run.ranks[rank])) return;
+  if (!isHere(shown) || !isHere(shown.other ?? shown)) stream.look({ run: name, rank, beside: shown.other && { run: shown.other.name, rank: shown.other.rank } });
+  if (!isHere(shown)) return;
   view.showFigures(run.ranks[rank]);
   view.showHistory(run.ranks[rank].series);
   setText(byId("charts-since"), beganWhen(aboutRun(run), daemonNow()));
@@ -69,6 +71,11 @@ function show() {
   links.show(shown.finding, (key) => addressOf(shown, key));
   if (isArriving && shown.finding === null && shown.step !== null) byId("charts").scrollIntoView({ block: "center" });
   isArriving = false;
+}
+
+/** Whether everything about a rank is here, and not only its line. */
+function isHere({ name, rank }) {
+  return isWhole(state.runs[name].ranks[rank]);
 }
 
 /** Draw the course of the rank that the shown one is compared with; null for none. */
@@ -174,7 +181,8 @@ for (const event of ["hashchange", "popstate"]) window.addEventListener(event, r
 readLocation();
 setInterval(() => view.showConnection(connection), 1000);
 
-new Stream(
+stream = new Stream(
+  { run: asked.run, rank: asked.rank },
   (news) => { state = news; show(); },
   (live, heardAt, wantsToken) => {
     connection = { live, heardAt, wantsToken };

@@ -1,31 +1,32 @@
-// The charts of one rank over its steps: when to draw them, and the zoom they share.
+// The charts of one rank over its steps: what they show together, and the zoom and the cursor they share.
 
-import { byId, setText } from "/static/dom.js";
+import { bySteps, byTime } from "/static/axes.js";
+import { byId, make, setText } from "/static/dom.js";
 import { exponents } from "/static/exponents.js";
 import { PANELS } from "/static/panels.js";
-import { CONFIG, frame, onNewLook, palette, plotlyLoaded } from "/static/plot.js";
+import { Plot, onNewLook } from "/static/plot.js";
 import { named } from "/static/state.js";
 
-const HEIGHTS = { scale: 260, exponents: 360 };
-const HEIGHT = 190;
+const WIDE = 620; // px; a narrower chart has fewer labels
+const HEATMAP = "exponents";
+const UNSEEN_MS = 2000; // a chart that is out of view follows this slowly
 
 export class Charts {
   constructor() {
     this.wanted = null;
+    this.other = null; // a second run beside it
+    this.marked = null; // a step
     this.share = 1; // of the steps, the newest
     this.zoom = null; // first and last step, as the user has dragged them
-    this.dragging = false;
-    this.second = null; // the rank that is compared with
-    this.marked = null; // a step
-    this.ready = false;
-    plotlyLoaded.then((found) => {
-      this.ready = found;
-      byId("no-plotly").hidden = found;
-      for (const id of ["charts", "legend", "span", "heatmap"]) byId(id).hidden = !found;
+    this.axis = "step";
+    this.waiting = new Set();
+    const wishes = { onZoom: (ends) => this.zoomTo(ends), onReset: () => this.narrow(this.share), onSeen: () => this.draw() };
+    const names = { ...Object.fromEntries(Object.entries(PANELS).map(([name, panel]) => [name, panel.name])), [HEATMAP]: "Exponents of the gradients" };
+    this.plots = Object.fromEntries(Object.entries(names).map(([name, words]) => [name, new Plot(byId(`chart-${name}`), `${words} over the run`, wishes)]));
+    byId("axis").addEventListener("change", (event) => {
+      this.axis = event.target.value;
       this.draw();
     });
-    window.addEventListener("pointerup", () => { this.dragging = false; });
-    document.addEventListener("visibilitychange", () => this.draw());
     onNewLook(() => this.draw());
   }
 
@@ -36,66 +37,28 @@ export class Charts {
   show(subject, columns, series, exponents) {
     const news = [Object.values(series).at(-1), exponents.columns, exponents.format, exponents.known, exponents.scaled];
     if (this.wanted?.subject === subject && news.every((part, i) => part === this.news[i])) return;
-    if (this.wanted?.subject !== subject) this.zoom = null;
-    this.wanted = { subject, columns, series, exponents };
+    const isOther = this.wanted?.subject !== subject;
+    if (isOther) this.zoom = null;
+    this.wanted = { subject, exponents, rows: readRows(columns, series) };
     this.news = news;
-    this.draw();
+    this.draw(isOther);
   }
 
-  draw() {
-    if (!this.wanted || !this.ready || this.dragging || document.hidden) return;
-    const { columns, series, exponents: view } = this.wanted;
-    const rows = newest(readRows(columns, series), this.share);
-    const colour = palette();
-    const end = (rows.at(-1)?.last_step ?? 0) + 1;
-    const range = this.zoom ?? [rows[0]?.first ?? 0, end];
-    for (const [name, build] of Object.entries(PANELS)) {
-      const panel = build(rows, colour);
-      this.plot(name, { ...panel, traces: [...panel.traces, ...this.secondLines(build, colour)] }, range, colour);
-    }
-    if (view.columns.length) {
-      const width = byId("chart-exponents").clientWidth;
-      const { caption, away, ...panel } = exponents(view, end, colour, width);
-      setText(byId("limits-of"), caption);
-      setText(byId("limits-away"), away);
-      this.plot("exponents", panel, range, colour);
-    }
-  }
-
-  plot(name, { traces, axis, margin = {}, ...drawn }, range, colour) {
-    const element = byId(`chart-${name}`);
-    const wide = name in HEIGHTS;
-    const layout = { shapes: [], annotations: [], hovermode: "x", dragmode: "zoom", ...frame(colour, element.clientWidth, HEIGHTS[name] ?? HEIGHT), ...drawn };
-    if (this.marked !== null) layout.shapes = [...layout.shapes, { type: "line", yref: "paper", x0: this.marked, x1: this.marked, y0: 0, y1: 1, line: { color: colour("--ink"), width: 1 } }];
-    layout.margin = { ...layout.margin, ...margin };
-    layout.xaxis = { ...layout.xaxis, range, tickformat: ",d", nticks: wide ? 9 : 5 };
-    layout.yaxis = { ...layout.yaxis, ...axis };
-    const isNew = !element.classList.contains("js-plotly-plot");
-    window.Plotly.react(element, traces, layout, CONFIG);
-    if (isNew) this.listen(element);
-  }
-
-  /** Draw the course of a second rank beside the first, dashed; null ends that. */
+  /** Draw a second run beside the first, on the same axes; `label` null takes it away. */
   compare(label, columns, series) {
-    const news = label && [label, series && Object.values(series).at(-1)].join();
-    if (news === this.second?.news) return;
-    this.second = label && { news, columns, series };
+    const newest = label === null ? null : Object.values(series).at(-1);
+    if ((this.other?.label ?? null) === label && this.other?.newest === newest) return;
+    this.other = label === null ? null : { label, newest, rows: readRows(columns, series) };
+    byId("second").replaceChildren(...(label === null ? [] : [make("span", { class: "dashes", "aria-hidden": "true" }), label]));
+    byId("second").hidden = label === null;
     this.draw();
   }
 
-  /** Mark a step by a line; null ends that. */
+  /** Mark a step in all charts; null takes the mark away. */
   mark(step) {
     if (step === this.marked) return;
     this.marked = step;
     this.draw();
-  }
-
-  /** The lines of the second rank in a panel, without its marks. */
-  secondLines(build, colour) {
-    if (!this.second) return [];
-    const rows = newest(readRows(this.second.columns, this.second.series), this.share);
-    const lines = build(rows, colour).traces.filter((trace) => trace.mode === "lines" && trace.hoverinfo === "text");
-    return lines.map((trace) => ({ ...trace, line: { ...trace.line, dash: "dash", color: colour("--second") } }));
   }
 
   /** Draw only the newest `share` of the steps. */
@@ -104,16 +67,61 @@ export class Charts {
     this.draw();
   }
 
-  /** Zooming one chart zooms all, for they share their steps; a double click shows them all again. */
-  listen(element) {
-    element.addEventListener("pointerdown", () => { this.dragging = true; });
-    element.on("plotly_relayout", (change) => {
-      if (!("xaxis.range[0]" in change)) return;
-      this.zoom = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      this.dragging = false;
-      this.draw();
-    });
-    element.on("plotly_doubleclick", () => this.narrow(this.share));
+  zoomTo(places) {
+    this.zoom = places.map((place) => this.scale.step(place));
+    this.draw();
+  }
+
+  /** Draw one chart a frame: all at once would hold up what else moves. If not `all`, those out of view come later. */
+  draw(all = true) {
+    if (!this.wanted) return;
+    if (!this.waiting.size) requestAnimationFrame(() => this.drawNext());
+    for (const [name, plot] of Object.entries(this.plots)) {
+      if (all || plot.isSeen) this.waiting.add(name);
+      else this.later ??= setTimeout(() => this.drawLate(), UNSEEN_MS);
+    }
+    const { rows } = this.wanted;
+    const end = (rows.at(-1)?.last_step ?? 0) + 1;
+    const longest = Math.max(end, (this.other?.rows.at(-1)?.last_step ?? 0) + 1);
+    this.scale = this.axis === "time" ? byTime(rows, this.other !== null) : bySteps();
+    const others = this.axis === "time" && this.other ? byTime(this.other.rows, true) : bySteps();
+    const first = Math.max(rows[0]?.first ?? 0, this.share < 1 ? longest * (1 - this.share) : 0);
+    this.steps = this.zoom ?? [first, end];
+    this.range = this.steps.map(this.scale.at);
+    if (this.other && !this.zoom) this.range[1] = Math.max(this.range[1], others.at(longest));
+    this.beside = this.other && { label: this.other.label, at: others.at, place: this.scale.at, rows: between(this.other.rows, this.range.map(others.step)) };
+    this.end = end;
+  }
+
+  drawLate() {
+    this.later = undefined;
+    this.draw();
+  }
+
+  drawNext() {
+    const [name] = this.waiting;
+    if (name === undefined) return;
+    this.waiting.delete(name);
+    const width = byId(`chart-${name}`).clientWidth;
+    const isEmpty = name === HEATMAP && !this.wanted.exponents.columns.length;
+    if (width && !isEmpty) this.plots[name].draw(this.framed(this.picture(name, width), name, width));
+    if (this.waiting.size) requestAnimationFrame(() => this.drawNext());
+  }
+
+  picture(name, width) {
+    const { rows, exponents: view } = this.wanted;
+    if (name !== HEATMAP) return PANELS[name].picture(between(rows, this.steps), this.beside);
+    const { caption, away, picture } = exponents(view, this.end, width);
+    setText(byId("limits-of"), caption);
+    setText(byId("limits-away"), away);
+    return picture;
+  }
+
+  /** A picture with the axis that all share, and the step that is marked. */
+  framed(picture, name, width) {
+    const marker = this.marked === null ? [] : [{ kind: "rule", x: this.marked, colour: "--ink", width: 1.5, dash: "2 3" }];
+    const count = width > WIDE ? 9 : 4;
+    return { ...picture, layers: [...picture.layers, ...marker], x: { range: this.range, at: this.scale.at, ticks: this.scale.ticks(this.range, count) } };
   }
 }
 
@@ -124,7 +132,9 @@ function readRows(columns, series) {
     .sort((a, b) => a.first - b.first);
 }
 
-function newest(rows, share) {
-  const end = rows.at(-1)?.last_step ?? 0;
-  return rows.filter((row) => row.last_step >= end * (1 - share));
+/** The rows of some steps, with one more on each side so that lines go on to the edges. */
+function between(rows, [from, to]) {
+  const first = rows.findIndex((row) => row.last_step >= from);
+  const after = rows.findIndex((row) => row.first > to);
+  return first < 0 ? [] : rows.slice(Math.max(0, first - 1), after < 0 ? rows.length : after + 1);
 }

@@ -3,12 +3,11 @@
 import { cutAbove, knownWindow } from "/static/caution.js";
 import { byId, make, rebuild, setText } from "/static/dom.js";
 import { fitWords, notes, outcomeWords, warning, whole } from "/static/outcome.js";
-import { CONFIG, frame, onNewLook, palette, plotlyLoaded } from "/static/plot.js";
+import { Plot, onNewLook } from "/static/plot.js";
 import { spectrum } from "/static/spectrum.js";
 import { FATES, fates, sum } from "/static/whatif.js";
 import { number, percent, powerOfTwo } from "/static/words.js";
 
-const HEIGHT = 230;
 const USUAL_SCALES = [-4, 28]; // exponents that the dial always reaches
 const FARTHEST = 120; // and those it never passes
 const [MIN_DIGITS, MAX_DIGITS] = [-3, 23]; // exponents of scales that are read as digits, too
@@ -21,11 +20,7 @@ export class Explorer {
     this.format = null; // null: that of autocast
     this.exponent = null; // null: the scale as it is now
     this.dialling = false;
-    this.ready = false;
-    plotlyLoaded.then((found) => {
-      this.ready = found;
-      this.draw();
-    });
+    this.plot = new Plot(byId("chart-whatif"), "Elements by magnitude after scaling");
     onNewLook(() => this.draw());
     const dial = byId("whatif-scale");
     dial.addEventListener("input", () => {
@@ -75,9 +70,10 @@ export class Explorer {
     byId("whatif-cut").hidden = !warning(this.subject);
     setText(byId("whatif-outcome"), outcomeWords(this.subject, name, exponent));
     setText(byId("whatif-notes"), notes(this.subject, name));
-    for (const id of ["whatif-fates", "chart-whatif"]) byId(id).hidden = !histogram.amax || (id === "chart-whatif" && !this.ready);
+    for (const id of ["whatif-fates", "chart-whatif"]) byId(id).hidden = !histogram.amax;
     drawFates(this.subject, formats[name], exponent);
-    this.plot(formats[name], exponent, now);
+    if (!histogram.amax) return;
+    this.plot.draw(spectrum(histogram, formats[name], exponent, now, whole(this.subject), byId("chart-whatif").clientWidth));
   }
 
   drawFormats(chosen) {
@@ -118,18 +114,6 @@ export class Explorer {
     mark.dataset.open = String(open);
     const words = open ? `overflow above ${powerOfTwo(high ?? 0)}` : `${powerOfTwo(low)} to ${powerOfTwo(high ?? 0)} keep both ends`;
     setText(mark.firstElementChild, shown ? words : "");
-  }
-
-  plot(format, exponent, now) {
-    const chart = byId("chart-whatif");
-    if (chart.hidden) return;
-    const colour = palette();
-    const { traces, layout } = spectrum(this.subject.histogram, format, exponent, now, whole(this.subject), colour, chart.clientWidth);
-    const base = frame(colour, chart.clientWidth, HEIGHT);
-    window.Plotly.react(chart, traces, {
-      ...base, dragmode: false, hovermode: "closest", ...layout,
-      xaxis: { ...base.xaxis, ...layout.xaxis }, yaxis: { ...base.yaxis, ...layout.yaxis },
-    }, CONFIG);
   }
 }
 

@@ -1,5 +1,6 @@
-// The heatmap of exponents over steps: from columns to Plotly's traces and axes. No state, no page.
+// The heatmap of exponents over steps: from columns to a picture. No state, no page.
 
+import { powers } from "/static/axes.js";
 import { named } from "/static/state.js";
 import { number, percent, powerOfTwo } from "/static/words.js";
 
@@ -7,13 +8,14 @@ const FAINTEST = -6; // decades of share; what is rarer is drawn as faint as thi
 const REACH = 24; // a limit that is so many exponents away from the data is not in the picture
 const WIDE = 620; // px; a narrower chart has its labels inside
 const TICKS = 9;
-const HOVER = { hoverinfo: "text", hovertemplate: "%{text}<extra></extra>" };
+const BLUES = ["--heat-faint", "--heat-middle", "--heat-strong"];
+const REDS = ["--heat-alarm", "--critical"];
 
 /** The limits of a format, from the largest: words, where they are, and how they are drawn. */
 const LIMITS = [
-  { words: "overflow", at: (format) => Math.log2(format.overflow_from), colour: "--critical", dash: "solid", scale: "scale_high" },
-  { words: "smallest normal", at: (format) => Math.log2(format.min_normal), colour: "--warning", dash: "dot", scale: "scale_low" },
-  { words: "flush to zero", at: (format) => Math.log2(format.min_subnormal) - 1, colour: "--critical", dash: "dash", scale: "scale_low" },
+  { words: "overflow", at: (format) => Math.log2(format.overflow_from), colour: "--critical", dash: "", scale: "scale_high" },
+  { words: "smallest normal", at: (format) => Math.log2(format.min_normal), colour: "--warning", dash: "1.5 3", scale: "scale_low" },
+  { words: "flush to zero", at: (format) => Math.log2(format.min_subnormal) - 1, colour: "--critical", dash: "7 4", scale: "scale_low" },
 ];
 
 /**
@@ -21,36 +23,44 @@ const LIMITS = [
  *   readColumns makes them, the format whose limits are drawn, its name, whether it is known to be in use, and
  *   whether values are shown times the scale
  * @param {number} end the step that is next in the run: limits are drawn up to there
- * @param {(name: string) => string} colour the palette
  * @param {number} width of the chart in px
  */
-export function exponents({ columns, name, format, known, scaled }, end, colour, width) {
+export function exponents({ columns, name, format, known, scaled }, end, width) {
   const cells = lasting(columns, end);
   const edges = [...cells.map((cell) => cell.from), cells.at(-1).until];
   const [low, high] = reach(cells, scaled);
-  const lines = limits(cells, end, format, scaled, low, high, colour);
-  const heights = lines.flatMap((line) => line.y);
+  const lines = limits(cells, end, format, scaled, low, high);
+  const heights = lines.flatMap((line) => line.heights);
   const bottom = Math.min(low, ...heights) - 1;
   const top = Math.max(high, ...heights) + 1;
   const strip = (top - bottom) / 16;
   const strips = [
-    { name: "zero", count: (cell) => cell.zeros, from: bottom - 1.4 * strip, scale: blues(colour) },
-    { name: "inf", count: (cell) => cell.infs, from: top + 0.4 * strip, scale: reds(colour) },
-    { name: "NaN", count: (cell) => cell.nans, from: top + 1.4 * strip, scale: reds(colour) },
-  ];
+    { name: "zero", count: (cell) => cell.zeros, from: bottom - 1.4 * strip, ramp: BLUES },
+    { name: "inf", count: (cell) => cell.infs, from: top + 0.4 * strip, ramp: REDS },
+    { name: "NaN", count: (cell) => cell.nans, from: top + 1.4 * strip, ramp: REDS },
+  ].map((row) => ({ ...row, to: row.from + strip }));
+  const bins = Array.from({ length: high - low }, (_, i) => low + 1 + i);
+  const rows = [
+    ...bins.map((bin) => ({ from: bin - 1, to: bin, ramp: BLUES, count: (cell) => cell.counts[bin - cell.lowest - shift(cell, scaled)] ?? 0 })),
+    ...strips,
+  ].map((row) => ({ ...row, shades: cells.map((cell) => shade(row.count(cell) / cell.total)) }));
   const wide = width > WIDE && lines.length > 0;
+  const range = [strips[0].from, strips.at(-1).to];
   return {
     caption: lines.length ? `lines: where ${name} ${known ? "ends" : "would end"}` : "",
     away: lines.length ? "" : awayWords(name, format),
-    traces: [
-      bins(cells, edges, low, high, scaled, colour),
-      ...strips.map((row) => stripTrace(cells, edges, row, strip)),
-      ...lines.flatMap((line) => line.traces),
-    ],
-    axis: axis(bottom, top, strips, strip),
-    shapes: strips.map((row) => stripGround(row, strip, colour)),
-    annotations: lines.map((line) => label(line, wide, colour)),
-    margin: { r: wide ? 168 : 12, t: 6 },
+    picture: {
+      margin: { r: wide ? 168 : 12, t: 6 },
+      y: { range, ticks: [...powers([bottom, top], TICKS), ...strips.map((row) => [row.from + strip / 2, row.name, true])] },
+      rungs: 1,
+      layers: [
+        ...strips.map((row) => ({ kind: "bars", colour: "--grid", opacity: 0.45, bars: [[edges[0], Math.max(end, edges.at(-1)), row.from, row.to]] })),
+        { kind: "heat", edges, rows },
+        ...lines.flatMap((line) => line.layers),
+        ...lines.map((line) => label(line, wide)),
+      ],
+      stops: cells.map((cell) => ({ x: (cell.from + cell.until) / 2, say: (height) => cellWords(cell, height, rows, strips, scaled) })),
+    },
   };
 }
 
@@ -86,38 +96,19 @@ function reach(cells, scaled) {
   return filled.length ? [low - 1, high] : [-1, 0];
 }
 
-/** Bin e is drawn from e - 1 to e. */
-function bins(cells, edges, low, high, scaled, colour) {
-  const exponentsShown = Array.from({ length: high - low }, (_, i) => low + 1 + i);
-  const count = (cell, exponent) => cell.counts[exponent - cell.lowest - shift(cell, scaled)] || 0;
-  return {
-    ...heat(cells, exponentsShown.map((exponent) => (cell) => count(cell, exponent)), blues(colour), (i, cell, share) => [
-      `${powerOfTwo(exponentsShown[i] - 1)} to ${powerOfTwo(exponentsShown[i])}${scaled ? " after scaling" : ""}`,
-      `${share} of the elements; the largest before scaling is ${number(cell.amax)}`,
-    ]),
-    x: edges,
-    y: [low, ...exponentsShown],
-  };
+/** How strong a share is drawn, from 0 to 1; null for none. */
+function shade(share) {
+  return share ? 1 - Math.max(FAINTEST, Math.log10(share)) / FAINTEST : null;
 }
 
-function stripTrace(cells, edges, row, height) {
-  return {
-    ...heat(cells, [row.count], row.scale, (_, cell, share) => [`${row.name}: ${share} of the elements`]),
-    x: edges,
-    y: [row.from, row.from + height],
-  };
-}
-
-/** A heatmap of shares; `rows` are functions from a cell to a count, `words` say what a cell is. */
-function heat(cells, rows, colorscale, words) {
-  const shade = (share) => (share ? Math.max(FAINTEST, Math.log10(share)) : null);
-  const shares = rows.map((count) => cells.map((cell) => count(cell) / cell.total));
-  const text = shares.map((row, i) => row.map((share, c) => (
-    share ? [steps(cells[c]), ...words(i, cells[c], percent(share)), scaleWords(cells[c])].join("<br>") : "")));
-  return {
-    type: "heatmap", z: shares.map((row) => row.map(shade)), zmin: FAINTEST, zmax: 0,
-    colorscale, showscale: false, hoverongaps: false, text, ...HOVER,
-  };
+/** What is read of a cell at a height: its bin there, or else all that is not finite or zero. */
+function cellWords(cell, height, rows, strips, scaled) {
+  const shown = rows.filter((row) => (row.name ? height === null || (height >= row.from && height < row.to) : height > row.from && height <= row.to));
+  const told = shown.map((row) => [row, row.count(cell) / cell.total]).filter(([row, share]) => share || (height !== null && !row.name));
+  const words = told.flatMap(([row, share]) => (row.name ? [`${row.name}: ${percent(share)} of the elements`] : [
+    `${powerOfTwo(row.from)} to ${powerOfTwo(row.to)}${scaled ? " after scaling" : ""}: ${percent(share)} of the elements`,
+  ]));
+  return [steps(cell), ...words, `the largest before scaling is ${number(cell.amax)}`, scaleWords(cell)];
 }
 
 function steps({ first, last_step: last }) {
@@ -128,25 +119,15 @@ function scaleWords({ scale_low: low, scale_high: high }) {
   return low === high ? `loss scale ${number(low)}` : `loss scale ${number(low)} to ${number(high)}`;
 }
 
-function blues(colour) {
-  return [[0, colour("--heat-faint")], [0.5, colour("--heat-middle")], [1, colour("--heat-strong")]];
-}
-
-function reds(colour) {
-  return [[0, colour("--heat-alarm")], [1, colour("--critical")]];
-}
-
 /** The lines of those limits that are near the data; of several scales the one that loses more. */
-function limits(cells, end, format, scaled, low, high, colour) {
-  const x = [...cells.map((cell) => cell.from), Math.max(end, cells.at(-1).until)];
+function limits(cells, end, format, scaled, low, high) {
   return LIMITS.flatMap((limit) => {
-    const at = cells.map((cell) => limit.at(format) - (scaled ? 0 : Math.log2(cell[limit.scale])));
-    if (Math.min(...at) > high + REACH || Math.max(...at) < low - REACH) return [];
-    const y = [...at, at.at(-1)];
-    const line = { color: colour(limit.colour), width: 1.5, dash: limit.dash, shape: "hv" };
-    const halo = { ...line, color: colour("--raised"), width: 4, dash: "solid" };
-    const traces = [halo, line].map((style) => ({ x, y, mode: "lines", line: style, hoverinfo: "skip" }));
-    return [{ traces, y, words: words(limit, format, scaled), color: line.color }];
+    const heights = cells.map((cell) => limit.at(format) - (scaled ? 0 : Math.log2(cell[limit.scale])));
+    if (Math.min(...heights) > high + REACH || Math.max(...heights) < low - REACH) return [];
+    const points = cells.map((cell, i) => [cell.from, heights[i]]);
+    points.push([Math.max(end, cells.at(-1).until), heights.at(-1)]);
+    const line = { kind: "line", stairs: true, points, colour: limit.colour, dash: limit.dash };
+    return [{ layers: [{ ...line, colour: "--raised", width: 4, dash: "" }, line], heights, words: words(limit, format, scaled), colour: limit.colour }];
   });
 }
 
@@ -160,26 +141,6 @@ function words(limit, format, scaled) {
   return limit.words === "overflow" ? `overflow ${number(format.max)}` : `${limit.words} ${powerOfTwo(limit.at(format))}`;
 }
 
-function label({ y, words: text, color }, wide, colour) {
-  const place = wide ? { x: 1, xanchor: "left", yanchor: "middle" } : { x: 1, xanchor: "right", yanchor: "bottom", bgcolor: colour("--raised"), opacity: 0.85 };
-  return { text: wide ? ` ${text}` : text, xref: "paper", y: y.at(-1), showarrow: false, font: { color, size: 11 }, ...place };
-}
-
-function stripGround(row, height, colour) {
-  return {
-    type: "rect", layer: "below", xref: "paper", x0: 0, x1: 1, y0: row.from, y1: row.from + height,
-    fillcolor: colour("--grid"), opacity: 0.45, line: { width: 0 },
-  };
-}
-
-function axis(bottom, top, strips, strip) {
-  const step = 2 ** Math.max(0, Math.ceil(Math.log2((top - bottom) / TICKS)));
-  const ticks = [];
-  for (let e = Math.ceil(bottom / step) * step; e <= top; e += step) ticks.push(e);
-  const lowest = strips[0].from;
-  return {
-    range: [lowest, strips.at(-1).from + strip],
-    tickvals: [...ticks, ...strips.map((row) => row.from + strip / 2)],
-    ticktext: [...ticks.map(powerOfTwo), ...strips.map((row) => row.name)],
-  };
+function label({ heights, words: told, colour }, wide) {
+  return { kind: "text", words: told, colour, left: 1, y: heights.at(-1), ...(wide ? { dx: 7 } : { anchor: "end", dx: -4, dy: -6 }) };
 }

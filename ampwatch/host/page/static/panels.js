@@ -1,97 +1,84 @@
-// What each chart shows: from the rows of a rank to Plotly's traces and axis. No state, no page.
+// What each chart shows: from the rows of a rank to a picture. No state, no page.
+//
+// A second run is { rows, label, at }: it is drawn beside the first, on the same axes.
 
-import { SKIPS, number, powerOfTwo, value } from "/static/words.js";
+import { powers, ticks } from "/static/axes.js";
+import { nearest } from "/static/plot.js";
+import { SKIPS, number, percent, value } from "/static/words.js";
 
 const ZERO_EXPONENT = -150; // a log axis has no place for 0: it stands below the smallest float32
 const INFINITE_EXPONENT = 128; // and none for infinity, which stands above the largest
-const TICKS = 8;
 const SKIP_BINS = 60;
-const MANY_MARKS = 60;
+const MANY_TICKS = 8;
+const TICKS = 4;
 
-/**
- * The panels by name; each takes rows and a palette and returns traces, the vertical axis,
- * and what is drawn over them.
- */
-export const PANELS = { scale, skips, loss, time };
+const LINE_AT_ONE = [
+  { kind: "rule", y: 0, colour: "--critical", width: 1, dash: "5 4" },
+  { kind: "text", left: 0, y: 0, dx: 4, dy: -5, colour: "--critical", words: "1: the loss is being shrunk below this" },
+];
 
-function scale(rows, colour) {
-  const known = rows.filter((row) => row.scale !== null);
-  if (!known.length) return { traces: [], axis: { visible: false }, annotations: [remark("no loss scaler")] };
-  const heights = (column) => known.map((row) => height(row[column]));
-  const line = (column, width) => ({
-    x: known.map((row) => row.last_step),
-    y: heights(column),
-    mode: "lines",
-    line: { width, shape: "hv", color: colour("--accent") },
-    hoverinfo: "skip",
-  });
-  const traces = [
-    line("scale_high", 1),
-    { ...line("scale_low", 0), fill: "tonexty", fillcolor: colour("--band") },
-    { ...line("scale", 2), ...hover(known, (row) => `loss scale ${number(row.scale)}${skipWords(row)}`) },
-    ...SKIPS.map((skip) => skipMarks(known.filter((row) => row[skip.name]), skip, colour)),
+/** The panels by name: what a reader hears of each, and how it is made of the rows that are in view. */
+export const PANELS = {
+  scale: { name: "Loss scale", picture: scale },
+  skips: { name: "Skipped steps", picture: skips },
+  loss: { name: "Loss", picture: loss },
+  time: { name: "Step time", picture: time },
+};
+
+function scale(all, other) {
+  const known = (rows) => rows.filter((row) => row.scale !== null);
+  const [rows, others] = [known(all), known(other?.rows ?? [])];
+  if (!rows.length && !others.length) return { layers: [], y: { range: [0, 1], ticks: [] }, stops: [], remark: "no loss scaler" };
+  const say = (row) => `loss scale ${number(row.scale)}`;
+  const drawn = [...rows, ...others];
+  const low = Math.floor(Math.min(...drawn.map((row) => exponent(row.scale_low)))) - 1;
+  const high = Math.ceil(Math.max(...drawn.map((row) => exponent(row.scale_high)))) + 1;
+  const layers = [
+    { kind: "band", stairs: true, colour: "--accent", opacity: 0.16, points: rows.map((row) => [row.last_step, exponent(row.scale_low), exponent(row.scale_high)]) },
+    { kind: "line", stairs: true, colour: "--accent", width: 1, points: rows.map((row) => [row.last_step, exponent(row.scale_high)]) },
+    { kind: "line", stairs: true, colour: "--accent", width: 2, points: rows.map((row) => [row.last_step, exponent(row.scale)]) },
+    ...second(other, others, (row) => exponent(row.scale), true),
+    ...SKIPS.map((skip) => ({
+      kind: "marks", sign: skip.symbol, colour: skip.colour,
+      points: rows.filter((row) => row[skip.name]).map((row) => [row.last_step, exponent(row.scale_low)]),
+    })),
+    ...(low < 0 ? LINE_AT_ONE : []),
   ];
-  const low = Math.log2(Math.min(...heights("scale_low")));
-  const high = Math.log2(Math.max(...heights("scale_high")));
-  return { traces, axis: powerAxis(low, high), ...(low <= 0 ? lineAtOne(colour("--critical")) : {}) };
+  const stops = rows.map((row) => stop(row, exponent(row.scale), say, other, others, skipWords));
+  return { layers, y: { range: [low, high], ticks: powers([low, high], MANY_TICKS) }, stops };
 }
 
 /** Where a scale stands on the log axis. */
-function height(scale) {
-  return Math.min(Math.max(value(scale), 2 ** ZERO_EXPONENT), 2 ** INFINITE_EXPONENT);
+function exponent(raw) {
+  return Math.max(ZERO_EXPONENT, Math.min(INFINITE_EXPONENT, Math.log2(value(raw))));
 }
 
-function skipMarks(rows, skip, colour) {
-  return marks(rows, rows.map((row) => height(row.scale_low)), skip.symbol, colour(skip.colour));
-}
-
-function marks(rows, y, symbol, color) {
-  const size = rows.length > MANY_MARKS ? 5 : 8;
-  const line = { width: symbol.endsWith("open") ? 2 : 0, color };
-  const x = rows.map((row) => row.last_step);
-  return { x, y, mode: "markers", marker: { symbol, size, color, line }, hoverinfo: "skip", cliponaxis: false };
-}
-
-/** A log axis whose ticks are powers of two. */
-function powerAxis(low, high) {
-  const bottom = Math.floor(low) - 1;
-  const top = Math.ceil(high) + 1;
-  const step = 2 ** Math.max(0, Math.ceil(Math.log2((top - bottom) / TICKS)));
-  const ticks = [];
-  for (let e = Math.ceil(bottom / step) * step; e <= top; e += step) ticks.push(e);
+function skips(rows, other) {
+  const [bins, others] = [binned(rows), binned(other?.rows ?? [])];
+  const most = Math.max(0.01, ...[...bins, ...others].map(share)) * 1.08;
+  const layers = SKIPS.map((skip) => ({
+    kind: "bars", colour: skip.colour,
+    bars: bins.filter((bin) => bin[skip.name]).map((bin) => [bin.first, bin.first + bin.width, under(bin, skip), under(bin, skip) + bin[skip.name] / bin.steps]),
+  }));
+  layers.push(...second(other, others.flatMap((bin) => [{ ...bin, last_step: bin.first }, bin]), share));
+  const say = (bin) => (total(bin) ? `${percent(share(bin))} skipped` : "none skipped");
   return {
-    type: "log",
-    range: [bottom * Math.log10(2), top * Math.log10(2)],
-    tickvals: ticks.map((e) => 2 ** e),
-    ticktext: ticks.map(powerOfTwo),
+    layers, y: { range: [0, most], ticks: ticks([0, most], TICKS, (v) => (v ? percent(v) : "0")) },
+    stops: bins.map((bin) => ({ ...stop(bin, null, say, other, others, skipWords), x: bin.first + bin.width / 2 })),
   };
 }
 
-function lineAtOne(color) {
-  const shape = { type: "line", xref: "paper", x0: 0, x1: 1, y0: 1, y1: 1, line: { color, width: 1, dash: "dash" } };
-  const text = "1: the loss is being shrunk below this";
-  const label = { text, xref: "paper", x: 0, xanchor: "left", y: 0, yanchor: "bottom", showarrow: false };
-  return { shapes: [shape], annotations: [{ ...label, font: { color, size: 11 } }] };
+/** Where the bar of a class of skips begins: on those of the classes before it. */
+function under(bin, skip) {
+  return SKIPS.slice(0, SKIPS.indexOf(skip)).reduce((sum, { name }) => sum + bin[name] / bin.steps, 0);
 }
 
-function skips(rows, colour) {
-  const bins = binned(rows);
-  const total = (bin) => SKIPS.reduce((sum, skip) => sum + bin[skip.name], 0);
-  const traces = SKIPS.map((skip) => {
-    const hit = bins.filter((bin) => bin[skip.name]);
-    return {
-      type: "bar",
-      x: hit.map((bin) => bin.first),
-      y: hit.map((bin) => bin[skip.name] / bin.steps),
-      width: hit.map((bin) => bin.width),
-      offset: 0,
-      marker: { color: colour(skip.colour), line: { width: 0 } },
-      ...hover(hit, (bin) => `${number(bin[skip.name])} of ${number(bin.steps)} skipped: ${skip.name}`),
-      textposition: "none",
-    };
-  });
-  const most = Math.max(0.01, ...bins.map((bin) => total(bin) / bin.steps));
-  return { traces, axis: { tickformat: ".2~%", range: [0, most * 1.08] } };
+function total(bin) {
+  return SKIPS.reduce((sum, { name }) => sum + bin[name], 0);
+}
+
+function share(bin) {
+  return total(bin) / bin.steps;
 }
 
 /** Few enough bars to be seen; a row stays whole. */
@@ -110,43 +97,54 @@ function binned(rows) {
   return [...bins.values()];
 }
 
-function loss(rows, colour) {
-  const known = rows.filter((row) => row.loss !== null);
-  const y = known.map((row) => (Number.isFinite(value(row.loss)) ? value(row.loss) : null));
-  const broken = known.filter((row) => row.nonfinite_losses);
-  const lowest = Math.min(...y.filter((v) => v !== null));
-  const floor = Number.isFinite(lowest) ? lowest : 0;
-  const traces = [
-    { ...curve(known, y, colour("--accent")), ...hover(known, (row) => `loss ${number(row.loss)}`) },
-    {
-      ...marks(broken, broken.map(() => floor), "x", colour("--critical")),
-      ...hover(broken, (row) => `NaN or infinite in ${number(row.nonfinite_losses)}`),
-    },
+function loss(all, other) {
+  const known = (rows) => rows.filter((row) => row.loss !== null);
+  const [rows, others] = [known(all), known(other?.rows ?? [])];
+  const finite = [...rows, ...others].map((row) => value(row.loss)).filter(Number.isFinite);
+  const [low, high] = finite.length ? [Math.min(...finite), Math.max(...finite)] : [0, 1];
+  const room = 0.06 * (high - low) || 0.1 * Math.abs(high) || 1;
+  const range = [low - room, high + room];
+  const layers = [
+    { kind: "line", colour: "--accent", points: rows.map((row) => [row.last_step, value(row.loss)]) },
+    ...second(other, others, (row) => value(row.loss)),
+    { kind: "marks", sign: "cross", colour: "--critical", points: rows.filter((row) => row.nonfinite_losses).map((row) => [row.last_step, low]) },
   ];
-  return { traces, axis: {} };
+  const broken = (row) => (row.nonfinite_losses ? [`NaN or infinite in ${number(row.nonfinite_losses)}`] : []);
+  const height = (row) => (Number.isFinite(value(row.loss)) ? value(row.loss) : null);
+  const stops = rows.map((row) => stop(row, height(row), (r) => `loss ${number(r.loss)}`, other, others, broken));
+  return { layers, y: { range, ticks: ticks(range, TICKS) }, stops };
 }
 
-function time(rows, colour) {
-  const known = rows.filter((row) => row.seconds !== null);
-  const [factor, unit] = known.every((row) => row.longest < 1) ? [1000, "ms"] : [1, "s"];
+function time(all, other) {
+  const known = (rows) => rows.filter((row) => row.seconds !== null);
+  const [rows, others] = [known(all), known(other?.rows ?? [])];
+  const most = Math.max(0, ...rows.map((row) => row.longest), ...others.map((row) => row.seconds));
+  const [factor, unit] = most < 1 ? [1000, "ms"] : [1, "s"];
+  const range = [0, most * factor * 1.05 || 1];
+  const layers = [
+    { kind: "line", colour: "--muted", width: 1, dash: "1.5 2.5", points: rows.map((row) => [row.last_step, row.longest * factor]) },
+    { kind: "line", colour: "--accent", points: rows.map((row) => [row.last_step, row.seconds * factor]) },
+    ...second(other, others, (row) => row.seconds * factor),
+  ];
   const words = (seconds) => `${number(seconds * factor)} ${unit}`;
-  const longest = curve(known, known.map((row) => row.longest * factor), colour("--muted"));
-  const mean = curve(known, known.map((row) => row.seconds * factor), colour("--accent"));
-  const traces = [
-    { ...longest, line: { ...longest.line, width: 1, dash: "dot" }, hoverinfo: "skip" },
-    { ...mean, ...hover(known, (row) => `mean ${words(row.seconds)}, longest ${words(row.longest)}`) },
-  ];
-  return { traces, axis: { ticksuffix: ` ${unit}`, rangemode: "tozero" } };
+  const stops = rows.map((row) => stop(row, row.seconds * factor, (r) => `mean ${words(r.seconds)}, longest ${words(r.longest)}`, other, others));
+  return { layers, y: { range, ticks: ticks(range, TICKS, (v) => `${number(v)} ${unit}`) }, stops };
 }
 
-function curve(rows, y, color) {
-  return { x: rows.map((row) => row.last_step), y, mode: "lines", line: { width: 1.5, color } };
+/** The line of a second run. */
+function second(other, rows, height, stairs = false) {
+  if (!other) return [];
+  return [{ kind: "line", stairs, colour: "--second", dash: "6 3", at: other.at, points: rows.map((row) => [row.last_step, height(row)]) }];
 }
 
-/** What the pointer is told, in words: which steps, and what of them. */
-function hover(rows, words) {
-  const text = rows.map((row) => `${covered(row)}<br>${words(row)}`);
-  return { text, hoverinfo: "text", hovertemplate: "%{text}<extra></extra>" };
+/** What is read of a row: which steps, what of them, and what of the second run at that place. */
+function stop(row, y, say, other, others, more = () => []) {
+  const beside = () => {
+    if (!others.length) return [];
+    const there = others[nearest(others.map((o) => other.at(o.last_step)), other.place(row.last_step))];
+    return [`${other.label}: ${say(there)}`];
+  };
+  return { x: row.last_step, y, say: () => [covered(row), say(row), ...more(row), ...beside()] };
 }
 
 function covered(row) {
@@ -156,9 +154,5 @@ function covered(row) {
 
 function skipWords(row) {
   const parts = SKIPS.filter((skip) => row[skip.name]).map((skip) => `${number(row[skip.name])} ${skip.name}`);
-  return parts.length ? `<br>skipped: ${parts.join(", ")}` : "";
-}
-
-function remark(text) {
-  return { text, xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, font: { size: 14 } };
+  return parts.length ? [`skipped: ${parts.join(", ")}`] : [];
 }

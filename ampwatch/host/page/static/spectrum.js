@@ -1,18 +1,20 @@
 // The chart of the what-if panel: exponents after scaling, against the limits of a format.
 
+import { powers } from "/static/axes.js";
 import { FATES, fates, log2, sum, topBin } from "/static/whatif.js";
 import { number, percent, powerOfTwo } from "/static/words.js";
 
 const RAREST = 1e-7; // share of the elements at the foot of the chart
 const BELOW = 14; // exponents shown below the point where values are flushed to zero
 const ABOVE = 5; // and above the largest
-const TICKS = 12;
+const TICK = 60; // px
 const LETTER = 7; // px
+const BAR = 0.43; // half its width, of an exponent
 
 const FATE_COLOURS = { flushed: "--critical", subnormal: "--subnormal", normal: "--accent", overflows: "--critical" };
 
 /**
- * Traces and layout.
+ * The picture.
  * @param {object} histogram of the unscaled values
  * @param {object} format to cast to
  * @param {number} shift exponent of the loss scale that is tried
@@ -20,35 +22,31 @@ const FATE_COLOURS = { flushed: "--critical", subnormal: "--subnormal", normal: 
  * @param {string} whole what shares are of, in words
  * @param {number} width of the chart in px
  */
-export function spectrum(histogram, format, shift, now, whole, colour, width) {
+export function spectrum(histogram, format, shift, now, whole, width) {
   const flush = log2(format.min_subnormal) - 1;
   const limits = [flush, log2(format.min_normal), topBin(format)];
   const last = histogram.first + histogram.counts.length - 1;
   const left = Math.min(flush - BELOW, histogram.counts.length ? histogram.first + now - 2 : Infinity);
   const right = Math.max(topBin(format) + ABOVE, histogram.counts.length ? last + now + 1 : -Infinity);
   const bars = gather(histogram, fates(histogram, format, shift), shift, left + 1, right);
-  const traces = FATES.map((fate) => {
-    const those = bars.filter((bar) => bar.fate === fate);
-    return {
-      type: "bar", width: 0.86, marker: { color: colour(FATE_COLOURS[fate]), line: { width: 0 } },
-      x: those.map((bar) => bar.exponent - 0.5), y: those.map((bar) => bar.share), textposition: "none",
-      text: those.map((bar) => `${barWords(bar, left + 1, right)}<br>${number(bar.count)} elements, ${percent(bar.share)} of ${whole}`),
-      hoverinfo: "text", hovertemplate: "%{text}<extra></extra>",
-    };
-  });
+  const [foot, head] = [Math.log10(RAREST), 0.15];
   return {
-    traces,
-    layout: {
-      barmode: "overlay",
-      margin: { l: 72, r: 12, t: 22, b: 44 },
-      shapes: [...grounds(limits, left, right, colour), ...limits.map((x) => edge(x, colour))],
-      annotations: names(limits, left, right, colour, width),
-      xaxis: { range: [left, right], fixedrange: true, ...powers(left, right), title: { text: "magnitude after scaling", standoff: 6 } },
-      yaxis: {
-        type: "log", range: [Math.log10(RAREST), 0.15],
-        tickvals: [1e-6, 1e-4, 1e-2, 1], ticktext: ["0.0001 %", "0.01 %", "1 %", "100 %"],
-      },
-    },
+    margin: { l: 72, r: 12, t: 22, b: 44 },
+    x: { range: [left, right], ticks: powers([left, right], Math.min(12, width / TICK)), title: "magnitude after scaling" },
+    y: { range: [foot, head], ticks: [[-6, "0.0001 %"], [-4, "0.01 %"], [-2, "1 %"], [0, "100 %"]] },
+    layers: [
+      ...grounds(limits, left, right).map(([from, to, colour]) => ({ kind: "bars", colour, opacity: 0.07, bars: [[from, to, foot, head]] })),
+      ...limits.map((x) => ({ kind: "rule", x, colour: "--muted", width: 1 })),
+      ...FATES.map((fate) => ({
+        kind: "bars", colour: FATE_COLOURS[fate],
+        bars: bars.filter((bar) => bar.fate === fate).map(({ exponent, share }) => [exponent - 0.5 - BAR, exponent - 0.5 + BAR, foot, Math.max(foot, Math.log10(share))]),
+      })),
+      ...names(limits, left, right, width),
+    ],
+    stops: bars.map((bar) => ({
+      x: bar.exponent - 0.5,
+      say: () => [barWords(bar, left + 1, right), `${number(bar.count)} elements, ${percent(bar.share)} of ${whole}`],
+    })),
   };
 }
 
@@ -74,28 +72,13 @@ function barWords({ exponent }, lowest, highest) {
   return `${powerOfTwo(exponent - 1)} to ${powerOfTwo(exponent)}`;
 }
 
-function grounds([flush, normal, top], left, right, colour) {
-  const ground = (x0, x1, name) => ({
-    type: "rect", layer: "below", yref: "paper", y0: 0, y1: 1, x0, x1, fillcolor: colour(name), opacity: 0.07, line: { width: 0 },
-  });
-  return [ground(left, flush, "--critical"), ground(flush, normal, "--subnormal"), ground(top, right, "--critical")];
-}
-
-function edge(x, colour) {
-  return { type: "line", yref: "paper", y0: 0, y1: 1, x0: x, x1: x, line: { color: colour("--muted"), width: 1 } };
+function grounds([flush, normal, top], left, right) {
+  return [[left, flush, "--critical"], [flush, normal, "--subnormal"], [top, right, "--critical"]];
 }
 
 /** The name of each region above it, where it is wide enough. */
-function names([flush, normal, top], left, right, colour, width) {
+function names([flush, normal, top], left, right, width) {
   const regions = [["flushed to zero", left, flush], ["subnormal", flush, normal], ["normal", normal, top], ["overflow", top, right]];
-  return regions.filter(([text, from, to]) => (to - from) / (right - left) * width > text.length * LETTER).map(([text, from, to]) => ({
-    text, x: (from + to) / 2, xanchor: "center", yref: "paper", y: 1, yanchor: "bottom", showarrow: false, font: { size: 11, color: colour("--muted") },
-  }));
-}
-
-function powers(left, right) {
-  const step = 2 ** Math.ceil(Math.log2((right - left) / TICKS));
-  const tickvals = [];
-  for (let e = Math.ceil(left / step) * step; e <= right; e += step) tickvals.push(e);
-  return { tickvals, ticktext: tickvals.map(powerOfTwo) };
+  return regions.filter(([words, from, to]) => ((to - from) / (right - left)) * width > words.length * LETTER)
+    .map(([words, from, to]) => ({ kind: "text", words, x: (from + to) / 2, top: 0, dy: -7, anchor: "middle" }));
 }

@@ -32,15 +32,25 @@ function isState(value) {
   return value !== null && typeof value === "object" && Object.getPrototypeOf(value) === null;
 }
 
+function queryOf({ run, rank, beside = null }) {
+  const query = new URLSearchParams();
+  if (run !== null) query.set("run", run);
+  if (rank !== null) query.set("rank", rank);
+  if (beside) query.set("with", `${beside.run}:${beside.rank}`);
+  return query.size ? `?${query}` : "";
+}
+
 /** Follows the daemon's event stream for as long as the page is open, through its restarts. */
 export class Stream {
   /**
+   * @param {{run: ?string, rank: ?string}} shown as in `look`
    * @param {(state: object) => void} onState called with the whole state after every event
    * @param {(live: boolean, heardAt: number, wantsToken: boolean) => void} onConnection called when
    *   news stop or come back; heardAt is the time of the last news in ms since the epoch, 0 for none;
    *   wantsToken if the daemon is there and this browser may not read it (any more)
    */
-  constructor(onState, onConnection) {
+  constructor(shown, onState, onConnection) {
+    this.query = queryOf(shown);
     this.onState = onState;
     this.onConnection = onConnection;
     this.heardAt = 0;
@@ -49,9 +59,21 @@ export class Stream {
     setInterval(() => this.checkSilence(), 1000);
   }
 
+  /**
+   * Have everything about a rank, and about the `rank` of the `run` beside it if there is one; what is null the
+   * daemon chooses as the page does. It comes with the next event.
+   */
+  look(shown) {
+    const query = queryOf(shown);
+    if (query === this.query) return;
+    this.query = query;
+    this.source.close();
+    this.open();
+  }
+
   open() {
     this.openedAt = Date.now();
-    this.source = new EventSource("/events");
+    this.source = new EventSource(`/events${this.query}`);
     this.source.addEventListener("full", (event) => this.hear(null, event));
     this.source.addEventListener("delta", (event) => this.hear(this.state, event));
     this.source.addEventListener("error", () => this.lose());

@@ -6,12 +6,12 @@ export const SYMBOLS = {
   starting: "◔", healthy: "✓", finished: "■", critical: "✖", warning: "▲", info: "ℹ",
 };
 
-/** Classes of skipped steps: words and sign for the legend, Plotly's name of the sign, CSS colour. */
+/** Classes of skipped steps: words and sign for the legend, the sign in charts, CSS colour. */
 export const SKIPS = [
-  { name: "calibrating", words: "finding a first scale", sign: "○", symbol: "circle-open", colour: "--skip-calibrating" },
+  { name: "calibrating", words: "finding a first scale", sign: "○", symbol: "circle", colour: "--skip-calibrating" },
   { name: "probe", words: "just after a growth, expected", sign: "◆", symbol: "diamond", colour: "--skip-probe" },
-  { name: "unprovoked", words: "no growth before it", sign: "▲", symbol: "triangle-up", colour: "--skip-unprovoked" },
-  { name: "storm", words: "one after the other", sign: "✕", symbol: "x", colour: "--skip-storm" },
+  { name: "unprovoked", words: "no growth before it", sign: "▲", symbol: "triangle", colour: "--skip-unprovoked" },
+  { name: "storm", words: "one after the other", sign: "✕", symbol: "cross", colour: "--skip-storm" },
 ];
 
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ampwatch
-from ampwatch.doctor.examination import page as page_of_the_doctor
+from ampwatch.doctor.examination import terminal
 from ampwatch.numerics.formats import FORMATS
 from tests.docs.pages import ROOT, pages
 from tools.pictures.drawing import OF_PAGE, PICTURES, files, gradients, number, numbers
@@ -75,9 +75,10 @@ def test_each_check_that_is_not_ok_is_a_line_of_the_page() -> None:
 
 def test_a_sentence_of_the_doctor_is_found_on_the_page() -> None:
     """What it says of a machine without extras, word by word."""
-    terminal = page_of_the_doctor(lambda _: None, lambda: ())[1]
+    (absent,) = terminal(lambda _: None)
 
-    assert f"| terminal | absent | {terminal.why} | {terminal.remedy} |" in troubleshooting.page()
+    line = f"| {absent.name} | absent | {absent.why} | {absent.remedy} |"
+    assert line in troubleshooting.page()
 
 
 def test_each_picture_is_as_it_would_be_drawn() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 
 from ampwatch.wire.ring import RingWriter
@@ -80,10 +81,14 @@ class Page:
 
     def says(self, selector: str, words: str) -> None:
         """Wait until ``words`` can be read at ``selector``, which may be nowhere yet."""
-        there = f"return document.querySelector({selector!r}) !== null"
-        eventually(
-            lambda: self.run(there) and words in self.text(selector), f"{words!r} at {selector}"
-        )
+
+        def is_read() -> bool:
+            try:
+                return words in self.text(selector)
+            except (NoSuchElementException, StaleElementReferenceException):
+                return False  # rows are made anew with their news
+
+        eventually(is_read, f"{words!r} at {selector}")
 
     def click(self, selector: str) -> None:
         self.browser.find_element(By.CSS_SELECTOR, selector).click()

@@ -212,7 +212,7 @@ def test_modules_are_sorted_by_trouble_and_by_any_column_on_request(
 
     assert page.run(NAMES) == ["broken", "lost", "fine", "layer.9", "layer.10", "relu"]
     assert "✖ non-finite" in page.text("#modules tbody tr:nth-child(1)")
-    assert "▲ underflow" in page.text("#modules tbody tr:nth-child(2)")
+    assert "▼ underflow" in page.text("#modules tbody tr:nth-child(2)")
 
     amax = page.browser.find_element(By.CSS_SELECTOR, "[data-column='gradient_amax'] button")
     amax.send_keys(Keys.ENTER)

@@ -51,7 +51,7 @@ GROUPS = {
     "Training": ("training",),
     "Rings": ("places",),
     "The daemon": ("daemon",),
-    "Page, terminal, protection": ("examination",),
+    "Terminal, protection": ("examination",),
     "GPUs": ("gpu", "joins"),
 }
 """The modules of the doctor, by heading."""

@@ -14,7 +14,8 @@ others than this machine, or to protect it.
 
   /         the page                     /metrics  for Prometheus, text or OpenMetrics
   /healthz  is it alive, which version   /sd       for Prometheus's http_sd_configs
-  /state.json, /events                   what the page is made from: once, and as it changes
+  /state.json                            everything about all ranks
+  /events                                what a page shows, and its changes: ?run=RUN&rank=RANK
   /brief.json                            the same for a line a rank, as `ampwatch top` shows it
   /map.json                              what left its number format, by module: ?run=RUN&rank=RANK
   /explain/  what kinds of findings mean, /runbooks/ what to do about alerts, /docs/ guides

@@ -146,10 +146,8 @@ def evidence(finding: Finding) -> list[tuple[str, str]]:
 
 def figure(value: object) -> str:
     """Write a number with all the digits that matter; powers of two as such, too."""
-    if isinstance(value, str):
-        return ascii(value)[1:-1]  # in words already, or written there by a callback of the user's
     if not isinstance(value, (int, float)):
-        return ascii(value)  # likewise
+        return ascii(value)  # written there by a callback of the user's
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

@@ -13,7 +13,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 """Marks from the lowest to the highest value."""
 
 ASCII = "_.-~=+*#"
-"""The same for a terminal that cannot show blocks."""
+"""Marks from the lowest to the highest value, where a terminal cannot show blocks."""
 
 NOT_FINITE = "!"
 """Mark of a value that is NaN or infinite."""

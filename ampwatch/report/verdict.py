@@ -174,7 +174,7 @@ class Verdict:
 
     @property
     def subject(self) -> Story | None:
-        """What it speaks of: the root, or what was critical and is over; ``None`` for neither."""
+        """Return the story that the verdict is about: the root, or what was critical and is over."""
         if self.root is not None or self.level is not Level.ATTENTION:
             return self.root
         return next((s for s in self.stories if s.severity is Severity.CRITICAL), None)

@@ -74,7 +74,7 @@ def test_commands_of_commands_options_and_their_values(scripts: Path, shell: str
     assert {"push", "diff", "export"} <= complete(scripts, shell, "ampwatch", "grafana", "")
     assert complete(scripts, shell, "ampwatch", "ops", "--by", "") >= {"op", "module", "dtype"}
     assert {"--run", "--rank", "--by"} <= complete(scripts, shell, "ampwatch", "ops", "--")
-    assert "--run" not in complete(scripts, shell, "ampwatch", "url", "--")
+    assert "--by" not in complete(scripts, shell, "ampwatch", "url", "--")
 
 
 @pytest.mark.parametrize("shell", SHELLS)

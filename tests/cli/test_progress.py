@@ -40,7 +40,7 @@ def test_what_takes_long_is_said(has_rich: bool) -> None:  # noqa: FBT001 - a fi
 
 
 def test_what_is_quick_is_not_worth_a_word(has_rich: bool) -> None:  # noqa: FBT001 - likewise
-    """Nor does a thread stay behind."""
+    """No line is written, and no thread stays behind."""
     stream = Tty()
     before = threading.active_count()
     with progress("reading reports", stream, seconds=60.0) as shown:

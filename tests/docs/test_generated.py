@@ -74,7 +74,7 @@ def test_each_check_that_is_not_ok_is_a_line_of_the_page() -> None:
 
 
 def test_a_sentence_of_the_doctor_is_found_on_the_page() -> None:
-    """What it says of a machine without extras, word by word."""
+    """The sentence about a machine without extras stands there word by word."""
     (absent,) = terminal(lambda _: None)
 
     line = f"| {absent.name} | absent | {absent.why} | {absent.remedy} |"

@@ -11,7 +11,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from ampwatch.host.page.page import COLUMNS
+from ampwatch.host.page.rows import COLUMNS
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 

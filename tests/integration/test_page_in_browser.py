@@ -43,7 +43,7 @@ def test_a_healthy_run_is_healthy_at_one_look_and_drawn(trainer: Trainer, page: 
 
     page.says("#run h1", "✓ healthy, at step 1 199")
     page.says("#run-cause", "loss scale 2¹⁶, no step skipped in the last 1 000")
-    page.says("#run-remedy", "What now: Nothing to do.")
+    page.says("#run-remedy", "Do first: Nothing to do.")
     eventually(lambda: page.run(DRAWN), "charts")
     assert page.text("#run h1").startswith("train · ")
     assert page.text("#charts-title") == "Since the start"

@@ -120,7 +120,7 @@ def test_what_a_callback_has_written_into_the_evidence_is_no_error() -> None:
     """It is shown as it is."""
     finding = _finding("scale_collapse", evidence={"note": "mine", "steps": 3.0})
 
-    assert "note   mine\n" in _report([finding])
+    assert "note   'mine'\n" in _report([finding])
 
 
 def test_it_says_how_sure_it_is_and_why() -> None:

@@ -288,9 +288,10 @@ def test_two_ranks_that_fail_alike_write_two_lines_and_the_address(own_places: P
     lines = re.findall(
         r"ampwatch (\w+) run gpt ranks? [01-]+(?: of 2)? step \d+: scale_collapse in (.*?):", told
     )
-    assert lines == [
-        ("WARNING", "optimizer 0"),
+    # One of them writes the first, and either of them the second.
+    assert sorted(lines) == [
         ("CRITICAL", "optimizer 0, escalated from warning"),
+        ("WARNING", "optimizer 0"),
     ]
     also = re.findall(r"ampwatch \w+ run gpt also rank [01] of 2 step", told)
     assert len(told.splitlines()) == 3 + len(also)

@@ -56,7 +56,8 @@ class Asker(threading.Thread):
                 news = error
             with self._lock:
                 self._news = news
-            self._wake()
+            if not self._is_over.is_set():
+                self._wake()
 
     def end(self) -> None:
         """Ask no more; an answer that is awaited is left behind."""

@@ -6,7 +6,7 @@ import importlib.util
 import os
 from typing import TYPE_CHECKING, Protocol
 
-from ampwatch.cli.top.cells import Style, text_of
+from ampwatch.cli.top.cells import Style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -148,8 +148,3 @@ def size_of(stream: TextIO) -> tuple[int, int]:
         columns = lines = 0
     # A terminal that nobody has told its size says 0.
     return columns or 80, lines or 24
-
-
-def plain_text(lines: Sequence[Line]) -> str:
-    """Return ``lines`` for a pipe."""
-    return "\n".join(map(text_of, lines))

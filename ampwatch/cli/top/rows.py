@@ -202,18 +202,13 @@ def _stories(of: Mapping[str, Any], rank: int) -> Iterable[Story]:
         yield story
 
 
-def _evidence(value: object) -> Any:
-    """Return a number of a finding, or the words that the daemon has for it."""
-    number = number_of(value)
-    return clean(value) if number is None else number
-
-
 def _finding(told: Mapping[str, Any]) -> Finding:
     try:
         severity = Severity(told.get("severity"))
     except ValueError:  # of a newer daemon
         severity = Severity.WARNING
-    evidence = {clean(n): _evidence(v) for n, v in told.get("evidence", {}).items()}
+    numbers = ((name, number_of(v)) for name, v in told.get("evidence", {}).items())
+    evidence = {clean(name): value for name, value in numbers if value is not None}
 
     def word(name: str) -> str:
         return clean(told.get(name, ""))

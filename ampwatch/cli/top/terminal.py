@@ -102,9 +102,12 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         self.give_back()
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        os.close(self._wakes)
-        os.close(self._waker)
+            # None: somebody had set it who is not Python.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        # Forgotten first: the thread that asks may wake later, when others have these numbers.
+        wakes, waker, self._wakes, self._waker = self._wakes, self._waker, -1, -1
+        os.close(wakes)
+        os.close(waker)
 
     def take(self) -> None:
         """Have keys come one by one, and unseen."""

@@ -226,22 +226,21 @@ class Site:
 
     def _map(self, request: Request) -> Response:
         """Answer with the map of the modules of a rank, or with the course of one of them."""
-        run, rank, module = (request.query.get(name, [None])[0] for name in MAP_FIELDS)
+        run, rank, module = (_asked(request.query, name) for name in MAP_FIELDS)
         if run is None or rank is None:
             text = "Expected a run and a rank of it, as in /map.json?run=train&rank=0."
             return sentence(HTTPStatus.BAD_REQUEST, text)
-        asked = (run[:MAX_ASKED], rank[:MAX_ASKED])
         if module is None:
-            found = self._maps.of(*asked)
+            found = self._maps.of(run, rank)
         else:
             # An empty value of a query is none, so the root goes by the name that metrics have for it.
-            found = self._maps.course(*asked, "" if module == ROOT_MODULE else module)
+            found = self._maps.course(run, rank, "" if module == ROOT_MODULE else module)
         if found is None:
             text = (
                 "There is no such run here, or it has no such rank, or no such module is measured."
             )
             return sentence(HTTPStatus.NOT_FOUND, text)
-        body = b"".join(encoded(found))
+        body = b"".join(encoded(found, self._feed.step_aside))
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
         if etag in request.known_etag:
             return Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": etag})
@@ -301,8 +300,14 @@ class Site:
 
 def _shown(query: Mapping[str, list[str]]) -> Shown:
     """Return the ranks that a page asks for: ``run``, ``rank``, and ``with`` as ``run:rank``."""
-    run, rank, beside = (query.get(name, [None])[0] for name in ("run", "rank", "with"))
+    run, rank, beside = (_asked(query, name) for name in ("run", "rank", "with"))
     if beside is None:
         return Shown(run, rank)
     other, _, index = beside.rpartition(":")
     return Shown(run, rank, (other, index))
+
+
+def _asked(query: Mapping[str, list[str]], name: str) -> str | None:
+    """Return a name that is asked for, as far as one can be that long; ``None`` without one."""
+    values = query.get(name)
+    return None if values is None else values[0][:MAX_ASKED]

@@ -32,6 +32,9 @@ MAX_COLUMNS = 96
 MAX_MAPPED = 2048
 """Modules that are mapped per rank; of more, those that come later are counted."""
 
+MAX_SAMPLED = 2 * MAX_MAPPED
+"""Modules of a sample that are kept until it is complete: some may have taken the place of others."""
+
 UNKNOWN, QUIET, EXPECTED, NOTABLE = 0, 1, 2, 3
 """Bytes of a kind of trouble: not measured; nothing notable; gradients that are not finite in a step
 that was skipped for its loss scale alone; the first of the notable ones, up to 255."""
@@ -125,13 +128,21 @@ class ModuleMap(Course[MapColumn]):
         self.left_out = 0
         self._numbers: dict[str, int] = {}
         self._sample: dict[str, dict[Topic, RangeRecord]] = {}
+        self._num_beyond = 0
         self._closed: tuple[int, dict[str, list[int]]] | None = None
         self._newest_step = -1
         self._sought: deque[int] = deque(maxlen=MAX_SOUGHT)
 
     def put(self, record: RangeRecord) -> None:
         """Take in the ranges of a module in the sample that is being written."""
-        self._sample.setdefault(record.module, {})[record.topic] = record
+        topics = self._sample.get(record.module)
+        if topics is None:
+            # A ring that is damaged, or made to harm, may begin samples and end none.
+            if len(self._sample) >= MAX_SAMPLED:
+                self._num_beyond += 1
+                return
+            topics = self._sample[record.module] = {}
+        topics[record.topic] = record
 
     def close(
         self, step: int, judge: Callable[[Mapping[Topic, RangeRecord]], Sequence[Trouble]]
@@ -145,7 +156,8 @@ class ModuleMap(Course[MapColumn]):
         sample, self._sample = self._sample, {}
         self._settle()
         known = {name: topics for name, topics in sample.items() if self._has_place(name)}
-        self.left_out = len(sample) - len(known)
+        self.left_out = len(sample) - len(known) + self._num_beyond
+        self._num_beyond = 0
         for name, topics in known.items():
             self._remember(name, topics)
         if known:

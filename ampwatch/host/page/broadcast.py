@@ -21,7 +21,8 @@ from ampwatch.host.page.page import merge_patch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ampwatch.host.page.page import Feed, Shown, State
+    from ampwatch.host.page.page import Feed, Shown
+    from ampwatch.host.page.rows import State
 
 MAX_BEHIND = 8
 """Changes that are kept for pages that are slow."""

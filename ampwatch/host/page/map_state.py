@@ -10,24 +10,28 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from ampwatch.diagnosis.gradients.gradient_range import LOST_OF_ONE, LOST_SHARE
-from ampwatch.diagnosis.rounding.update_precision import UNCHANGED_SHARE
 from ampwatch.host.fleet.module_map import (
-    EXPECTED,
     GRADIENT_ENDS,
     MAP_REASONS,
     NOTABLE,
     OUTPUT_ENDS,
-    QUIET,
     UNKNOWN,
     amount_of,
-    byte_of,
     ends_of,
 )
-from ampwatch.host.fleet.trouble import NOTABLE_CLOSE, NOTABLE_MISSED, QUIET_HEADROOM
+from ampwatch.host.page.map_codes import (
+    BY_KEY,
+    CODES,
+    FIRST_NOTABLE,
+    LEGEND,
+    LETTERS,
+    TABLES,
+    bits,
+)
+from ampwatch.host.page.map_order import model_order
 from ampwatch.numerics.formats import FORMATS, format_of_gradient
 from ampwatch.report.accounts import place
 from ampwatch.report.precision_words import FALLBACKS
@@ -49,124 +53,12 @@ MAX_TOLD = 64
 MAX_KNOWN = 8
 """Ranks whose columns are kept ready: more are hardly looked at at a time."""
 
-HEADROOM_BITS = math.log2(QUIET_HEADROOM)
-
 NOTHING_YET = "Nothing was measured yet: here stands, for each module and sample, what leaves its number format."
 
 _NOT_MODULES = frozenset({"loss", "api", "env"})
 """Places of findings that are no module; those with a colon are not either, but for a few."""
 
 _OF_A_MODULE = re.compile(r"(?:param|buffer):(?:(.*)\.)?[^.]+")
-
-
-class Reason(NamedTuple):
-    """A kind of trouble, as it stands in the legend.
-
-    Attributes:
-        key: One of ``MAP_REASONS``, or another name for what is no trouble.
-        sign: What stands for it beside a name, so that nothing is said by colour alone.
-        word: The trouble in a word or two, as the table of modules has it.
-        meaning: The trouble in half a sentence.
-    """
-
-    key: str
-    sign: str
-    word: str
-    meaning: str
-
-
-LEGEND = (
-    Reason("nonfinite", "✖", "non-finite", "outputs, weights or buffers with NaN or infinities"),
-    Reason(
-        "nonfinite_gradient", "✕", "non-finite gradient", "nothing but its gradient is not finite"
-    ),
-    Reason("lost", "▼", "underflow", "a part of the gradient is flushed to zero by its format"),
-    Reason("activation_headroom", "▲", "near overflow", "the output is near the end of its format"),
-    Reason("unchanged", "≡", "updates lost", "steps leave most of the weights as they are"),
-    Reason("expected", "◇", "scale sought", "gradients overflowed while a loss scale was sought"),
-    Reason("quiet", "", "nothing notable", "measured, and nothing of the above"),
-    Reason("none", "", "no sample", "not measured in these steps: that says nothing"),
-)
-"""Kinds of cells, the worst first."""
-
-_LEGEND = {reason.key: reason for reason in LEGEND}
-
-
-class Code(NamedTuple):
-    """What one letter in the map stands for.
-
-    Attributes:
-        letter: The letter.
-        reason: Key of the reason in ``LEGEND``.
-        grade: How bad it is within that reason, from 0 to 2.
-        words: The amount in words.
-    """
-
-    letter: str
-    reason: str
-    grade: int
-    words: str
-
-
-def _bits(severity: float) -> str:
-    return f"{HEADROOM_BITS * (1.0 - severity):.2g} bits"
-
-
-_OF_ELEMENTS = (
-    (0.0, f"under {percent(LOST_SHARE)} of the elements"),
-    (LOST_SHARE, f"{percent(LOST_SHARE)} of the elements or more"),
-    (LOST_OF_ONE, f"{percent(LOST_OF_ONE)} of the elements or more"),
-)
-
-_GRADES: dict[str, tuple[tuple[float, str], ...]] = {
-    "unchanged": (
-        (NOTABLE_MISSED, f"over {percent(NOTABLE_MISSED)} of the weights stay as they are"),
-        (UNCHANGED_SHARE, f"{percent(UNCHANGED_SHARE)} of the weights or more stay as they are"),
-    ),
-    "activation_headroom": (
-        (NOTABLE_CLOSE, f"under {_bits(NOTABLE_CLOSE)} of headroom"),
-        (1.0 - 1.0 / HEADROOM_BITS, "1 bit of headroom or less"),
-    ),
-    "lost": (
-        (0.0, f"under {percent(LOST_SHARE)} of the gradient"),
-        (LOST_SHARE, f"{percent(LOST_SHARE)} of the gradient or more"),
-        (LOST_OF_ONE, f"{percent(LOST_OF_ONE)} of the gradient or more"),
-    ),
-    "nonfinite_gradient": _OF_ELEMENTS,
-    "nonfinite": _OF_ELEMENTS,
-}
-"""Grades of each reason, the mildest reason first: from which amount on, and what that is in words."""
-
-
-def _codes() -> Iterator[Code]:
-    yield Code(".", "none", 0, _LEGEND["none"].word)
-    yield Code("-", "quiet", 0, _LEGEND["quiet"].word)
-    yield Code("o", "expected", 0, _LEGEND["expected"].meaning)
-    letters = iter("abcdefghijklmnopqrstuvwxyz")
-    for reason, grades in _GRADES.items():
-        for grade, (_, words) in enumerate(grades):
-            yield Code(next(letters), reason, grade, f"{_LEGEND[reason].word}: {words}")
-
-
-CODES = tuple(_codes())
-"""What letters stand for, the worst last. A cell of several is the worst of them."""
-
-_LETTERS = "".join(code.letter for code in CODES).encode()
-
-
-def _table(reason: str) -> bytes:
-    """Return the place among ``CODES`` of each byte of a reason."""
-    table = bytearray(256)
-    table[QUIET], table[EXPECTED] = 1, 2
-    places = [place for place, code in enumerate(CODES) if code.reason == reason]
-    for place_, (amount, _) in zip(places, _GRADES[reason], strict=True):
-        first = byte_of(reason, amount) if amount else NOTABLE
-        table[first:] = bytes([place_]) * (256 - first)
-    return bytes(table)
-
-
-_TABLES = tuple(map(_table, MAP_REASONS))
-_FIRST_NOTABLE = next(place for place, code in enumerate(CODES) if code.reason in MAP_REASONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +121,7 @@ class Maps:
             "sentence": _sentence(known, rows),
             "columns": [[column.first_step, column.last_step] for column in known.columns],
             "modules": [names[i] for i in order],
-            "rows": [rows[i].translate(_LETTERS.ljust(256)).decode() for i in order],
+            "rows": [rows[i].translate(LETTERS.ljust(256)).decode() for i in order],
             "worst": _worst(known, names, rows, None if culprit is None else culprit["module"]),
             "islands": _islands(known.census),
             "codes": [code._asdict() for code in CODES],
@@ -265,11 +157,11 @@ class Maps:
             return view, None if view is None else _known(view)
 
     def _order(self, view: RankView, names: list[str], called: Mapping[str, int]) -> list[int]:
-        """Return ``_model_order``, made again only where there is another module."""
+        """Return ``model_order``, made again only where there is another module."""
         source = (len(called), names)
         before, order = self._orders.get(view, (None, []))
         if source != before:
-            order = _model_order(names, called)
+            order = model_order(names, called)
             while len(self._orders) >= MAX_KNOWN:
                 self._orders.popitem()
             self._orders[view] = source, order
@@ -309,7 +201,7 @@ def _known(rank: RankView) -> _Known:
 def _worst_of(planes: Sequence[bytes]) -> bytes:
     """Return the place among ``CODES`` of each module in a column."""
     size = max(map(len, planes))
-    each = (plane.translate(table) for plane, table in zip(planes, _TABLES, strict=False))
+    each = (plane.translate(table) for plane, table in zip(planes, TABLES, strict=False))
     return bytes(map(max, *(codes.ljust(size, b"\0") for codes in each)))
 
 
@@ -320,38 +212,6 @@ def _rows(columns: Sequence[bytes], num_modules: int) -> list[bytes]:
     return [bytes(row) for row in zip(*(c.ljust(num_modules, b"\0") for c in columns), strict=True)]
 
 
-def _model_order(names: Sequence[str], called: Mapping[str, int]) -> list[int]:
-    """Return the order in which modules stand in the model, as far as it is known.
-
-    Those with outputs stand in the order in which they are called, siblings that are numbered by
-    their number, and each of them with all that is in it.
-    """
-    first: dict[str, tuple[int, int]] = {}
-    for index, name in enumerate(names):
-        # What is never called itself stands where the first of its own is.
-        own = (0, called[name]) if name in called else (1, index)
-        for path in _paths(name):
-            first[path] = min(first.get(path, own), own)
-
-    def key(index: int) -> list[tuple[int, int, int, str]]:
-        return [_among_siblings(path, first[path]) for path in _paths(names[index])]
-
-    return sorted(range(len(names)), key=key)
-
-
-def _among_siblings(path: str, first: tuple[int, int]) -> tuple[int, int, int, str]:
-    last = path.rpartition(".")[2]
-    if last.isdecimal():
-        return 0, 0, int(last), last
-    return (1, *first, last)
-
-
-def _paths(name: str) -> list[str]:
-    """Return the names of a module and of all that it is in, from the outside; the root has none."""
-    parts = name.split(".") if name else []
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
-
-
 def _worst(
     known: _Known, names: Sequence[str], rows: Sequence[bytes], culprit: str | None
 ) -> State:
@@ -360,7 +220,7 @@ def _worst(
     Of equally bad ones that comes first which was so first; the culprit before all others.
     """
     worst = [(max(row, default=0), index) for index, row in enumerate(rows)]
-    notable = [(code, index) for code, index in worst if code >= _FIRST_NOTABLE]
+    notable = [(code, index) for code, index in worst if code >= FIRST_NOTABLE]
     notable.sort(key=lambda one: (names[one[1]] != culprit, -one[0], rows[one[1]].index(one[0])))
     return {
         "modules": [
@@ -374,7 +234,7 @@ def _worst(
 def _sentence(known: _Known, rows: Sequence[bytes]) -> str:
     if not known.columns:
         return NOTHING_YET
-    troubled = sum(max(row, default=0) >= _FIRST_NOTABLE for row in rows)
+    troubled = sum(max(row, default=0) >= FIRST_NOTABLE for row in rows)
     parts = [
         plural(len(known.names), "module"),
         f"{number(troubled)} of them in trouble at some time" if troubled else "none in trouble",
@@ -399,13 +259,13 @@ def _told(known: _Known, index: int) -> Iterator[str]:
         if known_bytes[-1] < NOTABLE:
             since = _steps(first.first_step, last.last_step)
         often = f"{number(len(places))} of {plural(len(known_bytes), 'column')}"
-        yield f"{_LEGEND[reason].word} {since}, in {often}; at worst {amount}"
+        yield f"{BY_KEY[reason].word} {since}, in {often}; at worst {amount}"
 
 
 def _amount(reason: str, byte: int) -> str:
     amount = amount_of(reason, byte)
     if reason == "activation_headroom":
-        return f"{_bits(amount)} of headroom"
+        return f"{bits(amount)} of headroom"
     of = {"lost": "gradient", "unchanged": "weights"}.get(reason, "elements")
     return (
         f"all of the {of}"

@@ -13,7 +13,6 @@ import math
 import threading
 import time
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch import __version__
@@ -27,52 +26,27 @@ from ampwatch.host.page.range_state import (
     RangeState,
     formats,
 )
-from ampwatch.report.accounts import place, sentence
-from ampwatch.report.glossary import TERMS, Glossary
-from ampwatch.report.headline import has_tried_remedy, headline
-from ampwatch.report.pages import route_about
+from ampwatch.host.page.rows import COLUMNS, Row, State, bucket_row, finding_row, found, order
+from ampwatch.report.accounts import sentence
+from ampwatch.report.glossary import TERMS
+from ampwatch.report.headline import headline
 from ampwatch.report.roll import call_the_roll
-from ampwatch.report.words import quantity, scale
-from ampwatch.wire.records import SKIP_CLASSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ampwatch.host.fleet import Bucket, Fleet, RankView
     from ampwatch.host.fleet import Cursor as HistoryCursor
-    from ampwatch.report.stories import Story
+    from ampwatch.host.fleet import Fleet, RankView
     from ampwatch.report.verdict import RunVerdict, Verdict
-    from ampwatch.wire.records import Finding
-
-State = dict[str, Any]
-"""JSON-ready: plain dicts with string keys, finite numbers, and no ``None`` as a dict's value."""
 
 Cursor = State
 """The state that a client was sent last. Never written to once handed out."""
-
-Row = tuple[float | str | None, ...]
 
 MAX_AGE_SECONDS = 5.0
 """Age of a state up to which it is shown on a page, where making one takes long. Unit: s."""
 
 MAX_ASIDE_SECONDS = 2.0
 """Time that making a state waits for scrapes at most: scrapes without end must not stop pages."""
-
-COLUMNS = (
-    "last_step",
-    "steps",
-    "scale_low",
-    "scale_high",
-    "scale",
-    "loss",
-    "nonfinite_losses",
-    "seconds",
-    "longest",
-    "ended",
-    *(skip.label for skip in SKIP_CLASSES),
-)
-"""Cells of the row of a bucket; its first step is its key. ``ended`` is the Unix time at the end of its
-last step."""
 
 
 class Shown(NamedTuple):
@@ -182,8 +156,9 @@ class Feed:
             if not 0.0 <= now - self._moment.at < max_age:
                 self._moment = self._at(now)
             moment = self._moment
-            if (state := moment.states.get(shown)) is None:
-                state = moment.states[shown] = self._looked_at(moment, shown)
+            there = _there(moment.lines, shown)
+            if (state := moment.states.get(there)) is None:
+                state = moment.states[there] = self._looked_at(moment, there)
             moment.seconds += time.thread_time() - before
             return state
 
@@ -194,7 +169,7 @@ class Feed:
 
     @property
     def shown_age(self) -> float:
-        """The same of what pages are shown."""
+        """The age that a shown state must reach so that making them takes a tenth of a core at most."""
         return min(MAX_AGE_SECONDS, 9.0 * self._moment.seconds)
 
     def step_aside(self) -> None:
@@ -223,15 +198,9 @@ class Feed:
         return runs
 
     def _looked_at(self, moment: _Moment, shown: Shown) -> State:
-        if not moment.runs:
-            return moment.lines
         runs = dict(moment.lines["runs"])
-        worst = min(runs, key=lambda run: (runs[run]["badness"], -_began(runs[run])))
-        name = worst if shown.run is None or shown.run not in runs else shown.run
-        ranks, speaker = runs[name]["ranks"], str(runs[name]["speaker"])
-        rank = speaker if shown.rank is None or shown.rank not in ranks else shown.rank
-        for run, index in filter(None, ((name, rank), shown.beside)):
-            if index in runs.get(run, {}).get("ranks", {}):
+        for run, index in filter(None, ((shown.run, shown.rank), shown.beside)):
+            if run is not None and index is not None:
                 whole = self._whole(moment, run, index)
                 runs[run] = {**runs[run], "ranks": {**runs[run]["ranks"], index: whole}}
         return {**moment.lines, "runs": runs}
@@ -297,8 +266,10 @@ class Feed:
             "version": rank.identity.version,
             "figures": {title: list(figure) for title, figure in figures(rank).items()},
             "facts": dict(rank.facts),
-            "findings": {m.finding.key: _finding(m.finding, current=m.is_current) for m in members},
-            "stories": [row for story in verdict.stories for row in _order(story)],
+            "findings": {
+                m.finding.key: finding_row(m.finding, current=m.is_current) for m in members
+            },
+            "stories": [row for story in verdict.stories for row in order(story)],
             "series": self._series_of(rank),
             "ranges": self._ranges.setdefault(rank, RangeState()).of(rank),
             "precision": self._precision.setdefault(rank, PrecisionState()).of(rank),
@@ -308,7 +279,7 @@ class Feed:
         """Return the rows of ``rank``, built anew only where its history has changed."""
         cursor, rows = self._series.get(rank, (None, {}))
         update = rank.history.since(cursor)
-        fresh = {str(bucket.first_step): _row(bucket) for bucket in update.buckets}
+        fresh = {str(bucket.first_step): bucket_row(bucket) for bucket in update.buckets}
         rows = fresh if update.everything else {**rows, **fresh}
         self._series[rank] = update.cursor, rows
         return rows
@@ -340,10 +311,24 @@ def _of_run(ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State
         "worst": roll.worst,
         "users": sorted({rank.user for rank in ranks}),
         "hosts": sorted({rank.identity.host for rank in ranks}),
-        "found": _found(verdict),
+        "found": found(verdict),
         "world_size": max(rank.identity.world_size for rank in ranks),
         "badness": verdict.level.badness,
     }
+
+
+def _there(lines: State, shown: Shown) -> Shown:
+    """Return the ranks that somebody is shown who asks for ``shown``; none where there are no runs."""
+    runs = lines["runs"]
+    if not runs:
+        return Shown()
+    worst = min(runs, key=lambda run: (runs[run]["badness"], -_began(runs[run])))
+    run = worst if shown.run is None or shown.run not in runs else shown.run
+    ranks, speaker = runs[run]["ranks"], str(runs[run]["speaker"])
+    rank = speaker if shown.rank is None or shown.rank not in ranks else shown.rank
+    other, index = shown.beside or ("", "")
+    is_there = other in runs and index in runs[other]["ranks"]
+    return Shown(run, rank, (other, index) if is_there else None)
 
 
 def _began(run: State) -> float:
@@ -375,85 +360,3 @@ def _words(verdict: Verdict) -> State:
         "advice": verdict.advice,
     }
     return words if verdict.root is None else {**words, "root": verdict.root.finding.key}
-
-
-def _found(verdict: RunVerdict) -> dict[str, list[int]]:
-    """Return for the key of each finding a rank that has it, and how many have it.
-
-    It is the rank that speaks for the run, if that has it: an address need not name one.
-    """
-    members = [member for story in verdict.stories for member in story.members]
-    speaker = verdict.speaker
-    return {
-        m.finding.key: [speaker if speaker in m.ranks else min(m.ranks), len(m.ranks)]
-        for m in members
-    }
-
-
-def _order(story: Story) -> list[list[str | int]]:
-    """Return the keys of a story's findings in reading order, each with how deep it stands."""
-    return [[member.finding.key, int(member is not story)] for member in story.members]
-
-
-def _finding(finding: Finding, *, current: bool) -> State:
-    return {
-        "kind": finding.kind,
-        "severity": finding.severity.value,
-        "where": finding.where,
-        "place": place(finding),
-        "op": finding.op,
-        "phase": finding.phase,
-        "dtype": finding.dtype,
-        "first_step": finding.first_step,
-        "last_step": finding.last_step,
-        "count": finding.count,
-        "evidence": {
-            n: scale(v) if "scale" in n else quantity(v) for n, v in finding.evidence.items()
-        },
-        "summary": finding.summary,
-        "advice": finding.advice,
-        "is_tried": has_tried_remedy(finding),
-        "terms": _terms(finding.summary, finding.advice),
-        "root": finding.root,
-        "caused_by": finding.caused_by,
-        "source": finding.source,
-        "page": route_about(finding.kind),
-        "current": current,
-    }
-
-
-@lru_cache(maxsize=4096)
-def _terms(*texts: str) -> tuple[str, ...]:
-    """Return the terms that come up in texts. Kept: ranks mostly find the same, and say it again."""
-    return tuple(term.name for term in Glossary().new_in(*texts))
-
-
-def _row(bucket: Bucket) -> Row:
-    loss = bucket.loss_mean if bucket.num_losses else bucket.loss_last
-    return (
-        bucket.last_step,
-        bucket.num_steps,
-        *map(_known, (bucket.scale_min, bucket.scale_max, bucket.scale_last)),
-        None if loss is None else _number(loss),
-        bucket.num_nonfinite_losses,
-        *map(_known, (bucket.duration_mean, bucket.duration_max)),
-        round(bucket.time_ns / 1e9, 3),
-        *bucket.skips,
-    )
-
-
-def _known(value: float) -> float | str | None:
-    """Return ``value`` for JSON, where NaN stands for "not known"."""
-    return None if math.isnan(value) else _number(value)
-
-
-def _number(value: float) -> float | str:
-    """Return ``value`` for JSON, which has no NaN and no infinities: those become strings.
-
-    Six digits are more than a screen shows.
-    """
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "Infinity" if value > 0 else "-Infinity"
-    return float(f"{value:.6g}")

@@ -87,18 +87,23 @@ def test_a_newer_daemon_may_say_what_nobody_knows_yet() -> None:
     assert row.stories
 
 
-def test_numbers_that_the_daemon_has_put_into_words_stay_in_them() -> None:
-    """And a figure that is not known yet is none."""
+def test_numbers_are_those_of_the_finding_whatever_they_are() -> None:
+    """JSON has words for NaN and infinities; and a figure that is not known yet is none."""
     state = many_ranks(4, broken=3)
     told = state["runs"]["gpt"]["ranks"]["3"]
     told["findings"]["scale_collapse@optimizer:0"]["evidence"] = {
-        "loss_scale": "2\u207b\u00b9\u2075"
+        "loss_scale": 2.0**-15,
+        "in_amax": "Infinity",
+        "newer": ["than", "this"],
     }
     told["figures"] = {"Loss": ["2", "as measured", True], "Step time": ["not yet", "", False]}
 
     row = row_of(state, "gpt", 3)
 
-    assert "loss_scale  2^-15\n" in render_story(row.stories[0])
+    text = render_story(row.stories[0])
+    assert "loss_scale  3.051758e-05 (2^-15)\n" in text
+    assert "in_amax     infinity\n" in text
+    assert "newer" not in text
     assert row.figures == (("Loss", "2", "as measured"),)
 
 

@@ -41,7 +41,7 @@ from ampwatch.cli import main
 sys.exit(main(["top"]))
 """
 WITHOUT_RICH = [sys.executable, "-c", NO_RICH]
-"""The same where Rich is not installed."""
+"""``ampwatch top`` where Rich is not installed."""
 
 SHELL = """
 import os, signal, subprocess, sys, termios

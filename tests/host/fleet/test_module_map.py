@@ -231,6 +231,23 @@ def test_modules_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -
     assert all(len(plane) == 3 for plane in run.map.spans[0].planes)
 
 
+def test_a_sample_that_never_ends_takes_no_more_memory_than_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ring may be damaged, or made to harm; once a sample ends, what was left out is counted."""
+    monkeypatch.setattr(module_map, "MAX_SAMPLED", 3)
+    run = Ranges(Settings(window_epsilon=0.001), 0)
+    run.know_dtypes(["float16"])
+    for i in range(50):
+        run.map.put(output(FINE, f"m{i}"))
+
+    run.put(sampling(step=0))
+    run.map.put_step(step(0))
+
+    assert list(run.map.dtypes) == ["m0", "m1", "m2"]
+    assert run.map.left_out == 47
+
+
 def test_a_map_without_a_sample_has_no_columns() -> None:
     """Totals alone, of an iteration of which nothing was written, make no column."""
     empty = ModuleMap()

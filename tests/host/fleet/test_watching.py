@@ -7,6 +7,7 @@ import math
 import pytest
 
 from ampwatch.host.fleet.watching import AFTERMATH_STEPS, OPENING_STEPS, Phase, WatchingCost
+from ampwatch.training.iteration import governor
 from ampwatch.wire.records import SkipClass, StepRecord
 from tests.workshop.clocks import SECOND, START
 from tests.workshop.records import step
@@ -91,10 +92,16 @@ def test_of_a_run_that_was_read_late_only_what_was_seen_is_told() -> None:
 
 
 def test_a_clock_that_was_set_back_makes_no_share_negative() -> None:
-    """Nor does a damaged ring."""
+    """A damaged ring may hold such a step."""
     records = run_of(100)
     back = step(100, time_ns=records[50].time_ns, overhead_ns=0)
 
     told = shares(cost_of([*records, back]))
 
     assert told[Phase.STEADY] == pytest.approx(0.01)
+
+
+def test_the_opening_is_that_of_the_training_process() -> None:
+    """The two halves share no code, so the number stands in both."""
+    assert OPENING_STEPS == governor.OPENING
+    assert AFTERMATH_STEPS >= governor.ALARMED

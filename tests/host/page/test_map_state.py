@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.map_state import CODES, LEGEND, MAX_TOLD, Maps
+from ampwatch.host.page.map_codes import CODES, LEGEND
+from ampwatch.host.page.map_state import MAX_TOLD, Maps
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import SkipClass, Topic

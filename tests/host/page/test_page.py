@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet, History
-from ampwatch.host.page.page import COLUMNS, Feed, Shown
+from ampwatch.host.page.page import Feed, Shown
+from ampwatch.host.page.rows import COLUMNS
 from ampwatch.report.headline import headline
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, FindingRecord, RunState, Severity, SkipClass
@@ -123,7 +124,8 @@ def test_numbers_that_json_does_not_know_are_reported_in_words() -> None:
     state = sent(Feed(fleet, NOW).full())
 
     told = state["runs"]["gpt"]["ranks"]["0"]["findings"]["forward_overflow@optimizer:0"]
-    assert told["evidence"] == {"amax": "infinity", "amin": "-infinity", "mean": "NaN"}
+    assert told["evidence"] == {"amax": "Infinity", "amin": "-Infinity", "mean": "NaN"}
+    assert told["evidence_words"] == {"amax": "infinity", "amin": "-infinity", "mean": "NaN"}
     assert {row["scale"] for row in rows_of(state, "bert").values()} == {None}
 
 
@@ -131,16 +133,19 @@ def test_evidence_is_written_as_charts_write_it() -> None:
     """Scales are powers of two, and what needs an exponent has one of two."""
     fleet = made_up_fleet()
     evidence = {"loss_scale": 2.0**-44, "scale_before": 65536.0, "limit": 65504.0, "amin": 3e-8}
+    evidence["largest_scaled_gradient"] = 1000.0
     put(fleet, "/gpt-0.ring", identity(), [finding(evidence=evidence)])
 
     state = sent(Feed(fleet, NOW).full())
 
     told = state["runs"]["gpt"]["ranks"]["0"]["findings"]["scale_collapse@optimizer:0"]
-    assert told["evidence"] == {
+    assert told["evidence"] == {n: float(f"{v:.6g}") for n, v in evidence.items()}
+    assert told["evidence_words"] == {
         "loss_scale": "2⁻⁴⁴",
         "scale_before": "2¹⁶",
         "limit": "65\u202f504",
         "amin": "3e-08 (about 2⁻²⁵)",
+        "largest_scaled_gradient": "1\u202f000",
     }
 
 
@@ -264,6 +269,17 @@ def test_pages_that_show_different_ranks_share_what_is_about_all() -> None:
     assert feed.shown(Shown("bert", "0"), 0.5) is other
     clock.now += 0.1
     assert feed.shown(Shown("bert", "0"), 0.5)["now"] == START + 20.5
+
+
+def test_whoever_is_shown_the_same_ranks_shares_their_state() -> None:
+    """Whatever was asked for: names that there are not cost nothing of their own."""
+    fleet = made_up_fleet()
+    feed = Feed(fleet, NOW)
+
+    first = feed.shown(Shown("gpt", "0"))
+
+    for asked in (Shown(), Shown("gpt"), Shown("gpt", "9"), Shown("gpt", "0", ("gone", "0"))):
+        assert feed.shown(asked, 0.5) is first
 
 
 def test_a_rank_that_was_not_looked_at_for_a_while_is_whole_at_once() -> None:

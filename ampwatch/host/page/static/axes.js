@@ -1,6 +1,6 @@
 // Where things stand on an axis, and where its ticks are: numbers, powers of two, steps, hours. No page.
 
-import { number, powerOfTwo } from "/static/words.js";
+import { day, number, powerOfTwo, timeOfDay } from "/static/words.js";
 
 const MINUTE = 60;
 const HOUR = 3600;
@@ -65,8 +65,7 @@ function timeTicks([low, high], count, sinceStart) {
 function clock(time, step) {
   const date = new Date(time * 1000);
   const isMidnight = !(date.getHours() || date.getMinutes() || date.getSeconds());
-  if (isMidnight) return date.toLocaleDateString([], { day: "numeric", month: "short" });
-  return date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false, ...(step < MINUTE ? { second: "2-digit" } : {}) });
+  return isMidnight ? day(date) : timeOfDay(date, step < MINUTE);
 }
 
 function elapsed(time, step) {

@@ -102,10 +102,11 @@ export class Charts {
     const [name] = this.waiting;
     if (name === undefined) return;
     this.waiting.delete(name);
+    // Before it is drawn: if that fails, the others are drawn all the same.
+    if (this.waiting.size) requestAnimationFrame(() => this.drawNext());
     const width = byId(`chart-${name}`).clientWidth;
     const isEmpty = name === HEATMAP && !this.wanted.exponents.columns.length;
     if (width && !isEmpty) this.plots[name].draw(this.framed(this.picture(name, width), name, width));
-    if (this.waiting.size) requestAnimationFrame(() => this.drawNext());
   }
 
   picture(name, width) {

@@ -56,7 +56,7 @@ export class ModelMap {
   show(run, rank, subject) {
     if (this.wanted?.subject === subject) return;
     this.wanted = { run, rank, subject };
-    Object.assign(this, { map: null, etag: "", text: "", unfolded: null, active: "", selected: null, allTold: false });
+    Object.assign(this, { map: null, etag: "", unfolded: null, active: "", selected: null, allTold: false });
     byId("map-body").hidden = true;
     byId("map-course").hidden = true;
     this.refresh();
@@ -169,12 +169,13 @@ export class ModelMap {
     const { node, depth, trouble, troubled, islands, isCulprit, isFolded, isOpen } = row;
     const fold = isFolded ? "▸" : isOpen ? "▾" : "";
     const name = rowName(node, isFolded);
+    const siblings = node.parent?.nodes ?? [node]; // also those that are out of view and not on the page
     const says = [
       isCulprit && (isFolded ? "holds the culprit" : "the culprit"), isFolded && `${number(node.size)} modules, folded`,
       trouble && trouble.word, troubled && `${number(troubled)} in trouble`, islands && "in float32",
     ].filter(Boolean).join(", ");
     const item = make("li", {
-      role: "treeitem", id: `map-row-${index}`, "data-row": index, "aria-level": depth + 1, "aria-label": `${label(node.key)}${says && `: ${says}`}`,
+      role: "treeitem", id: `map-row-${index}`, "data-row": index, "aria-level": depth + 1, "aria-posinset": siblings.indexOf(node) + 1, "aria-setsize": siblings.length, "aria-label": `${label(node.key)}${says && `: ${says}`}`,
       "aria-selected": String(node.module >= 0 && this.map.modules[node.module] === this.selected),
       "data-active": String(node.key === this.active), "data-culprit": String(isCulprit), title: label(node.key),
       ...(fold ? { "aria-expanded": String(isOpen) } : {}),
@@ -347,7 +348,7 @@ function colours() {
 function showLegend({ legend, culprit, islands }) {
   const any = Object.keys(islands).length > 0;
   rebuild(byId("map-legend"), [legend, culprit !== undefined, any], () => [
-    ...legend.map(({ key, sign, word, meaning }) => make("li", { title: meaning }, make("span", { class: "cell", "data-reason": key, "aria-hidden": "true" }),
+    ...legend.map(({ key, sign, word, meaning }) => make("li", {}, make("span", { class: "cell", "data-reason": key, "aria-hidden": "true" }),
       sign && make("span", { class: "sign", "data-reason": key, "aria-hidden": "true" }, `${sign} `), make("b", {}, word), ` ${meaning}`)),
     make("li", { class: "quiet" }, "A column is a sample, or several; a gap between columns: many steps that were not measured."),
     ...(any ? [make("li", {}, make("span", { class: "island", "aria-hidden": "true" }, "f32"), make("b", {}, "float32 island"), " arithmetic in float32 although autocast is used")] : []),

@@ -72,6 +72,8 @@ export class Stream {
   }
 
   open() {
+    clearTimeout(this.retry);
+    this.source?.close(); // or an old stream would write into the state of the new one
     this.openedAt = Date.now();
     this.source = new EventSource(`/events${this.query}`);
     this.source.addEventListener("full", (event) => this.hear(null, event));

@@ -44,6 +44,7 @@ export function count(raw, noun) {
 // Made once: making one takes longer than writing a hundred times with it.
 const TIME = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
+const TIME_WITH_SECONDS = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const DAY_OF_YEAR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 
 /** A time of day, with the day if it is not that of `now`. Both in s since the epoch. */
@@ -93,4 +94,14 @@ export function span(seconds) {
     if (seconds >= 2 * size) return `${number(Math.floor(seconds / size))} ${unit}`;
   }
   return seconds >= 1 ? `${Math.floor(seconds)} s` : "under 1 s";
+}
+
+/** The day of a date, as in "3 Nov". */
+export function day(date) {
+  return DAY.format(date);
+}
+
+/** The time of day of a date, as in "14:05". */
+export function timeOfDay(date, withSeconds = false) {
+  return (withSeconds ? TIME_WITH_SECONDS : TIME).format(date);
 }

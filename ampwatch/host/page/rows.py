@@ -1,0 +1,134 @@
+"""Findings and the buckets of a course as the page has them: rows of JSON."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.report.accounts import place
+from ampwatch.report.glossary import Glossary
+from ampwatch.report.headline import has_tried_remedy
+from ampwatch.report.pages import route_about
+from ampwatch.report.words import quantity, scale
+from ampwatch.wire.records import SKIP_CLASSES
+
+if TYPE_CHECKING:
+    from ampwatch.host.fleet import Bucket
+    from ampwatch.report.stories import Story
+    from ampwatch.report.verdict import RunVerdict
+    from ampwatch.wire.records import Finding
+
+State = dict[str, Any]
+"""JSON-ready: plain dicts with string keys, finite numbers, and no ``None`` as a dict's value."""
+
+Row = tuple[float | str | None, ...]
+
+COLUMNS = (
+    "last_step",
+    "steps",
+    "scale_low",
+    "scale_high",
+    "scale",
+    "loss",
+    "nonfinite_losses",
+    "seconds",
+    "longest",
+    "ended",
+    *(skip.label for skip in SKIP_CLASSES),
+)
+"""Cells of the row of a bucket; its first step is its key. ``ended`` is the Unix time at the end of its
+last step."""
+
+
+def found(verdict: RunVerdict) -> dict[str, list[int]]:
+    """Return for the key of each finding a rank that has it, and how many have it.
+
+    It is the rank that speaks for the run, if that has it: an address need not name one.
+    """
+    members = [member for story in verdict.stories for member in story.members]
+    speaker = verdict.speaker
+    return {
+        m.finding.key: [speaker if speaker in m.ranks else min(m.ranks), len(m.ranks)]
+        for m in members
+    }
+
+
+def order(story: Story) -> list[list[str | int]]:
+    """Return the keys of a story's findings in reading order, each with how deep it stands."""
+    return [[member.finding.key, int(member is not story)] for member in story.members]
+
+
+def finding_row(finding: Finding, *, current: bool) -> State:
+    """Return a finding with its words.
+
+    Args:
+        finding: The finding.
+        current: Whether it still holds.
+    """
+    return {
+        "kind": finding.kind,
+        "severity": finding.severity.value,
+        "where": finding.where,
+        "place": place(finding),
+        "op": finding.op,
+        "phase": finding.phase,
+        "dtype": finding.dtype,
+        "first_step": finding.first_step,
+        "last_step": finding.last_step,
+        "count": finding.count,
+        "evidence": {name: _number(value) for name, value in finding.evidence.items()},
+        "evidence_words": {name: _written(name, v) for name, v in finding.evidence.items()},
+        "summary": finding.summary,
+        "advice": finding.advice,
+        "is_tried": has_tried_remedy(finding),
+        "terms": _terms(finding.summary, finding.advice),
+        "root": finding.root,
+        "caused_by": finding.caused_by,
+        "source": finding.source,
+        "page": route_about(finding.kind),
+        "current": current,
+    }
+
+
+def _written(name: str, value: float) -> str:
+    """Write a number of the evidence as charts write it: a loss scale is a power of two there."""
+    return scale(value) if "scale" in name.split("_") else quantity(value)
+
+
+@lru_cache(maxsize=4096)
+def _terms(*texts: str) -> tuple[str, ...]:
+    """Return the terms that come up in texts. Kept: ranks mostly find the same, and say it again."""
+    return tuple(term.name for term in Glossary().new_in(*texts))
+
+
+def bucket_row(bucket: Bucket) -> Row:
+    """Return the cells of a bucket, in the order of ``COLUMNS``."""
+    loss = bucket.loss_mean if bucket.num_losses else bucket.loss_last
+    return (
+        bucket.last_step,
+        bucket.num_steps,
+        *map(_known, (bucket.scale_min, bucket.scale_max, bucket.scale_last)),
+        None if loss is None else _number(loss),
+        bucket.num_nonfinite_losses,
+        *map(_known, (bucket.duration_mean, bucket.duration_max)),
+        round(bucket.time_ns / 1e9, 3),
+        *bucket.skips,
+    )
+
+
+def _known(value: float) -> float | str | None:
+    """Return ``value`` for JSON, where NaN stands for "not known"."""
+    return None if math.isnan(value) else _number(value)
+
+
+def _number(value: float) -> float | str:
+    """Return ``value`` for JSON, which has no NaN and no infinities: those become strings.
+
+    Six digits are more than a screen shows.
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(f"{value:.6g}")

@@ -161,6 +161,10 @@ docs: $(INSTALLED) ## Write what is generated again: tables, pages, pictures (AR
 tutorial: $(INSTALLED) ## Run the programs of the tutorial, and write down what they print; a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.site.tutorial
 
+.PHONY: kinds
+kinds: $(INSTALLED) ## Run the programs of docs/diagnoses, write down what they print; two minutes (ARGS=forward_overflow)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.site.kinds $(ARGS)
+
 .PHONY: site
 site: $(SITE_INSTALLED) ## Make a site of docs/ in build/site; a link that leads nowhere fails (ARGS=serve watches)
 	@# The theme's makers ask for attention on stderr otherwise.

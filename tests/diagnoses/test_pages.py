@@ -1,38 +1,33 @@
-"""Each page of docs/diagnoses holds a program that has the failure, and its remedy; both are run."""
+"""Each page of docs/diagnoses holds a program that has the failure, and its remedy; both are run.
+
+What the program prints stands on the page, and the remedy as a difference: `tools/site/kinds.py` writes both.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 import ampwatch
-from ampwatch.training.iteration import governor
-from ampwatch.training.model import machine
 from tests.stories.births import BORN, Birth, Births
 from tests.stories.stage import ALARMS
+from tools.site import kinds
+from tools.site.kinds import PAGES, PROGRAM, REMEDY
+from tools.site.tutorial import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from torch import nn
 
     from ampwatch.wire.records import Finding
 
-PAGES = sorted(
-    page
-    for page in (Path(__file__).parents[2] / "docs/diagnoses").glob("*.md")
-    if page.name != "README.md"
-)
-PROGRAM = "A program that shows it"
-REMEDY = "The remedy"
 LONGEST = 40
 """Lines of a program that is still minimal."""
 
@@ -44,7 +39,7 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
 ]
 
-WITH_A_PROGRAM = [page for page in PAGES if "```python" in page.read_text()]
+WITH_A_PROGRAM = [page for page in PAGES if kinds.has_program(page.read_text())]
 """The others need a GPU, and say so."""
 
 of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -77,18 +72,13 @@ def promise_of(page: Path) -> Promise:
 
 
 def program_of(page: Path, heading: str) -> str:
-    """Return the one Python block below a heading."""
-    section = page.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    (block,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    return str(block)
+    """Return a program of a page: the one that fails, or the remedied one."""
+    return kinds.program_of(page.read_text(), heading)
 
 
 def execute(page: Path, heading: str) -> Any:
-    """Run a program of a page as a user would, from the top; return its ``watch``."""
-    torch.manual_seed(0)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(program_of(page, heading), f"{page.name}: {heading}", "exec"), names)
-    return names["watch"]
+    """Run a program of a page; return its ``watch``."""
+    return kinds.executed(program_of(page, heading))
 
 
 def run(page: Path, heading: str) -> list[Finding]:
@@ -123,16 +113,18 @@ def places(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
 @pytest.fixture(autouse=True)
 def machine_of_the_page(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words that depend on the machine are as the page has them."""
-    # How many pieces a sample is split into depends on how busy this machine is.
-    monkeypatch.setattr(governor, "WORST_SHARE", math.inf)
     page = request.getfixturevalue("page").stem if "page" in request.fixturenames else ""
-    if page == "cpu_isa_missing":
-        monkeypatch.setattr(machine, "cpu_dtypes", lambda _=None: frozenset())
+    kinds.even(page, monkeypatch.setattr)
 
 
 @of_each_program
-def test_the_program_has_the_one_finding_that_its_page_promises(page: Path) -> None:
-    """One root of its kind, at its place, in the op that it names; no other root is an alarm."""
+def test_the_program_has_the_one_finding_that_its_page_promises(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One root of its kind, at its place, in the op that it names; no other root is an alarm.
+
+    What is printed of it is what the page shows; numbers apart, which another CPU may round otherwise.
+    """
     promise = promise_of(page)
 
     findings = run(page, PROGRAM)
@@ -148,6 +140,8 @@ def test_the_program_has_the_one_finding_that_its_page_promises(page: Path) -> N
     assert of_kind[0].severity in ALARMS or promise.severity == "info"
     assert of_kind[0].summary
     assert of_kind[0].advice
+    now = kinds.printed(capsys.readouterr().out, page.stem)
+    assert masked(kinds.shown(page.read_text())) == masked(now), f"run: make kinds ARGS={page.stem}"
 
 
 @of_each_program
@@ -217,3 +211,62 @@ def test_the_list_of_pages_names_each_page() -> None:
     listed = re.findall(r"\]\((\w+)\.md\)", (PAGES[0].parent / "README.md").read_text())
 
     assert sorted(listed) == [page.stem for page in PAGES]
+
+
+@of_each_program
+def test_a_page_is_as_it_would_be_written(page: Path) -> None:
+    """The remedied program is there as a difference alone, and both blocks are where they belong."""
+    text = page.read_text()
+
+    assert kinds.filled(text, kinds.shown(text)) == text, f"run: make kinds ARGS={page.stem}"
+
+
+BEFORE = "import torch\n\nx = 1\ny = 2\nz = 3\n\nprint(x)\n"
+AFTER = "import math\nimport torch\n\nx = 1\nz = 3\n\nprint(x)\nprint(math.pi)\n"
+
+
+def test_a_difference_makes_the_remedied_program() -> None:
+    """Also where lines are empty, at the first line and at the last."""
+    change = kinds.difference(BEFORE, AFTER)
+
+    assert kinds.changed(BEFORE, change) == AFTER
+    assert not [line for line in change.splitlines() if line != line.rstrip()]
+    assert len(change.splitlines()) < len(AFTER.splitlines()) + 8
+
+
+@pytest.mark.parametrize("other", [BEFORE.replace("2", "4"), BEFORE.replace("y = 2\n", ""), ""])
+def test_a_difference_of_another_program_is_refused(other: str) -> None:
+    """Whoever changes a program is told how the remedy follows."""
+    with pytest.raises(ValueError, match=r"in whole, as a Python block, and run: make kinds"):
+        kinds.changed(other, kinds.difference(BEFORE, AFTER))
+
+
+def page_of(remedy: str) -> str:
+    return f"# x\n\n## {PROGRAM}\n\nSo:\n\n```python\n{BEFORE}```\n\n## {REMEDY}\n\nDo:\n\n{remedy}\nMore.\n\n## End\n"
+
+
+def test_a_remedied_program_that_is_written_in_whole_becomes_a_difference() -> None:
+    """An author writes programs; written once more, the page stays as it is."""
+    page = page_of(f"```python\n{AFTER}```\n")
+    written = kinds.filled(page, "WARNING  x  y\n")
+
+    assert written.count("```python") == 1
+    assert kinds.program_of(written, REMEDY) == AFTER
+    assert kinds.shown(written) == "WARNING  x  y\n"
+    assert kinds.filled(written, "WARNING  x  y\n") == written
+    assert written.endswith("\n```\n\nMore.\n\n## End\n")
+    assert kinds.shown(page) == ""
+
+
+def test_of_a_finding_the_page_has_what_comes_before_terms_and_numbers() -> None:
+    """And of no other kind than its own."""
+    said = (
+        "noise\nampwatch report: run r, rank 0, on h\n  6 iterations\n\n"
+        "WARNING  x  here\n  It is so.\n  What to change: This\n    and that.\n  It explains: y\n    there\n\n"
+        "INFO  z  there\n  It is so.\n  What to change: nothing\n"
+    )
+
+    assert kinds.printed(said, "x") == (
+        "WARNING  x  here\n  It is so.\n  What to change: This\n    and that.\n"
+    )
+    assert kinds.printed(said, "z").endswith("nothing\n")

@@ -19,7 +19,7 @@ from tests.docs.pages import ROOT, pages
 from tools.pictures.drawing import OF_PAGE, PICTURES, files, gradients, number, numbers
 from tools.pictures.training import counted, measured
 from tools.site import api, troubleshooting
-from tools.site.tutorial import BLOCK, ran
+from tools.site.tutorial import BLOCK, masked, ran
 
 FLUSHED_IN_FLOAT16 = -25
 """Numbers up to two to this power round to zero."""
@@ -141,12 +141,6 @@ def test_a_magnitude_is_counted_up_to_its_power_of_two() -> None:
 def test_a_limit_is_written_as_people_do(value: float, words: str) -> None:
     """Plain where it is short."""
     assert number(value) == words
-
-
-def masked(text: str) -> str:
-    """Return a text without its numbers, and without the ends of its lines, which depend on them."""
-    text = re.sub(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?(?: [kMG]?B)?", "#", text)
-    return " ".join(text.split())
 
 
 COMMANDS = sorted({match["command"] for match in BLOCK.finditer(pages()["docs/tutorial.md"])})

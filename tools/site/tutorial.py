@@ -70,11 +70,21 @@ def ran(command: str) -> Ran:
         check=True,
         text=True,
     )
-    said = done.stdout[done.stdout.rindex("ampwatch report: ") :].replace(f"{ROOT}/", "")
+    return Ran(done.stderr.rstrip(), *parts(done.stdout))
+
+
+def parts(printed: str) -> tuple[str, dict[str, str]]:
+    """Return the report at the end of what was printed: what is before its first finding, and the findings by kind."""
+    said = printed[printed.rindex("ampwatch report: ") :].replace(f"{ROOT}/", "")
     said = re.sub(r"(?m)^(ampwatch report: .*), on \S+$", r"\1, on laptop", said)
     head, *paragraphs = said.rstrip().split("\n\n")
-    findings = {match["kind"]: each for each in paragraphs if (match := _FINDING.match(each))}
-    return Ran(done.stderr.rstrip(), head, findings)
+    return head, {match["kind"]: each for each in paragraphs if (match := _FINDING.match(each))}
+
+
+def masked(text: str) -> str:
+    """Return a text without its numbers, and without the ends of its lines, which depend on them."""
+    text = re.sub(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?(?: [kMG]?B)?", "#", text)
+    return " ".join(text.split())
 
 
 def filled(text: str) -> str:

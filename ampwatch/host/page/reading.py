@@ -65,6 +65,7 @@ def _body(page: Page, text: str, known: Mapping[str, Page]) -> Markup:
     # Markup would pass through as it is; here these are the comments of what is generated.
     for rule in ("html_block", "html_inline"):
         parser.add_render_rule(rule, _nothing)
+    parser.add_render_rule("fence", _code)
     tokens = parser.parse(text)
     for place, token in enumerate(tokens):
         if token.type == "heading_open":
@@ -77,6 +78,18 @@ def _body(page: Page, text: str, known: Mapping[str, Page]) -> Markup:
 
 def _nothing(*_: object) -> str:
     return ""
+
+
+def _code(_: object, tokens: Sequence[Token], place: int, *__: object) -> str:
+    """Return a block of code; of a difference, what goes and what comes are elements of their own."""
+    token = tokens[place]
+    lines = token.content.splitlines(keepends=True)
+    if token.info == "diff":
+        names = {"-": "del", "+": "ins"}
+        marked = [element(names[x[0]], x) if x[0] in names else x for x in lines]
+        return element("pre", element("code", *marked, class_="language-diff")) + "\n"
+    kind = f"language-{token.info}" if token.info else None
+    return element("pre", element("code", token.content, class_=kind)) + "\n"
 
 
 def _plain(token: Token) -> str:

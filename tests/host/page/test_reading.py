@@ -111,6 +111,19 @@ def test_markup_in_a_page_does_not_get_through(tmp_path: Path) -> None:
     assert [link for link in reader.links if link.startswith(("javascript", "data"))] == []
 
 
+def test_of_a_difference_what_goes_and_what_comes_are_marked(tmp_path: Path) -> None:
+    """Its text stays as it is written; other code has no marks, whatever its lines begin with."""
+    change = '--- a\n+++ a\n@@ -1 +1 @@\n\n-x = "<b>"\n+x = 2\n y\n'
+    reader = made_up(tmp_path, f"# x\n\n```diff\n{change}```\n")
+    other = made_up(tmp_path, f"# x\n\n```text\n{change}```\n")
+
+    assert {"del", "ins"} <= reader.elements
+    assert "b" not in reader.elements
+    assert {"del", "ins"} & other.elements == set()
+    assert change in reader.text
+    assert change in other.text
+
+
 def test_a_link_out_of_what_is_served_leads_to_the_repository(tmp_path: Path) -> None:
     """Deployment files lie beside the pages on disk, and are not the daemon's to serve."""
     reader = made_up(

@@ -161,7 +161,7 @@ export class ModelMap {
     const ticks = [...new Set(Array.from({ length: wanted }, (_, i) => Math.round((i * (columns.length - 1)) / wanted)))].filter(far);
     rebuild(byId("map-axis"), [ticks, mark, step, columns], () => [
       ...ticks.map((column) => placed(make("span", {}, `${column === 0 ? "step " : ""}${number(columns[column][0])}`), column * step)),
-      ...(mark < 0 ? [] : [placed(make("span", { class: "culprit" }, `▼ step ${number(culprit.step)}`), mark * step - 5, mark * step > this.width - 90)]),
+      ...(mark < 0 ? [] : [placed(make("span", { class: "culprit" }, `▼ step ${number(culprit.step)}`), Math.max(0, mark * step - 5), mark * step > this.width - 90)]),
     ]);
   }
 

@@ -47,10 +47,10 @@ function show() {
   const run = state.runs[name];
   view.showAmiss(shown.amiss);
   runs.show(state.runs, name, daemonNow());
-  view.showHeadline(name, run);
   ranks.show(run, rank, daemonNow());
   if (!isHere(shown) || !isHere(shown.other ?? shown)) stream.look({ run: name, rank, beside: shown.other && { run: shown.other.name, rank: shown.other.rank } });
-  if (!isHere(shown)) return;
+  if (!isHere(shown)) return; // what is shown stays until then, headline and all
+  view.showHeadline(name, run);
   view.showFigures(run.ranks[rank]);
   view.showHistory(run.ranks[rank].series);
   setText(byId("charts-since"), beganWhen(aboutRun(run), daemonNow()));

@@ -173,10 +173,6 @@ class ModuleMap(Course[MapColumn]):
         if self._closed is not None and record.step >= self._closed[0]:
             self._settle()
 
-    def number(self, module: str) -> int | None:
-        """Return the number of a module in the planes; ``None`` if it has no place."""
-        return self._numbers.get(module)
-
     def _has_place(self, name: str) -> bool:
         if name not in self._numbers and len(self._numbers) < MAX_MAPPED:
             self._numbers[name] = len(self._numbers)

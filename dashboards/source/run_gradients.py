@@ -193,6 +193,27 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             width=8,
             overrides=(color("nan", BAD), color("inf", WARN)),
         ),
+        TimeSeries(
+            id=307,
+            title="Norm of the gradients, without the loss scale",
+            description=described(
+                shows="L2 norm of all gradients in the newest sample, before clipping, of the rank with"
+                " the largest. A gap: one of them was not finite. With sharded parameters it is"
+                " that of a rank's own shards.",
+                good="level or falling, whatever the loss scale does.",
+                act="it grows for hours: the training diverges; lower the learning rate, or clip at what"
+                " was usual before.",
+                metrics=["ampwatch_gradient_norm"],
+            ),
+            unit="sci",
+            no_value=NO_SAMPLE,
+            queries=(
+                Query(f"max by (run) ({of('ampwatch_gradient_norm')})", legend="norm {{run}}"),
+            ),
+            log2=True,
+            width=24,
+            height=6,
+        ),
         StateTimeline(
             id=306,
             title="Which format would hold the gradients?",

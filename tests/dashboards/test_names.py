@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNUSED: dict[str, str] = {
+    "ampwatch_gradient_sample_nonfinite_elements": "what loggers are handed; the counter misses none",
+    "ampwatch_gradient_sample_step": "what loggers are handed: which step the sample is of",
+    "ampwatch_gradient_underflow_ratio": "what loggers are handed; the counters miss no sample",
+    "ampwatch_gradient_zero_ratio": "what loggers are handed; the counters miss no sample",
     "ampwatch_memory_bytes": "it is within its limit; the page has it, and who sizes a machine asks",
     "ampwatch_memory_limit_bytes": "what ampwatch_memory_bytes is held against",
     "ampwatch_optimizer_consecutive_skipped_steps": "its hold, _max, misses no run of skips",

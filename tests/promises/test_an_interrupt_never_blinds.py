@@ -24,6 +24,7 @@ import ampwatch
 from ampwatch.guard import Account, Channel, Guard, OneAtATime, Subscriber, Suppress, unbroken
 from ampwatch.training.hooks import profilers, sources, taps
 from ampwatch.training.monitor import _open
+from ampwatch.training.sensors.window.requests import INTERVAL_NS, TraceRequests
 from benchmarks.interrupts import Training, cycle, interrupt, interrupt_lines
 from tests.promises.conftest import ahead
 
@@ -252,6 +253,27 @@ def test_a_time_limit_while_a_line_of_source_is_read_is_the_programs(
         sources.line_of(__file__, 1)
 
     assert sources.line_of(__file__, 1).startswith('"""Ctrl-C in a cell')
+
+
+def test_a_time_limit_while_a_request_for_a_trace_is_looked_for_is_the_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No request there is an `OSError`, too, and no news."""
+    requests = TraceRequests(SimpleNamespace(ring_path=tmp_path / "a.ring"))  # type: ignore[arg-type]
+    assert requests.newest(INTERVAL_NS) is None
+
+    looked, came = os.lstat, count()
+
+    def lstat(*args: Any, **kwargs: Any) -> os.stat_result:
+        next(came)
+        signal.raise_signal(signal.SIGALRM)
+        return looked(*args, **kwargs)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    with handled_by(Limit().method, signal.SIGALRM), pytest.raises(TimeoutError):
+        requests.newest(2 * INTERVAL_NS)
+
+    assert next(came) == 1
 
 
 def test_what_is_suppressed_is_what_no_handler_of_a_signal_raised() -> None:

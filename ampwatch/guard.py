@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType
+    from types import FrameType, TracebackType
 
     Handler = Callable[[int, FrameType | None], object]
 
@@ -64,6 +64,24 @@ def is_of_a_signal(error: BaseException) -> bool:
                 return True
         at = inner
     return False
+
+
+class Suppress(contextlib.suppress):
+    """As ``contextlib.suppress``; what the program's own handler of a signal has raised goes on.
+
+    A time limit raises ``TimeoutError``, which is an ``OSError``, and comes while a file is written
+    as well as anywhere else.
+    """
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Return whether the error ends here."""
+        is_expected = bool(super().__exit__(kind, error, traceback))
+        return is_expected and error is not None and not is_of_a_signal(error)
 
 
 class _Waiting:
@@ -347,10 +365,10 @@ class Guard:
         self.errors += 1
         if self._failed is not None:
             # What is broken may break here as well; the first error is the one that tells why.
-            with contextlib.suppress(Exception):
+            with Suppress(Exception):
                 self._failed(self, error)
         # A log handler is user code and may raise as well.
-        with contextlib.suppress(Exception):
+        with Suppress(Exception):
             logger.warning(
                 "ampwatch switched its sensor %r off after an error of its own; training is not"
                 " affected, but what this sensor watches is not seen any more",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from ampwatch.guard import Suppress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +35,7 @@ def announce(words: str, topic: str = "", *, on_terminal: str = "") -> None:
         return
     _announced.add((os.getpid(), topic))
     # A log handler is user code, and stderr may be closed.
-    with suppress(Exception):
+    with Suppress(Exception):
         if logger.isEnabledFor(logging.INFO) and any(map(_takes_info, _handlers())):
             logger.info("%s", words)
         else:

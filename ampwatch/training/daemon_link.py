@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
+from ampwatch.guard import is_of_a_signal, unbroken
 from ampwatch.runtime import DAEMON_LOG, runtime_path
 from ampwatch.training.launcher import START_SECONDS, start_daemon
 from ampwatch.wire.rendezvous.lock import look_at
@@ -43,6 +44,9 @@ CLOSE_SECONDS = 3.0
 
 KILL_SECONDS = 1.0
 """Patience there with a process that was killed: one that waits for a file system ends later. Unit: s."""
+
+_look_at = unbroken(look_at)
+"""What is behind it passes over an ``OSError``, as the ``TimeoutError`` of a time limit is one."""
 
 
 class DaemonLink:
@@ -102,8 +106,10 @@ class DaemonLink:
         # Before the lock, which a process that has ended does not hold any more.
         has_failed = self._has_failed(now)
         try:
-            sight = look_at(directory)
-        except OSError:
+            sight = _look_at(directory)
+        except OSError as error:
+            if is_of_a_signal(error):
+                raise
             return  # whoever has removed the file has not ended the daemon
         if sight.info is not None:
             self._found(sight.info)
@@ -180,6 +186,8 @@ class DaemonLink:
         try:
             self._child = self._start(self._settings)
         except (AmpwatchError, OSError) as error:
+            if is_of_a_signal(error):
+                raise
             self._failed(now, str(error))
 
     def _failed(self, now: float, why: str) -> None:

@@ -6,7 +6,6 @@ import logging
 import os
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -14,7 +13,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.news import News, Reason
-from ampwatch.guard import Guard
+from ampwatch.guard import Guard, Suppress
 from ampwatch.report.one_line import address, level_of, one_line, short_line
 from ampwatch.wire.records import Severity
 
@@ -128,7 +127,7 @@ class FindingLog:
             logger.log(level, "%s", write([identity.rank] if world_size > 1 else []))
             return
         what = self._what(news)
-        with suppress(OSError):
+        with Suppress(OSError):
             self._said.found(what)
         turn_s = min(identity.local_rank, MAX_TURNS) * TURN_SECONDS
         due_s = self._clock() + PATIENCE_SECONDS + turn_s
@@ -140,7 +139,7 @@ class FindingLog:
             self._thread.start()
 
     def _leave(self, said: Said) -> None:
-        with suppress(OSError):
+        with Suppress(OSError):
             said.close()
 
     def _what(self, news: News) -> str:
@@ -163,7 +162,7 @@ class FindingLog:
         rank, what, more = self._identity.rank, line.what, f"more of {line.what}"
         write, numbers = line.write, [rank]
         # Without the file each rank writes for itself: better twice than never.
-        with suppress(OSError):
+        with Suppress(OSError):
             is_first, known = said.says(what), said.finders(what, said=what)
             if is_first:
                 numbers = known or numbers

@@ -7,9 +7,9 @@ machine share (`said.py`), and the others look there. No collective is begun, an
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ampwatch.guard import Suppress
 from ampwatch.training.kernels.admission import is_dtensor
 from ampwatch.training.model.flat import is_in_flat, names_of
 
@@ -47,7 +47,7 @@ class OtherRanks:
         """
         said = self._said()
         if said is not None and self.is_sharded():
-            with suppress(OSError):
+            with Suppress(OSError):
                 said.found(_line(parameter, since))
 
     def ask(self, since: int) -> tuple[str, list[int]]:
@@ -69,7 +69,7 @@ class OtherRanks:
             for whole, parameter in self._names.parameters()
             for name in names_of(whole, parameter)
         }
-        with suppress(OSError):
+        with Suppress(OSError):
             for line, ranks in said.finders_among(lines).items():
                 return lines[line], ranks
         return "", []

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from msgspec import json
 
 from ampwatch.diagnosis.evidence.replicas import WeightCheck
 from ampwatch.errors import RingError
-from ampwatch.guard import Guard
+from ampwatch.guard import Guard, Suppress
 from ampwatch.report.one_line import address, printable
 from ampwatch.runtime import ring_directories
 from ampwatch.training.announcement import announce
@@ -136,7 +135,7 @@ class Outlet:
         self._log.point_to(url)
         if _is_to_say(self._said, topic):
             # A log handler is user code; the link to the daemon must outlive what that raises.
-            with suppress(Exception):
+            with Suppress(Exception):
                 logger.warning("%s", sentence)
 
     def remember(self, *, is_durable: bool, describe: Callable[[Box], None]) -> None:
@@ -204,14 +203,14 @@ class Outlet:
         """Leave a check of this rank's weights for the others of its machine. Never raises."""
         self._checks.append(check)
         if self._said is not None:
-            with suppress(OSError):
+            with Suppress(OSError):
                 self._said.leave(to_note(self._checks))
 
     def checks(self) -> dict[int, list[WeightCheck]]:
         """Return the newest checks of the ranks of this machine, the oldest first. Never raises."""
         notes = dict[int, bytes]()
         if self._said is not None:
-            with suppress(OSError):
+            with Suppress(OSError):
                 notes = self._said.left()
         found = ((rank, from_note(note)) for rank, note in notes.items())
         return {rank: checks for rank, checks in found if checks}
@@ -303,6 +302,6 @@ def from_note(note: bytes) -> list[WeightCheck]:
 
 def _is_to_say(said: Said | None, what: str) -> bool:
     """Return whether this rank is the one to say it."""
-    with suppress(OSError):
+    with Suppress(OSError):
         return said is None or said.says(what)
     return True

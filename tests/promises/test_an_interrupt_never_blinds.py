@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
+import os
 import random
 import signal
 import sys
@@ -19,10 +21,11 @@ from torch import nn
 from torch.amp import GradScaler
 
 import ampwatch
-from ampwatch.guard import Account, Channel, Guard, OneAtATime, Subscriber, unbroken
-from ampwatch.training.hooks import profilers, taps
+from ampwatch.guard import Account, Channel, Guard, OneAtATime, Subscriber, Suppress, unbroken
+from ampwatch.training.hooks import profilers, sources, taps
 from ampwatch.training.monitor import _open
-from benchmarks.interrupts import Training, interrupt, interrupt_lines
+from ampwatch.training.sensors.window.requests import INTERVAL_NS, TraceRequests
+from benchmarks.interrupts import Training, cycle, interrupt, interrupt_lines
 from tests.promises.conftest import ahead
 
 if TYPE_CHECKING:
@@ -181,20 +184,7 @@ def test_time_limits_at_random_instants_of_a_watched_step_blind_nothing(
 
     Python swallows what comes in a `__del__` or in the callback of a weak reference. Those that are
     run in a step are PyTorch's and the test's; in one of ampwatch's it would be ampwatch's fault.
-
-    One in a thousand still is lost or has the census fail, on a busy machine: docs/limits.md says so.
-    So a hundred of them are tried up to three times, and what is worse than that fails.
     """
-    wrong = _hundred_time_limits(monkeypatch)
-    for _ in range(2):
-        if wrong:
-            wrong = _hundred_time_limits(monkeypatch)
-
-    assert wrong == []
-
-
-def _hundred_time_limits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is wrong after a hundred time limits in steps."""
     training, rng = Training("standard"), random.Random(1)
     raised = caught = 0
     swallowed: list[str] = []
@@ -223,7 +213,83 @@ def _hundred_time_limits(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     wrong = training.deaf(skips=30) + training.end()
     if raised != 100 or caught != raised - len(swallowed):
         wrong.append(f"{raised} raised, {caught} caught, {len(swallowed)} swallowed by Python")
-    return wrong + [at for at in swallowed if str(Path(ampwatch.__file__).parent) in at]
+    wrong += [at for at in swallowed if str(Path(ampwatch.__file__).parent) in at]
+    assert wrong == []
+
+
+def test_a_time_limit_while_the_path_of_a_file_is_resolved_is_the_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python passes over each `OSError` there, and `TimeoutError` is one."""
+    training, resolved, came = Training("standard"), os.lstat, count()
+
+    def lstat(*args: Any, **kwargs: Any) -> os.stat_result:
+        if next(came) == 1:
+            signal.raise_signal(signal.SIGALRM)
+        return resolved(*args, **kwargs)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    monkeypatch.setattr(sources, "_is_users", {})
+    with handled_by(Limit().method, signal.SIGALRM), pytest.raises(TimeoutError):
+        cycle(training)
+
+    assert training.deaf() + training.end() == []
+
+
+def test_a_time_limit_while_a_line_of_source_is_read_is_the_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python passes over each `OSError` there as well; the line is read at the next call."""
+    read, came = os.stat, count()
+
+    def stat(*args: Any, **kwargs: Any) -> os.stat_result:
+        if next(came) == 0:
+            signal.raise_signal(signal.SIGALRM)
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(linecache, "cache", {})
+    monkeypatch.setattr(os, "stat", stat)
+    with handled_by(Limit().method, signal.SIGALRM), pytest.raises(TimeoutError):
+        sources.line_of(__file__, 1)
+
+    assert sources.line_of(__file__, 1).startswith('"""Ctrl-C in a cell')
+
+
+def test_a_time_limit_while_a_request_for_a_trace_is_looked_for_is_the_programs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No request there is an `OSError`, too, and no news."""
+    requests = TraceRequests(SimpleNamespace(ring_path=tmp_path / "a.ring"))  # type: ignore[arg-type]
+    assert requests.newest(INTERVAL_NS) is None
+
+    looked, came = os.lstat, count()
+
+    def lstat(*args: Any, **kwargs: Any) -> os.stat_result:
+        next(came)
+        signal.raise_signal(signal.SIGALRM)
+        return looked(*args, **kwargs)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    with handled_by(Limit().method, signal.SIGALRM), pytest.raises(TimeoutError):
+        requests.newest(2 * INTERVAL_NS)
+
+    assert next(came) == 1
+
+
+def test_what_is_suppressed_is_what_no_handler_of_a_signal_raised() -> None:
+    """The same class of error, from a file and from a time limit."""
+    with Suppress(OSError):
+        raise TimeoutError
+
+    with (
+        handled_by(Limit().method, signal.SIGALRM),
+        pytest.raises(TimeoutError),
+        Suppress(OSError),
+    ):
+        signal.raise_signal(signal.SIGALRM)
+
+    with pytest.raises(ValueError, match="other"), Suppress(OSError):
+        raise ValueError("other")  # noqa: EM101 - no message for a person
 
 
 def test_a_time_limit_while_a_monitor_is_made_is_no_refusal_of_the_machine() -> None:

@@ -14,10 +14,10 @@ import signal
 import subprocess
 import tempfile
 from array import array
-from contextlib import suppress
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from ampwatch.guard import Suppress
 from ampwatch.numerics.encodings import DTYPES, ENCODINGS
 from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, word
@@ -137,7 +137,7 @@ def load() -> NativeKernel | None:
         About 0.3 s. A compiler that hangs is ended after ``PATIENCE_S``.
     """
     # AttributeError: a library that lacks the function.
-    with suppress(OSError, subprocess.SubprocessError, AttributeError):
+    with Suppress(OSError, subprocess.SubprocessError, AttributeError):
         compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
         if compiler is None:
             return None

@@ -158,7 +158,9 @@ def _attribute(find: Callable[[str], Any], ordinal: int | None, attribute: int) 
         return 0
     try:
         driver = find(CUDA_LIBRARY)
-    except OSError:
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
         return 0
     device, value = ctypes.c_int(), ctypes.c_int()
     if driver.cuDeviceGet(ctypes.byref(device), ordinal):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left
 from threading import get_ident
 from typing import NamedTuple
 
@@ -48,15 +48,14 @@ class ModuleStack:
 
     def __init__(self) -> None:
         self._stacks: dict[int, list[_Frame]] = {}
-        self._numbers: dict[int, list[int]] = {}
-        self._names: dict[int, list[str]] = {}
+        # Pairs, and not two lists: an interrupt between two appends would leave one longer for good.
+        self._marks: dict[int, list[tuple[int, str]]] = {}
         self._foreign: set[int] = set()
 
     def clear(self) -> None:
         """Forget everything, at the end of an iteration."""
         self._stacks.clear()
-        self._numbers.clear()
-        self._names.clear()
+        self._marks.clear()
         self._foreign.clear()
 
     def enter(self, key: int, name: str) -> bool:
@@ -117,13 +116,14 @@ class ModuleStack:
             thread: The thread that ran the forward pass.
         """
         node = current_node()
-        numbers = self._numbers.get(thread)
-        if node is None or not numbers:
+        marks = self._marks.get(thread)
+        if node is None or not marks:
             return ""
         number = sequence_number(node)
-        # Marks ascend, so the newest mark at or before the node is that of its module.
-        index = bisect_right(numbers, number) - 1
-        return self._names[thread][index] if index >= 0 and number < ACCUMULATES else ""
+        # Marks ascend, so the newest mark at or before the node is that of its module. A pair that
+        # begins with the number is larger than the number alone, hence the next one.
+        index = bisect_left(marks, (number + 1,)) - 1
+        return marks[index][1] if index >= 0 and number < ACCUMULATES else ""
 
     def _mark(self, name: str) -> None:
         if not torch.is_grad_enabled():
@@ -131,9 +131,8 @@ class ModuleStack:
         me = get_ident()
         # The number that this thread's next node will have; numbers of threads are independent.
         number = next_sequence_number()
-        numbers = self._numbers.setdefault(me, [])
-        if len(numbers) < MAX_MARKS:
-            numbers.append(number)
+        marks = self._marks.setdefault(me, [])
+        if len(marks) < MAX_MARKS:
             # The last mark has no name: every later node would be taken for one of its module.
-            is_last = len(numbers) == MAX_MARKS
-            self._names.setdefault(me, []).append("" if is_last else name)
+            is_last = len(marks) == MAX_MARKS - 1
+            marks.append((number, "" if is_last else name))

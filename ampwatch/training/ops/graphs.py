@@ -9,13 +9,12 @@ without a name.
 from __future__ import annotations
 
 import ast
-import linecache
 import re
 import weakref
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ampwatch.training.hooks.sources import is_users_file
+from ampwatch.training.hooks.sources import is_users_file, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -171,20 +170,20 @@ def common(names: Sequence[str]) -> str:
 
 def assigned(file: str, number: int) -> str:
     """Return the variable that a line of a graph's code assigns: the name of its node."""
-    match = _ASSIGNED.match(linecache.getline(file, number))
+    match = _ASSIGNED.match(line_of(file, number))
     return match[1] if match else ""
 
 
 @lru_cache(maxsize=4096)
 def generated_line(file: str, number: int) -> Line:
     """Return what inductor's code says about the call in a line of it."""
-    target, arguments = _call(linecache.getline(file, number).strip())
+    target, arguments = _call(line_of(file, number).strip())
     return Line(tuple(_commented(file, number)), tuple(arguments), target)
 
 
 def _commented(file: str, number: int) -> Iterator[str]:
     for before in range(number - 1, max(0, number - MAX_LINES), -1):
-        line = linecache.getline(file, before).strip()
+        line = line_of(file, before).strip()
         comment = _COMMENT.search(line)
         if comment:
             yield from (node.strip() for node in comment[1].split(",") if node.strip())

@@ -12,7 +12,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 from ampwatch.errors import AttachError
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Suppress, is_of_a_signal
 from ampwatch.training.devices import HOST, is_readable
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
@@ -257,7 +257,7 @@ def as_scale(scale: Any) -> object:
         and hasattr(type(scale), "__float__")
         and not isinstance(scale, (bool, torch.Tensor))
     ):
-        with contextlib.suppress(Exception):
+        with Suppress(Exception):
             value = float(scale)  # an array of several has the method, and raises
     # NaN may be what a scaler has come to.
     if value is None or (isinstance(value, float) and value < 0.0):
@@ -278,7 +278,7 @@ def as_outcome(skipped: object) -> object:
     if isinstance(skipped, torch.Tensor):
         value = _as_value(skipped)
     elif hasattr(type(skipped), "__bool__"):
-        with contextlib.suppress(Exception):
+        with Suppress(Exception):
             value = bool(skipped)
     if value is None:
         expected = "True, False"

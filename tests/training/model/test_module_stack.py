@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from itertools import count
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +18,7 @@ from tests.training.sensors.counting import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD
@@ -272,3 +276,49 @@ def test_of_very_many_calls_the_first_are_named_and_none_is_named_wrongly(
 
     # block, block.0, block, block.1 are the places 2 to 5; what comes after place 6 has no name.
     assert matmuls(counted, BACKWARD) == {"block.0": 1, "block.1": 2, "": 2}
+
+
+def test_an_interrupt_at_any_instant_of_a_mark_names_no_later_node_wrongly() -> None:
+    """At each of its bytecodes, more than where Python handles signals; each call is made again."""
+    stack = module_stack.ModuleStack()
+    code, me, named = module_stack.ModuleStack._mark.__code__, get_ident(), list[str]()
+    weight = torch.ones(2, requires_grad=True)
+
+    def marked(name: str, at: int) -> bool:
+        """Mark, but be interrupted at one of the bytecodes; return whether there is one."""
+        passed = count()
+
+        def trace(frame: FrameType, _event: str, _argument: object) -> Any:
+            def at_opcode(_frame: FrameType, event: str, _argument: object) -> Any:
+                if event == "opcode" and next(passed) == at:
+                    raise KeyboardInterrupt
+                return at_opcode
+
+            if frame.f_code is not code:
+                return None
+            frame.f_trace_opcodes = True
+            return at_opcode
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            stack._mark(name)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    def named_of_a_node() -> str:
+        node = weight * 2
+        node.register_hook(lambda _: named.append(stack.name_of_node(me)))
+        node.sum().backward()
+        return named[-1]
+
+    instant = 0
+    while marked(f"interrupted{instant}", instant):
+        stack._mark(f"whole{instant}")
+        assert named_of_a_node() == f"whole{instant}"
+        instant += 1
+
+    assert instant > 20

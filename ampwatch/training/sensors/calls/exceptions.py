@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampwatch.diagnosis.evidence.calls import Raised
-from ampwatch.training.hooks.sources import is_users_file
+from ampwatch.training.hooks.sources import is_users_file, line_of
 from ampwatch.wire.blackbox.exception import text_of
 
 if TYPE_CHECKING:
@@ -171,7 +170,7 @@ def _text_of(link: TracebackType) -> str:
     name = code.co_filename
     line = link.tb_lineno
     if not hasattr(code, "co_positions"):
-        return linecache.getline(name, line).strip().removeprefix("return ")
+        return line_of(name, line).strip().removeprefix("return ")
     # tb_lasti counts bytes; positions are listed per code unit of two bytes.
     position = next(islice(code.co_positions(), link.tb_lasti // 2, None), None)
     if position is None or None in position:
@@ -179,7 +178,7 @@ def _text_of(link: TracebackType) -> str:
     first, last, begin, end = position
     # Columns are offsets into UTF-8, so the lines are cut as bytes; the last one first, as it may
     # be the first as well.
-    lines = [linecache.getline(name, number).encode() for number in range(first, last + 1)]
+    lines = [line_of(name, number).encode() for number in range(first, last + 1)]
     if not any(lines):
         return ""
     lines[-1] = lines[-1][:end]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ampwatch.guard import Suppress, is_of_a_signal
 from ampwatch.wire.ring.requests import (
     TraceAnswer,
     TraceRequest,
@@ -59,7 +59,9 @@ class TraceRequests:
                 return None
             self._seen = signature
             request = read_request(ring)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if is_of_a_signal(error):
+                raise
             return None
         if not _may_be_replaced(request.path):
             self.refuse(request, f"expected an empty file of this user's at {request.path}")
@@ -71,7 +73,9 @@ class TraceRequests:
         ring = self._out.ring_path
         try:
             return ring is None or read_request(ring).token != request.token
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if is_of_a_signal(error):
+                raise
             return True
 
     def refuse(self, request: TraceRequest, why_not: str) -> None:
@@ -85,7 +89,7 @@ class TraceRequests:
             return
         self._token = answer.token
         # The directory may be full or gone: the command that waits has a time-out.
-        with suppress(OSError):
+        with Suppress(OSError):
             write_answer(ring, answer)
 
     def remove(self) -> None:
@@ -93,7 +97,7 @@ class TraceRequests:
         ring = self._out.ring_path
         if ring is None or os.getpid() != self._pid:
             return
-        with suppress(OSError, ValueError):
+        with Suppress(OSError, ValueError):
             request = read_request(ring)
             if request.token != self._token:
                 self.refuse(request, "the training has ended")
@@ -105,6 +109,8 @@ def _may_be_replaced(path: Path) -> bool:
     # Not following links: the trace is written by this user over whatever lies at the path.
     try:
         status = path.lstat()
-    except OSError:
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
         return False
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_size

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.diagnosis.evidence.ops import Window
-from ampwatch.guard import Account
+from ampwatch.guard import Account, is_of_a_signal
 from ampwatch.numerics.units.kernels.classifier import NameClassifier
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
@@ -458,6 +458,8 @@ class WindowSensor(Sensor):
         try:
             recording.save(request.path)
         except (OSError, RuntimeError) as error:
+            if is_of_a_signal(error):
+                raise
             requests.refuse(request, f"the trace could not be written: {error}")
             return
         totals = by_time(found.totals) if found is not None else ()
@@ -583,7 +585,9 @@ def resident_bytes() -> int:
     """Return the memory of the process; 0 where the kernel does not show it. Unit: bytes."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
+    except OSError as error:
+        if is_of_a_signal(error):
+            raise
         return 0
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 

@@ -8,6 +8,8 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ampwatch.numerics.written import scale_text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
@@ -38,7 +40,7 @@ class Status(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"step {self.step}  loss {self.loss:.2f}  scale {self.loss_scale:g}"
+            f"step {self.step}  loss {self.loss:.2f}  scale {scale_text(self.loss_scale)}"
             f"  skipped {self.skipped}  {self.step_seconds * 1e3:.0f} ms/step"
         )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ampwatch import __version__
 from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.numerics.exponents import nearest_exponent
+from ampwatch.numerics.written import scale_text
 from ampwatch.report import accounts, course_picture, exponent_picture
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.markup import Markup, element, joined
@@ -169,7 +170,9 @@ def _of_record(record: RangeRecord, limits: str) -> str:
     )
     module = "all modules" if record.module == "*" else record.module or "the model itself"
     scaled = (
-        f", multiplied by the loss scale {record.loss_scale:g}" if record.loss_scale != 1 else ""
+        f", multiplied by the loss scale {scale_text(record.loss_scale)}"
+        if record.loss_scale != 1
+        else ""
     )
     held = f"in {record.dtype}" if record.dtype != "mixed" else "of several dtypes"
     sample = f"; a sample of {h.binned}" if h.is_subsample else ""

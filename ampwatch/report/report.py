@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.diagnosis.news import SEVERITIES
+from ampwatch.numerics.written import scale_text
 from ampwatch.report import accounts
 from ampwatch.report.endings import Failure, num_led_to
 from ampwatch.report.glossary import Glossary
@@ -175,7 +176,7 @@ def one_line(box: Box, cause: Failure | None = None) -> str:
     parts = [_plural(summary.iterations, "iteration") if is_known else "no iteration is known"]
     if not math.isnan(summary.loss_scale):
         parts.append(f"{_plural(sum(summary.skipped), 'step')} skipped")
-        parts.append(f"loss scale {summary.loss_scale:g}")
+        parts.append(f"loss scale {scale_text(summary.loss_scale)}")
     ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
     failure = Failure(box.identity.rank, box.reason, box.last_ns / 1e9)
     if box.state is RunState.FAILED and num_led_to(cause, [failure]) and cause is not None:
@@ -229,7 +230,7 @@ def _numbers(summary: Summary, width: int) -> list[str]:
         lines.append("  no step skipped")
     if not math.isnan(summary.loss_scale):
         moves = f"{_plural(summary.growths, 'growth')}, {_plural(summary.backoffs, 'backoff')}"
-        lines.append(f"  loss scale {summary.loss_scale:g}, {moves}")
+        lines.append(f"  loss scale {scale_text(summary.loss_scale)}, {moves}")
     if summary.nonfinite_losses:
         bad = _plural(summary.nonfinite_losses, "iteration")
         lines.append(f"  {bad} with a NaN or infinite loss")

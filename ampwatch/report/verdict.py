@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import REPORTED_AGAIN_NS, REPORTED_AGAIN_STEPS
+from ampwatch.numerics.written import is_in_digits
 from ampwatch.report.endings import Failure, cause_of, num_led_to
 from ampwatch.report.stories import Story, stories
 from ampwatch.report.words import number, plural, scale, time_span
@@ -406,9 +407,8 @@ def _advice(story: Story | None) -> str:
 def _scale(newest: StepRecord) -> str:
     if math.isnan(newest.loss_scale):
         return "no loss scaler"
-    # Nobody reads 5.684e-14.
-    is_small = newest.loss_scale < 1
-    return f"loss scale {scale(newest.loss_scale) if is_small else number(newest.loss_scale)}"
+    write = number if is_in_digits(newest.loss_scale) else scale
+    return f"loss scale {write(newest.loss_scale)}"
 
 
 def _num_alarming(standing: Standing) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 
+from ampwatch.numerics import written
+
 NARROW_SPACE = "\u202f"
 """Groups digits. A narrow space that does not break, so that a number stays on one line."""
 
@@ -63,10 +65,8 @@ def percent(share: float) -> str:
 
 def power_of_two(value: float) -> str:
     """Write ``value`` as a power of two, as in "2¹⁶"; empty if it is none."""
-    if not 0 < value < math.inf:
-        return ""
-    mantissa, exponent = math.frexp(value)
-    return f"2{str(exponent - 1).translate(_SUPERSCRIPTS)}" if mantissa == 0.5 else ""
+    base, _, exponent = written.power_of_two(value).partition("^")
+    return base + exponent.translate(_SUPERSCRIPTS)
 
 
 def scale(value: float) -> str:
@@ -76,12 +76,12 @@ def scale(value: float) -> str:
 
 def quantity(value: float) -> str:
     """Write a measured number; what needs an exponent of ten has one of two as well, as charts do."""
-    written = number(value)
-    if "e" not in written or not math.isfinite(value):
-        return written
+    in_tens = number(value)
+    if "e" not in in_tens or not math.isfinite(value):
+        return in_tens
     power = power_of_two(value)
     nearest = power_of_two(2.0 ** round(math.log2(abs(value))))
-    return power or f"{written} (about {'-' * (value < 0)}{nearest})"
+    return power or f"{in_tens} (about {'-' * (value < 0)}{nearest})"
 
 
 def memory(nbytes: int) -> str:

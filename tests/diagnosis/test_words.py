@@ -100,10 +100,10 @@ def test_a_collapse_that_is_over_is_told_in_the_past_tense() -> None:
     finding = run.only("scale_collapse")
 
     assert finding.summary == (
-        "The loss scale fell from 65536 to 0.0625 between steps 50 and 69; no step has been skipped"
+        "The loss scale fell from 65536 to 2^-4 between steps 50 and 69; no step has been skipped"
         " since, and it was left there"
     )
-    assert "scaler.update(65536)" in finding.advice
+    assert "scaler.update(65536.0)" in finding.advice
     assert "takes 40000 steps to grow back" in finding.advice
     assert finding.evidence["steps_back"] == 40000
     assert finding.severity is Severity.CRITICAL
@@ -128,7 +128,7 @@ def test_a_scale_has_recovered_when_it_is_about_where_it_was() -> None:
     back = run.only("scale_collapse")
 
     assert rising.severity is Severity.CRITICAL
-    assert "it has grown back to 0.03125 by step 119" in rising.summary
+    assert "it has grown back to 2^-5 by step 119" in rising.summary
     assert back.severity is Severity.INFO
     assert back.evidence["loss_scale_reached"] >= 2.0**-4 * back.evidence["loss_scale_before"]
     assert "recovered" not in rising.summary + back.summary
@@ -169,7 +169,7 @@ def test_the_reader_has_nothing_against_an_honest_finding() -> None:
     ("old", "lie"),
     [
         ("65536 to", "32768 to"),
-        ("0.0625", "0.0312"),
+        ("2^-4", "2^-5"),
         ("steps 50 and 69", "steps 50 and 70"),
         ("steps 50 and 69", "steps 51 and 69"),
         (LEFT, f"{LEFT} for 21 steps"),
@@ -195,8 +195,9 @@ def test_a_lie_in_a_summary_is_found(old: str, lie: str) -> None:
     "lie",
     [
         "Call scaler.update(new_scale).",
-        "Call scaler.update(131072).",
-        "Call scaler.update(0.0625).",
+        "Call scaler.update(65536).",
+        "Call scaler.update(131072.0).",
+        "Call scaler.update(2.0**-4).",
         "Take GradScaler(growth_interval=100).",
         "Take GradScaler(growth_interval=30).",
         "Call scaler.set_growth_interval(2000).",
@@ -217,10 +218,10 @@ def test_a_lie_in_advice_is_found(lie: str) -> None:
     ("summary", "skips"),
     [
         (
-            "The loss scale is collapsing: 20 steps skipped in a row since step 50, scale now 0.0625",
+            "The loss scale is collapsing: 20 steps skipped in a row since step 50, scale now 2^-4",
             [],
         ),
-        ("The loss scale is stuck at 0.0625", []),
+        ("The loss scale is stuck at 2^-4", []),
         ("The loss scale was low; it has recovered since", []),
         ("The loss scale was low; no step has been skipped since", [75]),
     ],

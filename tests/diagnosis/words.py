@@ -72,7 +72,7 @@ GOES_ON = re.compile(
 RECOVERED = re.compile(r"\brecovered\b|\bcome back to (\S+)")
 QUIET = re.compile(r"\bno step (?:has been |was )?skipped since\b")
 PRESENT_SCALE = re.compile(
-    r"(?:scale now|is stuck at|goes on with a loss scale of|the present) (?P<value>[\d.]+(?:e[+-]?\d+)?)"
+    r"(?:scale now|is stuck at|goes on with a loss scale of|the present) (?P<value>2\^-?\d+|[\d.]+(?:e[+-]?\d+)?)"
 )
 
 
@@ -147,6 +147,7 @@ def _numbers_in(text: str, finding: Finding) -> Iterator[tuple[Said, float]]:
 
 
 def _plain_numbers(text: str) -> Iterator[tuple[Said, float]]:
+    text = text.replace("2.0**", "2^")  # as Python writes it, in a call that is advised
     plain = _IDIOMS.sub(lambda m: "_" * len(m[0]), _NAMES.sub(_masked, text))
     for match in _NUMBER.finditer(plain):
         power, number = match["power"], match["number"]
@@ -254,9 +255,12 @@ def _contradicted_calls(finding: Finding, known: Known) -> Iterator[str]:
     knows_one = any("scale_before" in k or k == "scale_needed" for k in finding.evidence)
     if knows_one and re.search(r"update\(new_scale\)|init_scale=\.\.\.", finding.advice):
         yield "it advises a scale without saying which, and knows one"
-    for scale in re.findall(r"(?:scaler\.update\(|init_scale=)([\d.e+]+)\)", finding.advice):
+    for called in re.findall(r"(?:scaler\.update\(|init_scale=)([\d.e+*-]+)\)", finding.advice):
+        scale = called.replace("2.0**", "2^").removesuffix(".0")
+        if scale == called:
+            yield f"scaler.update takes floats, and it advises {called}"
         present = finding.evidence.get("loss_scale", 0.0)
-        fits = scales and present < float(scale) and any(_reads_as(scale, v) for v in scales)
+        fits = scales and any(present < v and _reads_as(scale, v) for v in scales)
         if not fits and finding.kind != "scale_reset":
             yield f"it advises a scale of {scale}, which is none that is known to fit"
 

@@ -32,11 +32,13 @@ class Ran(NamedTuple):
 
     Attributes:
         log: Lines of the log, which go to stderr.
+        said: What the program itself prints before the first report.
         head: The report before its first finding.
         findings: The paragraphs of the findings, by kind.
     """
 
     log: str
+    said: str
     head: str
     findings: dict[str, str]
 
@@ -48,7 +50,7 @@ class Ran(NamedTuple):
         """
         if name == "finding":
             return self.findings[what]
-        return {"log": self.log, "head": self.head}[name]
+        return {"log": self.log, "said": self.said, "head": self.head}[name]
 
 
 @cache
@@ -70,7 +72,8 @@ def ran(command: str) -> Ran:
         check=True,
         text=True,
     )
-    return Ran(done.stderr.rstrip(), *parts(done.stdout))
+    said = done.stdout.partition("ampwatch report: ")[0].strip()
+    return Ran(done.stderr.rstrip(), said, *parts(done.stdout))
 
 
 def parts(printed: str) -> tuple[str, dict[str, str]]:
@@ -83,7 +86,7 @@ def parts(printed: str) -> tuple[str, dict[str, str]]:
 
 def masked(text: str) -> str:
     """Return a text without its numbers, and without the ends of its lines, which depend on them."""
-    text = re.sub(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?(?: [kMG]?B)?", "#", text)
+    text = re.sub(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+|\^-?\d+)?(?: [kMG]?B)?", "#", text)
     return " ".join(text.split())
 
 

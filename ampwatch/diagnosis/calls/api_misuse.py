@@ -27,6 +27,7 @@ from ampwatch.diagnosis.evidence.calls import (
 )
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.state.poisoned_state import PARAM_NONFINITE
+from ampwatch.numerics.written import scale_text
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class ApiMisuse:
                 seen.step,
                 "optimizer",
                 f"{seen.function} limited gradients of {in_words(where)} to {seen.limit:g} at step {seen.step}"
-                f" while they were still multiplied by the loss scale of {scale:g}{norm}: after"
+                f" while they were still multiplied by the loss scale of {scale_text(scale)}{norm}: after"
                 f" unscaling the limit is {seen.limit / scale:.3g}, and the optimizer all but stops",
                 source=seen.source,
                 evidence={
@@ -157,7 +158,7 @@ class ApiMisuse:
                 seen.step,
                 "optimizer",
                 f"Optimizer {seen.optimizer} was stepped directly at step {seen.step} with the gradients"
-                f" of {counted(seen.parameters, 'parameter')} still multiplied by the loss scale of {scale:g}:"
+                f" of {counted(seen.parameters, 'parameter')} still multiplied by the loss scale of {scale_text(scale)}:"
                 f" nothing has divided them by it, and nothing skips a step with infinities",
                 source=seen.source,
                 evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
@@ -172,18 +173,18 @@ class ApiMisuse:
         if seen.after_unscale:
             what = (
                 f"a scaled loss was added, after unscale_, to the gradients of"
-                f" {counted(seen.parameters, 'parameter')} that had been divided by the scale already: it weighs {scale:g} times"
+                f" {counted(seen.parameters, 'parameter')} that had been divided by the scale already: it weighs {scale_text(scale)} times"
                 f" too much"
             )
         elif seen.any_scaled:
             what = (
                 f"the gradients of {counted(seen.parameters, 'parameter')} hold a loss that was not scaled"
-                f" beside others that were: after unscaling it weighs 1/{scale:g} of what it should"
+                f" beside others that were: after unscaling it weighs 1/{scale_text(scale)} of what it should"
             )
         else:
             what = (
                 f"the gradients of {counted(seen.parameters, 'parameter')} come from losses that were not"
-                f" scaled, and are divided by the scale of {scale:g} all the same"
+                f" scaled, and are divided by the scale of {scale_text(scale)} all the same"
             )
         self._say(
             _warning(
@@ -209,8 +210,8 @@ class ApiMisuse:
                 "backward",
                 f"Gradients of {in_words(where)} were accumulated over"
                 f" {counted(seen.updates, 'update')} of the scaler until"
-                f" step {seen.step}: a part of them was multiplied by {seen.other:g}, all of them are"
-                f" divided by {seen.scale:g}",
+                f" step {seen.step}: a part of them was multiplied by {scale_text(seen.other)}, all of them are"
+                f" divided by {scale_text(seen.scale)}",
                 source=seen.source,
                 evidence={
                     "loss_scale": seen.scale,

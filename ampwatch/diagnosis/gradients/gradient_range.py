@@ -10,6 +10,7 @@ from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, of_parameters
 from ampwatch.diagnosis.gradients.low_scale import STILL_STEPS, LowScale
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_words import fitting_scale
+from ampwatch.numerics.written import power_of_two, scale_argument, scale_text
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class GradientRange:
             made.evidence["lost_share_here"] = 0.0 if here is None else here.share
             made.summary = (
                 f"Gradients of {in_words(made.where)} were zero only because of float16"
-                f"{self._stillness.then(made)}; at step {step}, at a loss scale of {scale:.6g}, that"
+                f"{self._stillness.then(made)}; at step {step}, at a loss scale of {scale_text(scale)}, that"
                 f" is so for {share:.1%} of all gradient elements"
             )
             self._book.report_change(made)
@@ -220,7 +221,7 @@ class GradientRange:
             return None
         if self._low.has_fitted(needed, gradients) or not self._is_why(cap):
             return None
-        where = f"param:{cap.name}"
+        where, at_least = f"param:{cap.name}", power_of_two(needed) or f"{needed:.3g}"
         evidence = {
             "loss_scale": scale,
             "overflows_at": cap.overflows_at,
@@ -231,8 +232,8 @@ class GradientRange:
         def says(since: int) -> str:
             return (
                 f"No loss scale fits, since step {since}: {in_words(where)} overflows float16 at a scale of"
-                f" {cap.overflows_at:.6g}, while {in_words(f'param:{worst}')} needs {needed:.3g} and is flushed to"
-                f" zero at the present {scale:.6g}, at step {iteration.step}"
+                f" {scale_text(cap.overflows_at)}, while {in_words(f'param:{worst}')} needs {at_least} and is flushed to"
+                f" zero at the present {scale_text(scale)}, at step {iteration.step}"
             )
 
         made = self._book.again_anywhere(RANGE_TOO_WIDE.slug, iteration.step, says, **evidence)
@@ -294,7 +295,7 @@ class GradientRange:
         if fits is not None:
             evidence["scale_that_fits"] = fits
             advice = (
-                f"Raise the loss scale: scaler.update({fits:.6g}) in place of one scaler.update()."
+                f"Raise the loss scale: scaler.update({scale_argument(fits)}) in place of one scaler.update()."
                 f" That leaves the largest gradient room. Or use bfloat16 autocast, which has the range"
                 f" of float32. The what-if panel shows what each scale would keep of these gradients."
             )
@@ -310,7 +311,7 @@ class GradientRange:
         since = step if made is None else made.first_step
         summary = (
             f"{share_here:.1%} of the gradient elements of {in_words(where)} are zero only because"
-            f" of float16, since step {since}, at a loss scale of {scale:.6g} at step {step}; of"
+            f" of float16, since step {since}, at a loss scale of {scale_text(scale)} at step {step}; of"
             f" all gradients {share:.1%}{stopped}"
         )
         if made is not None:

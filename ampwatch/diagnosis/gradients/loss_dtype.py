@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, during
+from ampwatch.numerics.written import scale_text
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class LossDtype:
 
         def says(since: int) -> str:
             return (
-                f"The loss is a float16 tensor: a loss scale of {scale:.6g} becomes infinite in the"
+                f"The loss is a float16 tensor: a loss scale of {scale_text(scale)} becomes infinite in the"
                 f" first op of backward, so step {step} had to be skipped, and so has every step since"
                 f" step {since} at a scale above {FLOAT16.max:.6g}"
             )

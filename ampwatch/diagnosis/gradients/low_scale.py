@@ -12,6 +12,7 @@ from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_dynamics import SCALE_BELOW_ONE, SCALE_COLLAPSE
 from ampwatch.diagnosis.scale.scale_words import quick_interval
+from ampwatch.numerics.written import scale_argument, scale_text
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -220,8 +221,8 @@ class LowScale:
         if is_still:
             harm += ", so nothing is learnt"
         finding.summary = (
-            f"The loss scale is stuck at {scale:.6g}, low since step {finding.first_step}: a burst of"
-            f" skipped steps{self._why(finding)} brought it down from {largest:.6g}, which would fit again, the way back"
+            f"The loss scale is stuck at {scale_text(scale)}, low since step {finding.first_step}: a burst of"
+            f" skipped steps{self._why(finding)} brought it down from {scale_text(largest)}, which would fit again, the way back"
             f" takes {counted(steps_back, 'step')} at the growth interval of {interval}, and"
             f" meanwhile {harm}"
         )
@@ -248,9 +249,9 @@ class LowScale:
         if scale < before:
             now, words = _Then.FELL, "it was brought down again at step"
         elif scale > STUCK_FALL * largest:
-            now, words = _Then.CAME_BACK, f"it has come back to {scale:.6g} by step"
+            now, words = _Then.CAME_BACK, f"it has come back to {scale_text(scale)} by step"
         else:
-            now, words = _Then.ROSE, f"it has grown to {scale:.6g} by step"
+            now, words = _Then.ROSE, f"it has grown to {scale_text(scale)} by step"
         # Where it goes from there, up and down, is the scaler's business again.
         if now is self._then and now is not _Then.ROSE:
             return
@@ -264,7 +265,7 @@ class LowScale:
         }
         finding.summary = (
             f"The loss scale was stuck low from step {finding.first_step} to step {finding.last_step},"
-            f" after a burst of skipped steps{self._why(finding)} had brought it down from {largest:.6g}; {words}"
+            f" after a burst of skipped steps{self._why(finding)} had brought it down from {scale_text(largest)}; {words}"
             f" {iteration.step}"
         )
         self._book.report_change(finding)
@@ -279,6 +280,6 @@ def _advice(scale: float, interval: int) -> str:
         else ""
     )
     return (
-        f"Raise the scale by hand (scaler.update({scale:.6g})){faster}; find and drop the batches that"
+        f"Raise the scale by hand (scaler.update({scale_argument(scale)})){faster}; find and drop the batches that"
         f" brought it down."
     )

@@ -29,6 +29,7 @@ from ampwatch.diagnosis.scale.scale_words import (
 )
 from ampwatch.diagnosis.steps.skips import MAX_STANDING
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.written import scale_argument, scale_text
 from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
@@ -417,7 +418,7 @@ class ScaleDynamics:
         finding.evidence = {"loss_scale": scale, "newest_step": float(iteration.step)}
         says = (
             f"Steps are taken at a loss scale below 1 since step {finding.first_step}, and it is"
-            f" {scale:.6g} at step {iteration.step}: below 1 the loss is being shrunk"
+            f" {scale_text(scale)} at step {iteration.step}: below 1 the loss is being shrunk"
         )
         finding.advice = SCALE_BELOW_ONE.advice
         if low.amax > 0.0:
@@ -437,7 +438,7 @@ class ScaleDynamics:
                 )
                 finding.advice = (
                     f"Raise the scale by hand once what brought it down is gone:"
-                    f" scaler.update({fits:.6g}) in place of one scaler.update(). It is the largest"
+                    f" scaler.update({scale_argument(fits)}) in place of one scaler.update(). It is the largest"
                     f" that steps were taken with and that leaves the gradients room. If it falls"
                     f" again, average the loss instead of summing it, normalise the targets, or use"
                     f" bfloat16 autocast without a GradScaler."
@@ -457,8 +458,8 @@ class ScaleDynamics:
             finding.advice = SCALE_BELOW_ONE.advice  # there is nothing to raise by hand any more
             finding.summary = (
                 f"The loss scale was below 1 between steps {finding.first_step} and"
-                f" {finding.last_step}, {self._low.deepest:.6g} at the lowest; it has come back to"
-                f" {scale:.6g} by step {step}"
+                f" {finding.last_step}, {scale_text(self._low.deepest)} at the lowest; it has come back to"
+                f" {scale_text(scale)} by step {step}"
             )
             finding.evidence = {
                 "loss_scale": scale,
@@ -483,7 +484,7 @@ class ScaleDynamics:
             evidence["largest_scaled_gradient"] = amax
         says = (
             f"The loss scale has grown {counted(self._growths_in_a_row, 'time')} in a row to"
-            f" {iteration.loss_scale:.6g} at step {iteration.step} and never met an overflow"
+            f" {scale_text(iteration.loss_scale)} at step {iteration.step} and never met an overflow"
             f"{gradients_seen(amax, measured)}"
         )
         if self._book.again(SCALE_RUNAWAY.slug, "api", iteration.step, lambda _: says, **evidence):
@@ -512,7 +513,7 @@ class ScaleDynamics:
         finding.evidence["newest_step"] = float(iteration.step)
         finding.summary = (
             f"The loss scale grew {counted(finding.evidence['growths_in_a_row'], 'time')} in a row, to"
-            f" {reached:.6g} by step {finding.last_step}, before it met an overflow at step"
+            f" {scale_text(reached)} by step {finding.last_step}, before it met an overflow at step"
             f" {iteration.step}"
         )
         self._book.report_change(finding)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.numerics.written import scale_argument, scale_text
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -114,12 +115,12 @@ class ScaleReset:
         since = step - self._skips + 1
         how = "a new state was loaded into the scaler" if change.loaded else "a new GradScaler"
         summary = (
-            f"The loss scale jumped from {self._before:.6g} to {self._after:.6g} at step {since}:"
+            f"The loss scale jumped from {scale_text(self._before)} to {scale_text(self._after)} at step {since}:"
             f" {how}, while the optimizer went on; {self._skips} steps were skipped up to step {step}"
             f" to find the scale again"
             if change.known_before
             else f"The optimizer had been restored, but the GradScaler began anew at a scale of"
-            f" {self._after:.6g}: the first {self._skips} steps, from step {since} on, were skipped"
+            f" {scale_text(self._after)}: the first {self._skips} steps, from step {since} on, were skipped"
             f" to find the scale again"
         )
         finding = self._book.get(SCALE_RESET.slug, "api")
@@ -147,7 +148,7 @@ class ScaleReset:
 
 def _advice(before: float) -> str:
     """Return what to do; where the scale before is known, which one to begin with."""
-    known = "" if math.isnan(before) else f"{before:.6g}"
+    known = "" if math.isnan(before) else scale_argument(before)
     text = SCALE_RESET.advice
     if known:
         text = text.replace(", to that of the end of the run before", "").replace("...", known)

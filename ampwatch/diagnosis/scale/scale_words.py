@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.written import scale_argument, scale_text
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -66,11 +67,11 @@ def collapse_summary(
     if stands:
         return (
             f"No step is taken: {how} since step {since}; the loss scale stays at"
-            f" {iteration.loss_scale:.6g}"
+            f" {scale_text(iteration.loss_scale)}"
         )
     return (
         f"The loss scale is collapsing: {how} since step {since}, scale now"
-        f" {iteration.loss_scale:.6g}; {end}"
+        f" {scale_text(iteration.loss_scale)}; {end}"
     )
 
 
@@ -84,13 +85,13 @@ def fallen_summary(fall: Fall, scale: float, step: int) -> str:
     """
     made = fall.finding
     if fall.reached_step >= 0:
-        since = f"it has grown back to {fall.reached:.6g} by step {fall.reached_step}"
+        since = f"it has grown back to {scale_text(fall.reached)} by step {fall.reached_step}"
     elif fall.was_skipped:
-        since = f"most steps are taken again, at a scale of {scale:.6g} at step {step}"
+        since = f"most steps are taken again, at a scale of {scale_text(scale)} at step {step}"
     else:
         since = "no step has been skipped since, and it was left there"
     return (
-        f"The loss scale fell from {fall.before:.6g} to {fall.after:.6g} between steps"
+        f"The loss scale fell from {scale_text(fall.before)} to {scale_text(fall.after)} between steps"
         f" {made.first_step} and {made.last_step}; {since}"
     )
 
@@ -115,12 +116,12 @@ def fallen_advice(fall: Fall, scaler: ScalerSettings, steps_back: float, *, fitt
     if not scaler.knows_growth:
         return (
             f"Raise the scale by hand once what made the steps be skipped is gone: to"
-            f" {fall.before:.6g}. When it grows by itself is not known. {_FIND_IT}"
+            f" {scale_text(fall.before)}. When it grows by itself is not known. {_FIND_IT}"
         )
     quicker = quicker_growth(int(scaler.growth_interval))
     return (
         f"Raise the scale by hand once what made the steps be skipped is gone:"
-        f" scaler.update({fall.before:.6g}) in place of one scaler.update(). By itself it takes"
+        f" scaler.update({scale_argument(fall.before)}) in place of one scaler.update(). By itself it takes"
         f" {counted(steps_back, 'step')} to grow back{quicker}. {_FIND_IT}"
     )
 

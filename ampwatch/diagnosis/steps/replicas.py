@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.numerics.written import scale_text
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class Replicas:
                 where=f"optimizer:{seen.optimizer}",
                 summary=(
                     f"{seen.skipping} of {seen.replicas} replicas skip step {seen.step} at a loss"
-                    f" scale of {seen.loss_scale:.6g} (this one {here}), after"
+                    f" scale of {scale_text(seen.loss_scale)} (this one {here}), after"
                     f" {counted(seen.common_steps, 'step')} together: from here on their weights and scales are different"
                 ),
                 advice=RANK_FOUND_INF_MISMATCH.advice,

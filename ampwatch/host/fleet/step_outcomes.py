@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
+from ampwatch.numerics.written import scale_text
 from ampwatch.wire.records import Finding, SkipClass
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _say(
     if f"{RANK_FOUND_INF_MISMATCH.slug}@{where}" in rank.findings:
         return
     others = ", ".join(str(r.identity.rank) for r in taking[:8])
-    at = "" if scale is None else f" at a loss scale of {scale[0]:.6g}"
+    at = "" if scale is None else f" at a loss scale of {scale_text(scale[0])}"
     evidence = {
         "rank": float(rank.identity.rank),
         "ranks_skipping": float(skips),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.host.fleet.text import whole_number
 from ampwatch.host.fleet.watching import OPENING_STEPS, Phase
+from ampwatch.numerics.written import is_in_digits
 from ampwatch.report.op_shares import (
     casts_per_op,
     flops_by_dtype,
@@ -62,9 +63,6 @@ _COSTS = {
 }
 """Phases in which watching costs differently, in the order in which they are shown."""
 
-MAX_DIGITS = 1e7
-"""Loss scales from 1 to here are read as digits, too."""
-
 
 def _none_yet(note: str, word: str = "not yet") -> Figure:
     return Figure(word, note, is_known=False)
@@ -109,7 +107,7 @@ def _loss_scale(newest: StepRecord | None) -> Figure:
     if math.isnan(newest.loss_scale):
         return _none_yet("no enabled GradScaler", "none")
     power = power_of_two(newest.loss_scale)
-    is_readable = power and 1 <= newest.loss_scale < MAX_DIGITS
+    is_readable = power and is_in_digits(newest.loss_scale)
     notes = [number(newest.loss_scale)] if is_readable else []
     notes.append(plural(newest.total_growths, "growth"))
     notes.append(plural(newest.total_backoffs, "backoff"))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.diagnosis.news import Reason
+from ampwatch.numerics.written import scale_argument
 from ampwatch.wire.records import Severity, Topic
 from tests.diagnosis.words import Known, complaints_of
 from tests.workshop.replay import Replay, measured
@@ -399,7 +400,9 @@ def test_underflow_is_advised_with_the_scale_that_keeps_the_gradients() -> None:
 
     largest = max(abs(v) for v in normal(1e-2, 64))
     assert 8 * fits * largest < 65504 < 64 * fits * largest
-    assert finding.advice.startswith(f"Raise the loss scale: scaler.update({fits:.6g}) in place")
+    assert finding.advice.startswith(
+        f"Raise the loss scale: scaler.update({scale_argument(fits)}) in place"
+    )
     assert list(complaints_of(finding, Known(replay.scaler))) == []
 
 

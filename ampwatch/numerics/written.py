@@ -1,0 +1,45 @@
+"""Loss scales as they are read: in digits where digits are read at a glance, as a power of two elsewhere.
+
+ASCII only, for logs and terminals.
+"""
+
+from __future__ import annotations
+
+import math
+
+MAX_IN_DIGITS = 1e6
+"""Scale from which on nobody counts the digits: a power of two is written as one from there on."""
+
+
+def power_of_two(value: float) -> str:
+    """Write ``value`` as a power of two, as in "2^-44"; empty if it is none."""
+    if not 0 < value < math.inf:
+        return ""
+    mantissa, exponent = math.frexp(value)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else ""
+
+
+def is_in_digits(scale: float) -> bool:
+    """Whether the digits of a scale are read at a glance: those of 65536 are, those of 2^-44 are not."""
+    return 1 <= scale < MAX_IN_DIGITS or not power_of_two(scale)
+
+
+def scale_text(scale: float) -> str:
+    """Write a loss scale for a sentence: "65536", "2^-44", and what is no power of two as "0.75"."""
+    return _digits(scale) if is_in_digits(scale) else power_of_two(scale)
+
+
+def scale_argument(scale: float) -> str:
+    """Write a loss scale as ``scaler.update`` takes it.
+
+    It has to be a float: an integer is taken for a tensor there, and raises.
+    """
+    if not is_in_digits(scale):
+        return power_of_two(scale).replace("2^", "2.0**")
+    digits = _digits(scale)
+    return f"{digits}.0" if digits.isdigit() else digits
+
+
+def _digits(scale: float) -> str:
+    is_whole = 1 <= scale < MAX_IN_DIGITS and scale == int(scale)
+    return str(int(scale)) if is_whole else f"{scale:.6g}"

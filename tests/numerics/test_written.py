@@ -1,0 +1,51 @@
+"""Loss scales as they are read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ampwatch.numerics.written import is_in_digits, power_of_two, scale_argument, scale_text
+
+
+@pytest.mark.parametrize(
+    ("scale", "text", "argument"),
+    [
+        (65536.0, "65536", "65536.0"),
+        (1.0, "1", "1.0"),
+        (524288.0, "524288", "524288.0"),
+        (2.0**20, "2^20", "2.0**20"),
+        (0.5, "2^-1", "2.0**-1"),
+        (2.0**-44, "2^-44", "2.0**-44"),
+        (0.75, "0.75", "0.75"),
+        (3000.0, "3000", "3000.0"),
+        (1500.5, "1500.5", "1500.5"),
+        (1e-9 / 3, "3.33333e-10", "3.33333e-10"),
+        (3e7, "3e+07", "3e+07"),
+        (0.0, "0", "0.0"),
+    ],
+)
+def test_a_scale_is_digits_or_a_power_of_two(scale: float, text: str, argument: str) -> None:
+    """Digits as far as they are read at a glance; a call is given a float."""
+    assert scale_text(scale) == text
+    assert scale_argument(scale) == argument
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, 3.0, 2.0**16 + 1, math.inf, math.nan])
+def test_what_is_no_power_of_two_is_not_written_as_one(value: float) -> None:
+    """Neither a neighbour of one nor what is no number."""
+    assert not power_of_two(value)
+    assert is_in_digits(value)
+
+
+@pytest.mark.parametrize("exponent", [-149, -44, -1, 0, 16, 127])
+def test_a_scaler_takes_the_argument(exponent: int) -> None:
+    """An integer would be taken for a tensor, and raise."""
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+
+    scaler.update(eval(scale_argument(2.0**exponent)))
+
+    assert scaler.get_scale() == 2.0**exponent

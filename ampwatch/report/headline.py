@@ -237,7 +237,7 @@ def _state(verdict: Verdict, now_s: float | None) -> str:
         return f"{level.value}, {step}{age}"
     since = number(story.finding.first_step)
     if verdict.root is None:
-        until = number(max(member.finding.last_step for member in story.members))
+        until = number(story.finding.last_step)
         return f"{level.value}, from step {since} to step {until}; over now"
     began = _ago(grounds.since_s, now_s)
     return f"{level.value}, since step {since}{began}"
@@ -274,6 +274,9 @@ def _of_an_end(verdict: Verdict) -> tuple[str, str]:
     if verdict.level is Level.STALE:
         cause = "nothing was found before it: a hang in a collective, in the data or in a lock"
         return cause, "Look at what the process waits for: py-spy dump --pid."
+    if (first := verdict.ended_by) is not None:
+        # What it has raised itself says only that the other one was gone.
+        return f"rank {first.rank} had ended: {first.reason.rstrip('.')}", f"See rank {first.rank}."
     reason = grounds.reason.rstrip(".") or "ended with an error"
     if Failure(grounds.rank, grounds.reason, grounds.last_s).was_killed:
         who = "the kernel's log (dmesg), the launcher, the scheduler"

@@ -161,6 +161,8 @@ class Verdict:
         root: The finding it speaks of, with what that explains; ``None`` where nothing alarming is
             current.
         is_cause: Whether this rank's failure is what made the others end.
+        ended_by: The failure of another rank that made this one end; ``None`` if none did, or it is
+            not known.
         stories: The findings that it rests on, in the order in which they are shown.
         grounds: The numbers that it rests on; of a run those of the rank that speaks.
     """
@@ -170,6 +172,7 @@ class Verdict:
     advice: str = ""
     root: Story | None = None
     is_cause: bool = False
+    ended_by: Failure | None = None
     stories: Sequence[Story] = ()
     grounds: Grounds = field(default_factory=Grounds)
 
@@ -343,13 +346,16 @@ def _failed(standing: Standing, root: Story | None, cause: Failure | None) -> Ve
     reason = (standing.reason or "ended with an error").rstrip(".")
     newest = standing.newest
     last = "no step was finished" if newest is None else f"last step {number(newest.step)}"
-    failure = _failure(standing)
+    failure, ended_by = _failure(standing), None
     if cause is not None and num_led_to(cause, [failure]):
+        ended_by = cause
         reason = f"ended ({failure.error}) after rank {cause.rank} had"
-    if root is None:
-        return Verdict(Level.FAILED, f"{reason}; {last}", is_cause=is_cause)
-    sentence = f"{_summary(root)}; then: {reason}; {last}"
-    return Verdict(Level.FAILED, sentence, _advice(root), root, is_cause=is_cause)
+    sentence = f"{reason}; {last}"
+    if root is not None:
+        sentence = f"{_summary(root)}; then: {sentence}"
+    return Verdict(
+        Level.FAILED, sentence, _advice(root), root, is_cause=is_cause, ended_by=ended_by
+    )
 
 
 def _no_step_yet(standing: Standing, now_s: float) -> str:
@@ -385,8 +391,10 @@ def _running(
     # ``Verdict.subject`` is the same one.
     over = next((story for story in shown if story.severity is Severity.CRITICAL), None)
     if over is not None:
-        last = max(member.finding.last_step for member in over.members)
-        sentence = f"{_summary(over)}; last seen at step {number(last)}"
+        sentence, last = _summary(over), over.finding.last_step
+        # What says itself how long it lasted must not have another number of that behind it.
+        if f"to step {last}" not in sentence:
+            sentence = f"{sentence}; last seen at step {number(last)}"
         return Verdict(Level.ATTENTION, sentence, _advice(over))
     newest = standing.newest
     if newest is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,3 +45,11 @@ def test_a_message_says_what_and_since_when_and_what_to_do_first_and_where(
     assert "  " not in text
     assert " ." not in text.replace(" .bfloat16", "").replace(" .half", "")
     assert "NaN times" not in text
+
+
+def test_a_scale_that_is_to_be_typed_is_one_that_a_scaler_takes() -> None:
+    """GradScaler takes a whole number for a tensor, and raises in the training that was to be saved."""
+    texts = [file.read_text(encoding="utf-8") for file in GOLDEN.glob("*.txt")]
+    typed = [n for text in texts for n in re.findall(r"scaler\.update\(new_scale=([^)]*)\)", text)]
+
+    assert {type(ast.literal_eval(number)) for number in typed} == {float}

@@ -230,6 +230,22 @@ def test_a_rank_that_made_others_end_is_named_first() -> None:
     assert lines.remedy == "Read where it was raised: ampwatch report."
 
 
+def test_a_rank_that_another_one_made_end_names_that_one() -> None:
+    """Its own exception says nothing, and the report has no traceback of it."""
+    fleet = Fleet(Settings(stale_seconds=1e6), Clock(START + 250.0))
+    lost = end(RunState.FAILED, "RuntimeError: Connection closed by peer")
+    put(fleet, "/0.ring", identity(rank=0, world_size=2), [*calm(5), lost], alive=False)
+    raised = end(RunState.FAILED, "OSError: no such file")
+    put(fleet, "/1.ring", identity(rank=1, world_size=2), [*calm(5), raised], alive=False)
+    [(_, verdict)] = fleet.judge().values()
+
+    lines = headline(verdict.by_rank[0])
+
+    assert lines.cause == "rank 1 had ended: OSError: no such file"
+    assert lines.where == "rank 0"
+    assert lines.remedy == "See rank 1."
+
+
 def test_a_killed_run_says_so() -> None:
     """There is no exception to read."""
     lines = of_run(calm(5), alive=False)

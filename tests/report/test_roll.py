@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from ampwatch.report.endings import Failure
 from ampwatch.report.roll import Roll, call_the_roll
 from ampwatch.report.stories import Story
 from ampwatch.report.verdict import Level, RunVerdict, Verdict
@@ -47,6 +50,21 @@ def test_one_state_for_two_causes_is_two_states() -> None:
     assert call_the_roll(verdict).counts == (
         "3 needs attention (headroom_low), 1 healthy (rank 4),"
         " 1 needs attention (grad_underflow, rank 3)"
+    )
+
+
+def test_the_rank_that_made_others_end_is_told_from_them() -> None:
+    """All eight have failed, and one of them is to be looked at."""
+    cause = Failure(3, "ValueError: bad sample", 0.0)
+    verdict = ranks(*[Level.FAILED] * 8)
+    others = {
+        rank: of if rank == 3 else replace(of, ended_by=cause)
+        for rank, of in verdict.by_rank.items()
+    }
+
+    assert call_the_roll(replace(verdict, by_rank=others, speaker=3)) == Roll(
+        "7 failed (because of rank 3), 1 failed (rank 3)",
+        "rank 3 has failed: what rank 3 says",
     )
 
 

@@ -19,7 +19,7 @@ from ampwatch.wire.blackbox.recorder import recorded
 from ampwatch.wire.records import FindingRecord, RunState, Severity, SkipClass
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
-from tests.workshop.records import end, finding, identity, optimizer, step
+from tests.workshop.records import alarm, end, finding, identity, optimizer, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -198,6 +198,16 @@ def test_a_critical_finding_is_never_quietly_forgotten() -> None:
     level, sentence = told([*calm(1200), made(Severity.CRITICAL, last_step=100)])
 
     assert (level, sentence) == ("needs attention", "It broke; last seen at step 100")
+
+
+def test_what_says_itself_how_long_it_lasted_has_no_other_end_behind_it() -> None:
+    """What it explains may have been seen a step later, which is no second end of it."""
+    summary = "The scale was stuck low from step 20 to step 100"
+    root = alarm(severity=Severity.CRITICAL, summary=summary, first_step=20, last_step=100)
+    symptom = alarm("scale_below_one", root=False, caused_by=root.key, last_step=101)
+    records = [*calm(1200), FindingRecord(root), FindingRecord(symptom)]
+
+    assert told(records) == ("needs attention", summary)
 
 
 @pytest.mark.parametrize("place", [{"where": "api"}, {"where": "env"}, {"phase": "config"}])

@@ -174,7 +174,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
             lost=1.0,
             scale=2.0**-29,
             fires=(("AmpwatchLossScaleLeftLow",),),
-            silent=("AmpwatchLossScaleCollapsed",),
+            # The losses are finite again, and one alert says what there is to do.
+            silent=("AmpwatchLossScaleCollapsed", "AmpwatchLossNotFinite"),
             says=(r"scale is stuck|scale_stuck_low",),
             tells=(*_BURST, r"\b65536\b"),
             denies=(*COLLAPSING, r"has recovered"),
@@ -196,7 +197,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
             ),
             scale=32.0,
             tells=_BURST,
-            silent=("AmpwatchLossScaleCollapsed", "AmpwatchLossScaleLeftLow"),
+            silent=(
+                "AmpwatchLossScaleCollapsed",
+                "AmpwatchLossScaleLeftLow",
+                "AmpwatchLossNotFinite",
+            ),
             denies=(*COLLAPSING, r"is stuck"),
         ),
     ),

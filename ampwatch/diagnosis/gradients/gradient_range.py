@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.gradients.kinds import FP16_WITHOUT_SCALER, GRAD_UNDERFLOW, RANGE_TOO_WIDE
-from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, of_parameters
+from ampwatch.diagnosis.gradients.kinds import (
+    FP16_WITHOUT_SCALER,
+    GRAD_UNDERFLOW,
+    RAISE_THE_SCALE,
+    RANGE_TOO_WIDE,
+)
+from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, flush_of, of_parameters
 from ampwatch.diagnosis.gradients.low_scale import STILL_STEPS, LowScale
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_words import fitting_scale
@@ -41,6 +46,12 @@ which it overflowed, for its magnitude to be why. What is multiplied on the way 
 than it is itself, by as much as activations are below 1. An infinity that no scale makes finite,
 as that of a bad batch, leaves a gradient behind that is smaller by far."""
 
+UNKNOWN_SCALE = (
+    f"{RAISE_THE_SCALE} Which scale would keep these gradients is not known: none of them is left, and"
+    " none that was as small as they are now has been measured."
+)
+"""Advice where the what-if panel has nothing to show."""
+
 HARMLESS_SAMPLES = 3
 """Samples without a loss after which float16 without a scaler is said to have done no harm."""
 
@@ -60,6 +71,8 @@ class GradientRange:
         self._lost = lost
         self._samples = 0
         self._agreeing = 0
+        self._agreeing_since = 0
+        self._lost_since: dict[str, int] = {}
         self._stillness = _Stillness()
         self._low = LowScale(book)
 
@@ -90,6 +103,7 @@ class GradientRange:
         worst = max(lost, key=lambda name: lost[name])
         total = sum(histogram.numel for histogram in seen)
         share = sum(lost.values()) / total if total else 0.0
+        self._follow_losses(iteration.step, shares)
         self._stillness.follow(iteration.step, gradients)
         if not self._stillness.has_stopped:
             self._learns_again(iteration, gradients, share)
@@ -101,6 +115,8 @@ class GradientRange:
                 # The range fits: what is wrong is where the scale was left, even if nothing is lost.
                 self._low.stuck(iteration, gradients, worst, share)
             return
+        if not self._agreeing:
+            self._agreeing_since = iteration.step
         self._agreeing += 1
         if iteration.scaler is None:
             self._say_without_scaler(iteration, shares, worst, share, is_harmful=True)
@@ -116,7 +132,20 @@ class GradientRange:
             or self._low.brought_here(scale)
         )
         fits = self._scale_that_fits(gradients, worst, scale)
-        self._say_underflow(iteration, worst, scale, shares[worst], share, root, fits)
+        is_shown = any(g.histogram.amax for g in gradients.values()) or bool(
+            flush_of(list(gradients.values())).whole
+        )
+        self._say_underflow(
+            iteration, worst, scale, shares[worst], share, root, fits, is_shown=is_shown
+        )
+
+    def _follow_losses(self, step: int, shares: Mapping[str, float]) -> None:
+        """Remember since when each parameter has lost so much of its gradient."""
+        for name, share in shares.items():
+            if share < LOST_OF_ONE:
+                self._lost_since.pop(name, None)
+            else:
+                self._lost_since.setdefault(name, step)
 
     def _learns_again(
         self, iteration: Iteration, gradients: Mapping[str, Gradient], share: float
@@ -287,11 +316,13 @@ class GradientRange:
         share: float,
         root: Finding | None,
         fits: float | None,
+        *,
+        is_shown: bool,
     ) -> None:
         where, step = f"param:{worst}", iteration.step
         made = self._book.get(GRAD_UNDERFLOW.slug, where)
         evidence = {"loss_scale": scale, "lost_share": share, "lost_share_here": share_here}
-        advice = GRAD_UNDERFLOW.advice
+        advice = GRAD_UNDERFLOW.advice if is_shown else UNKNOWN_SCALE
         if fits is not None:
             evidence["scale_that_fits"] = fits
             advice = (
@@ -308,7 +339,9 @@ class GradientRange:
             evidence |= self._stillness.evidence
         elif made is not None:
             stopped = self._stillness.then(made)
-        since = step if made is None else made.first_step
+        # It takes two samples to say so, and it was so in the first of them.
+        began = max(self._agreeing_since, self._lost_since[worst])
+        since = began if made is None else made.first_step
         summary = (
             f"{share_here:.1%} of the gradient elements of {in_words(where)} are zero only because"
             f" of float16, since step {since}, at a loss scale of {scale_text(scale)} at step {step}; of"
@@ -331,7 +364,7 @@ class GradientRange:
                 dtype="float16",
                 root=root is None,
                 caused_by="" if root is None else root.key,
-                first_step=step,
+                first_step=began,
                 last_step=step,
                 evidence=evidence,
             )

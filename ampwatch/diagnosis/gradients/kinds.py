@@ -45,6 +45,11 @@ FP16_WITHOUT_SCALER = Kind(
     ),
 )
 
+RAISE_THE_SCALE = (
+    "Raise the loss scale (scaler.update(new_scale), a smaller growth_interval), or use bfloat16"
+    " autocast, which has the range of float32."
+)
+
 GRAD_UNDERFLOW = Kind(
     slug="grad_underflow",
     number=12,
@@ -55,8 +60,7 @@ GRAD_UNDERFLOW = Kind(
         "zeros of the gradients were counted, and the values beside them, or before them, lie where float16 ends at this loss scale"
     ),
     advice=(
-        "Raise the loss scale (scaler.update(new_scale), a smaller growth_interval), or use bfloat16"
-        " autocast, which has the range of float32. The what-if panel shows which scale would keep"
+        f"{RAISE_THE_SCALE} The what-if panel shows which scale would keep"
         " these gradients, as they were before they became zero if none is left."
     ),
     explained_by=(

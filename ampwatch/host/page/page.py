@@ -350,6 +350,8 @@ def _line(rank: RankView, verdict: Verdict) -> State:
         "started": rank.identity.started_ns / 1e9,
         "last_seen": rank.last_record_ns / 1e9,
     }
+    if verdict.ended_by is not None:
+        line["ended_by"] = verdict.ended_by.rank
     return line if rank.newest is None else {**line, "step": rank.newest.step}
 
 

@@ -80,6 +80,30 @@ def test_underflow_under_a_scaler_is_reported_after_two_looks() -> None:
     assert replay.only("grad_underflow").evidence["loss_scale"] == 16.0
 
 
+def test_underflow_began_in_the_first_of_the_looks_that_show_it() -> None:
+    """And not before it was lost in this parameter, or in so many elements."""
+    replay = Replay(scale=16.0)
+    for lost in (1.0, 1.0, 1e-9, 1e-9):
+        replay.take(replay.gradient("w", normal(lost)), replay.gradient("b", normal(1e-2)))
+
+    finding = replay.only("grad_underflow")
+    assert (finding.first_step, finding.last_step) == (2, 3)
+    assert "since step 2," in finding.summary
+
+
+def test_a_panel_that_has_nothing_to_show_is_not_advised() -> None:
+    """Gradients that vanish with the loss were never measured as small as they are."""
+    replay = Replay(scale=65536.0)
+    for _ in range(3):
+        replay.take(replay.gradient("w", normal(1.0)), loss=1.0)
+    for _ in range(3):
+        replay.take(replay.gradient("w", [0.0] * 256), loss=1e-14)
+
+    vanished = replay.only("grad_underflow").advice
+    assert "what-if" not in vanished
+    assert "is not known" in vanished
+
+
 def test_dead_units_are_not_underflow() -> None:
     """Their zeros stand beside ordinary gradients, or always were zeros."""
     replay = Replay(scale=65536.0)

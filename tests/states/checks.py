@@ -8,6 +8,7 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.numerics.written import scale_text
 from ampwatch.report.words import number, percent, power_of_two
 from tests.alerts.rules import alerts
 from tests.states.table import COLLAPSING, NEVER_TRUE, WORST
@@ -545,8 +546,10 @@ def _report(seen: Seen, row: Row, text: str) -> Iterator[str]:
     yield from _growth_interval(seen, flat, "the report")
     if row.root is not None and row.root.place and row.root.place not in flat:
         yield f"the report: no {row.root.place!r}"
-    if row.scale is not None and f"{row.scale:g}" not in flat and number(row.scale) not in flat:
-        yield _wrong("loss scale", f"{row.scale:g}", flat[:200])
+    if row.scale is not None:
+        ways = {scale_text(row.scale), power_of_two(row.scale), number(row.scale)} - {""}
+        if not any(way in flat for way in ways):
+            yield _wrong("loss scale", scale_text(row.scale), flat[:200])
 
 
 def _head_of_report(row: Row, text: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ _NUMBER = re.compile(
 )
 _NO_NUMBERS = re.compile(
     r"https?://\S+|(?<![\w.])(?:\d+[dhm] )*\d+(?:\.\d+)?(?:ms|s|m|h|d)\b|[\w-]+~\d+|/d/\S+|\S*#run=\S*|\b(?:b?float|int)\d+\b|\brank \d+|\b[\w.-]+:\d{2,5}\b"
-    r"|\d{4}-\d\d-\d\d|\d\d:\d\d(?: UTC)?|2\^-?\d+|\b\w+=\S+|\"[^\"]*\"|`[^`]*`"
+    r"|\d{4}-\d\d-\d\d|\d\d:\d\d(?: UTC)?|2(?:\^|\.0\*\*)-?\d+|\b\w+=\S+|\"[^\"]*\"|`[^`]*`"
 )
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.page.broadcast import merge_patch
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -50,8 +51,8 @@ class Told:
         return full["runs"]["gpt"]["ranks"]["0"]["ranges"]
 
     def change(self) -> dict[str, Any]:
-        patch, self.cursor = self.feed.delta(self.cursor)
-        return patch
+        before, self.cursor = self.cursor, self.feed.full()
+        return merge_patch(before, self.cursor)
 
     def column(self, first: int) -> dict[str, Any]:
         return dict(zip(EXPONENT_COLUMNS, self.state["columns"][str(first)], strict=True))

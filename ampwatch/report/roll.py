@@ -10,10 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampwatch.report.accounts import ranks
+from ampwatch.report.verdict import Level
 from ampwatch.report.words import number
 
 if TYPE_CHECKING:
-    from ampwatch.report.verdict import Level, RunVerdict, Verdict
+    from ampwatch.report.verdict import RunVerdict, Verdict
+
+
+CAUSE = "the cause"
+"""Part of the rank whose end made the others of its job end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Roll:
     Attributes:
         counts: As in "248 healthy, 7 stale (ranks 3, 9-14), 1 failing (rank 77)": the most common
             state first, and the ranks that are in another one named. States that differ only in
-            their cause are counted apart, with its kind.
+            their cause are counted apart, with its kind; and so is the rank whose end led to the others.
         worst: The rank that is worst off, with its state and its sentence; empty where all ranks
             are in one state for one cause.
     """
@@ -36,7 +41,9 @@ def call_the_roll(verdict: RunVerdict) -> Roll:
     """Count the ranks of ``verdict`` by their state."""
     groups: dict[tuple[Level, str], list[int]] = {}
     for rank, of_rank in verdict.by_rank.items():
-        groups.setdefault((of_rank.level, _kind(of_rank)), []).append(rank)
+        groups.setdefault((of_rank.level, part_of(rank, verdict) or _kind(of_rank)), []).append(
+            rank
+        )
     # Of equally common ones the worst last, so that it is not the one whose ranks go unnamed.
     order = sorted(groups, key=lambda group: (-len(groups[group]), -group[0].badness, group[1]))
     num_causes = Counter(level for level, _ in groups)
@@ -52,6 +59,12 @@ def call_the_roll(verdict: RunVerdict) -> Roll:
         said = verdict.by_rank[verdict.speaker]
         worst = f"rank {verdict.speaker} is {said.level.value}: {said.sentence}"
     return Roll(", ".join(parts), worst)
+
+
+def part_of(rank: int, verdict: RunVerdict) -> str:
+    """Return ``CAUSE`` for the rank whose end made others of its job fail, else nothing."""
+    failed = sum(one.level is Level.FAILED for one in verdict.by_rank.values())
+    return CAUSE if failed > 1 and verdict.by_rank[rank].is_cause else ""
 
 
 def _kind(verdict: Verdict) -> str:

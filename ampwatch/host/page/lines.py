@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.host.page.rows import State, found
 from ampwatch.report.headline import headline
-from ampwatch.report.roll import call_the_roll
+from ampwatch.report.roll import call_the_roll, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,12 +68,14 @@ def _began(run: State) -> float:
 
 def in_lines(ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
     """Return a run with a line for each of its ranks."""
-    lines = {str(r.identity.rank): line_of(r, verdict.by_rank[r.identity.rank]) for r in ranks}
+    lines = {str(r.identity.rank): line_of(r, verdict) for r in ranks}
     return {**of_run(ranks, verdict, now), "ranks": lines}
 
 
-def line_of(rank: RankView, verdict: Verdict) -> State:
+def line_of(rank: RankView, of_run: RunVerdict) -> State:
     """Return what is to be seen of a rank that nobody looks at."""
+    index = rank.identity.rank
+    verdict = of_run.by_rank[index]
     line: State = {
         "level": verdict.level.value,
         "sentence": verdict.sentence,
@@ -81,6 +83,8 @@ def line_of(rank: RankView, verdict: Verdict) -> State:
         "started": rank.identity.started_ns / 1e9,
         "last_seen": rank.last_record_ns / 1e9,
     }
+    if part := part_of(index, of_run):
+        line["part"] = part
     return line if rank.newest is None else {**line, "step": rank.newest.step}
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from ampwatch.host.fleet import Cursor as HistoryCursor
     from ampwatch.host.fleet import Fleet, RankView
-    from ampwatch.report.verdict import RunVerdict, Verdict
+    from ampwatch.report.verdict import RunVerdict
 
 MAX_AGE_SECONDS = 5.0
 """Age of a state up to which it is shown on a page, where making one takes long. Unit: s."""
@@ -191,7 +191,7 @@ class Feed:
         if (state := moment.whole.get((run, index))) is None:
             members, verdict = moment.runs[run]
             (rank,) = (rank for rank in members if str(rank.identity.rank) == index)
-            state = self._rank(rank, verdict.by_rank[rank.identity.rank], moment.at)
+            state = self._rank(rank, verdict, moment.at)
             moment.whole[run, index] = state
         return state
 
@@ -215,21 +215,21 @@ class Feed:
         }
 
     def _run(self, ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
-        by_rank = verdict.by_rank
-        whole = {str(r.identity.rank): self._rank(r, by_rank[r.identity.rank], now) for r in ranks}
+        whole = {str(r.identity.rank): self._rank(r, verdict, now) for r in ranks}
         return {**of_run(ranks, verdict, now), "ranks": whole}
 
-    def _rank(self, rank: RankView, verdict: Verdict, now: float) -> State:
+    def _rank(self, rank: RankView, of_run: RunVerdict, now: float) -> State:
         # One rank at a time: of all together a scrape would have to wait for seconds.
         with self._fleet.lock:
-            state = self._rank_now(rank, verdict, now)
+            state = self._rank_now(rank, of_run, now)
         self.step_aside()
         return state
 
-    def _rank_now(self, rank: RankView, verdict: Verdict, now: float) -> State:
+    def _rank_now(self, rank: RankView, of_run: RunVerdict, now: float) -> State:
+        verdict = of_run.by_rank[rank.identity.rank]
         members = [member for story in verdict.stories for member in story.members]
         return {
-            **line_of(rank, verdict),
+            **line_of(rank, of_run),
             **words_of(verdict),
             "headline": asdict(headline(verdict, now)),
             "user": rank.user,

@@ -73,6 +73,7 @@ export class Ranges {
       tolerated: ranges.tolerated,
       measuredAt: this.scaleAt(histogram.step, ranges),
       lossScale: ranges.loss_scale ?? null,
+      noScale: ranges.no_scale,
     });
   }
 

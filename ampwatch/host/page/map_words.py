@@ -124,11 +124,11 @@ def _ends(known: KnownMap, index: int, title: str, topic: Topic, plane: int) -> 
 
 
 def _limits(limit: FloatFormat) -> list[list[Any]]:
-    """Return where a format ends, as exponents: how bad, in words, and where."""
+    """Return where a format ends: the name of each limit, and its exponent."""
     return [
-        ["critical", "overflow", math.log2(limit.overflow_from)],
-        ["warning", "smallest normal", math.log2(limit.min_normal)],
-        ["critical", "flush to zero", math.log2(limit.min_subnormal) - 1],
+        ["overflow", math.log2(limit.overflow_from)],
+        ["smallest normal", math.log2(limit.min_normal)],
+        ["flush to zero", math.log2(limit.min_subnormal) - 1],
     ]
 
 

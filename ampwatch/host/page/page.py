@@ -18,6 +18,7 @@ from ampwatch import __version__
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.gpu_state import gpu_state
 from ampwatch.host.page.lines import Shown, in_lines, line_of, of_run, there, words_of
+from ampwatch.host.page.map_codes import TROUBLES
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -208,6 +209,7 @@ class Feed:
             "op_columns": OP_COLUMNS,
             "kernel_columns": KERNEL_COLUMNS,
             "formats": self._formats,
+            "troubles": TROUBLES,
             "glossary": self._glossary,
             "runs": told,
             "gpus": gpus,

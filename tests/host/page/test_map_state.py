@@ -275,7 +275,7 @@ def test_a_module_has_its_exponents_over_time_and_the_limits_of_its_formats() ->
     assert outputs["ends"] == [[-8, -8], [-8, -3]]
     assert gradients["ends"] == [[-8, -8], None]
     assert outputs["format"] == gradients["format"] == "float16"
-    limits = {words: at for _, words, at in outputs["limits"]}
+    limits = dict(outputs["limits"])
     assert limits["overflow"] == pytest.approx(16, abs=0.001)  # 65520 and more round to infinity
     assert limits["smallest normal"] == -14
     assert limits["flush to zero"] == -25

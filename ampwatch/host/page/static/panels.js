@@ -4,7 +4,7 @@
 
 import { powers, ticks } from "/static/axes.js";
 import { nearest } from "/static/plot.js";
-import { SKIPS, number, percent, value } from "/static/words.js";
+import { SKIPS, number, percent, steps, value } from "/static/words.js";
 
 const ZERO_EXPONENT = -150; // a log axis has no place for 0: it stands below the smallest float32
 const INFINITE_EXPONENT = 128; // and none for infinity, which stands above the largest
@@ -89,8 +89,8 @@ function share(bin) {
 
 /** Few enough bars to be seen; a row stays whole. */
 function binned(rows) {
-  const steps = rows.length ? rows.at(-1).last_step + 1 - rows[0].first : 1;
-  const width = Math.max(1, Math.ceil(steps / SKIP_BINS));
+  const across = rows.length ? rows.at(-1).last_step + 1 - rows[0].first : 1;
+  const width = Math.max(1, Math.ceil(across / SKIP_BINS));
   const bins = new Map();
   for (const row of rows) {
     const first = Math.floor(row.first / width) * width;
@@ -152,12 +152,7 @@ function stop(row, y, say, other, others, more = () => []) {
     const there = others[nearest(others.map((o) => other.at(o.last_step)), other.place(row.last_step))];
     return [`${other.label}: ${say(there)}`];
   };
-  return { x: row.last_step, y, say: () => [covered(row), say(row), ...more(row), ...beside()] };
-}
-
-function covered(row) {
-  if (row.first === row.last_step) return `step ${number(row.first)}`;
-  return `steps ${number(row.first)} to ${number(row.last_step)}`;
+  return { x: row.last_step, y, say: () => [steps([row.first, row.last_step]), say(row), ...more(row), ...beside()] };
 }
 
 function skipWords(row) {

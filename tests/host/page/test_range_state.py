@@ -333,7 +333,11 @@ def test_the_limits_of_every_narrow_format_are_reported() -> None:
 
 @pytest.mark.parametrize(
     ("loss_scale", "expected"),
-    [(math.nan, "none"), (0.0, "none, for it is 0 now"), (math.inf, "none, for it is infinity now")],
+    [
+        (math.nan, "none"),
+        (0.0, "none, for it is 0 now"),
+        (math.inf, "none, for it is infinity now"),
+    ],
 )
 def test_a_scale_that_is_no_power_is_told_from_none(loss_scale: float, expected: str) -> None:
     """The figure says 0 where the scale was halved away: what could be dialled starts elsewhere."""

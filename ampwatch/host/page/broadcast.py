@@ -67,17 +67,17 @@ class Broadcast:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         # Gone with the last page that shows it.
-        self._channels: WeakValueDictionary[Shown, Channel] = WeakValueDictionary()
+        self._channels: WeakValueDictionary[Shown, PageEvents] = WeakValueDictionary()
 
-    def channel(self, shown: Shown) -> Channel:
+    def channel(self, shown: Shown) -> PageEvents:
         """Return the events of pages that show these ranks; to be held while such a page is open."""
         channel = self._channels.get(shown)
         if channel is None:
-            channel = self._channels[shown] = Channel(self._feed, shown)
+            channel = self._channels[shown] = PageEvents(self._feed, shown)
         return channel
 
 
-class Channel:
+class PageEvents:
     """Events of pages that show the same ranks.
 
     Args:

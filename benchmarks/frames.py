@@ -2,7 +2,9 @@
 
 ``python benchmarks/frames.py`` gives a daemon 18 ranks and then 256, each with a day of history, and opens its
 page in headless Chromium. It counts what crosses the network until the first chart is drawn, and from then on the
-frames of the page while every rank ends a step a second. The history is made up, the rest is real.
+frames of the page while every rank ends a step a second: at rest, and while it is scrolled. Other work on the
+machine takes frames as well, so an empty page as long as this one takes turns with it: the difference is what the
+page costs. The history is made up, the rest is real.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleet import child, said
 from selenium import webdriver
@@ -40,7 +42,7 @@ from tests.workshop.fleets import PRECISION, put
 from tests.workshop.records import FACTS, histogram, identity, optimizer, ranges, sampling, step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
@@ -55,6 +57,8 @@ MODULES = [
 ]
 NUM_RANKS = (18, 256)
 FRAME_SECONDS = 1.0 / 60.0
+SCROLL_PX_PER_S = 2000
+SETTLED_SECONDS = 2.0
 
 OBSERVER = """
 window.seen = { frames: [], long: [], first: null };
@@ -73,6 +77,38 @@ requestAnimationFrame(function tick(now) {
 });
 """
 """Put into the page before anything else of it: when the first chart was there, and how long frames and tasks took."""
+
+
+class Frames(NamedTuple):
+    """The frames of a while.
+
+    Attributes:
+        lengths: How long each was on the screen. Unit: s.
+        busy: Time that the main thread has worked. Unit: s.
+        took: How long it was. Unit: s.
+        long: Tasks of more than 50 ms. Unit: ms.
+    """
+
+    lengths: list[float]
+    busy: float
+    took: float
+    long: list[float]
+
+    def and_(self, later: Frames) -> Frames:
+        """Return the frames of both whiles."""
+        return Frames(*(mine + its for mine, its in zip(self, later, strict=True)))
+
+    def told(self) -> dict[str, Any]:
+        """Return what is to be known of them."""
+        lengths = sorted(self.lengths)
+        return {
+            "busy": round(self.busy / self.took, 3),
+            "frames_per_s": round(len(lengths) / sum(lengths), 1),
+            "frame_99_ms": round(1000 * lengths[int(0.99 * len(lengths))], 1),
+            "frame_worst_ms": round(1000 * lengths[-1], 1),
+            "late_frames": round(sum(f > 1.5 * FRAME_SECONDS for f in lengths) / len(lengths), 4),
+            "long_tasks_ms": [round(task) for task in sorted(self.long, reverse=True)[:5]],
+        }
 
 
 class MadeUpRank:
@@ -220,8 +256,8 @@ def busy_seconds(browser: WebDriver) -> float:
     return float(next(metric["value"] for metric in told if metric["name"] == "TaskDuration"))
 
 
-def look(browser: WebDriver, port: int, seconds: float) -> dict[str, Any]:
-    """Open the page, and look at it for a while."""
+def opened_at(browser: WebDriver, port: int) -> dict[str, Any]:
+    """Open the page, and return what came before its first chart."""
     browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": OBSERVER})
     browser.execute_cdp_cmd("Performance.enable", {})
     browser.execute_cdp_cmd("Network.setCacheDisabled", {"cacheDisabled": True})
@@ -240,30 +276,65 @@ def look(browser: WebDriver, port: int, seconds: float) -> dict[str, Any]:
         e["params"]["timestamp"] for e in told if e["method"] == "Network.requestWillBeSent"
     )
     arrived = crossed(told, opened + first / 1000)
-    browser.execute_script("Object.assign(seen, { frames: [], long: [] })")
-    busy = busy_seconds(browser)
-    time.sleep(seconds)
-    busy = busy_seconds(browser) - busy
-    seen = browser.execute_script("return seen")
-    frames = sorted(frame / 1000 for frame in seen["frames"])
     return {
         "first_chart_s": round(first / 1000, 2),
         "files_bytes": arrived.get("files", 0),
         "events_bytes": arrived.get("events", 0),
-        "busy": round(busy / seconds, 3),
-        "frames_per_s": round(len(frames) / sum(frames), 1),
-        "frame_99_ms": round(1000 * frames[int(0.99 * len(frames))], 1),
-        "frame_worst_ms": round(1000 * frames[-1], 1),
-        "late_frames": round(sum(f > 1.5 * FRAME_SECONDS for f in frames) / len(frames), 4),
-        "long_tasks_ms": [round(task) for task in sorted(seen["long"], reverse=True)[:5]],
     }
+
+
+def rest(_: WebDriver, seconds: float) -> None:
+    """Leave the page alone."""
+    time.sleep(seconds)
+
+
+def scroll(browser: WebDriver, seconds: float) -> None:
+    """Scroll down and up again, as with a wheel, beside what itself can be scrolled."""
+    until = time.monotonic() + seconds
+    px = -round(SCROLL_PX_PER_S * seconds / 4)
+    while time.monotonic() < until:
+        gesture = {"x": 1435, "y": 450, "yDistance": px, "speed": SCROLL_PX_PER_S}
+        browser.execute_cdp_cmd("Input.synthesizeScrollGesture", gesture)
+        px = -px
+
+
+def frames(browser: WebDriver, move: Callable[[WebDriver, float], None], seconds: float) -> Frames:
+    """Count the frames of what is open while ``move`` does something with it."""
+    browser.execute_script("Object.assign(seen, { frames: [], long: [] })")
+    busy, begin = busy_seconds(browser), time.monotonic()
+    move(browser, seconds)
+    busy, took = busy_seconds(browser) - busy, time.monotonic() - begin
+    seen = browser.execute_script("return seen")
+    return Frames([frame / 1000 for frame in seen["frames"]], busy, took, seen["long"])
+
+
+def take_turns(browser: WebDriver, port: int, seconds: float, rounds: int) -> dict[str, Any]:
+    """Count frames of the page and of an empty one, in turns."""
+    found: dict[str, Frames] = {}
+    for _ in range(rounds):
+        browser.get(f"http://127.0.0.1:{port}/")
+        while browser.execute_script("return window.seen.first") is None:
+            time.sleep(0.05)
+        time.sleep(SETTLED_SECONDS)
+        for what in ("page", "empty"):
+            if what == "empty":
+                px = browser.execute_script("return document.body.scrollHeight")
+                browser.get(f"data:text/html,<body style='height:{px}px'>")
+            for move in (rest, scroll):
+                name = f"{what}_{move.__name__}"
+                now = frames(browser, move, seconds)
+                found[name] = now if name not in found else found[name].and_(now)
+    return {name: counted.told() for name, counted in found.items()}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=NUM_RANKS)
-    parser.add_argument("--seconds", type=float, default=20.0, help="to look at the page")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each turn")
+    parser.add_argument(
+        "--rounds", type=int, default=4, help="of turns of the page and an empty one"
+    )
     parser.add_argument("--serve", type=int, metavar="RANKS", help="be the daemon")
     args = parser.parse_args()
     if args.serve:
@@ -273,7 +344,8 @@ def main() -> None:
     for num_ranks in args.ranks:
         with child(__file__, "--serve", str(num_ranks)) as daemon, chromium() as browser:
             port = said(daemon)
-            seen = look(browser, port, args.seconds)
+            seen = opened_at(browser, port)
+            seen |= take_turns(browser, port, args.seconds, args.rounds)
             browser.get("about:blank")
             print(json.dumps({"ranks": num_ranks, **seen, **sent(port, "/events")}), flush=True)
 

@@ -31,6 +31,8 @@ import ampwatch
 from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.host.page.broadcast import Broadcast
+from ampwatch.host.page.lines import Shown
 from ampwatch.host.page.page import Feed
 from ampwatch.runtime import SHARED_MEMORY
 from ampwatch.settings import Settings
@@ -402,8 +404,8 @@ def _a_day(
     fleet = Fleet(settings, clock)
     watcher = RingWatcher(fleet, lambda: [place], grace_seconds=GRACE_SECONDS, clock=clock)
     exporter = PrometheusExporter(fleet, {})
-    feed = Feed(fleet, clock)
-    state = None
+    # Held as by a page that shows what comes first.
+    channel = Broadcast(Feed(fleet, clock)).channel(Shown())
     ticks = int(hours * 3600 / TICK_SECONDS)
     life = int(life_hours * 3600 / TICK_SECONDS)
     every = max(ticks // SAMPLES, 1)
@@ -427,9 +429,7 @@ def _a_day(
         if number % 3 == 0:
             scrapes.append(_timed(exporter.render))
             # The page's state is made anew every second of its own clock; here each time.
-            if state is None:
-                state = feed.full()
-            _, state = feed.delta(state)
+            channel.since(0, 0.0)
         if number % every == 0:
             memory.append(resident_kib())
             most_ranks = max(most_ranks, len(fleet.ranks()))

@@ -1,11 +1,15 @@
 """The state that this user's daemon shows, for commands: found as ``ampwatch url`` finds it, and asked.
 
 Whom the lock names is asked, and nobody else who listens on the port: the token goes along.
+Where a web-config file wants a password instead, it is taken from where curl takes it: a netrc file.
 """
 
 from __future__ import annotations
 
+import base64
 import http.client
+import netrc
+import os
 import ssl
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,12 +47,21 @@ class _Place(NamedTuple):
         host: Address.
         port: Port.
         token: What it wants; empty for nothing.
+        password: Name and password, with a colon between them, once it has asked for them; empty for none.
     """
 
     scheme: str
     host: str
     port: int
     token: str = ""
+    password: str = ""
+
+    @property
+    def authorization(self) -> str:
+        """The header that proves who asks; empty for none."""
+        if self.password:
+            return f"Basic {base64.b64encode(self.password.encode()).decode()}"
+        return f"Bearer {self.token}" if self.token else ""
 
     @property
     def address(self) -> str:
@@ -77,7 +90,10 @@ class DaemonState:
         """
         place = self._place()
         for path in PATHS:
-            status, body = _get(place, path)
+            status, body, challenge = _get(place, path)
+            if status == HTTPStatus.UNAUTHORIZED and _wants_password(challenge):
+                place = place._replace(password=_password(place.host))
+                status, body, _ = _get(place, path) if place.password else (status, body, "")
             if status != HTTPStatus.NOT_FOUND:
                 break
         if status == HTTPStatus.UNAUTHORIZED:
@@ -118,13 +134,49 @@ class DaemonState:
 
     def _refused(self, place: _Place, body: bytes) -> str:
         said = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
+        if place.password:
+            name = place.password.partition(":")[0]
+            return f"expected the daemon on {place.address} to take the password of {name!r} in {_netrc_file()!r}, got a refusal: {said!r}"
         if place.token:
             path = str(self._directory / TOKEN_FILE)
             return f"expected the daemon on {place.address} to take the token in {path!r}, got a refusal; end that daemon, and the next one takes it"
-        return f"expected the daemon on {place.address} to answer without a password, got: {said!r}; open its page in a browser"
+        return f"expected the daemon on {place.address} to answer without a password, got: {said!r}; give name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
 
 
-def _get(place: _Place, path: str) -> tuple[int, bytes]:
+def _wants_password(challenge: str) -> bool:
+    return "basic" in challenge.lower().split()
+
+
+def _netrc_file() -> str:
+    """Return the file that curl reads as well, by its variable or in the home directory."""
+    return os.environ.get("NETRC") or os.path.expanduser("~/.netrc")  # noqa: PTH111 - fails for nobody
+
+
+def _password(host: str) -> str:
+    """Return the name and the password for the daemon on ``host``; empty if there are none.
+
+    Raises:
+        DaemonError: If the file is none, or others may read it.
+    """
+    path = _netrc_file()
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - as above
+        if mode & 0o077:
+            msg = f"expected {path!r} to be readable by you alone, as it has passwords, got mode {mode & 0o777:04o}; run: chmod 600 {path}"
+            raise DaemonError(msg)
+        known = netrc.netrc(path).hosts
+    except FileNotFoundError:
+        return ""
+    except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
+        msg = f"expected a netrc file in {path!r}, got: {error}"
+        raise DaemonError(msg) from error
+    # Never `default`: that is for hosts of the network, and no daemon of ours is meant.
+    found = next((known[name] for name in (host, "localhost", "127.0.0.1") if name in known), None)
+    return f"{found[0]}:{found[2]}" if found else ""
+
+
+def _get(place: _Place, path: str) -> tuple[int, bytes, str]:
+    """Return status and body, and how it wants to be asked if that is not clear."""
     host = reachable(place.host).strip("[]")
     connection: http.client.HTTPConnection
     if place.scheme == "https":
@@ -137,12 +189,13 @@ def _get(place: _Place, path: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(host, place.port, timeout=TIMEOUT_SECONDS)
     # By the name of loopback: it answers by that one, whatever address it listens on.
     headers = {"Host": f"localhost:{place.port}", "Connection": "close"}
-    if place.token:
-        headers["Authorization"] = f"Bearer {place.token}"
+    if place.authorization:
+        headers["Authorization"] = place.authorization
     try:
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()
-        return response.status, response.read(MAX_ANSWER)
+        challenge = response.getheader("WWW-Authenticate", "")
+        return response.status, response.read(MAX_ANSWER), challenge
     except TimeoutError as error:
         msg = f"expected the daemon on {place.address} to answer within {TIMEOUT_SECONDS:.0f} s, got nothing"
         raise DaemonError(msg) from error

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from ampwatch.report.verdict import RunVerdict, Verdict
 
 
+CAUSE = "the cause"
+"""Part of the rank whose end made the others of its job end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Roll:
     """The ranks of a run, counted.
@@ -54,6 +58,12 @@ def call_the_roll(verdict: RunVerdict) -> Roll:
         verb = "has" if said.level is Level.FAILED else "is"
         worst = f"rank {verdict.speaker} {verb} {said.level.value}: {said.sentence}"
     return Roll(", ".join(parts), worst)
+
+
+def part_of(rank: int, verdict: RunVerdict) -> str:
+    """Return ``CAUSE`` for the rank whose end made others of its job fail, else nothing."""
+    failed = sum(one.level is Level.FAILED for one in verdict.by_rank.values())
+    return CAUSE if failed > 1 and verdict.by_rank[rank].is_cause else ""
 
 
 def _cause(verdict: Verdict) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from base64 import b64encode
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +35,9 @@ class Asked:
 
 
 @contextmanager
-def serving(directory: Path, answers: Answers, *, wants_token: bool) -> Iterator[Asked]:
+def serving(
+    directory: Path, answers: Answers, *, wants_token: bool, password: str | None = None
+) -> Iterator[Asked]:
     """A program that holds the lock of ``directory`` and answers so."""
     asked = Asked()
 
@@ -42,7 +46,12 @@ def serving(directory: Path, answers: Answers, *, wants_token: bool) -> Iterator
             asked.paths.append(self.path)
             asked.headers.append(dict(self.headers))
             status, body = answers.get(self.path, (404, b"nothing here"))
+            wanted = "" if password is None else b64encode(password.encode()).decode()
+            if wanted and self.headers["Authorization"] != f"Basic {wanted}":
+                status, body = 401, b"a password is wanted"
             self.send_response(status)
+            if wanted and status == HTTPStatus.UNAUTHORIZED:
+                self.send_header("WWW-Authenticate", 'Basic realm="ampwatch user"')
             self.end_headers()
             self.wfile.write(body)
 
@@ -148,3 +157,59 @@ def test_a_daemon_that_has_gone_without_a_word_is_said(directory: Path) -> None:
             read(directory)
     finally:
         lock.release()
+
+
+@pytest.fixture
+def netrc_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(path))
+    path.touch(mode=0o600)
+    return path
+
+
+def test_a_password_is_taken_from_where_curl_takes_it(directory: Path, netrc_file: Path) -> None:
+    """It is sent to a daemon that asks for it, and to no other."""
+    netrc_file.write_text("machine localhost login ada password secret\n", encoding="utf-8")
+    answers = {"/brief.json": (200, STATE)}
+    with serving(directory, answers, wants_token=False, password="ada:secret") as asked:
+        assert read(directory) == {"runs": {"gpt": {}}}
+    assert [("Authorization" in headers) for headers in asked.headers] == [False, True]
+
+    with serving(directory, answers, wants_token=False) as asked:
+        read(directory)
+    assert [("Authorization" in headers) for headers in asked.headers] == [False]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "told"),
+    [
+        ("", 0o600, "give name and password of its web-config file in '.*netrc', as `machine"),
+        ("default login ada password secret", 0o600, "give name and password"),
+        (
+            "machine localhost login ada password wrong",
+            0o600,
+            "the password of 'ada' in '.*netrc', got a refusal",
+        ),
+        (
+            "machine localhost login ada password secret",
+            0o644,
+            "by you alone, .* got mode 0644; run: chmod 600",
+        ),
+        ("nonsense", 0o600, "expected a netrc file in '.*netrc', got: bad toplevel"),
+    ],
+)
+def test_a_password_that_is_not_there_or_wrong_is_said(
+    directory: Path, netrc_file: Path, text: str, mode: int, told: str
+) -> None:
+    """With the file, and what to write into it; never with the password."""
+    netrc_file.write_text(text, encoding="utf-8")
+    netrc_file.chmod(mode)
+    answers = {"/brief.json": (200, STATE)}
+    with (
+        serving(directory, answers, wants_token=False, password="ada:secret"),
+        pytest.raises(DaemonError, match=told) as refused,
+    ):
+        read(directory)
+
+    assert "secret" not in str(refused.value)
+    assert "wrong" not in str(refused.value)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ampwatch.report.endings import Failure
-from ampwatch.report.roll import Roll, call_the_roll
+from ampwatch.report.roll import Roll, call_the_roll, part_of
 from ampwatch.report.stories import Story
 from ampwatch.report.verdict import Level, RunVerdict, Verdict
 from tests.workshop.records import alarm
@@ -76,3 +76,14 @@ def test_of_equally_many_the_worse_ones_are_named(order: int) -> None:
     counts = call_the_roll(ranks(*states)).counts
 
     assert counts == f"1 finished, 1 failed (rank {states.index(Level.FAILED)})"
+
+
+def test_the_rank_whose_end_led_to_the_others_is_named_so() -> None:
+    """Eight ranks that have failed look alike otherwise; of one that was alone there is nothing to tell."""
+    verdict = ranks(*[Level.FAILED] * 8)
+    verdict.by_rank[3] = replace(verdict.by_rank[3], is_cause=True)
+    alone = ranks(Level.FAILED)
+    alone.by_rank[0] = replace(alone.by_rank[0], is_cause=True)
+
+    assert [part_of(rank, verdict) for rank in (2, 3)] == ["", "the cause"]
+    assert part_of(0, alone) == ""

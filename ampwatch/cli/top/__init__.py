@@ -36,7 +36,8 @@ examples:
       for a script
 
 Colours need Rich (pip install 'ampwatch[ui]') and are left out where NO_COLOR is set;
-without Rich the rest is the same. The exit status is 1 if no daemon serves.
+without Rich the rest is the same. A daemon that wants a password gets that of `machine
+localhost` in ~/.netrc, or in the file that NETRC names. The exit status is 1 if no daemon serves.
 """
 
 WIDTH = 120

@@ -36,7 +36,7 @@ def _about(label: str, text: str, width: int) -> list[Line]:
     ]
 
 
-class Page:
+class RankPage:
     """The page of one rank, scrolled to somewhere.
 
     Args:
@@ -53,9 +53,9 @@ class Page:
         self._starts: list[int] = []
         self._num_lines = self._room = 0
 
-    def of(self, row: Row) -> Page:
+    def of(self, row: Row) -> RankPage:
         """Return the page of a newer row of the same rank, scrolled to the same place."""
-        return Page(row, is_ascii=self._is_ascii, top=self._top)
+        return RankPage(row, is_ascii=self._is_ascii, top=self._top)
 
     def scroll(self, lines: int) -> None:
         """Move by ``lines``, not beyond the ends."""
@@ -110,6 +110,6 @@ def _who(row: Row) -> str:
     return clean(f"rank {row.rank}{of}{where}{whose}{gpu}; {row.process}")
 
 
-def page_of(row: Row, *, is_ascii: bool) -> Page:
+def page_of(row: Row, *, is_ascii: bool) -> RankPage:
     """Return the page of a rank, from its beginning."""
-    return Page(row, is_ascii=is_ascii)
+    return RankPage(row, is_ascii=is_ascii)

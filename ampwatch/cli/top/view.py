@@ -6,7 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.top.cells import Line, Span, Style, clean, fitted
-from ampwatch.cli.top.story import Page, headline_lines, page_of
+from ampwatch.cli.top.story import RankPage, headline_lines, page_of
 from ampwatch.cli.top.table import head_and_lines
 from ampwatch.cli.top.terminal import Key
 
@@ -63,7 +63,7 @@ class View:
         self._is_typing = False
         self._chosen: tuple[str, int] | None = None
         self._top = 0
-        self._page: Page | None = None
+        self._page: RankPage | None = None
         self._height = 24
 
     def show(self, rows: Sequence[Row], summary: str) -> None:
@@ -204,7 +204,7 @@ class View:
         self._chosen = row.identity
         self._page = page_of(row, is_ascii=self._is_ascii)
 
-    def _press_on_page(self, page: Page, key: str) -> None:
+    def _press_on_page(self, page: RankPage, key: str) -> None:
         if key in (Key.ESCAPE, Key.BACKSPACE, Key.LEFT):
             self._page = None
         elif key == "f":

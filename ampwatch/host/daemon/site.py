@@ -6,7 +6,6 @@ or triggers something. No sockets here, and no HTTP.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from dataclasses import dataclass, field
@@ -19,10 +18,12 @@ from ampwatch.host.daemon.assets import find_assets, find_pages
 from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import ROOT_MODULE
+from ampwatch.host.page.as_json import encoded
 from ampwatch.host.page.brief import brief
-from ampwatch.host.page.broadcast import GZIP_HEAD, Broadcast, encoded
+from ampwatch.host.page.broadcast import GZIP_HEAD, Broadcast
+from ampwatch.host.page.lines import Shown
 from ampwatch.host.page.map_state import Maps
-from ampwatch.host.page.page import Feed, Shown
+from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
 from ampwatch.wire.rendezvous.probe import SERVICE
 from ampwatch.wire.ring.layout import LAYOUT
@@ -142,7 +143,7 @@ class Site:
         self._precedence = Precedence()
         self._feed = Feed(fleet, step_aside=self._precedence.step_aside)
         self._broadcast = Broadcast(self._feed)
-        self._maps = Maps(fleet)
+        self._maps = Maps(fleet, self._feed.step_aside)
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https
@@ -230,21 +231,18 @@ class Site:
         if run is None or rank is None:
             text = "Expected a run and a rank of it, as in /map.json?run=train&rank=0."
             return sentence(HTTPStatus.BAD_REQUEST, text)
-        if module is None:
-            found = self._maps.of(run, rank)
-        else:
-            # An empty value of a query is none, so the root goes by the name that metrics have for it.
-            found = self._maps.course(run, rank, "" if module == ROOT_MODULE else module)
-        if found is None:
+        # An empty value of a query is none, so the root goes by the name that metrics have for it.
+        name = "" if module == ROOT_MODULE else module
+        answer = self._maps.answer(run, rank, name)
+        if answer is None:
             text = (
                 "There is no such run here, or it has no such rank, or no such module is measured."
             )
             return sentence(HTTPStatus.NOT_FOUND, text)
-        body = b"".join(encoded(found, self._feed.step_aside))
-        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        if etag in request.known_etag:
-            return Response(status=HTTPStatus.NOT_MODIFIED, headers={"ETag": etag})
-        return Response(body, JSON, headers={"ETag": etag})
+        headers = {"ETag": answer.etag}
+        if answer.etag in request.known_etag:
+            return Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
+        return Response(answer.packed, JSON, headers=headers, packed=True)
 
     def _kernels(self, _: Request) -> Response:
         """Answer whoever checks how the names of kernels were taken."""

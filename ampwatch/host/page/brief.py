@@ -19,6 +19,7 @@ _ONLY_ON_THE_PAGE = frozenset(
         "op_columns",
         "kernel_columns",
         "formats",
+        "troubles",
     }
 )
 _LARGE = frozenset({"ranges", "precision", "series"})

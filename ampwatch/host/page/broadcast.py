@@ -7,32 +7,26 @@ Whatever is made of many ranks is made in pieces, with a chance for what is urge
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-import msgspec
-
-from ampwatch.host.page.page import merge_patch
+from ampwatch.host.page.as_json import encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Mapping
 
-    from ampwatch.host.page.page import Feed, Shown
+    from ampwatch.host.page.lines import Shown
+    from ampwatch.host.page.page import Feed
     from ampwatch.host.page.rows import State
 
 MAX_BEHIND = 8
 """Changes that are kept for pages that are slow."""
 
-PIECE_DEPTH = 4
-"""Depth down to which a state is put into JSON piece by piece: runs, a run, its ranks, a rank."""
-
 NOTHING = b":\n\n"
 """A comment (HTML, server-sent events): it says that the connection lives, and nothing else."""
-
 
 GZIP_HEAD = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 """The beginning of a gzipped stream (RFC 1952), before the first packed event of it."""
@@ -73,17 +67,17 @@ class Broadcast:
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
         # Gone with the last page that shows it.
-        self._channels: WeakValueDictionary[Shown, Channel] = WeakValueDictionary()
+        self._channels: WeakValueDictionary[Shown, PageEvents] = WeakValueDictionary()
 
-    def channel(self, shown: Shown) -> Channel:
+    def channel(self, shown: Shown) -> PageEvents:
         """Return the events of pages that show these ranks; to be held while such a page is open."""
         channel = self._channels.get(shown)
         if channel is None:
-            channel = self._channels[shown] = Channel(self._feed, shown)
+            channel = self._channels[shown] = PageEvents(self._feed, shown)
         return channel
 
 
-class Channel:
+class PageEvents:
     """Events of pages that show the same ranks.
 
     Args:
@@ -140,29 +134,17 @@ class Channel:
         return Event(b"event: " + name + b"\ndata: " + data + b"\n\n")
 
 
-def encoded(
-    value: Any, step_aside: Callable[[], None] = lambda: None, depth: int = PIECE_DEPTH
-) -> Iterator[bytes]:
-    """Yield ``value`` as JSON in pieces; ``step_aside`` is called between those of depth 0.
-
-    In one piece no other thread runs meanwhile, which are seconds for the state of many ranks.
-    """
-    if depth == 0 or not isinstance(value, dict):
-        yield _json(value)
-        return
-    opening = b"{"
-    for name, member in value.items():
-        yield opening + _json(name) + b":"
-        yield from encoded(member, step_aside, depth - 1)
-        opening = b","
-        if depth == 1:
-            step_aside()
-    yield b"{}" if opening == b"{" else b"}"
-
-
-def _json(value: Any) -> bytes:
-    try:
-        return msgspec.json.encode(value)
-    except (ValueError, OverflowError):
-        # A path that is no UTF-8, or a number beyond 64 bits: the slow way knows them.
-        return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
+    """Return the JSON merge patch (RFC 7396) that turns ``old`` into ``new``."""
+    patch: State = dict.fromkeys(old.keys() - new.keys())
+    for name, value in new.items():
+        before = old.get(name)
+        # Rows and tables are the same objects while they hold: comparing them would cost more.
+        if before is value:
+            continue
+        if isinstance(value, dict) and isinstance(before, dict):
+            if changed := merge_patch(before, value):
+                patch[name] = changed
+        elif before != value:
+            patch[name] = value
+    return patch

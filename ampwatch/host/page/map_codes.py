@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.gradients.gradient_range import LOST_OF_ONE, LOST_SHARE
 from ampwatch.diagnosis.rounding.update_precision import UNCHANGED_SHARE
 from ampwatch.host.fleet.module_map import EXPECTED, MAP_REASONS, NOTABLE, QUIET, byte_of
-from ampwatch.host.fleet.trouble import NOTABLE_CLOSE, NOTABLE_MISSED, QUIET_HEADROOM
+from ampwatch.host.fleet.trouble import NOTABLE_CLOSE, NOTABLE_MISSED, QUIET_HEADROOM, REASONS
 from ampwatch.report.words import percent
 
 if TYPE_CHECKING:
@@ -25,26 +25,48 @@ class CellReason(NamedTuple):
         sign: What stands for it beside a name, so that nothing is said by colour alone.
         word: The trouble in a word or two, as the table of modules has it.
         meaning: The trouble in half a sentence.
+        severity: How bad it is where it stands in a table, as findings have it; empty for what is no trouble.
     """
 
     key: str
     sign: str
     word: str
     meaning: str
+    severity: str = ""
 
 
 LEGEND = (
     CellReason(
-        "nonfinite", "✖", "non-finite", "outputs, weights or buffers with NaN or infinities"
+        "nonfinite",
+        "✖",
+        "non-finite",
+        "outputs, weights or buffers with NaN or infinities",
+        "critical",
     ),
     CellReason(
-        "nonfinite_gradient", "✕", "non-finite gradient", "nothing but its gradient is not finite"
+        "nonfinite_gradient",
+        "✕",
+        "non-finite gradient",
+        "nothing but its gradient is not finite",
+        "critical",
     ),
-    CellReason("lost", "▼", "underflow", "a part of the gradient is flushed to zero by its format"),
     CellReason(
-        "activation_headroom", "▲", "near overflow", "the output is near the end of its format"
+        "lost",
+        "▼",
+        "underflow",
+        "a part of the gradient is flushed to zero by its format",
+        "warning",
     ),
-    CellReason("unchanged", "≡", "updates lost", "steps leave most of the weights as they are"),
+    CellReason(
+        "activation_headroom",
+        "▲",
+        "near overflow",
+        "the output is near the end of its format",
+        "warning",
+    ),
+    CellReason(
+        "unchanged", "≡", "updates lost", "steps leave most of the weights as they are", "info"
+    ),
     CellReason(
         "expected", "◇", "scale sought", "gradients overflowed while a loss scale was sought"
     ),
@@ -52,6 +74,13 @@ LEGEND = (
     CellReason("none", "", "no sample", "not measured in these steps: that says nothing"),
 )
 """Kinds of cells, the worst first."""
+
+TROUBLES = {
+    reason.key: {"sign": reason.sign, "word": reason.word, "level": reason.severity}
+    for reason in LEGEND
+    if reason.key in REASONS
+}
+"""What the table of modules says of each reason for trouble."""
 
 BY_KEY = {reason.key: reason for reason in LEGEND}
 

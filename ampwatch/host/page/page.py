@@ -1,10 +1,9 @@
-"""The state behind the built-in page, as JSON: whole once, then only what has changed.
+"""The state behind the built-in page.
 
 Somebody who looks at a page looks at one rank: of the others it is sent a line each, or a page of
 many ranks would be megabytes.
 
-A change is a JSON merge patch (RFC 7396), so a client needs a few lines to follow. Reads
-the aggregate and puts it into words; nothing is measured here. No torch, no network.
+Reads the aggregate and puts it into words; nothing is measured here. No torch, no network.
 """
 
 from __future__ import annotations
@@ -13,11 +12,13 @@ import math
 import threading
 import time
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from ampwatch import __version__
 from ampwatch.host.page.figures import figures
 from ampwatch.host.page.gpu_state import gpu_state
+from ampwatch.host.page.lines import Shown, in_lines, line_of, of_run, there, words_of
+from ampwatch.host.page.map_codes import TROUBLES
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -26,41 +27,23 @@ from ampwatch.host.page.range_state import (
     RangeState,
     formats,
 )
-from ampwatch.host.page.rows import COLUMNS, Row, State, bucket_row, finding_row, found, order
+from ampwatch.host.page.rows import COLUMNS, Row, State, bucket_row, finding_row, order
 from ampwatch.report.accounts import sentence
 from ampwatch.report.glossary import TERMS
 from ampwatch.report.headline import headline
-from ampwatch.report.roll import call_the_roll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ampwatch.host.fleet import Cursor as HistoryCursor
     from ampwatch.host.fleet import Fleet, RankView
-    from ampwatch.report.verdict import RunVerdict, Verdict
-
-Cursor = State
-"""The state that a client was sent last. Never written to once handed out."""
+    from ampwatch.report.verdict import RunVerdict
 
 MAX_AGE_SECONDS = 5.0
 """Age of a state up to which it is shown on a page, where making one takes long. Unit: s."""
 
 MAX_ASIDE_SECONDS = 2.0
 """Time that making a state waits for scrapes at most: scrapes without end must not stop pages."""
-
-
-class Shown(NamedTuple):
-    """The ranks that somebody looks at.
-
-    Attributes:
-        run: Label of the run; of the one that is worst off if there is none of it.
-        rank: Its rank as text; the one that speaks for the run if there is none of it.
-        beside: Run and rank that are compared with it.
-    """
-
-    run: str | None = None
-    rank: str | None = None
-    beside: tuple[str, str] | None = None
 
 
 @dataclass(eq=False)
@@ -124,7 +107,7 @@ class Feed:
         self._moment = _Moment(-math.inf, {}, {})
 
     def full(self, max_age: float = 0.0) -> State:
-        """Return everything there is to show; also the cursor to go on from.
+        """Return everything there is to show. It is never written to once handed out.
 
         Args:
             max_age: Age of a state, made for another client, that will do as well. Then many
@@ -156,9 +139,9 @@ class Feed:
             if not 0.0 <= now - self._moment.at < max_age:
                 self._moment = self._at(now)
             moment = self._moment
-            there = _there(moment.lines, shown)
-            if (state := moment.states.get(there)) is None:
-                state = moment.states[there] = self._looked_at(moment, there)
+            is_shown = there(moment.lines, shown)
+            if (state := moment.states.get(is_shown)) is None:
+                state = moment.states[is_shown] = self._looked_at(moment, is_shown)
             moment.seconds += time.thread_time() - before
             return state
 
@@ -183,7 +166,7 @@ class Feed:
     def _at(self, now: float) -> _Moment:
         runs = self._judged()
         with self._fleet.lock:
-            told = {run: _in_lines(*judged, now) for run, judged in runs.items()}
+            told = {run: in_lines(*judged, now) for run, judged in runs.items()}
         self.step_aside()
         return _Moment(now, runs, self._state(now, told))
 
@@ -209,7 +192,7 @@ class Feed:
         if (state := moment.whole.get((run, index))) is None:
             members, verdict = moment.runs[run]
             (rank,) = (rank for rank in members if str(rank.identity.rank) == index)
-            state = self._rank(rank, verdict.by_rank[rank.identity.rank], moment.at)
+            state = self._rank(rank, verdict, moment.at)
             moment.whole[run, index] = state
         return state
 
@@ -226,39 +209,30 @@ class Feed:
             "op_columns": OP_COLUMNS,
             "kernel_columns": KERNEL_COLUMNS,
             "formats": self._formats,
+            "troubles": TROUBLES,
             "glossary": self._glossary,
             "runs": told,
             "gpus": gpus,
             "problems": problems,
         }
 
-    def delta(self, cursor: Cursor, max_age: float = 0.0) -> tuple[State, Cursor]:
-        """Return what has changed since ``cursor``, as a merge patch, and the cursor after it.
-
-        Args:
-            cursor: The state the client holds.
-            max_age: As for ``full``. Unit: s.
-        """
-        current = self.full(max_age)
-        return merge_patch(cursor, current), current
-
     def _run(self, ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
-        by_rank = verdict.by_rank
-        whole = {str(r.identity.rank): self._rank(r, by_rank[r.identity.rank], now) for r in ranks}
-        return {**_of_run(ranks, verdict, now), "ranks": whole}
+        whole = {str(r.identity.rank): self._rank(r, verdict, now) for r in ranks}
+        return {**of_run(ranks, verdict, now), "ranks": whole}
 
-    def _rank(self, rank: RankView, verdict: Verdict, now: float) -> State:
+    def _rank(self, rank: RankView, of_run: RunVerdict, now: float) -> State:
         # One rank at a time: of all together a scrape would have to wait for seconds.
         with self._fleet.lock:
-            state = self._rank_now(rank, verdict, now)
+            state = self._rank_now(rank, of_run, now)
         self.step_aside()
         return state
 
-    def _rank_now(self, rank: RankView, verdict: Verdict, now: float) -> State:
+    def _rank_now(self, rank: RankView, of_run: RunVerdict, now: float) -> State:
+        verdict = of_run.by_rank[rank.identity.rank]
         members = [member for story in verdict.stories for member in story.members]
         return {
-            **_line(rank, verdict),
-            **_words(verdict),
+            **line_of(rank, of_run),
+            **words_of(verdict),
             "headline": asdict(headline(verdict, now)),
             "user": rank.user,
             "host": rank.identity.host,
@@ -283,82 +257,3 @@ class Feed:
         rows = fresh if update.everything else {**rows, **fresh}
         self._series[rank] = update.cursor, rows
         return rows
-
-
-def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> State:
-    """Return the JSON merge patch (RFC 7396) that turns ``old`` into ``new``."""
-    patch: State = dict.fromkeys(old.keys() - new.keys())
-    for name, value in new.items():
-        before = old.get(name)
-        # Rows and tables are the same objects while they hold: comparing them would cost more.
-        if before is value:
-            continue
-        if isinstance(value, dict) and isinstance(before, dict):
-            if changed := merge_patch(before, value):
-                patch[name] = changed
-        elif before != value:
-            patch[name] = value
-    return patch
-
-
-def _of_run(ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
-    roll = call_the_roll(verdict)
-    return {
-        **_words(verdict),
-        "headline": asdict(headline(verdict, now)),
-        "speaker": verdict.speaker,
-        "counts": roll.counts,
-        "worst": roll.worst,
-        "users": sorted({rank.user for rank in ranks}),
-        "hosts": sorted({rank.identity.host for rank in ranks}),
-        "found": found(verdict),
-        "world_size": max(rank.identity.world_size for rank in ranks),
-        "badness": verdict.level.badness,
-    }
-
-
-def _there(lines: State, shown: Shown) -> Shown:
-    """Return the ranks that somebody is shown who asks for ``shown``; none where there are no runs."""
-    runs = lines["runs"]
-    if not runs:
-        return Shown()
-    worst = min(runs, key=lambda run: (runs[run]["badness"], -_began(runs[run])))
-    run = worst if shown.run is None or shown.run not in runs else shown.run
-    ranks, speaker = runs[run]["ranks"], str(runs[run]["speaker"])
-    rank = speaker if shown.rank is None or shown.rank not in ranks else shown.rank
-    other, index = shown.beside or ("", "")
-    is_there = other in runs and index in runs[other]["ranks"]
-    return Shown(run, rank, (other, index) if is_there else None)
-
-
-def _began(run: State) -> float:
-    """Return when the first rank of a run began. Unit: s, Unix time."""
-    return min(float(rank["started"]) for rank in run["ranks"].values())
-
-
-def _in_lines(ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
-    lines = {str(r.identity.rank): _line(r, verdict.by_rank[r.identity.rank]) for r in ranks}
-    return {**_of_run(ranks, verdict, now), "ranks": lines}
-
-
-def _line(rank: RankView, verdict: Verdict) -> State:
-    """Return what is to be seen of a rank that nobody looks at."""
-    line: State = {
-        "level": verdict.level.value,
-        "sentence": verdict.sentence,
-        "state": rank.state.value,
-        "started": rank.identity.started_ns / 1e9,
-        "last_seen": rank.last_record_ns / 1e9,
-    }
-    if verdict.ended_by is not None:
-        line["ended_by"] = verdict.ended_by.rank
-    return line if rank.newest is None else {**line, "step": rank.newest.step}
-
-
-def _words(verdict: Verdict) -> State:
-    words = {
-        "level": verdict.level.value,
-        "sentence": verdict.sentence,
-        "advice": verdict.advice,
-    }
-    return words if verdict.root is None else {**words, "root": verdict.root.finding.key}

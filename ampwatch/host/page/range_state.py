@@ -131,6 +131,11 @@ class RangeState:
         }
         if loss_scale is not None and 0.0 < loss_scale < math.inf:
             state["loss_scale"] = loss_scale
+        else:
+            # As the figure of the loss scale has it: a scale of 0 is another thing than none.
+            state["no_scale"] = (
+                "none" if loss_scale is None else f"none, for it is {number(loss_scale)} now"
+            )
         if gradients := self._gradients_of(ranges):
             state["gradients"] = gradients
         return state

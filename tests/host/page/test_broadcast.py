@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.broadcast import GZIP_HEAD, MAX_BEHIND, NOTHING, Broadcast, Event, encoded
-from ampwatch.host.page.page import Feed, Shown
+from ampwatch.host.page.as_json import encoded
+from ampwatch.host.page.broadcast import GZIP_HEAD, MAX_BEHIND, NOTHING, Broadcast, Event
+from ampwatch.host.page.lines import Shown
+from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings
 from tests.host.page.test_page import merged
 from tests.workshop.clocks import START, Clock

@@ -9,8 +9,9 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
+from ampwatch.host.page.broadcast import merge_patch
 from ampwatch.host.page.gpu_state import gpu_state
-from ampwatch.host.page.page import Feed, merge_patch
+from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import GIB, fleet_with_gpus, without_nvml
@@ -72,6 +73,5 @@ def test_the_state_survives_json_and_merge_patches() -> None:
     others = [Gpu(g.index, g.uuid, g.facts, g.answers) for g in fleet.gpus.all()[1:]]
     fleet.gpus.apply(Pass(Reason.OK, [Gpu(0, gpu.uuid, gpu.facts, answers), *others]))
 
-    patch, after = feed.delta(full)
+    patch = merge_patch(full, feed.full())
     assert patch["gpus"]["gpus"]["SYNTHETIC-0"] == {"values": {"power": {"": 123}}}
-    assert merge_patch(full, after) == patch

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet, History
-from ampwatch.host.page.page import Feed, Shown
+from ampwatch.host.page.broadcast import merge_patch
+from ampwatch.host.page.lines import Shown
+from ampwatch.host.page.page import Feed
 from ampwatch.host.page.rows import COLUMNS
 from ampwatch.report.headline import headline
 from ampwatch.settings import Settings
@@ -185,7 +187,7 @@ def test_when_nothing_has_changed_only_the_time_is_sent() -> None:
     cursor = feed.full()
     clock.now += 0.25
 
-    patch, _ = feed.delta(cursor)
+    patch = merge_patch(cursor, feed.full())
 
     assert patch == {"now": START + 20.25}
 
@@ -200,7 +202,6 @@ def test_pages_that_are_open_at_once_share_a_state() -> None:
     clock.now += 0.4
 
     assert feed.full(0.5) is made
-    assert feed.delta(made, 0.5) == ({}, made)
     clock.now += 0.1
     assert feed.full(0.5)["runs"]["gpt"]["ranks"]["0"]["step"] == 4
 
@@ -314,7 +315,7 @@ def test_one_more_step_of_a_long_run_costs_hundreds_of_bytes_and_not_the_history
     cursor = feed.full()
     put(fleet, "/a.ring", identity(), [step(3000, loss=7.0)])
 
-    patch, _ = feed.delta(cursor)
+    patch = merge_patch(cursor, feed.full())
 
     (changed,) = rows_of(patch).values()
     assert changed["last_step"] == 3000
@@ -328,7 +329,7 @@ def test_a_cursor_is_not_changed_by_what_comes_after_it() -> None:
     cursor = feed.full()
     before = sent(cursor)
     put(fleet, "/gpt-0.ring", identity(), [step(4, loss_scale=1.0)])
-    feed.delta(cursor)
+    feed.full()
 
     assert sent(cursor) == before
 
@@ -417,8 +418,8 @@ def test_a_client_that_followed_knows_what_a_new_one_gets(
         for events in rounds:
             for event in events:
                 host.happen(*event)
-            change, cursor = feed.delta(cursor)
-            client = merged(client, sent(change))
+            before, cursor = cursor, feed.full()
+            client = merged(client, sent(merge_patch(before, cursor)))
 
             assert client == sent(Feed(host.fleet, host.clock).full())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampwatch.host.page.broadcast import merge_patch
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import (
     KERNEL_COLUMNS,
@@ -136,7 +137,7 @@ def test_between_two_censuses_nothing_is_made_or_sent() -> None:
     cursor = feed.full()
     put(fleet, "a", identity(), [step(2)])
 
-    patch, _ = feed.delta(cursor)
+    patch = merge_patch(cursor, feed.full())
 
     assert "precision" not in patch["runs"]["gpt"]["ranks"]["0"]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.page.broadcast import merge_patch
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -50,8 +51,8 @@ class Told:
         return full["runs"]["gpt"]["ranks"]["0"]["ranges"]
 
     def change(self) -> dict[str, Any]:
-        patch, self.cursor = self.feed.delta(self.cursor)
-        return patch
+        before, self.cursor = self.cursor, self.feed.full()
+        return merge_patch(before, self.cursor)
 
     def column(self, first: int) -> dict[str, Any]:
         return dict(zip(EXPONENT_COLUMNS, self.state["columns"][str(first)], strict=True))
@@ -328,3 +329,19 @@ def test_the_limits_of_every_narrow_format_are_reported() -> None:
         "min_normal": 2.0**-14,
         "min_subnormal": 2.0**-24,
     }
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "expected"),
+    [
+        (math.nan, "none"),
+        (0.0, "none, for it is 0 now"),
+        (math.inf, "none, for it is infinity now"),
+    ],
+)
+def test_a_scale_that_is_no_power_is_told_from_none(loss_scale: float, expected: str) -> None:
+    """The figure says 0 where the scale was halved away: what could be dialled starts elsewhere."""
+    state = Told([step(0, loss_scale=loss_scale)]).state
+
+    assert state["no_scale"] == expected
+    assert "loss_scale" not in state

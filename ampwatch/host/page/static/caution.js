@@ -8,7 +8,7 @@
 import { fit, scaleWindow } from "/static/whatif.js";
 
 /** Whether elements are missing at the low end that this format would not keep either. */
-export function cutBelow({ histogram, formats, format: measuredIn }, format) {
+function cutBelow({ histogram, formats, format: measuredIn }, format) {
   return isCut(histogram) && format.min_subnormal >= formats[measuredIn].min_subnormal;
 }
 

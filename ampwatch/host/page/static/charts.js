@@ -19,10 +19,11 @@ export class Charts {
     this.share = 1; // of the steps, the newest
     this.zoom = null; // first and last step, as the user has dragged them
     this.axis = "step";
-    this.waiting = new Set();
-    const wishes = { onZoom: (ends) => this.zoomTo(ends), onReset: () => this.narrow(this.share), onSeen: () => this.draw() };
+    this.waiting = new Set(); // to be drawn, one a frame
+    this.stale = new Set(); // not drawn since there was news, for nobody sees them
+    const wishes = (name) => ({ onZoom: (ends) => this.zoomTo(ends), onReset: () => this.narrow(this.share), onSeen: () => this.catchUp([name]) });
     const names = { ...Object.fromEntries(Object.entries(PANELS).map(([name, panel]) => [name, panel.name])), [HEATMAP]: "Exponents of the gradients" };
-    this.plots = Object.fromEntries(Object.entries(names).map(([name, words]) => [name, new Plot(byId(`chart-${name}`), `${words} over the run`, wishes)]));
+    this.plots = Object.fromEntries(Object.entries(names).map(([name, words]) => [name, new Plot(byId(`chart-${name}`), `${words} over the run`, wishes(name))]));
     byId("axis").addEventListener("change", (event) => {
       this.axis = event.target.value;
       this.draw();
@@ -75,9 +76,9 @@ export class Charts {
   /** Draw one chart a frame: all at once would hold up what else moves. If not `all`, those out of view come later. */
   draw(all = true) {
     if (!this.wanted) return;
-    if (!this.waiting.size) requestAnimationFrame(() => this.drawNext());
     for (const [name, plot] of Object.entries(this.plots)) {
-      if (all || plot.isSeen) this.waiting.add(name);
+      this.stale.add(name);
+      if (all || plot.isSeen) this.catchUp([name]);
       else this.later ??= setTimeout(() => this.drawLate(), UNSEEN_MS);
     }
     const { rows } = this.wanted;
@@ -95,7 +96,16 @@ export class Charts {
 
   drawLate() {
     this.later = undefined;
-    this.draw();
+    this.catchUp(this.stale);
+  }
+
+  /** Draw those charts of which there is news: one that comes into view as it was costs nothing. */
+  catchUp(names) {
+    for (const name of names) {
+      if (!this.stale.delete(name)) continue;
+      if (!this.waiting.size) requestAnimationFrame(() => this.drawNext());
+      this.waiting.add(name);
+    }
   }
 
   drawNext() {
@@ -106,7 +116,8 @@ export class Charts {
     if (this.waiting.size) requestAnimationFrame(() => this.drawNext());
     const width = byId(`chart-${name}`).clientWidth;
     const isEmpty = name === HEATMAP && !this.wanted.exponents.columns.length;
-    if (width && !isEmpty) this.plots[name].draw(this.framed(this.picture(name, width), name, width));
+    if (!width) this.stale.add(name); // hidden: drawn when it is seen
+    else if (!isEmpty) this.plots[name].draw(this.framed(this.picture(name, width), name, width));
   }
 
   picture(name, width) {

@@ -42,12 +42,12 @@ export class Explorer {
 
   /**
    * Show what could become of the values of `subject`: { cells, name, told, histogram, formats,
-   * format, measuredAt, tolerated } as in caution.js, and lossScale, null without one; `cells`
+   * format, measuredAt, tolerated } as in caution.js, and lossScale, null without one, of which `noScale` tells; `cells`
    * is another object when there is news.
    */
   show(subject) {
     const old = this.subject;
-    if (["cells", "told", "format", "measuredAt", "lossScale"].every((part) => old?.[part] === subject[part])) return;
+    if (["cells", "told", "format", "measuredAt", "lossScale", "noScale"].every((part) => old?.[part] === subject[part])) return;
     this.subject = subject;
     this.draw();
   }
@@ -96,9 +96,9 @@ export class Explorer {
     const none = this.subject.lossScale === null;
     dial.value = String(exponent);
     dial.setAttribute("aria-valuetext", `2 to the power of ${exponent}`);
-    setText(byId("whatif-value"), none && exponent === 0 ? "none" : scaleWords(exponent));
+    setText(byId("whatif-value"), none && exponent === 0 ? this.subject.noScale : scaleWords(exponent));
     const back = byId("whatif-now");
-    setText(back, none ? "back to none, as it is now" : `back to ${powerOfTwo(now)}, as it is now`);
+    setText(back, none ? `back to ${this.subject.noScale}` : `back to ${powerOfTwo(now)}, as it is now`);
     back.style.visibility = exponent === now ? "hidden" : "visible";
     this.drawWindow(dial, window_);
     place(byId("whatif-mark"), dial, none ? null : now, now);

@@ -1,21 +1,21 @@
 // The heatmap of exponents over steps: from columns to a picture. No state, no page.
 
 import { powers } from "/static/axes.js";
+import { WIDE, inWords, lookOf, names, roomFor } from "/static/limits.js";
 import { named } from "/static/state.js";
-import { number, percent, powerOfTwo } from "/static/words.js";
+import { number, percent, powerOfTwo, steps } from "/static/words.js";
 
 const FAINTEST = -6; // decades of share; what is rarer is drawn as faint as this
 const REACH = 24; // a limit that is so many exponents away from the data is not in the picture
-const WIDE = 620; // px; a narrower chart has its labels inside
 const TICKS = 9;
 const BLUES = ["--heat-faint", "--heat-middle", "--heat-strong"];
 const REDS = ["--heat-alarm", "--critical"];
 
-/** The limits of a format, from the largest: words, where they are, and how they are drawn. */
+/** The limits of a format, from the largest: where they are, and the scale that decides of several. */
 const LIMITS = [
-  { words: "overflow", at: (format) => Math.log2(format.overflow_from), colour: "--critical", dash: "", scale: "scale_high" },
-  { words: "smallest normal", at: (format) => Math.log2(format.min_normal), colour: "--warning", dash: "1.5 3", scale: "scale_low" },
-  { words: "flush to zero", at: (format) => Math.log2(format.min_subnormal) - 1, colour: "--critical", dash: "7 4", scale: "scale_low" },
+  { name: "overflow", at: (format) => Math.log2(format.overflow_from), scale: "scale_high" },
+  { name: "smallest normal", at: (format) => Math.log2(format.min_normal), scale: "scale_low" },
+  { name: "flush to zero", at: (format) => Math.log2(format.min_subnormal) - 1, scale: "scale_low" },
 ];
 
 /**
@@ -44,20 +44,20 @@ export function exponents({ columns, name, format, known, scaled }, end, width) 
     ...bins.map((bin) => ({ from: bin - 1, to: bin, ramp: BLUES, count: (cell) => cell.counts[bin - cell.lowest - shift(cell, scaled)] ?? 0 })),
     ...strips,
   ].map((row) => ({ ...row, shades: cells.map((cell) => shade(row.count(cell) / cell.total)) }));
-  const wide = width > WIDE && lines.length > 0;
+  const isWide = width > WIDE;
   const range = [strips[0].from, strips.at(-1).to];
   return {
-    caption: lines.length ? `lines: where ${name} ${known ? "ends" : "would end"}` : "",
+    caption: lines.length ? `lines: where ${name} ${known ? "ends" : "would end"}${inWords(lines, isWide)}` : "",
     away: lines.length ? "" : awayWords(name, format),
     picture: {
-      margin: { r: wide ? 168 : 12, t: 6 },
+      margin: { r: roomFor(lines, isWide), t: 6 },
       y: { range, ticks: [...powers([bottom, top], TICKS), ...strips.map((row) => [row.from + strip / 2, row.name, true])] },
       rungs: 1,
       layers: [
         ...strips.map((row) => ({ kind: "bars", colour: "--grid", opacity: 0.45, bars: [[edges[0], Math.max(end, edges.at(-1)), row.from, row.to]] })),
         { kind: "heat", edges, rows },
         ...lines.flatMap((line) => line.layers),
-        ...lines.map((line) => label(line, wide)),
+        ...names(lines, isWide),
       ],
       stops: cells.map((cell) => ({ x: (cell.from + cell.until) / 2, say: (height) => cellWords(cell, height, rows, strips, scaled) })),
     },
@@ -108,11 +108,7 @@ function cellWords(cell, height, rows, strips, scaled) {
   const words = told.flatMap(([row, share]) => (row.name ? [`${row.name}: ${percent(share)} of the elements`] : [
     `${powerOfTwo(row.from)} to ${powerOfTwo(row.to)}${scaled ? " after scaling" : ""}: ${percent(share)} of the elements`,
   ]));
-  return [steps(cell), ...words, `the largest before scaling is ${number(cell.amax)}`, scaleWords(cell)];
-}
-
-function steps({ first, last_step: last }) {
-  return first === last ? `step ${number(first)}` : `steps ${number(first)} to ${number(last)}`;
+  return [steps([cell.first, cell.last_step]), ...words, `the largest before scaling is ${number(cell.amax)}`, scaleWords(cell)];
 }
 
 function scaleWords({ scale_low: low, scale_high: high }) {
@@ -126,8 +122,8 @@ function limits(cells, end, format, scaled, low, high) {
     if (Math.min(...heights) > high + REACH || Math.max(...heights) < low - REACH) return [];
     const points = cells.map((cell, i) => [cell.from, heights[i]]);
     points.push([Math.max(end, cells.at(-1).until), heights.at(-1)]);
-    const line = { kind: "line", stairs: true, points, colour: limit.colour, dash: limit.dash };
-    return [{ layers: [{ ...line, colour: "--raised", width: 4, dash: "" }, line], heights, words: words(limit, format, scaled), colour: limit.colour }];
+    const line = { kind: "line", stairs: true, points, ...lookOf(limit.name) };
+    return [{ layers: [{ ...line, colour: "--raised", width: 4, dash: "" }, line], heights, name: limit.name, words: words(limit, format, scaled), y: heights.at(-1) }];
   });
 }
 
@@ -137,10 +133,6 @@ function awayWords(name, format) {
 }
 
 function words(limit, format, scaled) {
-  if (!scaled) return limit.words;
-  return limit.words === "overflow" ? `overflow ${number(format.max)}` : `${limit.words} ${powerOfTwo(limit.at(format))}`;
-}
-
-function label({ heights, words: told, colour }, wide) {
-  return { kind: "text", words: told, colour, left: 1, y: heights.at(-1), ...(wide ? { dx: 7 } : { anchor: "end", dx: -4, dy: -6 }) };
+  if (!scaled) return limit.name;
+  return limit.name === "overflow" ? `overflow ${number(format.max)}` : `${limit.name} ${powerOfTwo(limit.at(format))}`;
 }

@@ -1,11 +1,12 @@
 // The map of the model: modules down, samples across, the worst trouble in each cell, the culprit marked.
 
 import { byId, make, rebuild, setText } from "/static/dom.js";
-import { courseFigure } from "/static/map_course.js";
+import { MapCourse } from "/static/map_course.js";
 import { columnWidth, drawCells } from "/static/map_draw.js";
 import { firstUnfolded, rowName, rowsOf, treeOf, wayTo } from "/static/map_tree.js";
 import { label } from "/static/modules.js";
-import { number } from "/static/words.js";
+import { onNewLook } from "/static/plot.js";
+import { number, steps } from "/static/words.js";
 
 const REFRESH_MS = 4000;
 const MAX_WAIT_MS = 20000; // for an answer; then the next round asks again
@@ -27,14 +28,15 @@ export class ModelMap {
     this.rows = [];
     this.allTold = false;
     this.inView = false;
+    this.hint = byId("map-cell").textContent; // of the page as it comes: how to read it
+    this.course = new MapCourse(byId("map-charts"));
     new IntersectionObserver((entries) => {
       this.inView = entries.at(-1).isIntersecting;
       this.refresh();
     }).observe(byId("map"));
     setInterval(() => this.refresh(), REFRESH_MS);
     document.addEventListener("visibilitychange", () => this.refresh());
-    new ResizeObserver(() => this.draw()).observe(byId("map-scroll"));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    onNewLook(() => this.draw());
     byId("map-scroll").addEventListener("scroll", () => requestAnimationFrame(() => this.draw()));
     byId("map-tree").addEventListener("keydown", (event) => this.key(event));
     byId("map-tree").addEventListener("click", (event) => this.click(event));
@@ -126,6 +128,7 @@ export class ModelMap {
   }
 
   draw() {
+    this.course.draw();
     if (this.map === null || !this.rows.length) return;
     const scroll = byId("map-scroll");
     const height = Math.min(MAX_VIEW, this.rows.length * ROW);
@@ -199,15 +202,14 @@ export class ModelMap {
 
   /** Say what stands in a cell. */
   point({ row, column }) {
-    const [shown, steps] = [this.rows[row], this.map?.columns[column]];
-    if (!shown || !steps || shown.cells === null) {
-      setText(byId("map-cell"), "Point at a cell to read it; choose a module to see its exponents.");
+    const [shown, at] = [this.rows[row], this.map?.columns[column]];
+    if (!shown || !at || shown.cells === null) {
+      setText(byId("map-cell"), this.hint);
       return;
     }
     const { words } = this.map.codes[shown.cells[column]];
     const of = shown.isFolded ? `${label(shown.node.key)}, the worst of ${number(shown.node.size)} modules` : label(shown.node.key);
-    const [first, last] = steps;
-    setText(byId("map-cell"), `${of} · ${first === last ? `step ${number(first)}` : `steps ${number(first)} to ${number(last)}`} · ${words}`);
+    setText(byId("map-cell"), `${of} · ${steps(at)} · ${words}`);
   }
 
   click(event) {
@@ -281,11 +283,9 @@ export class ModelMap {
     if (module !== this.selected || wanted !== this.wanted) return;
     const island = this.map.islands[module];
     const words = [...course.words, ...(island ? [island] : [])];
-    const box = byId("map-charts");
     setText(byId("map-course-title"), label(module));
     rebuild(byId("map-words"), words, () => (words.length ? words : ["Nothing notable so far."]).map((line) => make("li", {}, line)));
-    const width = Math.max(260, box.clientWidth >= 700 ? box.clientWidth / 2 - 12 : box.clientWidth - 4);
-    rebuild(box, [course, width], () => course.charts.map((chart) => courseFigure(chart, course.columns, width)));
+    this.course.show(course);
   }
 
   /** The modules in trouble, in words: what the picture says, for those who do not see it. */

@@ -1,64 +1,81 @@
-// The exponents of one module over the samples of a run, beside the limits of their format. No state.
+// The exponents of one module over the samples of a run, beside the limits of their format.
 
-import { make } from "/static/dom.js";
-import { number, powerOfTwo } from "/static/words.js";
+import { powers } from "/static/axes.js";
+import { make, setText } from "/static/dom.js";
+import { WIDE, inWords, lookOf, names, roomFor } from "/static/limits.js";
+import { Plot } from "/static/plot.js";
+import { number, powerOfTwo, steps } from "/static/words.js";
 
-const HEIGHT = 150;
 const REACH = 16; // a limit that is so many exponents away from the data is not in the picture
-const [LEFT, RIGHT, TOP, BOTTOM] = [38, 104, 8, 22];
-const DASHES = { critical: "", warning: "3 3" };
-const SVG = "http://www.w3.org/2000/svg";
+const GAP_FROM = 5; // px of a column from which there is a gap between two
+const TICKS = 5;
 
-/**
- * The figure of one topic: { title, format, ends, limits } as the daemon says, drawn `width` px wide; `columns` are the
- * first and the last step of each of the ends.
- */
-export function courseFigure({ title, format, ends, limits }, columns, width) {
-  const seen = ends.filter((end) => end !== null);
-  const caption = make("figcaption", {}, title, " ", make("small", {}, format ? `limits of ${format}` : ""));
-  if (!seen.length) return make("figure", {}, caption, make("p", { class: "note" }, "Not measured so far."));
-  const data = [Math.min(...seen.map(([low]) => low)) - 1, Math.max(...seen.map(([, high]) => high))];
-  const near = limits.filter(([, , at]) => at > data[0] - REACH && at < data[1] + REACH);
-  const bottom = Math.min(data[0], ...near.map(([, , at]) => at)) - 1;
-  const top = Math.max(data[1], ...near.map(([, , at]) => at)) + 1;
-  const y = (exponent) => TOP + ((top - exponent) / (top - bottom)) * (HEIGHT - TOP - BOTTOM);
-  const step = (width - LEFT - RIGHT) / ends.length;
-  const words = `${title}: magnitudes from ${powerOfTwo(data[0])} to ${powerOfTwo(data[1])}`;
-  const picture = draw("svg", { width, height: HEIGHT, role: "img", "aria-label": words });
-  picture.append(
-    ...ticks(bottom, top).flatMap((exponent) => [
-      draw("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(exponent), y2: y(exponent) }),
-      text(powerOfTwo(exponent), { class: "tick", x: LEFT - 5, y: y(exponent) + 4, "text-anchor": "end" }),
-    ]),
-    ...ends.flatMap((end, i) => (end === null ? [] : [
-      draw("rect", { class: "band", x: LEFT + i * step, width: Math.max(1, step - (step > 4)), y: y(end[1]), height: Math.max(1, y(end[0] - 1) - y(end[1])) }),
-    ])),
-    text(`step ${number(columns[0][0])}`, { class: "tick", x: LEFT, y: HEIGHT - 5 }),
-    text(number(columns.at(-1)[1]), { class: "tick", x: width - RIGHT, y: HEIGHT - 5, "text-anchor": "end" }),
-    ...near.flatMap(([level, name, at]) => [
-      draw("line", { class: "limit", "data-level": level, "stroke-dasharray": DASHES[level], x1: LEFT, x2: width - RIGHT, y1: y(at), y2: y(at) }),
-      text(name, { class: "limit", "data-level": level, x: width - RIGHT + 5, y: y(at) + 4 }),
-    ]),
-  );
-  const away = limits.length && !near.length ? [make("p", { class: "note" }, `No limit of ${format} is near.`)] : [];
-  return make("figure", {}, caption, picture, ...away);
+/** The charts of one module: of its outputs, and of its gradients. */
+export class MapCourse {
+  /** @param {Element} box where they stand */
+  constructor(box) {
+    this.box = box;
+    this.figures = [];
+    this.course = null;
+  }
+
+  /** Show a course as the daemon says it: { columns, charts }. */
+  show(course) {
+    this.course = course;
+    while (this.figures.length < course.charts.length) this.figures.push(this.figure());
+    this.figures.forEach(({ figure }, i) => { figure.hidden = i >= course.charts.length; });
+    this.draw();
+  }
+
+  figure() {
+    const [title, limits, chart, note] = [make("span"), make("small"), make("div", { class: "chart" }), make("p", { class: "note" })];
+    const figure = make("figure", {}, make("figcaption", {}, title, limits), chart, note);
+    this.box.append(figure);
+    return { figure, title, limits, chart, note, plot: new Plot(chart, "Magnitudes over the samples") };
+  }
+
+  draw() {
+    this.course?.charts.forEach((chart, i) => this.drawOne(this.figures[i], chart));
+  }
+
+  drawOne(parts, { title, format, ends, limits }) {
+    const seen = ends.filter((end) => end !== null);
+    parts.chart.hidden = !seen.length;
+    const width = parts.chart.clientWidth;
+    const near = seen.length ? nearTo(seen, limits) : [];
+    setText(parts.title, title);
+    parts.chart.setAttribute("aria-label", `${title}: magnitudes over the samples`);
+    setText(parts.limits, near.length ? `limits of ${format}${inWords(near, width > WIDE)}` : format);
+    setText(parts.note, seen.length ? (limits.length && !near.length ? `No limit of ${format} is near.` : "") : "Not measured so far.");
+    if (seen.length && width) parts.plot.draw(pictureOf(ends, near, this.course.columns, width));
+  }
 }
 
-function ticks(bottom, top) {
-  const step = 2 ** Math.max(0, Math.ceil(Math.log2((top - bottom) / 5)));
-  const found = [];
-  for (let e = Math.ceil(bottom / step) * step; e <= top; e += step) found.push(e);
-  return found;
+function nearTo(seen, limits) {
+  const [low, high] = reach(seen);
+  return limits.filter(([name, at]) => lookOf(name) && at > low - REACH && at < high + REACH).map(([name, at]) => ({ name, words: name, y: at }));
 }
 
-function draw(tag, attributes) {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, content] of Object.entries(attributes)) element.setAttribute(name, content);
-  return element;
+/** The exponents that a course reaches: a bin ends at its own and begins one below it. */
+function reach(seen) {
+  return [Math.min(...seen.map(([low]) => low)) - 1, Math.max(...seen.map(([, high]) => high))];
 }
 
-function text(words, attributes) {
-  const element = draw("text", attributes);
-  element.append(words);
-  return element;
+function pictureOf(ends, near, columns, width) {
+  const [low, high] = reach(ends.filter((end) => end !== null));
+  const range = [Math.min(low, ...near.map(({ y }) => y)) - 1, Math.max(high, ...near.map(({ y }) => y)) + 1];
+  const gap = width / columns.length > GAP_FROM ? 0.1 : 0;
+  const last = columns.length - 1;
+  const outermost = [[0.5, `step ${number(columns[0][0])}`], [last + 0.5, number(columns[last][1])]];
+  return {
+    margin: { r: roomFor(near, width > WIDE) },
+    x: { range: [0, columns.length], ticks: last ? outermost : outermost.slice(0, 1) },
+    y: { range, ticks: powers(range, TICKS) },
+    layers: [
+      { kind: "bars", colour: "--heat-middle", bars: ends.flatMap((end, i) => (end === null ? [] : [[i + gap / 2, i + 1 - gap / 2, end[0] - 1, end[1]]])) },
+      ...near.map(({ name, y }) => ({ kind: "rule", y, width: 1.5, ...lookOf(name) })),
+      ...names(near, width > WIDE),
+    ],
+    stops: ends.map((end, i) => ({ x: i + 0.5, y: null, say: () => [steps(columns[i]), end === null ? "not measured" : `${powerOfTwo(end[0] - 1)} to ${powerOfTwo(end[1])}`] })),
+  };
 }

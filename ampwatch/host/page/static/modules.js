@@ -8,14 +8,6 @@ const size = (v) => (v !== 0 && Math.abs(value(v)) < 1e-3 ? value(v).toExponenti
 
 const collator = new Intl.Collator("en", { numeric: true });
 
-/** What the state calls a reason for trouble: the word and the sign of it. */
-const REASONS = {
-  nonfinite: { word: "non-finite", level: "critical", sign: "✖" },
-  lost: { word: "underflow", level: "warning", sign: "▼" },
-  activation_headroom: { word: "near overflow", level: "warning", sign: "▲" },
-  unchanged: { word: "updates lost", level: "info", sign: "≡" },
-};
-
 /** Columns by their name in the state; `first` is where a first click sorts to. */
 const COLUMNS = [
   { key: "name", title: "Module", first: 1, hint: "Qualified name in the model" },
@@ -50,8 +42,12 @@ export class Modules {
     });
   }
 
-  /** Show the rows of all modules; `columns` says what their cells are. A changed row is another array. */
-  show(columns, modules, selected) {
+  /**
+   * Show the rows of all modules; `columns` says what their cells are, `troubles` what a reason for trouble is called.
+   * A changed row is another array.
+   */
+  show(columns, modules, selected, troubles) {
+    this.troubles = troubles;
     const entries = Object.entries(modules);
     const news = entries.length !== this.rows.length || entries.some(([, cells], i) => cells !== this.rows[i].cells);
     if (!news && selected === this.selected) return;
@@ -93,7 +89,7 @@ export class Modules {
   row(row) {
     const pressed = row.name === this.selected;
     const name = make("button", { type: "button", "data-key": row.name, "aria-pressed": String(pressed) }, label(row.name));
-    const reason = REASONS[row.why];
+    const reason = this.troubles[row.why];
     const trouble = make("td", {}, reason ? make("span", { class: "level", "data-level": reason.level }, `${reason.sign} ${reason.word}`) : "");
     const cells = COLUMNS.slice(2).map(({ key, show }) => make("td", {
       class: "count", ...(row.why === key ? { "data-level": reason.level } : {}),

@@ -4,7 +4,7 @@
 
 import { powers, ticks } from "/static/axes.js";
 import { nearest } from "/static/plot.js";
-import { SKIPS, number, percent, value } from "/static/words.js";
+import { SKIPS, number, percent, steps, value } from "/static/words.js";
 
 const ZERO_EXPONENT = -150; // a log axis has no place for 0: it stands below the smallest float32
 const INFINITE_EXPONENT = 128; // and none for infinity, which stands above the largest
@@ -28,7 +28,7 @@ export const PANELS = {
 function scale(all, other) {
   const known = (rows) => rows.filter((row) => row.scale !== null);
   const [rows, others] = [known(all), known(other?.rows ?? [])];
-  if (!rows.length && !others.length) return { layers: [], y: { range: [0, 1], ticks: [] }, stops: [], remark: "no loss scaler" };
+  if (!rows.length && !others.length) return nothing("no loss scaler");
   const say = (row) => `loss scale ${number(row.scale)}`;
   const drawn = [...rows, ...others];
   const low = Math.floor(Math.min(...drawn.map((row) => exponent(row.scale_low)))) - 1;
@@ -48,12 +48,18 @@ function scale(all, other) {
   return { layers, y: { range: [low, high], ticks: powers([low, high], MANY_TICKS) }, stops };
 }
 
+/** A chart of nothing says so, and has no axis: none was measured. */
+function nothing(remark) {
+  return { layers: [], y: { range: [0, 1], ticks: [] }, stops: [], remark };
+}
+
 /** Where a scale stands on the log axis. */
 function exponent(raw) {
   return Math.max(ZERO_EXPONENT, Math.min(INFINITE_EXPONENT, Math.log2(value(raw))));
 }
 
 function skips(rows, other) {
+  if (!rows.length && !other?.rows.length) return nothing("no step yet");
   const [bins, others] = [binned(rows), binned(other?.rows ?? [])];
   const most = Math.max(0.01, ...[...bins, ...others].map(share)) * 1.08;
   const layers = SKIPS.map((skip) => ({
@@ -83,8 +89,8 @@ function share(bin) {
 
 /** Few enough bars to be seen; a row stays whole. */
 function binned(rows) {
-  const steps = rows.length ? rows.at(-1).last_step + 1 - rows[0].first : 1;
-  const width = Math.max(1, Math.ceil(steps / SKIP_BINS));
+  const across = rows.length ? rows.at(-1).last_step + 1 - rows[0].first : 1;
+  const width = Math.max(1, Math.ceil(across / SKIP_BINS));
   const bins = new Map();
   for (const row of rows) {
     const first = Math.floor(row.first / width) * width;
@@ -100,8 +106,9 @@ function binned(rows) {
 function loss(all, other) {
   const known = (rows) => rows.filter((row) => row.loss !== null);
   const [rows, others] = [known(all), known(other?.rows ?? [])];
+  if (!rows.length && !others.length) return nothing("no loss seen");
   const finite = [...rows, ...others].map((row) => value(row.loss)).filter(Number.isFinite);
-  const [low, high] = finite.length ? [Math.min(...finite), Math.max(...finite)] : [0, 1];
+  const [low, high] = finite.length ? [Math.min(...finite), Math.max(...finite)] : [0, 1]; // for the crosses
   const room = 0.06 * (high - low) || 0.1 * Math.abs(high) || 1;
   const range = [low - room, high + room];
   const layers = [
@@ -112,12 +119,13 @@ function loss(all, other) {
   const broken = (row) => (row.nonfinite_losses ? [`NaN or infinite in ${number(row.nonfinite_losses)}`] : []);
   const height = (row) => (Number.isFinite(value(row.loss)) ? value(row.loss) : null);
   const stops = rows.map((row) => stop(row, height(row), (r) => `loss ${number(r.loss)}`, other, others, broken));
-  return { layers, y: { range, ticks: ticks(range, TICKS) }, stops };
+  return { layers, y: { range, ticks: finite.length ? ticks(range, TICKS) : [] }, stops };
 }
 
 function time(all, other) {
   const known = (rows) => rows.filter((row) => row.seconds !== null);
   const [rows, others] = [known(all), known(other?.rows ?? [])];
+  if (!rows.length && !others.length) return nothing("no step time yet");
   const most = Math.max(0, ...rows.map((row) => row.longest), ...others.map((row) => row.seconds));
   const [factor, unit] = most < 1 ? [1000, "ms"] : [1, "s"];
   const range = [0, most * factor * 1.05 || 1];
@@ -144,12 +152,7 @@ function stop(row, y, say, other, others, more = () => []) {
     const there = others[nearest(others.map((o) => other.at(o.last_step)), other.place(row.last_step))];
     return [`${other.label}: ${say(there)}`];
   };
-  return { x: row.last_step, y, say: () => [covered(row), say(row), ...more(row), ...beside()] };
-}
-
-function covered(row) {
-  if (row.first === row.last_step) return `step ${number(row.first)}`;
-  return `steps ${number(row.first)} to ${number(row.last_step)}`;
+  return { x: row.last_step, y, say: () => [steps([row.first, row.last_step]), say(row), ...more(row), ...beside()] };
 }
 
 function skipWords(row) {

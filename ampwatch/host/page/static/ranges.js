@@ -51,7 +51,7 @@ export class Ranges {
   showModules(state, ranges) {
     const none = !Object.keys(ranges.modules).length;
     byId("modules").hidden = none;
-    if (!none) this.modules.show(state.module_columns, ranges.modules, this.module);
+    if (!none) this.modules.show(state.module_columns, ranges.modules, this.module, state.troubles);
   }
 
   showExplorer(state, ranges) {
@@ -73,6 +73,7 @@ export class Ranges {
       tolerated: ranges.tolerated,
       measuredAt: this.scaleAt(histogram.step, ranges),
       lossScale: ranges.loss_scale ?? null,
+      noScale: ranges.no_scale,
     });
   }
 

@@ -6,6 +6,7 @@ import { level } from "/static/view.js";
 import { SYMBOLS, number, span } from "/static/words.js";
 
 const MAX_CARDS = 16; // more do not fit on a screen beside what they are about
+const CAUSE_SIGN = "➤"; // of the one rank whose end led to the others
 const IN_GROUP = 8; // cells that stand together: a machine often has as many
 
 export class Ranks {
@@ -43,9 +44,9 @@ export class Ranks {
   showCards(ranks) {
     this.cells.clear();
     setAttribute(this.list, "role", "group");
-    rebuild(this.list, ranks.map(([key, rank]) => [key, rank.level]), () => ranks.map(([key, rank]) => {
+    rebuild(this.list, ranks.map(([key, rank]) => [key, rank.level, rank.part]), () => ranks.map(([key, rank]) => {
       const beatOf = make("span", { class: "beat" });
-      return make("button", { type: "button", "data-key": key }, make("span", { class: "name" }, `rank ${key}`), level(rank.level), beatOf);
+      return make("button", { type: "button", "data-key": key }, make("span", { class: "name" }, `rank ${key}`), level(stateOf(rank), rank.level), beatOf);
     }));
     ranks.forEach(([key, rank], i) => {
       const card = this.list.children[i];
@@ -60,10 +61,11 @@ export class Ranks {
     rebuild(this.list, ["strip", ...ranks.map(([key]) => key)], () => this.strip(ranks.map(([key]) => key)));
     for (const [key, rank] of ranks) {
       const cell = this.cells.get(key);
-      if (cell.dataset.level !== rank.level) {
+      const told = `rank ${key}: ${stateOf(rank)}`;
+      if (cell.getAttribute("aria-label") !== told) {
         cell.dataset.level = rank.level;
-        cell.setAttribute("aria-label", `rank ${key}: ${rank.level}`);
-        cell.textContent = SYMBOLS[rank.level];
+        cell.setAttribute("aria-label", told);
+        cell.textContent = rank.part ? CAUSE_SIGN : SYMBOLS[rank.level];
       }
     }
     const selected = this.cells.get(this.selected);
@@ -99,10 +101,15 @@ export class Ranks {
     if (line.hidden) return;
     const key = this.pointed in this.run.ranks ? this.pointed : this.selected;
     const rank = this.run.ranks[key];
-    const words = `rank ${key}, ${rank.level}: ${this.beatOf(rank)}`;
+    const words = `rank ${key}, ${stateOf(rank)}: ${this.beatOf(rank)}`;
     setText(line, words);
     if (key === this.pointed) setAttribute(this.cells.get(key), "title", words);
   }
+}
+
+/** The state of a rank, and its part in how its job ended. */
+function stateOf({ level: word, part }) {
+  return part ? `${word}, ${part}` : word;
 }
 
 function keyAt(target) {

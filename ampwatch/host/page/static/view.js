@@ -10,9 +10,9 @@ const NO_TOKEN = "The daemon is its user's alone: open the address that `ampwatc
 
 const TRIED = "✓ tried";
 
-/** A state or severity: its sign and its word, in its colour. */
-export function level(word) {
-  return make("span", { class: "level", "data-level": word }, `${SYMBOLS[word]} ${word}`);
+/** A state or severity: its sign and its word, or more of it in `words`, in its colour. */
+export function level(words, word = words) {
+  return make("span", { class: "level", "data-level": word }, `${SYMBOLS[word]} ${words}`);
 }
 
 /** Show whether news arrive. */

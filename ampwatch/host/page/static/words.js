@@ -36,6 +36,11 @@ export function number(raw) {
   return String(Number(v.toPrecision(4)));
 }
 
+/** The steps from a first to a last one. */
+export function steps([first, last]) {
+  return first === last ? `step ${number(first)}` : `steps ${number(first)} to ${number(last)}`;
+}
+
 /** A number of things, in the plural unless it is one. */
 export function count(raw, noun) {
   return `${number(raw)} ${noun}${raw === 1 ? "" : "s"}`;

@@ -1,0 +1,77 @@
+"""What is known of the map of a rank at one time, taken while the fleet is locked."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ampwatch.report.accounts import place
+from ampwatch.report.words import number
+
+if TYPE_CHECKING:
+    from ampwatch.host.fleet import RankView
+    from ampwatch.host.page.rows import State
+    from ampwatch.numerics.formats import FloatFormat
+    from ampwatch.wire.records import CensusRecord, Finding, Topic
+
+_NOT_MODULES = frozenset({"loss", "api", "env"})
+"""Places of findings that are no module; those with a colon are not either, but for a few."""
+
+_OF_A_MODULE = re.compile(r"(?:param|buffer):(?:(.*)\.)?[^.]+")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenColumn:
+    """The steps and the bytes of a column; these are replaced, never changed."""
+
+    first_step: int
+    last_step: int
+    planes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMap:
+    """What is known of a rank at one time."""
+
+    columns: list[SeenColumn]
+    names: list[str]
+    called: dict[str, int]
+    dtypes: dict[str, dict[Topic, str]]
+    left_out: int
+    autocast: FloatFormat | None
+    census: CensusRecord | None
+    culprit: State | None
+
+
+def known_map(rank: RankView) -> KnownMap:
+    """Return what is known of a rank now, in copies: the fleet goes on meanwhile."""
+    map_ = rank.ranges.map
+    root = None if rank.verdict is None else rank.verdict.root
+    return KnownMap(
+        columns=[SeenColumn(span.first_step, span.last_step, span.planes) for span in map_.spans],
+        names=list(map_.dtypes),
+        called=dict(map_.called),
+        dtypes={name: dict(dtypes) for name, dtypes in map_.dtypes.items()},
+        left_out=map_.left_out + getattr(rank.ranges.totals, "modules_left_out", 0),
+        autocast=rank.ranges.autocast,
+        census=rank.precision.census,
+        culprit=None if root is None else _culprit(root.finding),
+    )
+
+
+def _culprit(root: Finding) -> State | None:
+    """Return the module that a verdict names by its root, if it names one."""
+    if root.where in _NOT_MODULES:
+        return None
+    module = root.where
+    if ":" in root.where:
+        match = _OF_A_MODULE.fullmatch(root.where)
+        if match is None:
+            return None
+        module = match[1] or ""
+    return {
+        "module": module,
+        "step": root.first_step,
+        "words": f"{root.kind} in {place(root)}, since step {number(root.first_step)}",
+    }

@@ -158,6 +158,10 @@ docs: $(INSTALLED) ## Write what is generated again: tables, pages, pictures (AR
 	$(BIN)/python -m tools.cost
 	$(BIN)/python -m tools.pictures $(ARGS)
 
+.PHONY: pictures
+pictures: $(INSTALLED) ## Draw the page again: its pictures in tests/golden/pages and docs/images; three minutes (ARGS=storm)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.states.pictures $(ARGS)
+
 .PHONY: tutorial
 tutorial: $(INSTALLED) ## Run the programs of the tutorial, and write down what they print; a minute
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.site.tutorial

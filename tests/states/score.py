@@ -97,8 +97,9 @@ def _posts() -> Iterator[_Posts]:
         server.server_close()
 
 
-def _play(directory: Path, names: Sequence[str], plays: dict[str, Played]) -> None:
-    """Play the scripts, and keep what was posted meanwhile."""
+def play(directory: Path, names: Sequence[str]) -> dict[str, Played]:
+    """Play the scripts, unless they were played in ``directory`` before, and keep what was posted."""
+    plays = {name: Played(ACTS[name], directory / "plays" / name) for name in names}
     directory.mkdir(exist_ok=True)
     kept = directory / "posted.json"
     with (directory / "lock").open("w") as lock:
@@ -110,6 +111,7 @@ def _play(directory: Path, names: Sequence[str], plays: dict[str, Played]) -> No
         for name, played in plays.items():
             if training in {act.name for act in ACTS[name].trainings}:
                 played.posted[training, rank] = bodies
+    return plays
 
 
 def _play_anew(directory: Path, names: Sequence[str], kept: Path) -> None:
@@ -141,8 +143,7 @@ def watch(directory: Path, stage: Path, names: Sequence[str] = ()) -> Iterator[E
         names: The states; all if empty.
     """
     names = list(names) or list(ACTS)
-    plays = {name: Played(ACTS[name], stage / "plays" / name) for name in names}
-    _play(stage, names, plays)
+    plays = play(stage, names)
     scraped = {name: Scraped.of(instance_of(name), p.scrapes) for name, p in plays.items()}
     evaluated = evaluate(scraped, directory)
     looks = {name: played.looked_at for name, played in plays.items()}

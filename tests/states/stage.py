@@ -37,10 +37,14 @@ def main(directory: Path, hook: str, names: list[str]) -> None:
     import ampwatch.report.html_report  # noqa: PLC0415
     import ampwatch.report.report  # noqa: F401, PLC0415
     import tests.states.training  # noqa: F401, PLC0415
+    from ampwatch.numerics.units.ops import HALF_DTYPES  # noqa: PLC0415
     from ampwatch.training import launcher, monitor, outlet  # noqa: F401, PLC0415
+    from ampwatch.training.model import machine  # noqa: PLC0415
     from tests.states.acts import ACTS  # noqa: PLC0415
 
     torch.set_num_threads(1)
+    # What is found must not depend on this machine: it has instructions for every dtype.
+    machine.cpu_dtypes = lambda _=None: HALF_DTYPES
     # A daemon that is there and reads, but takes no file away: the test is that daemon.
     status = launcher.DaemonStatus("http://127.0.0.1:10917/", "running")
     for name, answer in (("ensure_daemon", status), ("daemon_is_running", True)):

@@ -1,0 +1,44 @@
+"""The page of a scripted state: a daemon whose clock stands where somebody looks, and its address."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ampwatch.host.daemon.server import Server
+from ampwatch.host.daemon.site import Site
+from ampwatch.host.daemon.web_config import WebConfig
+from ampwatch.host.page.broadcast import Broadcast
+from ampwatch.host.page.page import Feed
+from tests.host.daemon.parts import OPEN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.states.played import Played
+    from tests.states.table import Row
+
+
+@contextmanager
+def served(played: Played) -> Iterator[str]:
+    """Serve the daemon of a state; yield its address."""
+    daemon = played.daemon
+    site = Site(daemon.fleet, {})
+    # That of the site has the clock of the machine.
+    site._broadcast = Broadcast(Feed(daemon.fleet, daemon.clock))
+    server = Server("127.0.0.1", 0, site, WebConfig(), frozenset(), OPEN)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def address_of(site: str, row: Row) -> str:
+    """Return the address of the run of ``row``, and of the rank that its state comes from."""
+    rank = 0 if row.cause is None else row.cause[0]
+    return f"{site}#run={row.run}&rank={rank}"

@@ -141,6 +141,16 @@ def watch_unasked(
     return Monitor(targets, resolved, serve=serve, is_unasked=True, step=step)
 
 
+def monitor_of(*things: object) -> Monitor | None:
+    """Return the open monitor that the user has asked for and that watches one of these.
+
+    Args:
+        things: Models and scalers, the very objects that were handed to ``monitor``; ``None`` is none.
+    """
+    known = [thing for thing in things if thing is not None]
+    return next((m for m in reversed(_open) if m._watches(*known)), None)  # noqa: SLF001 - same module
+
+
 class Monitor:
     """One watched training. Made by ``ampwatch.monitor``.
 
@@ -336,6 +346,13 @@ class Monitor:
     def close(self) -> None:
         """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""
         self._close(RunState.FINISHED, "")
+
+    def _watches(self, *things: object) -> bool:
+        """Return whether one of these was handed to ``ampwatch.monitor``, and this came of it."""
+        if self._closed or self._is_unasked:
+            return False
+        mine = [*self.models, self._scaler, self._loss_scaler]
+        return any(thing is one for thing in things for one in mine if one is not None)
 
     def __enter__(self) -> Self:
         self._require_open()

@@ -45,7 +45,7 @@ def _base() -> Any:
 _Callback = _base()
 
 
-class AmpwatchCallback(_Callback):  # type: ignore[misc] # made of what is installed
+class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of what is installed
     """Watches each ``fit()`` of a Trainer, and logs the numbers with those of the LightningModule.
 
     The GradScaler is that of the Trainer's precision plugin. Each ``log_every_n_steps`` steps

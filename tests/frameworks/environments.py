@@ -121,16 +121,6 @@ ENVIRONMENTS = (
         CALLBACK,
         where=Where.HAND,
         needs=("lightning",),
-        truths=(
-            (
-                "backward_under_autocast",
-                (
-                    "`backward_under_autocast` is said, and true: the Trainer runs all of"
-                    " `training_step` inside of autocast ([what to"
-                    " do](diagnoses/backward_under_autocast.md#the-remedy))"
-                ),
-            ),
-        ),
     ),
     Environment(
         "fabric", "Lightning Fabric", ("fabric.py",), where=Where.HAND, needs=("lightning",)

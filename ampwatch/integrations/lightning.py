@@ -69,8 +69,7 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
         self._keys = None if keys is None else frozenset(keys)
         self._attached = Attached("ampwatch.integrations.lightning", serve=serve, settings=settings)
         self._attached.stops = self._note_stop
-        self._guard = Guard("the callback of Lightning")
-        self._stop = False
+        self._begin_anew()
 
     @property
     def watch(self) -> Monitor | None:
@@ -101,7 +100,7 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
 
     def on_train_end(self, trainer: Any, *_: Any) -> None:
         """Log the numbers of the whole training."""
-        self._guard.run(self._log_summary, trainer)
+        self._log_guard.run(self._log_summary, trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 - its names are the Trainer's
         """End the monitor as failed."""
@@ -117,14 +116,21 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to the training that runs."""
-        return self.__dict__ | {"_guard": None, "_stop": False}
+        return self.__dict__ | {"_guard": None, "_log_guard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._guard = Guard("the callback of Lightning")
+        # A logger that raises is no reason not to end the monitor.
+        self._log_guard = Guard("what the callback of Lightning logs")
+        self._stop = False
+        self._logged_at = -1
 
     def _begin(self, trainer: Any, pl_module: Any) -> None:
-        self._stop = False
+        self._stop, self._logged_at = False, -1
         plugin = trainer.precision_plugin
         scaler = getattr(plugin, "scaler", None)
         if scaler is None and getattr(plugin, "precision", "").startswith("16"):
@@ -148,12 +154,16 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
                 decided = trainer.strategy.reduce_boolean_decision(decided, all=False)
             trainer.should_stop = trainer.should_stop or decided
         if (is_logged or trainer.should_stop) and not loop._should_accumulate():  # noqa: SLF001
-            self._log(trainer, self._attached.metrics(), step)
+            self._log_guard.run(self._log, trainer, self._attached.metrics(), step)
+            self._logged_at = step
 
     def _log_summary(self, trainer: Any) -> None:
         loop = trainer.fit_loop.epoch_loop
         step = max(loop._batches_that_stepped - 1, 0)  # noqa: SLF001 - as above
-        self._log(trainer, self._attached.summary(), step)
+        numbers = self._attached.summary()
+        if self._logged_at == step:  # nobody wants two points at one step
+            numbers = {k: v for k, v in numbers.items() if k not in self._attached.metrics()}
+        self._log(trainer, numbers, step)
 
     def _log(self, trainer: Any, numbers: dict[str, float], step: int) -> None:
         """Hand the numbers to the loggers.
@@ -169,7 +179,7 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
         trainer.callback_metrics.update(on_host)
         trainer.logged_metrics.update(on_host)
         for logger in trainer.loggers:
-            logger.log_metrics(numbers, step=step)
+            logger.log_metrics(metrics=numbers, step=step)
 
     def _note_stop(self, _: Finding) -> None:
         self._stop = True

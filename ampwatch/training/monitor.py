@@ -75,7 +75,8 @@ def monitor(
     closed, with a warning, so that running a notebook's cell again just works.
 
     Args:
-        model: The model, a list of models, or ``None``.
+        model: The model, a list of models, or ``None``; or an ``accelerate.Accelerator``, which has
+            prepared them, and has the scaler.
         scaler: The GradScaler, enabled or not, or an object that holds one; an engine or an
             optimizer of a framework that scales by itself (docs/scalers.md), or a ``LossScaler``;
             or ``None`` (bfloat16, float32).

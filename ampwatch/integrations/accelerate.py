@@ -8,18 +8,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from accelerate.tracking import GeneralTracker
 
 import ampwatch
-from ampwatch.errors import StateError
 from ampwatch.guard import Guard
+from ampwatch.training.monitor import monitor_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from accelerate import Accelerator
+
+logger = logging.getLogger("ampwatch")
 
 
 def track(
@@ -29,7 +32,8 @@ def track(
 
     From then on each ``accelerator.log(values, step)`` also logs ``amp/loss_scale``, ``amp/grad_norm`` and
     the others of docs/loggers.md at that step, and ``accelerator.end_training()`` ends the monitor.
-    ``accelerator.get_tracker("ampwatch")`` returns the monitor.
+    ``accelerator.get_tracker("ampwatch").tracker`` is the monitor. One of your own that watches this
+    training already is taken, and stays open at the end.
 
     Args:
         accelerator: An Accelerator that has prepared a model, and whose trackers are there already.
@@ -42,13 +46,19 @@ def track(
     Raises:
         AttachError: If nothing is prepared yet.
         SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
-        StateError: If the Accelerator is tracked already.
     """
-    if any(isinstance(one, AmpwatchTracker) and one.is_open for one in accelerator.trackers):
-        msg = "expected an Accelerator that is not tracked, got one that is; call track(accelerator) once"
-        raise StateError(msg)
-    watch = ampwatch.monitor(accelerator, **settings)
-    accelerator.trackers.append(AmpwatchTracker(accelerator, watch, keys))
+    for one in accelerator.trackers:
+        if isinstance(one, AmpwatchTracker) and one.is_open:
+            logger.warning(
+                "expected an Accelerator that is not tracked, got one that is; the second track() does"
+                " nothing"
+            )
+            return one.tracker
+    watch = monitor_of(*accelerator._models, accelerator.scaler)  # noqa: SLF001 - it has no other list
+    is_mine = watch is None
+    if watch is None:
+        watch = ampwatch.monitor(accelerator, **settings)
+    accelerator.trackers.append(AmpwatchTracker(accelerator, watch, keys, ends=is_mine))
     return watch
 
 
@@ -59,6 +69,7 @@ class AmpwatchTracker(GeneralTracker):  # type: ignore[misc] # its base may not 
         accelerator: Whose trackers.
         watch: The monitor.
         keys: The keys to log; all that are known by default.
+        ends: Whether the monitor ends with the training.
     """
 
     name = "ampwatch"
@@ -66,11 +77,17 @@ class AmpwatchTracker(GeneralTracker):  # type: ignore[misc] # its base may not 
     main_process_only = False
 
     def __init__(
-        self, accelerator: Accelerator, watch: ampwatch.Monitor, keys: Iterable[str] | None = None
+        self,
+        accelerator: Accelerator,
+        watch: ampwatch.Monitor,
+        keys: Iterable[str] | None = None,
+        *,
+        ends: bool = True,
     ) -> None:
         super().__init__()
         self._accelerator = accelerator
         self._watch = watch
+        self._ends = ends
         self._keys = None if keys is None else frozenset(keys)
         self._guard = Guard("the tracker of accelerate")
 
@@ -90,7 +107,8 @@ class AmpwatchTracker(GeneralTracker):  # type: ignore[misc] # its base may not 
 
     def finish(self) -> None:
         """End the monitor."""
-        self._watch.close()
+        if self._ends:
+            self._watch.close()
 
     def _log(self, step: int | None) -> None:
         numbers = self._watch.metrics()

@@ -272,6 +272,11 @@ class Diagnosis:
         self.last_step = LastStep(last.step, outcome, last.loss_scale, skipped)
         self._record(alike, verdict)
 
+    @property
+    def norms(self) -> Mapping[str, float]:
+        """L2 norms of the newest measured gradients by parameter, without the loss scale."""
+        return self._ranges.norms
+
     def observe(self, observation: object) -> None:
         """Take in what a sensor has learnt in the open iteration, as soon as it has.
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.news import News
     from ampwatch.settings import Settings
     from ampwatch.training.actions.base import Action, Subscription
-    from ampwatch.wire.blackbox import Box
+    from ampwatch.wire.blackbox import Box, Newest
     from ampwatch.wire.records import Finding, Record, RunIdentity, RunState
 
 logger = logging.getLogger("ampwatch")
@@ -164,6 +164,14 @@ class Outlet:
         if self._recorder is None:
             return None
         return self._remembering.run(self._recorder.box, "training", time.time_ns())
+
+    @property
+    def newest(self) -> Newest | None:
+        """The newest records; ``None`` if nothing is remembered."""
+        recorder = self._recorder
+        if recorder is None:
+            return None
+        return self._remembering.run(lambda: recorder.newest)
 
     def not_kept(self) -> list[str]:
         """Return, in sentences, what could not be remembered or written to disk."""

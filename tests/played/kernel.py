@@ -9,6 +9,7 @@ import torch
 from ampwatch.training import devices
 from ampwatch.training.kernels.choice import KERNELS
 from ampwatch.training.kernels.eager import EagerKernel
+from ampwatch.training.kernels.norms import fill_norms
 from ampwatch.training.kernels.rows import AMAX_KEY, AMIN_KEY, NO_AMIN, ROW_WORDS
 from ampwatch.training.kernels.work_units import WorkUnits
 from tests.played.machine import Entry, blocks_of, machine
@@ -33,6 +34,7 @@ class PlayedKernel:
     name = "played"
     max_binned = 0
     is_broken: Exception | None = None
+    norms = staticmethod(fill_norms)
 
     def __init__(self) -> None:
         self._units = WorkUnits(STEP, PER_PROCESSOR)

@@ -166,6 +166,7 @@ def ranges(
         "loss_scale": 1.0,
         "total_nans": 0,
         "total_infs": 0,
+        "norm": 2.0**-10,
         "flushed": 0,
         "before_step": -1,
         "before": None,

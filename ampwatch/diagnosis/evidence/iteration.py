@@ -45,6 +45,7 @@ class TensorRange(NamedTuple):
         histogram: The exponents.
         scaled: Whether the values are multiplied by the loss scale.
         span: Of an update, how many iterations it is the sum of.
+        norm: L2 norm of a gradient, scaled as it is; NaN where it was not measured.
     """
 
     topic: Topic
@@ -54,6 +55,7 @@ class TensorRange(NamedTuple):
     histogram: ExponentHistogram
     scaled: bool = False
     span: int = 1
+    norm: float = math.nan
 
 
 class SamplingCost(NamedTuple):

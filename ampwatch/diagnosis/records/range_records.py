@@ -32,6 +32,10 @@ class RangeRecorder:
         settings: ``max_modules``.
         put: Where records go.
         cost: Asked what sampling has cost and missed so far.
+
+    Attributes:
+        norms: L2 norms of the newest gradients that were measured, by parameter, without the loss
+            scale; those that are finite.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class RangeRecorder:
         self._state = {Topic.WEIGHT: -1, Topic.BUFFER: -1}
         self._left_out: dict[Topic, int] = {}
         self._written_ns: dict[Topic, int] = {}
+        self.norms: dict[str, float] = {}
 
     def record(self, iteration: Iteration, judged: Gradients) -> None:
         """Write the records of one iteration, if anything was measured in it.
@@ -89,7 +94,13 @@ class RangeRecorder:
             for module, ranges in by_module.items()
         ]
         if topic is Topic.GRADIENT:
-            self._put(self._of_module(iteration, topic, ALL_MODULES, every, judged, everything))
+            together = self._of_module(iteration, topic, ALL_MODULES, every, judged, everything)
+            if topic in iteration.incomplete:
+                together.norm = math.nan  # that of some of the gradients would pass for all of them
+            self._put(together)
+            scale = together.loss_scale
+            norms = ((r.name, r.norm / scale) for r in every if scale)
+            self.norms = {name: norm for name, norm in norms if math.isfinite(norm)}
         self._left_out[topic] = max(0, len(records) - self._most)
         if self._left_out[topic]:
             records.sort(key=_trouble, reverse=True)
@@ -132,6 +143,7 @@ class RangeRecorder:
             loss_scale=_loss_scale(iteration, topic),
             total_nans=nans,
             total_infs=infs,
+            norm=math.sqrt(sum(r.norm**2 for r in ranges)),
             flushed=-1 if flush.zeros is None else flush.zeros,
             before_step=flush.step,
             before=flush.whole,

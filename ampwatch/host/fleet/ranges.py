@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import GradientHistory, unscaled
 from ampwatch.host.fleet.histogram import Histogram
-from ampwatch.host.fleet.limits import finite_amax, headroom, limit_of, lost_share
 from ampwatch.host.fleet.module_map import ModuleMap
 from ampwatch.host.fleet.modules import Modules
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.trouble import Trouble, judged, notable, worst
 from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, narrowest_half
 from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
+from ampwatch.report.limits import finite_amax, headroom, limit_of, lost_share
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
 if TYPE_CHECKING:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Literal
 
-from ampwatch.host.fleet.limits import finite_amax
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, part
 from ampwatch.numerics.whatif import Fit
+from ampwatch.report.limits import finite_amax
+from ampwatch.report.logged import gradient_norm
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.ranges import Recommendation
+    from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
-    from ampwatch.wire.records import SamplingRecord
+    from ampwatch.wire.records import RangeRecord, SamplingRecord
 
 
 def _nonfinite(totals: SamplingRecord | None) -> Table:
@@ -67,6 +71,18 @@ def _checked(elements: int) -> int | None:
     return elements if elements >= 0 else None
 
 
+def _of_newest(read: Callable[[RangeRecord], float | None]) -> Reader:
+    """Return a reader of the newest sample of all gradients together."""
+    return _NEWEST.one(lambda record: None if record is None else read(record))
+
+
+def _underflow(rank: RankView) -> float | None:
+    newest = rank.ranges.newest(Topic.GRADIENT)
+    return None if newest is None else rank.ranges.lost_share(newest)
+
+
+_NEWEST = part(lambda rank: rank.ranges.newest(Topic.GRADIENT))
+
 GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_elements_total",
@@ -97,6 +113,36 @@ GRADIENTS: tuple[Metric, ...] = (
         "counter",
         "Gradient elements looked at that are NaN or infinite.",
         TOTALS.or_none.by("kind", read=_nonfinite),
+    ),
+    Metric(
+        "ampwatch_gradient_sample_step",
+        "gauge",
+        "Iteration of the newest sample of gradients, from 0, that was recorded.",
+        _of_newest(lambda newest: newest.step),
+    ),
+    Metric(
+        "ampwatch_gradient_norm",
+        "gauge",
+        "L2 norm of all gradients of the rank in the newest sample, without the loss scale, before clipping; absent if one of them was not finite. Of a sharded model that of the shards of the rank.",
+        _of_newest(gradient_norm),
+    ),
+    Metric(
+        "ampwatch_gradient_underflow_ratio",
+        "gauge",
+        "Share of the gradient elements of the newest sample that are zero only because of the dtype of autocast (their own without one): what ampwatch_gradient_underflow_elements_total counts. Absent where it is not known.",
+        PER_RANK.one(_underflow),
+    ),
+    Metric(
+        "ampwatch_gradient_zero_ratio",
+        "gauge",
+        "Share of the finite gradient elements of the newest sample that are zero.",
+        _of_newest(lambda newest: newest.histogram.zero_share if newest.histogram.binned else None),
+    ),
+    Metric(
+        "ampwatch_gradient_sample_nonfinite_elements",
+        "gauge",
+        "Gradient elements of the newest sample that are NaN or infinite.",
+        _of_newest(lambda newest: newest.histogram.nonfinite),
     ),
     Metric(
         "ampwatch_gradient_magnitude",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.limits import finite_amax
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK, ROOT_MODULE, per_module
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.report.limits import finite_amax
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

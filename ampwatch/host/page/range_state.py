@@ -10,9 +10,9 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.host.fleet.gradients import unscaled
-from ampwatch.host.fleet.limits import finite_amax
 from ampwatch.host.fleet.trouble import nonfinite
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.report.limits import finite_amax
 from ampwatch.report.words import number, plural
 from ampwatch.wire.records import Topic
 

@@ -50,3 +50,16 @@ class Kernel(Protocol):
         Cost:
             One pass over the pieces; the host waits for no device.
         """
+
+    def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:
+        """Fill ``out[i]`` with the L2 norm of ``pieces[i]``; NaN of a dtype of float8.
+
+        Infinite or NaN where an element is, and infinite beyond the largest float32.
+
+        Args:
+            pieces: As for ``measure``.
+            out: float32, at least one element per piece, contiguous, on the same device.
+
+        Cost:
+            One pass over the pieces; the host waits for no device.
+        """

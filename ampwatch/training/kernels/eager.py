@@ -19,6 +19,7 @@ import torch
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
 from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels.norms import fill_norms
 from ampwatch.training.kernels.rows import (
     AMAX_KEY,
     NANS,
@@ -130,6 +131,8 @@ class EagerKernel:
     def __init__(self) -> None:
         self._scratch: dict[torch.device, _Scratch] = {}
         self._words: dict[torch.dtype, Tensor] = {}
+
+    norms = staticmethod(fill_norms)
 
     @torch.no_grad()
     def measure(

@@ -9,6 +9,7 @@ import torch
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.training import devices
 from ampwatch.training.kernels import fused_device
+from ampwatch.training.kernels.norms import fill_norms
 from ampwatch.training.kernels.work_units import WorkUnits
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class TritonKernel:
 
     def __init__(self) -> None:
         self._units = WorkUnits(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
+
+    norms = staticmethod(fill_norms)
 
     def measure(
         self,

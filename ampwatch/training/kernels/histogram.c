@@ -354,6 +354,67 @@ DEFINE_IS_FINITE(ampwatch_is_finite_float32, uint32_t, KEY_MASK, INF_KEY)
 DEFINE_IS_FINITE(ampwatch_is_finite_float16, uint16_t, 0x7fff, 0x7c00)
 DEFINE_IS_FINITE(ampwatch_is_finite_bfloat16, uint16_t, 0x7fff, 0x7f80)
 
+/* The sum of squares of a dtype. Squares of float32 fit into double, and SUMS of them are added up
+ * side by side: a compiler may not reorder the additions of a single one. */
+enum { SUMS = 16 };
+
+#define DEFINE_SUM_OF_SQUARES(name, type, load)                                \
+    static double name(const type *values, int64_t numel)                      \
+    {                                                                          \
+        double sums[SUMS] = {0}, sum = 0;                                      \
+        int64_t whole = numel - numel % SUMS;                                  \
+        for (int64_t begin = 0; begin < whole; begin += SUMS)                  \
+            for (int k = 0; k < SUMS; k++) {                                   \
+                double value = load(values[begin + k]);                        \
+                sums[k] += value * value;                                      \
+            }                                                                  \
+        for (int64_t i = whole; i < numel; i++) {                              \
+            double value = load(values[i]);                                    \
+            sum += value * value;                                              \
+        }                                                                      \
+        for (int k = 0; k < SUMS; k++) sum += sums[k];                         \
+        return sum;                                                            \
+    }
+
+static float float_of_bits(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+#define AS_IT_IS(value) (value)
+#define OF_BFLOAT16(half) float_of_bits((uint32_t)(half) << 16)
+
+DEFINE_SUM_OF_SQUARES(squares_of_float64, double, AS_IT_IS)
+DEFINE_SUM_OF_SQUARES(squares_of_float32, float, AS_IT_IS)
+DEFINE_SUM_OF_SQUARES(squares_of_bfloat16, uint16_t, OF_BFLOAT16)
+
+static double squares_of_float16(const uint16_t *values, int64_t numel)
+{
+    uint32_t bits[BLOCK];
+    double sum = 0;
+    for (int64_t begin = 0; begin < numel; begin += BLOCK) {
+        int n = numel - begin < BLOCK ? (int)(numel - begin) : BLOCK;
+        from_float16(values + begin, n, bits);
+        sum += squares_of_float32((const float *)(const void *)bits, n);
+    }
+    return sum;
+}
+
+/* The sum of the squares of each tensor, NaN of a format of 8 bits: its values need a scale. */
+void ampwatch_squares(int64_t count, const void *const *data, const int64_t *numel,
+                      const uint8_t *dtype, double *sums)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (dtype[i] == FLOAT64) sums[i] = squares_of_float64(data[i], numel[i]);
+        else if (dtype[i] == FLOAT32) sums[i] = squares_of_float32(data[i], numel[i]);
+        else if (dtype[i] == FLOAT16) sums[i] = squares_of_float16(data[i], numel[i]);
+        else if (dtype[i] == BFLOAT16) sums[i] = squares_of_bfloat16(data[i], numel[i]);
+        else sums[i] = __builtin_nan("");
+    }
+}
+
 /* Fill a row per tensor. words: a table per dtype from FLOAT8 on. */
 void ampwatch_measure(int64_t count, const void *const *data, const int64_t *numel,
                       const uint8_t *dtype, const int64_t *stride,

@@ -7,6 +7,7 @@ has. Where there is no compiler, there is no native kernel.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -64,6 +65,9 @@ class NativeKernel:
         # the GIL is released for the time of the call.
         self._measure.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 6]
         self._measure.restype = None
+        self._squares = library.ampwatch_squares
+        self._squares.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 4]
+        self._squares.restype = None
         self.finite_checks = _finite_checks(library)
 
     def measure(
@@ -93,6 +97,18 @@ class NativeKernel:
         # `arrays` keeps the buffers alive until the call has returned; addresses alone would not.
         addresses = [values.buffer_info()[0] for values in arrays]
         self._measure(len(pieces), *addresses, rows.data_ptr())
+
+    def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:
+        """Fill ``out[i]`` with the L2 norm of ``pieces[i]`` (``base.Kernel.norms``)."""
+        arrays = (
+            array("Q", [piece.data_ptr() for piece in pieces]),
+            array("q", [piece.numel() for piece in pieces]),
+            array("B", [_CODES[piece.dtype] for piece in pieces]),
+            array("d", bytes(8 * len(pieces))),
+        )
+        self._squares(len(pieces), *(values.buffer_info()[0] for values in arrays))
+        norms = (ctypes.c_float * len(pieces)).from_address(out.data_ptr())
+        norms[:] = [math.sqrt(square) for square in arrays[-1]]
 
 
 def _finite_checks(library: ctypes.CDLL) -> dict[torch.dtype, FiniteCheck]:

@@ -22,7 +22,7 @@ from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
 from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, pinned
-from ampwatch.training.transfer.slabs import Landing, RowLabel, Slab
+from ampwatch.training.transfer.slabs import NORM_BYTES, Landing, RowLabel, Slab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,12 +70,14 @@ class How(NamedTuple):
             are still found among all elements. 0 takes as many as the kernel bears.
         gate: A device scalar; where it reads 0 nothing is measured. Tensors of other devices
             are left alone.
+        with_norms: Whether their L2 norms are measured as well: another pass.
     """
 
     scaled: bool = False
     span: int = 1
     most: int = 0
     gate: Tensor | None = None
+    with_norms: bool = False
 
 
 WHOLE = How()
@@ -170,6 +172,7 @@ class Measuring:
         self._slabs: dict[torch.device, tuple[Slab, ...]] = {}
         self._free: dict[torch.device, list[Slab]] = {}
         self._scratch: Tensor | None = None
+        self._norms: Tensor | None = None
         self.open = Sample()
         # Of all samples that anybody still holds; what an interrupt has lost is none of them.
         # No WeakSet: Python swallows an interrupt that comes in the callback of a weak reference.
@@ -217,7 +220,7 @@ class Measuring:
         """Return the rows of a slab that the memory has room for, which is left now."""
         host, device = (int(SLABS_SHARE * left) // SLABS for left in self._memory.left())
         block = pinned(host + 1) // 2  # the largest that is no larger
-        return min(block, device) // ROW_BYTES
+        return min(block, device) // (ROW_BYTES + NORM_BYTES)
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of the slabs, and of the rows of host tensors."""
@@ -285,9 +288,16 @@ class Measuring:
             some = pieces[begin : begin + HOST_ROWS]
             # Rounded up, so that no more than ``most`` elements go into the bins.
             stride = [-(-p.tensor.numel() // most) for p in some] if most else None
-            kernel.measure([p.tensor for p in some], self._scratch, stride=stride)
+            tensors = [p.tensor for p in some]
+            kernel.measure(tensors, self._scratch, stride=stride)
+            norms = 0
+            if how.with_norms:
+                if self._norms is None:
+                    self._norms = torch.empty(HOST_ROWS, dtype=torch.float32, device="cpu")
+                kernel.norms(tensors, self._norms)
+                norms = self._norms.data_ptr()
             # Read at once: the next round overwrites the scratch rows.
-            self.open.ranges += _landing(topic, how, some).read(address)
+            self.open.ranges += _landing(topic, how, some).read(address, norms)
 
     def _measure_on_device(
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
@@ -366,4 +376,5 @@ def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:
     rows = [
         RowLabel(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces
     ]
-    return Landing(topic, how.scaled, how.span, how.gate is not None, rows)
+    is_gated = how.gate is not None
+    return Landing(topic, how.scaled, how.span, is_gated, how.with_norms, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from ampwatch.training.devices import Event, Link
     from ampwatch.training.kernels.base import Kernel
     from ampwatch.wire.records import Topic
+
+NORM_BYTES = 4
+"""Size of a norm, a float32."""
 
 TIMED_CALLS = 16
 """Measurements of a slab whose time on the device is taken; the rest counts as their mean."""
@@ -56,6 +60,7 @@ class Landing:
         scaled: Whether the values are multiplied by the loss scale.
         span: Number of iterations that updates are the sum of.
         gated: Whether a device scalar had to be non-zero for the values to be measured.
+        with_norms: Whether their L2 norms were measured.
         rows: Label of each row; rows of one tensor follow one another.
     """
 
@@ -63,19 +68,29 @@ class Landing:
     scaled: bool
     span: int
     gated: bool
+    with_norms: bool
     rows: list[RowLabel]
 
-    def read(self, address: int) -> Iterator[TensorRange]:
-        """Yield the rows that lie at ``address`` under their names."""
+    def read(self, address: int, norms: int) -> Iterator[TensorRange]:
+        """Yield the rows that lie at ``address`` under their names.
+
+        Args:
+            address: Of the first row.
+            norms: Address of the norm of the first, a float32; not read without ``with_norms``.
+        """
         held: list[ExponentHistogram] = []
+        squares = nothing = 0.0 if self.with_norms else math.nan
         for index, row in enumerate(self.rows):
             words = ctypes.string_at(address + index * ROW_BYTES, ROW_BYTES)
             held.append(decode(words, row.dtype, row.numel))
+            if self.with_norms:
+                squares += ctypes.c_float.from_address(norms + index * NORM_BYTES).value ** 2
             following = self.rows[index + 1 : index + 2]
             if following and following[0].number == row.number:
                 continue
             histogram = merged(held) if len(held) > 1 else held[0]
-            held = []
+            norm = math.sqrt(squares)
+            held, squares = [], nothing
             # Behind a closed gate the kernel has left the row empty: nothing was measured.
             if not self.gated or histogram.binned or histogram.nonfinite:
                 yield TensorRange(
@@ -86,6 +101,7 @@ class Landing:
                     histogram,
                     self.scaled,
                     self.span,
+                    norm,
                 )
 
 
@@ -108,7 +124,10 @@ class Slab:
         self._link = link
         self._rows = torch.empty((num_rows, ROW_WORDS), dtype=torch.int32, device=device)
         # Pinned as float32 by the link, and read as the words they are: a view has the same bytes.
-        self._pinned = link.landing_place(num_rows * ROW_WORDS).view(torch.int32)
+        pinned = link.landing_place(num_rows * (ROW_WORDS + 1))
+        self._pinned = pinned[: num_rows * ROW_WORDS].view(torch.int32)
+        self._pinned_norms = pinned[num_rows * ROW_WORDS :]
+        self._norms = torch.empty(num_rows, dtype=torch.float32, device=device)
         self._event: Event = link.make_event(device)
         self._timers = [
             (link.make_timer(device), link.make_timer(device)) for _ in range(TIMED_CALLS)
@@ -119,7 +138,7 @@ class Slab:
     @property
     def nbytes(self) -> int:
         """Bytes of the rows, on the device and again in pinned memory. Unit: B."""
-        return self._rows.nbytes
+        return self._rows.nbytes + self._norms.nbytes
 
     def warm_up(self, kernel: Kernel) -> None:
         """Have all compiled that mixed-precision training launches.
@@ -127,7 +146,9 @@ class Slab:
         Cost: about a second for each of its dtypes, once on a machine.
         """
         for dtype in dtypes_of(OF_TRAINING):
-            kernel.measure([torch.zeros(16, dtype=dtype, device=self._device)], self._rows)
+            zeros = [torch.zeros(16, dtype=dtype, device=self._device)]
+            kernel.measure(zeros, self._rows)
+            kernel.norms(zeros, self._norms)
         # Of a kernel for GPUs the part that reads a gate is the same for all dtypes.
         gate = torch.zeros(1, device=self._device)
         kernel.measure([torch.zeros(16, device=self._device)], self._rows, gate=gate)
@@ -150,6 +171,8 @@ class Slab:
         for begin, _ in timers:
             begin.record(stream)
         kernel.measure(tensors, self._rows[self._used :], gate=gate)
+        if landing.with_norms:
+            kernel.norms(tensors, self._norms[self._used :])
         for _, end in timers:
             end.record(stream)
         if timers:
@@ -161,6 +184,9 @@ class Slab:
         """Copy the used rows to the host, in stream order."""
         used = self._used * ROW_WORDS
         self._pinned[:used].copy_(self._rows.view(-1)[:used], non_blocking=True)
+        if any(landing.with_norms for landing in self._landings):
+            norms = self._norms[: self._used]
+            self._pinned_norms[: self._used].copy_(norms, non_blocking=True)
         self._event.record(self._link.stream(self._device))
 
     def has_arrived(self) -> bool:
@@ -169,10 +195,11 @@ class Slab:
 
     def take(self) -> Iterator[TensorRange]:
         """Yield the measurements that have arrived."""
-        address = self._pinned.data_ptr()
+        address, norms = self._pinned.data_ptr(), self._pinned_norms.data_ptr()
         for landing in self._landings:
-            yield from landing.read(address)
+            yield from landing.read(address, norms)
             address += len(landing.rows) * ROW_BYTES
+            norms += len(landing.rows) * NORM_BYTES
 
     def spent_ns(self) -> tuple[int, int]:
         """Return the device time of the measurements that have arrived, and what of it counts.

@@ -8,6 +8,7 @@ gets there. No torch here, and no Prometheus: a box is read on any machine.
 from __future__ import annotations
 
 from ampwatch.wire.blackbox.box import Box
+from ampwatch.wire.blackbox.newest import Newest
 from ampwatch.wire.blackbox.recorder import Recorder
 
-__all__ = ["Box", "Recorder"]
+__all__ = ["Box", "Newest", "Recorder"]

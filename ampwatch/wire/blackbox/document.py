@@ -304,7 +304,7 @@ def _plain_histogram(value: object) -> ExponentHistogram | None:
 
 
 _ADDED: dict[type[Any], dict[str, Any]] = {
-    RangeRecord: {"flushed": -1, "before_step": -1, "before": None}
+    RangeRecord: {"norm": math.nan, "flushed": -1, "before_step": -1, "before": None}
 }
 """Members that files of older releases lack, and what is read for them."""
 

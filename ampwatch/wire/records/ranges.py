@@ -51,6 +51,8 @@ class RangeRecord:
             without loss scaling, and for everything else.
         total_nans: NaN elements seen under this topic and module so far.
         total_infs: Infinite elements seen under this topic and module so far.
+        norm: L2 norm of all elements, scaled as they are; NaN of what is no gradient of a parameter, and
+            where it is not known. Infinite or NaN where an element is.
         flushed: Zeros of a gradient that were values before its format flushed them; -1 if that
             is not known, as of what never was anything but zeros. 0 for what is no gradient.
         before_step: Iteration that the oldest part of ``before`` is of; -1 without one.
@@ -68,6 +70,7 @@ class RangeRecord:
     loss_scale: float
     total_nans: Count
     total_infs: Count
+    norm: float
     flushed: CountOrUnknown
     before_step: CountOrUnknown
     before: ExponentHistogram | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -255,3 +256,30 @@ def test_a_processor_that_flushes_subnormal_numbers_changes_nothing(
         torch.set_flush_denormal(False)
 
     assert flushing == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_norms_are_those_of_float64(kernel: Kernel, dtype: torch.dtype) -> None:
+    """Of lengths around what is added up side by side, and of squares that float16 cannot hold."""
+    generator = torch.Generator().manual_seed(0)
+    pieces = [(torch.randn(n, generator=generator) * 900).to(dtype) for n in (1, 15, 17, 4097)]
+    norms = torch.full((5,), -1.0)
+
+    kernel.norms(pieces, norms)
+
+    expected = torch.stack([piece.double().norm() for piece in pieces]).float()
+    torch.testing.assert_close(norms[:4], expected, rtol=1e-5, atol=0.0)
+    assert norms[4] == -1.0
+
+
+def test_norms_say_what_is_not_finite_and_nothing_of_codes(kernel: Kernel) -> None:
+    """A code of float8 is to be multiplied by a scale that is elsewhere."""
+    codes = torch.ones(4).to(torch.float8_e4m3fn)
+    pieces = [torch.tensor([1.0, math.inf]), torch.tensor([math.nan, 1.0]), codes, torch.ones(4)]
+    norms = torch.zeros(4)
+
+    kernel.norms(pieces, norms)
+
+    assert norms[0] == math.inf
+    assert norms[1:3].isnan().all()
+    assert norms[3] == 2.0

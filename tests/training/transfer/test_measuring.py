@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 from weakref import getweakrefs
 
@@ -297,6 +298,9 @@ class Compiled:
     def measure(self, pieces: Any, rows: Any, *, stride: Any = None, gate: Any = None) -> None:
         self.dtypes |= {piece.dtype for piece in pieces}
 
+    def norms(self, pieces: Any, out: Any) -> None:
+        pass
+
 
 def test_what_is_slow_can_be_done_at_set_up() -> None:
     """Memory is pinned and the kernel compiled before the first step; on the host not at all."""
@@ -347,3 +351,18 @@ def test_no_code_runs_where_a_sample_is_freed() -> None:
     measuring = Measuring(lambda _device: EagerKernel(), 8)
 
     assert [known.__callback__ for known in getweakrefs(measuring.open)] == [None]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_norms_travel_with_their_measurement(*, on_device: bool) -> None:
+    """Those of one sample, of tensors that have one, also beside what is measured without."""
+    device = Device()
+    device.link.arrived = True
+    measuring = device.measuring if on_device else host()
+    measuring.measure(Topic.WEIGHT, named([8.0]))
+    measuring.measure(Topic.GRADIENT, named([3.0, 4.0], [math.inf], [0.0]), How(with_norms=True))
+
+    norms = [r.norm for r in taken(measuring)]
+
+    assert math.isnan(norms[0])
+    assert norms[1:] == [5.0, math.inf, 0.0]

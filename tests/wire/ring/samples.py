@@ -108,6 +108,7 @@ def ranges(module: str = "encoder.0", counts: tuple[int, ...] = (1, 0, 300)) -> 
         loss_scale=65536.0,
         total_nans=4,
         total_infs=5,
+        norm=0.25,
     )
 
 

@@ -157,7 +157,7 @@ def test_a_file_that_is_removed_stays_readable(
     assert reader.poll() == [step(1)]
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5, 1024, 65535])
+@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5, 6, 1024, 65535])
 def test_another_layout_is_refused_with_both_versions_and_what_to_do(
     version: int, tmp_path: Path
 ) -> None:
@@ -166,8 +166,8 @@ def test_another_layout_is_refused_with_both_versions_and_what_to_do(
     struct.pack_into("=H", ring, 8, version)
     (tmp_path / "ring").write_bytes(ring)
 
-    behind = "an older .* that of the training" if version < 6 else "a newer .* that of the daemon"
-    with pytest.raises(RingError, match=rf"ring of layout 6, got layout {version} of {behind}"):
+    behind = "an older .* that of the training" if version < 7 else "a newer .* that of the daemon"
+    with pytest.raises(RingError, match=rf"ring of layout 7, got layout {version} of {behind}"):
         RingReader(tmp_path / "ring")
 
 

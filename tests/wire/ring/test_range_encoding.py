@@ -58,6 +58,7 @@ records = st.builds(
     st.just(0.0) | st.floats(2.0**-149, 2.0**128),
     totals,
     totals,
+    st.floats(0.0, 1e308),
     st.just(-1),
     st.integers(-1, 2**63 - 1),
     st.none() | histograms(),
@@ -98,6 +99,7 @@ def test_the_bytes_are_the_documented_ones() -> None:
         65536.0,
         4,
         5,
+        0.25,
         0,
         -1,
         None,
@@ -125,7 +127,7 @@ def test_counts_take_the_bytes_that_the_largest_needs(width: int) -> None:
 
     _, payload = encode(record, LIMIT)
 
-    num_counts, planes = msgpack.decode(payload)[13]
+    num_counts, planes = msgpack.decode(payload)[14]
     assert (num_counts, len(planes)) == (3, 3 * width)
     assert decode(RecordKind.RANGE, payload) == record
 

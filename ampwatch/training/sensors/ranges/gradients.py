@@ -10,7 +10,7 @@ from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
 from ampwatch.training.private import DECIDES_ON_DEVICE, states_of_optimizers
-from ampwatch.training.transfer.measuring import WHOLE, How, Item
+from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.training.transfer.readback import host_scalar
 from ampwatch.wire.records import Topic
 
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     )
     from ampwatch.training.iteration.context import Context
 
-SCALED = How(scaled=True)
+SCALED = How(scaled=True, with_norms=True)
+UNSCALED = How(with_norms=True)
 
 
 @dataclass(slots=True)
@@ -183,7 +184,7 @@ class DirectGradientSensor(_Gradients):
         """Measure the gradients that an optimizer is about to step with."""
         is_wanted = Topic.GRADIENT in self._governor.wanted and not self._knows_scale
         if is_wanted and self._registry.index_of(event.optimizer) is not None:
-            self._measure(event.optimizer, WHOLE)
+            self._measure(event.optimizer, UNSCALED)
 
     def backward_began(self, event: BackwardBegan) -> Callable[[], None] | None:
         """Measure once backward has ended."""

@@ -1,0 +1,333 @@
+"""The numbers of a training as a flat dictionary, for the logger that its user has already.
+
+One row a number: its key, its unit, what it says, and the PromQL that has the same number of a
+daemon. ``docs/logged-metrics.md`` is printed from the rows
+(``python -m ampwatch.report.logged``). Keys
+and units are frozen once released.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.numerics.formats import narrowest_half
+from ampwatch.report.limits import finite_amax, limit_of, lost_share
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.wire.blackbox import Newest
+    from ampwatch.wire.records import RangeRecord
+
+PREFIX = "amp/"
+"""Begins every key: loggers put what stands before a slash into a group of its own."""
+
+
+def _of_step(name: str) -> Callable[[Newest], float | None]:
+    """Return a reader of an attribute of the newest iteration."""
+
+    def read(newest: Newest) -> float | None:
+        return None if newest.step is None else float(getattr(newest.step, name))
+
+    return read
+
+
+def _finite(read: Callable[[Newest], float | None]) -> Callable[[Newest], float | None]:
+    """Return a reader that knows nothing where a number is NaN, by which records say that."""
+
+    def known(newest: Newest) -> float | None:
+        value = read(newest)
+        return None if value is None or math.isnan(value) else value
+
+    return known
+
+
+def _skipped_steps(newest: Newest) -> float | None:
+    if newest.step is None:
+        return None
+    return float(sum(sum(record.total_skipped) for record in newest.optimizers))
+
+
+def _skipped(newest: Newest) -> float | None:
+    return None if newest.step is None else float(newest.step.consecutive_skips > 0)
+
+
+def _sample_step(newest: Newest) -> float | None:
+    return None if newest.gradient is None else float(newest.gradient.step)
+
+
+def _norm(newest: Newest) -> float | None:
+    return None if newest.gradient is None else gradient_norm(newest.gradient)
+
+
+def _scaled_amax(newest: Newest) -> float | None:
+    return None if newest.gradient is None else finite_amax(newest.gradient)
+
+
+def _underflow_share(newest: Newest) -> float | None:
+    record = newest.gradient
+    if record is None:
+        return None
+    autocast = narrowest_half(newest.autocast_dtypes)
+    return lost_share(record, limit_of(record, autocast))
+
+
+def _zero_share(newest: Newest) -> float | None:
+    record = newest.gradient
+    return record.histogram.zero_share if record is not None and record.histogram.binned else None
+
+
+def _nonfinite(newest: Newest) -> float | None:
+    return None if newest.gradient is None else float(newest.gradient.histogram.nonfinite)
+
+
+def _findings(newest: Newest) -> float:
+    return float(len(newest.findings))
+
+
+def _critical(newest: Newest) -> float:
+    return float(sum(finding.severity is Severity.CRITICAL for finding in newest.findings))
+
+
+class LoggedMetric(NamedTuple):
+    """One number that is handed to loggers.
+
+    Attributes:
+        key: Its key.
+        unit: Its unit; ``1`` for a share, a flag or a number without a unit.
+        says: What it says.
+        promql: The same number in Prometheus, for one run and rank.
+        read: Returns it; ``None`` if it is not known, and then there is no such key.
+    """
+
+    key: str
+    unit: str
+    says: str
+    promql: str
+    read: Callable[[Newest], float | None]
+
+
+METRICS: tuple[LoggedMetric, ...] = (
+    LoggedMetric(
+        "amp/step",
+        "iterations",
+        "The newest iteration whose values have arrived, from 0: what all but the sampled numbers are of.",
+        "ampwatch_steps_total - 1",
+        _of_step("step"),
+    ),
+    LoggedMetric(
+        "amp/loss_scale",
+        "1",
+        "Loss scale after that iteration; absent without an enabled scaler.",
+        "ampwatch_loss_scale",
+        _finite(_of_step("loss_scale")),
+    ),
+    LoggedMetric(
+        "amp/skipped",
+        "1",
+        "1 if a step of an optimizer was skipped in that iteration, else 0.",
+        "ampwatch_optimizer_consecutive_skipped_steps > bool 0",
+        _skipped,
+    ),
+    LoggedMetric(
+        "amp/skipped_steps",
+        "steps",
+        "Steps of all optimizers that were skipped so far.",
+        "sum by (run, rank) (ampwatch_optimizer_steps_skipped_total)",
+        _skipped_steps,
+    ),
+    LoggedMetric(
+        "amp/consecutive_skips",
+        "iterations",
+        "Length of the run of skipped iterations that ends with that one.",
+        "ampwatch_optimizer_consecutive_skipped_steps",
+        _of_step("consecutive_skips"),
+    ),
+    LoggedMetric(
+        "amp/growths",
+        "1",
+        "Times the scaler grew the loss scale so far.",
+        "ampwatch_loss_scale_growths_total",
+        _of_step("total_growths"),
+    ),
+    LoggedMetric(
+        "amp/backoffs",
+        "1",
+        "Times the scaler reduced the loss scale so far.",
+        "ampwatch_loss_scale_backoffs_total",
+        _of_step("total_backoffs"),
+    ),
+    LoggedMetric(
+        "amp/loss",
+        "1",
+        "Newest loss handed to the scaler, unscaled; NaN or infinite if the loss is.",
+        "ampwatch_loss",
+        lambda newest: newest.loss,
+    ),
+    LoggedMetric(
+        "amp/step_seconds",
+        "s",
+        "Wall time from the end of the iteration before to the end of that one.",
+        "",
+        _finite(_of_step("duration_s")),
+    ),
+    LoggedMetric(
+        "amp/overhead_seconds",
+        "s",
+        "Time that ampwatch took of the training thread so far.",
+        "ampwatch_overhead_seconds_total",
+        lambda newest: None if newest.step is None else newest.step.overhead_ns / 1e9,
+    ),
+    LoggedMetric(
+        "amp/sample_step",
+        "iterations",
+        "The newest iteration in which gradients were measured: what the numbers below are of. Absent, like them, at level `light` and before the first.",
+        "ampwatch_gradient_sample_step",
+        _sample_step,
+    ),
+    LoggedMetric(
+        "amp/grad_norm",
+        "1",
+        "L2 norm of all gradients of this rank, without the loss scale, before clipping; absent where one of them is not finite.",
+        "ampwatch_gradient_norm",
+        _norm,
+    ),
+    LoggedMetric(
+        "amp/scaled_grad_amax",
+        "1",
+        "Largest finite magnitude of a gradient, times the loss scale.",
+        "ampwatch_scaled_gradient_amax",
+        _scaled_amax,
+    ),
+    LoggedMetric(
+        "amp/underflow_share",
+        "1",
+        "Share of the gradient elements that are zero only because of the dtype of autocast (their own without one).",
+        "ampwatch_gradient_underflow_ratio",
+        _underflow_share,
+    ),
+    LoggedMetric(
+        "amp/zero_share",
+        "1",
+        "Share of the gradient elements that are zero.",
+        "ampwatch_gradient_zero_ratio",
+        _zero_share,
+    ),
+    LoggedMetric(
+        "amp/nonfinite_elements",
+        "elements",
+        "Elements of the gradients that are NaN or infinite.",
+        "ampwatch_gradient_sample_nonfinite_elements",
+        _nonfinite,
+    ),
+    LoggedMetric(
+        "amp/findings",
+        "1",
+        "Findings so far, one for each kind and place.",
+        "sum by (run, rank) (ampwatch_findings) or 0 * sum by (run, rank) (ampwatch_steps_total)",
+        _findings,
+    ),
+    LoggedMetric(
+        "amp/critical_findings",
+        "1",
+        "Those of them that are critical.",
+        'sum by (run, rank) (ampwatch_findings{severity="critical"}) or 0 * sum by (run, rank) (ampwatch_steps_total)',
+        _critical,
+    ),
+)
+"""The numbers of the newest iteration."""
+
+
+def _steps(newest: Newest) -> float | None:
+    return None if newest.step is None else newest.step.step + 1.0
+
+
+def _skipped_share(newest: Newest) -> float | None:
+    steps = sum(record.total_steps for record in newest.optimizers)
+    skipped = _skipped_steps(newest)
+    return skipped / steps if steps and skipped is not None else None
+
+
+def _overhead_share(newest: Newest) -> float | None:
+    if newest.step is None or newest.step.time_ns <= newest.started_ns:
+        return None
+    return newest.step.overhead_ns / (newest.step.time_ns - newest.started_ns)
+
+
+TOTALS: tuple[LoggedMetric, ...] = (
+    LoggedMetric(
+        "amp/steps",
+        "iterations",
+        "Iterations of the run.",
+        "ampwatch_steps_total",
+        _steps,
+    ),
+    LoggedMetric(
+        "amp/skipped_share",
+        "1",
+        "Share of the steps of all optimizers that were skipped.",
+        "sum by (run, rank) (ampwatch_optimizer_steps_skipped_total) / sum by (run, rank) (ampwatch_optimizer_steps_total)",
+        _skipped_share,
+    ),
+    LoggedMetric(
+        "amp/overhead_share",
+        "1",
+        "Time that ampwatch took, as a share of that since `monitor()` was called.",
+        "ampwatch_overhead_seconds_total / (ampwatch_last_step_timestamp_seconds - ampwatch_run_start_timestamp_seconds)",
+        _overhead_share,
+    ),
+)
+"""What a summary of the whole run has besides."""
+
+
+def gradient_norm(record: RangeRecord) -> float | None:
+    """Return the L2 norm of measured gradients without the loss scale; ``None`` if it is not known."""
+    norm = record.norm / record.loss_scale if record.loss_scale else math.nan
+    return norm if math.isfinite(norm) else None
+
+
+def flat(newest: Newest, rows: tuple[LoggedMetric, ...] = METRICS) -> dict[str, float]:
+    """Return the numbers that are known, by key. Cost: about 10 us."""
+    values = ((row.key, row.read(newest)) for row in rows)
+    return {key: value for key, value in values if value is not None}
+
+
+_HEAD = "| key | unit | what it says | in Prometheus |\n| --- | --- | --- | --- |\n"
+
+_INTRODUCTION = f"""\
+# Logged metrics
+
+Generated from `ampwatch/report/logged.py`; change what is there, then run
+`python -m ampwatch.report.logged > docs/logged-metrics.md`.
+
+`watch.metrics()` returns these numbers as a flat dictionary of floats, and every callback and
+logger of ampwatch is handed the same ones. A number that is not known has no key. The last column
+has the PromQL that gives the same number of a daemon, for each run and rank.
+
+The keys from `amp/sample_step` on are of the newest iteration in which gradients were measured, and
+at most ten a second are recorded. All others are of the newest iteration whose values have arrived.
+
+{_HEAD}"""
+
+_SUMMARY = f"""
+`watch.summary()` has these as well, over the whole run:
+
+{_HEAD}"""
+
+
+def markdown() -> str:
+    """Return the text of ``docs/logged-metrics.md``."""
+    parts = [_INTRODUCTION, *map(_line, METRICS), _SUMMARY, *map(_line, TOTALS)]
+    return "".join(parts)
+
+
+def _line(row: LoggedMetric) -> str:
+    promql = f"`{row.promql}`" if row.promql else "not there: a histogram of all of them is"
+    return f"| `{row.key}` | {row.unit} | {row.says} | {promql} |\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(markdown())

@@ -1,0 +1,34 @@
+"""The L2 norms of tensors, by PyTorch's own ops: where they are on a device, or nothing is compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ampwatch.training.kernels.dtypes import FLOATS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+@torch.no_grad()
+def fill_norms(pieces: Sequence[Tensor], out: Tensor) -> None:
+    """Fill ``out[i]`` with the L2 norm of ``pieces[i]`` (``base.Kernel.norms``).
+
+    Cost:
+        On a device some launches for each dtype, not for each piece.
+    """
+    by_dtype: dict[torch.dtype, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        by_dtype.setdefault(piece.dtype, []).append(number)
+    norms = list(out[: len(pieces)].fill_(float("nan")).unbind())
+    for dtype, numbers in by_dtype.items():
+        if dtype not in FLOATS:
+            continue
+        # Squares of what float16 holds do not fit into it. PyTorch refuses to narrow float64.
+        wide = None if dtype is torch.float64 else torch.float32
+        found = torch._foreach_norm([pieces[n].detach() for n in numbers], 2, dtype=wide)  # noqa: SLF001 - as clip_grad_norm_ does
+        torch._foreach_copy_([norms[n] for n in numbers], found)

@@ -1,0 +1,84 @@
+"""What a logger is handed and what a real Prometheus has of the same training are one number."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.report.logged import METRICS, TOTALS
+from ampwatch.wire.rendezvous.token import TOKEN_FILE
+from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.integration.prometheus import free_port
+from tests.integration.prometheus import prometheus as run_prometheus
+from tests.integration.test_with_a_real_prometheus import CONFIG
+from tests.services import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.services
+
+TRAINING = """
+import json, sys, time
+import torch
+import ampwatch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, growth_interval=10)
+watch = ampwatch.monitor(model, scaler, run="logged", level="deep")
+for step in range(60):
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = model(torch.randn(16, 8)).float().square().mean()
+    loss = loss * 1e-7 * (float("inf") if step in (20, 21, 40) else 1.0)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    time.sleep(0.02)  # ranges are recorded ten times a second
+watch.close()
+print(json.dumps([watch.url, watch.summary()]), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_every_number_is_that_of_prometheus(tmp_path: Path) -> None:
+    """At the end of a run with skips, growths, flushed gradients and findings; all that have a query."""
+    require("prometheus")
+    place = Place(tmp_path)
+    environment = place.environment | {
+        "AMPWATCH_PORT": str(free_port()),
+        "AMPWATCH_IDLE_EXIT_SECONDS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING],
+        env=environment,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        url, summary = json.loads(process.stdout.readline())
+        config = CONFIG.format(url=url, token=place.runtime / TOKEN_FILE)
+        with run_prometheus(tmp_path, config) as prometheus:
+            eventually(lambda: prometheus.value("ampwatch_steps_total == 60"), "the last step")
+            rows = {row.key: row.promql for row in (*METRICS, *TOTALS) if row.promql}
+            values = {key: prometheus.value(promql) for key, promql in rows.items()}
+            info = place.info()
+        process.stdin.close()
+        process.wait(60)
+
+    assert info is not None
+    known = {key: value for key, value in summary.items() if key in rows}
+    assert known.keys() == rows.keys()
+    assert known["amp/underflow_share"] > 0.0
+    assert known["amp/skipped_steps"] == 3.0
+    assert values == pytest.approx(known, rel=1e-6)  # a time since 1970 has no more digits

@@ -1,0 +1,103 @@
+"""Tests of the numbers that are handed to loggers, against what a daemon exports of the same records."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ampwatch.report.logged import METRICS, PREFIX, TOTALS, flat, markdown
+from ampwatch.wire.blackbox import Recorder
+from ampwatch.wire.records import FactsRecord, Severity
+from tests.workshop.records import IDENTITY, finding, histogram, optimizer, ranges, step
+
+PAGE = Path(__file__).parents[2] / "docs" / "logged-metrics.md"
+
+
+def recorder(*records: object) -> Recorder:
+    made = Recorder(IDENTITY, 64)
+    made.put(*records)  # type: ignore[arg-type]
+    return made
+
+
+def numbers(*records: object) -> dict[str, float]:
+    return flat(recorder(*records).newest, (*METRICS, *TOTALS))
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == markdown(), (
+        "regenerate it: python -m ampwatch.report.logged > docs/logged-metrics.md"
+    )
+
+
+def test_keys_are_unique_and_stand_in_one_group() -> None:
+    keys = [row.key for row in (*METRICS, *TOTALS)]
+
+    assert len(set(keys)) == len(keys)
+    assert all(key.startswith(PREFIX) and key == key.lower() for key in keys)
+
+
+def test_what_is_not_known_has_no_key() -> None:
+    assert numbers() == {"amp/findings": 0.0, "amp/critical_findings": 0.0}
+
+
+def test_without_a_scaler_there_is_no_scale() -> None:
+    assert "amp/loss_scale" not in numbers(step(3, loss_scale=math.nan))
+    assert numbers(step(3, loss_scale=512.0))["amp/loss_scale"] == 512.0
+
+
+def test_a_loss_is_the_newest_one_even_if_later_steps_had_none() -> None:
+    found = numbers(step(3, loss=0.5, num_losses=1), step(4, loss=0.0, num_losses=0))
+
+    assert (found["amp/step"], found["amp/loss"]) == (4.0, 0.5)
+
+
+def test_a_loss_that_is_nan_is_said() -> None:
+    assert math.isnan(numbers(step(3, loss=math.nan, num_losses=1))["amp/loss"])
+
+
+def test_skips_of_all_optimizers_are_added_up() -> None:
+    one = replace(optimizer(0), total_steps=10, total_skipped=(1, 2, 0, 0))
+    other = replace(optimizer(1), total_steps=6, total_skipped=(0, 0, 0, 1))
+
+    found = numbers(step(9, consecutive_skips=2), one, other)
+
+    assert found["amp/skipped_steps"] == 4.0
+    assert found["amp/skipped_share"] == 4 / 16
+    assert (found["amp/skipped"], found["amp/consecutive_skips"]) == (1.0, 2.0)
+
+
+def test_norms_are_without_the_loss_scale() -> None:
+    found = numbers(step(9), ranges(step=7, loss_scale=1024.0, norm=512.0))
+
+    assert (found["amp/sample_step"], found["amp/grad_norm"]) == (7.0, 0.5)
+
+
+@pytest.mark.parametrize("norm", [math.nan, math.inf])
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_norm_that_is_not_known_is_absent(norm: float, scale: float) -> None:
+    assert "amp/grad_norm" not in numbers(step(9), ranges(loss_scale=scale, norm=norm))
+
+
+def test_underflow_is_of_the_format_that_gradients_go_through() -> None:
+    """Of ten elements four are below 2**-25, which float16 flushes and bfloat16 does not."""
+    record = ranges(exponents=histogram(-30, 4, *([0] * 19), 6))
+
+    assert numbers(step(1), FactsRecord({"autocast_dtype": "float16"}), record)[
+        "amp/underflow_share"
+    ] == pytest.approx(0.4)
+    assert (
+        numbers(step(1), FactsRecord({"autocast_dtype": "bfloat16"}), record)["amp/underflow_share"]
+        == 0.0
+    )
+
+
+def test_findings_are_counted_by_severity() -> None:
+    found = numbers(
+        finding(where="a", severity=Severity.CRITICAL),
+        finding(where="b", severity=Severity.WARNING),
+    )
+
+    assert (found["amp/findings"], found["amp/critical_findings"]) == (2.0, 1.0)

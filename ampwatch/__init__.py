@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from ampwatch import actions
+    from ampwatch import actions, integrations
     from ampwatch.errors import (
         AmpwatchError,
         AttachError,
@@ -55,6 +55,7 @@ __all__ = [
     "__version__",
     "actions",
     "inject",
+    "integrations",
     "monitor",
 ]
 
@@ -84,8 +85,8 @@ _HOME = {
 
 def __getattr__(name: str) -> object:
     """Load a public name from the module it lives in."""
-    if name == "actions":
-        return import_module("ampwatch.actions")
+    if name in ("actions", "integrations"):
+        return import_module(f"ampwatch.{name}")
     home = _HOME.get(name)
     if home is None:
         msg = f"module 'ampwatch' has no attribute {name!r}; it has {', '.join(__all__)}"

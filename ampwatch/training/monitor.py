@@ -77,7 +77,8 @@ def monitor(
     closed, with a warning, so that running a notebook's cell again just works.
 
     Args:
-        model: The model, a list of models, or ``None``.
+        model: The model, a list of models, or ``None``; or an ``accelerate.Accelerator``, which has
+            prepared them, and has the scaler.
         scaler: The GradScaler, enabled or not, or an object that holds one; an engine or an
             optimizer of a framework that scales by itself (docs/scalers.md), or a ``LossScaler``;
             or ``None`` (bfloat16, float32).
@@ -141,6 +142,16 @@ def watch_unasked(
     for other in tuple(_open):
         other._make_room_for(targets)  # noqa: SLF001 - same module
     return Monitor(targets, resolved, serve=serve, is_unasked=True, step=step)
+
+
+def monitor_of(*things: object) -> Monitor | None:
+    """Return the open monitor that the user has asked for and that watches one of these.
+
+    Args:
+        things: Models and scalers, the very objects that were handed to ``monitor``; ``None`` is none.
+    """
+    known = [thing for thing in things if thing is not None]
+    return next((m for m in reversed(_open) if m._watches(*known)), None)  # noqa: SLF001 - same module
 
 
 class Monitor:
@@ -371,6 +382,13 @@ class Monitor:
     def close(self) -> None:
         """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""
         self._close(RunState.FINISHED, "")
+
+    def _watches(self, *things: object) -> bool:
+        """Return whether one of these was handed to ``ampwatch.monitor``, and this came of it."""
+        if self._closed or self._is_unasked:
+            return False
+        mine = [*self.models, self._scaler, self._loss_scaler]
+        return any(thing is one for thing in things for one in mine if one is not None)
 
     def __enter__(self) -> Self:
         self._require_open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +41,10 @@ def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
 
     An engine, a wrapper or an optimizer of a framework in `training/scalers/rows.py` is taken for the
     scaler that it has, wherever it was handed in; without any, the one that the program has made is.
+    An Accelerator is taken for the models that it has prepared, and the scaler that it has.
 
     Args:
-        model: An ``nn.Module``, a list of them, or ``None``.
+        model: An ``nn.Module``, a list of them, an ``accelerate.Accelerator``, or ``None``.
         scaler: A GradScaler, an object that holds one, a ``LossScaler``, or ``None``.
         optimizer: A ``torch.optim.Optimizer``, a list of them, or ``None``.
 
@@ -56,6 +58,8 @@ def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
         )
         raise AttachError(msg)
     foreign: list[tuple[Row, Any]] = []
+    if _is_accelerator(model):
+        model, scaler = _prepared(model, scaler)
     if not isinstance(model, (list, tuple)):
         model = _without_rows(model, foreign)
     if not isinstance(optimizer, (list, tuple)):
@@ -70,6 +74,26 @@ def check_targets(model: object, scaler: object, optimizer: object) -> Targets:
     if not models and foreign and foreign[0][0].model is not None:
         models = (foreign[0][0].model(foreign[0][1]),)
     return Targets(models, checked, tuple(_innermost(o) for o in optimizers), loss_scaler)
+
+
+def _is_accelerator(thing: object) -> bool:
+    # One that the program has not loaded cannot be it.
+    kind = getattr(sys.modules.get("accelerate"), "Accelerator", None)
+    return isinstance(kind, type) and isinstance(thing, kind)
+
+
+def _prepared(accelerator: Any, scaler: object) -> tuple[Any, object]:
+    """Return what an Accelerator has prepared, and its scaler where no other was handed in."""
+    models = list(getattr(accelerator, "_models", ()))
+    if not models:
+        msg = (
+            "expected an Accelerator that has prepared a model, got one that has prepared none; call"
+            " ampwatch.monitor(accelerator) after accelerator.prepare(model, ...)"
+        )
+        raise AttachError(msg)
+    if scaler is None:
+        scaler = getattr(accelerator, "scaler", None)
+    return models[0] if len(models) == 1 else models, scaler
 
 
 def _without_rows(thing: object, foreign: list[tuple[Row, Any]], *, is_model: bool = True) -> Any:

@@ -32,9 +32,10 @@ def test_each_generated_page_is_that_of_the_code() -> None:
 
 
 def test_each_public_name_is_told_of() -> None:
-    """With a heading, or in the table of errors; `actions` by each of its own."""
+    """With a heading, or in the table of errors; `actions` by each of its own, callbacks on their pages."""
     text = api.page()
-    names = set(ampwatch.__all__) - {"__version__", "actions"}
+    names = set(ampwatch.__all__) - {"__version__", "actions", "integrations"}
+    assert "(integrations/README.md)" in text
 
     told = set(re.findall(r"^### `ampwatch\.([\w.]+)`$", text, re.MULTILINE))
     told |= set(re.findall(r"^\| `(\w+)` \| `", text, re.MULTILINE))

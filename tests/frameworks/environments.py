@@ -27,6 +27,7 @@ class Environment:
         by_torchrun: Whether torchrun starts them; else the program itself does.
         needs: Modules that have to be importable.
         truths: Findings that are made of the healthy training, and are true; and why.
+        mode: What else the program is told.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Environment:
     by_torchrun: bool = False
     needs: tuple[str, ...] = ()
     truths: tuple[tuple[str, str], ...] = ()
+    mode: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,7 @@ class Recipe:
     how: str
 
 
-CALLBACK = (
-    "`ampwatch.monitor(pl_module, trainer.precision_plugin.scaler)` in `on_fit_start` of a callback"
-)
+CALLBACK = "`callbacks=[ampwatch.integrations.{}.AmpwatchCallback()]`"
 
 ENVIRONMENTS = (
     Environment("plain", "PyTorch, plain loop", ("plain.py",)),
@@ -94,14 +94,14 @@ ENVIRONMENTS = (
         "lightning",
         "Lightning Trainer, 16-mixed",
         ("lightning_trainer.py", "1", "lightning"),
-        CALLBACK,
+        CALLBACK.format("lightning"),
         needs=("lightning",),
     ),
     Environment(
         "lightning-ddp",
         "Lightning Trainer, 16-mixed, ddp, 2 ranks",
         ("lightning_trainer.py", "2", "lightning"),
-        CALLBACK,
+        CALLBACK.format("lightning"),
         where=Where.HAND,
         ranks=2,
         needs=("lightning",),
@@ -110,7 +110,7 @@ ENVIRONMENTS = (
         "pytorch-lightning",
         "Lightning Trainer of the package pytorch-lightning",
         ("lightning_trainer.py", "1", "pytorch-lightning"),
-        CALLBACK,
+        CALLBACK.format("lightning"),
         where=Where.HAND,
         needs=("pytorch_lightning",),
     ),
@@ -118,35 +118,30 @@ ENVIRONMENTS = (
         "lightning-manual",
         "Lightning, manual optimisation",
         ("lightning_manual.py",),
-        CALLBACK,
+        CALLBACK.format("lightning"),
         where=Where.HAND,
         needs=("lightning",),
-        truths=(
-            (
-                "backward_under_autocast",
-                (
-                    "`backward_under_autocast` is said, and true: the Trainer runs all of"
-                    " `training_step` inside of autocast ([what to"
-                    " do](diagnoses/backward_under_autocast.md#the-remedy))"
-                ),
-            ),
-        ),
     ),
     Environment(
-        "fabric", "Lightning Fabric", ("fabric.py",), where=Where.HAND, needs=("lightning",)
+        "fabric",
+        "Lightning Fabric",
+        ("fabric.py",),
+        "`ampwatch.monitor(model, fabric.strategy.precision)` after `setup`",
+        where=Where.HAND,
+        needs=("lightning",),
     ),
     Environment(
         "hf-trainer",
         "transformers Trainer (GPT-2)",
         ("hf_trainer.py",),
-        "`ampwatch.monitor(model, trainer.accelerator.scaler)` in `on_train_begin` of a callback",
+        CALLBACK.format("transformers"),
         needs=("transformers",),
     ),
     Environment(
         "accelerate",
         "accelerate, accumulation over 2 batches",
         ("accelerate_loop.py",),
-        "`ampwatch.monitor(model, accelerator.scaler)` after `prepare`",
+        "`ampwatch.monitor(accelerator)` after `prepare`",
         needs=("accelerate",),
     ),
     Environment(

@@ -132,6 +132,7 @@ class Runner:
             "GLOO_SOCKET_IFNAME": "lo",
             "PROGRAM_OUT": str(out),
             "PROGRAM_FAULT": fault.value,
+            "PROGRAM_MODE": environment.mode,
             "PROGRAM_WATCH": "edit" if way is Way.EDIT else "",
             "AMPWATCH_RUN": run,
             # A program is over in less than a second: on a busy machine the usual budget would be

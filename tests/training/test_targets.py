@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -125,3 +127,38 @@ def test_a_closed_monitor_can_be_read_but_not_used_again() -> None:
         watch.on_finding(print)
     with pytest.raises(ampwatch.StateError, match="got one that is closed"), watch:
         pass
+
+
+class Accelerator:
+    """What is read of accelerate's: the real one is in the programs of tests/frameworks."""
+
+    def __init__(self, *prepared: nn.Module, scaler: torch.amp.GradScaler | None = None) -> None:
+        self._models = list(prepared)
+        self.scaler = scaler
+
+
+@pytest.fixture
+def accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("accelerate")
+    vars(module)["Accelerator"] = Accelerator
+    monkeypatch.setitem(sys.modules, "accelerate", module)
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_an_accelerator_stands_for_what_it_has_prepared_and_its_scaler() -> None:
+    """Without fp16 it has no scaler; one that is handed in goes first."""
+    one, two, scaler = nn.Linear(1, 1), nn.Linear(1, 1), torch.amp.GradScaler("cpu")
+
+    found = check_targets(Accelerator(one, two, scaler=scaler), None, None)
+    assert (found.models, found.scaler) == ((one, two), scaler)
+
+    assert check_targets(Accelerator(one), None, None).scaler is None
+    other = torch.amp.GradScaler("cpu")
+    assert check_targets(Accelerator(one, scaler=scaler), other, None).scaler is other
+
+
+@pytest.mark.usefixtures("accelerate")
+def test_an_accelerator_that_has_prepared_nothing_is_refused_in_words() -> None:
+    """The usual slip: the line stands before prepare()."""
+    with pytest.raises(ampwatch.AttachError, match=r"after accelerator\.prepare"):
+        check_targets(Accelerator(), None, None)

@@ -23,6 +23,8 @@ Generated from the docstrings of the public names; change those, then run `make 
 
 All of them are names of `ampwatch`, loaded on first use: `import ampwatch` costs no PyTorch. Times and other quantities are in the
 unit that is named; what is not listed here may change in any release.
+
+`ampwatch.integrations` has the callbacks of frameworks: [in your framework](integrations/README.md).
 """
 
 SECTIONS = {

@@ -225,7 +225,8 @@ class ApiMisuse:
     def backward_in_autocast(self, seen: AutocastBackward) -> None:
         """``backward`` was called under autocast."""
         made = self._book.get(BACKWARD_UNDER_AUTOCAST.slug, "api")
-        if made is not None and made.severity is Severity.INFO and not seen.is_held:
+        is_chosen = seen.is_held or bool(seen.region_of)
+        if made is not None and made.severity is Severity.INFO and not is_chosen:
             made.severity = Severity.WARNING
             self._book.report_change(made)
         finding = _warning(
@@ -240,10 +241,15 @@ class ApiMisuse:
             evidence={},
             dtype=seen.dtype,
         )
-        if seen.is_held:
-            # Whoever does that on purpose has no block of the step to leave: not a slip.
+        if is_chosen:
+            # Whoever does that on purpose, or by a framework, has no block of the step to leave: not
+            # a slip. Where all that is trained ran under autocast, it also changes no number.
             finding.severity = Severity.INFO
-            finding.summary += "; the region is held from step to step"
+            finding.summary += (
+                f"; the region is that of {seen.region_of}"
+                if seen.region_of
+                else "; the region is held from step to step"
+            )
         self._say(finding)
 
     def refused(self, seen: RefusedOp) -> None:

@@ -121,12 +121,14 @@ class AutocastBackward(NamedTuple):
         dtype: Name of the dtype of the region.
         source: ``file:line`` of the call.
         is_held: Whether the region goes on from iteration to iteration.
+        region_of: The framework that has entered the region; empty where it is the user's.
     """
 
     step: int
     dtype: str
     source: str
     is_held: bool = False
+    region_of: str = ""
 
 
 class RefusedOp(NamedTuple):

@@ -202,6 +202,16 @@ def test_backward_in_a_region_that_is_held_is_an_info_until_it_is_not() -> None:
     assert case.one.severity is Severity.WARNING
 
 
+def test_backward_in_the_region_of_a_framework_is_an_info_that_names_it() -> None:
+    """Its user has no block to leave; a region of the user's own is a mistake all the same."""
+    case = Case().see(AutocastBackward(2, "float16", "", region_of="Lightning's Trainer"))
+    assert case.one.severity is Severity.INFO
+    assert "the region is that of Lightning's Trainer" in case.one.summary
+
+    case.see(AutocastBackward(3, "float16", ""))
+    assert case.one.severity is Severity.WARNING
+
+
 def test_of_a_chain_of_exceptions_one_is_explained() -> None:
     """The one that was raised from another says no more than that."""
     inner = Raised(

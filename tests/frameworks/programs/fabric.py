@@ -18,7 +18,7 @@ bare = Net()
 course = Course(bare)
 model, optimizer = fabric.setup(bare, torch.optim.AdamW(bare.parameters(), lr=1e-3))
 data = fabric.setup_dataloaders(torch.utils.data.DataLoader(examples(), batch_size=BATCH))
-watch(model, scaler)
+watch(model, fabric.strategy.precision)
 for x, y in data:
     course.begins()
     loss = loss_of(model(x), y)

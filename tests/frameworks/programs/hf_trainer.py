@@ -12,7 +12,20 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 import transformers
 
-from shared import BATCH, STEPS, Boost, Course, new_scaler, settle, watch
+from shared import (
+    BATCH,
+    BESIDE,
+    BFLOAT16,
+    LOG_EVERY,
+    MODE,
+    STEPS,
+    Boost,
+    Course,
+    callbacks,
+    new_scaler,
+    settle,
+    watch,
+)
 
 warnings.filterwarnings("ignore")
 transformers.utils.logging.set_verbosity_error()
@@ -31,15 +44,16 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 class Followed(transformers.TrainerCallback):
-    def on_train_begin(self, *_: Any, model: Any, **__: Any) -> None:
-        watch(model, trainer.accelerator.scaler)
-
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         course.begins()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         # Its AdamW is fused, which skips inside of step(): optimizer_step_was_skipped stays False.
-        course.ended(trainer.accelerator.scaler.get_scale())
+        scaler = trainer.accelerator.scaler
+        course.ended(1.0 if scaler is None else scaler.get_scale())
+
+    def on_log(self, _: Any, state: Any, __: Any, logs: dict[str, Any], **___: Any) -> None:
+        course.log(logs, state.global_step)
 
 
 settle()
@@ -53,20 +67,30 @@ with tempfile.TemporaryDirectory() as directory:
     arguments = transformers.TrainingArguments(
         output_dir=directory,
         use_cpu=True,
+        bf16=MODE == BFLOAT16,
         max_steps=STEPS,
         per_device_train_batch_size=BATCH // 4,
         max_grad_norm=0.0,
         report_to="none",
         save_strategy="no",
-        logging_strategy="no",
+        logging_steps=LOG_EVERY,
         disable_tqdm=True,
     )
     trainer = transformers.Trainer(
-        model=model, args=arguments, train_dataset=Tokens(), callbacks=[Followed()]
+        model=model,
+        args=arguments,
+        train_dataset=Tokens(),
+        callbacks=[Followed(), *callbacks("transformers")],
     )
     trainer.remove_callback(transformers.PrinterCallback)  # it prints how long it took
-    trainer.accelerator.state._mixed_precision = "fp16"
-    trainer.accelerator.native_amp = True
-    trainer.accelerator.scaler = new_scaler()
-    trainer.train()
+    if MODE != BFLOAT16:
+        trainer.accelerator.state._mixed_precision = "fp16"
+        trainer.accelerator.native_amp = True
+        trainer.accelerator.scaler = new_scaler()
+    if MODE == BESIDE:
+        watch(model, trainer.accelerator.scaler)
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        print(f"caught: {error}")
 course.write(model, "transformers", "accelerate")

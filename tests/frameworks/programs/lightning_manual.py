@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.plugins.precision import MixedPrecision
 
-from shared import BATCH, Course, Net, examples, loss_of, new_scaler, settle, watch
+from shared import BATCH, Course, Net, callbacks, examples, loss_of, new_scaler, settle
 
 warnings.filterwarnings("ignore")
 
@@ -32,9 +32,6 @@ class Module(pl.LightningModule):
 
 
 class Followed(pl.Callback):
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        watch(pl_module, trainer.precision_plugin.scaler)
-
     def on_train_batch_start(self, *_: Any) -> None:
         course.begins()
 
@@ -50,7 +47,7 @@ trainer = pl.Trainer(
     devices=1,
     max_epochs=1,
     plugins=[MixedPrecision("16-mixed", "cpu", scaler=new_scaler())],
-    callbacks=[Followed()],
+    callbacks=[Followed(), *callbacks("lightning")],
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

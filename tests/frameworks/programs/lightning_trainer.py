@@ -12,7 +12,21 @@ from typing import Any
 
 import torch
 
-from shared import BATCH, Course, Net, examples, loss_of, new_scaler, settle, watch
+from shared import (
+    BATCH,
+    BESIDE,
+    BFLOAT16,
+    LOG_EVERY,
+    MODE,
+    Course,
+    Net,
+    callbacks,
+    examples,
+    loss_of,
+    new_scaler,
+    settle,
+    watch,
+)
 
 devices = int(sys.argv[1])
 package = sys.argv[2]
@@ -37,31 +51,50 @@ class Module(pl.LightningModule):
 
 
 class Followed(pl.Callback):
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        watch(pl_module, trainer.precision_plugin.scaler)
-
     def on_train_batch_start(self, *_: Any) -> None:
         course.begins()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        course.ended(trainer.precision_plugin.scaler.get_scale())
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        course.ended(1.0 if scaler is None else scaler.get_scale())
+
+
+class Recorder(pl.loggers.Logger):
+    name, version = "recorder", 0
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """There are none."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        course.log(metrics, step)
 
 
 settle()
 model = Module()
+scaler = new_scaler()
 course = Course(model, "net." + Net.overflows_in, "net." + Net.infinite)
 trainer = pl.Trainer(
     accelerator="cpu",
     devices=devices,
     strategy="ddp" if devices > 1 else "auto",
     max_epochs=1,
-    plugins=[plugins.MixedPrecision("16-mixed", "cpu", scaler=new_scaler())],
-    callbacks=[Followed()],
-    logger=False,
+    plugins=[
+        plugins.MixedPrecision("bf16-mixed", "cpu")
+        if MODE == BFLOAT16
+        else plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    ],
+    callbacks=[Followed(), *callbacks("lightning")],
+    logger=[Recorder()],
+    log_every_n_steps=LOG_EVERY,
     enable_checkpointing=False,
     enable_progress_bar=False,
     enable_model_summary=False,
 )
 data = torch.utils.data.DataLoader(examples(), batch_size=BATCH // devices)
-trainer.fit(model, data)
+if MODE == BESIDE:
+    watch(model, scaler)
+try:
+    trainer.fit(model, data)
+except RuntimeError as error:
+    print(f"caught: {error}")
 course.write(model, package)

@@ -31,6 +31,14 @@ INIT_SCALE = 4096.0
 GROWTH_INTERVAL = 10
 
 OVERFLOW, GRADIENT = "overflow", "gradient"
+
+LOG_EVERY = 10
+FAILS_AT = 30
+MODE = os.environ.get("PROGRAM_MODE", "")
+"""What else there is to a program that has a callback of ampwatch; see the names below."""
+
+FAILS, STOPS, TWICE, BESIDE, BFLOAT16 = "fails", "stops", "twice", "beside", "bfloat16"
+TRACKED = "tracked"
 FAULT = os.environ.get("PROGRAM_FAULT", "")
 WIDTH = 32
 BATCH = 16
@@ -120,6 +128,19 @@ def watch(model: nn.Module | list[nn.Module] | None, scaler: Any = None, **more:
         ampwatch.monitor(model, scaler, **more)
 
 
+def callbacks(framework: str) -> list[Any]:
+    """Return the callback of ampwatch for a framework, which is the one edit there; none likewise."""
+    if os.environ.get("PROGRAM_WATCH") != "edit":
+        return []
+    import ampwatch  # noqa: PLC0415 - only here
+
+    kind = getattr(ampwatch.integrations, framework).AmpwatchCallback
+    made = kind()
+    if MODE == STOPS:
+        made.on_finding(ampwatch.actions.stop())
+    return [made, kind()] if MODE == TWICE else [made]
+
+
 class Course:
     """Course of one training: plants the fault in time, and writes down what happened.
 
@@ -148,6 +169,7 @@ class Course:
         self.step = 0
         self.scales: list[float] = []
         self.skipped: list[int] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
         self._growths = 0
         self._scale = INIT_SCALE
         self._boost = model.get_submodule(overflows_in)
@@ -177,6 +199,9 @@ class Course:
 
     def begins(self) -> None:
         """Say that an iteration begins: from ``FAULT_AT`` on, with the fault."""
+        if MODE == FAILS and self.step == FAILS_AT:
+            msg = "planted"
+            raise RuntimeError(msg)
         if FAULT == OVERFLOW and self.step >= FAULT_AT:
             with torch.no_grad():
                 self._boost.gain.fill_(3e4)
@@ -198,6 +223,10 @@ class Course:
         if rank() == 0:
             print(f"iteration {self.step}: loss scale {scale}")
 
+    def log(self, values: dict[str, Any], step: int) -> None:
+        """Write down what the framework hands to its loggers."""
+        self.logged.append((step, {k: v for k, v in values.items() if k.startswith("amp/")}))
+
     def write(self, model: nn.Module, *packages: str) -> None:
         """Write everything down, for whoever compares."""
         digest = hashlib.sha256()
@@ -210,6 +239,7 @@ class Course:
             "scales": self.scales,
             "skipped": self.skipped,
             "growths": self._growths,
+            "logged": self.logged,
             "names": self.names,
             "expected": self.expected,
             "versions": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -17,12 +18,17 @@ from ampwatch.training.sensors.calls.gradient_contents import GradContents, Grad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
     from ampwatch.training.hooks.events import AutocastEntering, AutocastLeft, BackwardBegan
     from ampwatch.training.iteration.context import Context
 
 HELD = 2
 """Iterations that end inside of a region, from which on it counts as held across iterations."""
+
+
+LIGHTNING = ("lightning", "pytorch_lightning")
+"""Packages whose Trainer runs all of ``training_step`` under autocast."""
 
 
 class AutocastBackwardSensor(Sensor):
@@ -107,13 +113,33 @@ class AutocastBackwardSensor(Sensor):
             self._is_ours = not before or GradContents().after(before, frozenset()) > 0
         if not self._is_ours:
             return
-        seen = AutocastBackward(self._iteration.step, dtype, user_source())
+        seen = AutocastBackward(
+            self._iteration.step, dtype, user_source(), region_of=_owner_of_region()
+        )
         if self._is_held():
             self._pending.pop(get_ident(), None)
             self._observe(seen._replace(is_held=True))
         else:
             self._pending[get_ident()] = seen
             self.is_dormant = False
+
+
+def _owner_of_region() -> str:
+    """Return the framework around whose call of backward the region is; empty for the user's own.
+
+    In Lightning's manual optimization ``training_step`` calls ``manual_backward``, inside of the region
+    that the Trainer has entered: the call has no block that its author could leave.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the stack without the sources
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package in LIGHTNING and frame.f_code.co_name == "manual_backward":
+            trainer = getattr(frame.f_locals.get("self"), "trainer", None)
+            # Only the plugins of mixed precision have a region.
+            plugin = getattr(trainer, "precision_plugin", None)
+            return "Lightning's Trainer" if hasattr(plugin, "autocast_context_manager") else ""
+        frame = frame.f_back
+    return ""
 
 
 def _dtype_of_region(root: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -488,6 +489,32 @@ def test_a_region_that_is_held_from_step_to_step_is_reported_as_held() -> None:
         seen = observations(program, steps=5)
 
     assert [(o.step, o.is_held) for o in seen] == [(step, True) for step in (2, 3, 4)]
+
+
+class Plugin:
+    """A precision plugin of Lightning, that of mixed precision if it is ``mixed``."""
+
+    def __init__(self, *, mixed: bool) -> None:
+        if mixed:
+            self.autocast_context_manager = torch.autocast
+
+
+@pytest.mark.parametrize(("mixed", "owner"), [(True, "Lightning's Trainer"), (False, "")])
+def test_the_region_of_lightnings_trainer_is_reported_as_its_own(mixed: bool, owner: str) -> None:  # noqa: FBT001
+    """Where the Trainer has none, a region around manual_backward is the user's."""
+    # A method of that name in a module of that name is what there is on the stack.
+    place: dict[str, Any] = {"__name__": "lightning.pytorch.core.module"}
+    exec("def manual_backward(self, loss): loss.backward()", place)
+    module = SimpleNamespace(trainer=SimpleNamespace(precision_plugin=Plugin(mixed=mixed)))
+
+    def program(t: Training) -> None:
+        t.optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = t.scaler.scale(t.model(X).float().mean())
+            place["manual_backward"](module, loss)
+        t.finish()
+
+    assert {o.region_of for o in observations(program, steps=2)} == {owner}
 
 
 def test_a_nonfinite_norm_names_the_parameter_where_backward_met_it() -> None:

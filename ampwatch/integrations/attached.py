@@ -1,0 +1,143 @@
+"""The monitor that a callback of a framework makes, lends from its user, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import ampwatch
+from ampwatch import actions
+from ampwatch.errors import AmpwatchError
+from ampwatch.settings import Settings
+from ampwatch.training.monitor import monitor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ampwatch.wire.records import Finding, Severity
+
+logger = logging.getLogger("ampwatch")
+
+_of_callbacks: weakref.WeakSet[ampwatch.Monitor] = weakref.WeakSet()
+"""Monitors that callbacks have made: where one is found, a second callback has nothing to do."""
+
+
+class Attached:
+    """One callback's monitors, one for each training that it sees.
+
+    Args:
+        name: Name of the callback, for the log.
+        serve: As of ``ampwatch.monitor``.
+        settings: Settings of the monitors.
+
+    Raises:
+        SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable: here, where it is
+            written down, and not in the middle of the framework.
+
+    Attributes:
+        watch: The monitor of the training that runs, or of the last one.
+        stops: Called with the finding in place of ``actions.stop()``, where the framework has a way
+            of its own to end a training.
+    """
+
+    def __init__(self, name: str, *, serve: bool, settings: dict[str, Any]) -> None:
+        Settings.resolve(dict(settings))
+        self.watch: ampwatch.Monitor | None = None
+        self.stops: Callable[[Finding], None] | None = None
+        self._name = name
+        self._settings = {"serve": serve, **settings}
+        self._answers: list[tuple[Callable[[Finding], None], dict[str, Any]]] = []
+        self._is_mine = False
+        self._said: set[str] = set()
+
+    @property
+    def stops_asked_for(self) -> bool:
+        """Whether ``actions.stop()`` is among the answers: the same on all ranks."""
+        return any(_is_stop(callback) for callback, _ in self._answers)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a training is watched."""
+        return self.watch is not None and not self.watch.closed
+
+    def on_finding(
+        self,
+        callback: Callable[[Finding], None],
+        min_severity: Severity | str | None,
+        kinds: Iterable[str] | None,
+    ) -> None:
+        """Have each monitor call this, beginning with the one that is open."""
+        answer = (callback, {"min_severity": min_severity, "kinds": kinds})
+        if self.is_open:
+            self._subscribe(*answer)
+        self._answers.append(answer)
+
+    def begin(self, model: Any, scaler: Any) -> None:
+        """Watch a training that begins, unless it is watched already."""
+        # A training that was given up without a word: of a batch that did not fit, for one.
+        self.end()
+        mine = monitor_of(*(model if isinstance(model, list) else [model]), scaler)
+        if mine is not None and mine in _of_callbacks:
+            self.say(
+                "expected one callback of ampwatch in a training, got a second one; it does nothing"
+            )
+            return
+        try:
+            if mine is None:
+                self.watch, self._is_mine = (
+                    ampwatch.monitor(model, scaler, **self._settings),
+                    True,
+                )
+                _of_callbacks.add(self.watch)
+            else:
+                self.watch, self._is_mine = mine, False
+                self.say(
+                    "this training has a monitor of its own: its numbers are logged, and settings of"
+                    " the callback are not used"
+                )
+            for answer in self._answers:
+                self._subscribe(*answer)
+        except AmpwatchError as error:
+            self.say(f"training goes on, and the callback does not watch it: {error}")
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers of the newest iteration; none where nothing is watched."""
+        return self.watch.metrics() if self.watch is not None and self.is_open else {}
+
+    def summary(self) -> dict[str, float]:
+        """Return the numbers of the whole training; none where nothing is watched."""
+        return self.watch.summary() if self.watch is not None and self.is_open else {}
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the monitor, as failed where the training has; a user's own stays open."""
+        if self.watch is None or not self._is_mine or self.watch.closed:
+            return
+        kind = None if error is None else type(error)
+        self.watch.__exit__(kind, error, None if error is None else error.__traceback__)
+
+    def say(self, words: str, *, level: int = logging.WARNING) -> None:
+        """Log one sentence, once."""
+        if words not in self._said:
+            self._said.add(words)
+            # A log handler is user code.
+            with contextlib.suppress(Exception):
+                logger.log(level, "%s: %s", self._name, words)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the monitor behind where the callback is copied or sent to another process."""
+        return self.__dict__ | {"watch": None, "_is_mine": False}
+
+    def _subscribe(self, callback: Callable[[Finding], None], chosen: dict[str, Any]) -> None:
+        if self.watch is None:
+            return
+        if self.stops is not None and _is_stop(callback):
+            # Its own choice of severity, which a function does not have.
+            least = chosen["min_severity"] or type(actions.stop()).min_severity
+            callback, chosen = self.stops, chosen | {"min_severity": least}
+        self.watch.on_finding(callback, **chosen)
+
+
+def _is_stop(callback: object) -> bool:
+    return isinstance(callback, type(actions.stop()))

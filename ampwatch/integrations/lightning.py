@@ -1,0 +1,185 @@
+"""A callback for the Trainer of Lightning, by the name of ``lightning`` or of ``pytorch_lightning``.
+
+::
+
+    trainer = Trainer(..., callbacks=[ampwatch.integrations.lightning.AmpwatchCallback()])
+
+Fabric has no loop of its own that a callback could follow; there it is one line after ``setup``::
+
+    watch = ampwatch.monitor(model, fabric.strategy.precision)
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampwatch.guard import Guard
+from ampwatch.integrations.attached import Attached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ampwatch import Finding, Monitor, Severity
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+"""One code under two names, each with a ``Callback`` of its own."""
+
+
+def _base() -> Any:
+    """Return a class that is a callback of each of the packages that the program uses."""
+    used = [name for name in PACKAGES if name in sys.modules]
+    if not used:
+        used = [name for name in PACKAGES if find_spec(name.partition(".")[0]) is not None][:1]
+    if not used:
+        msg = f"expected {' or '.join(PACKAGES)}, found neither; pip install 'ampwatch[lightning]'"
+        raise ImportError(msg)
+    return type("Callback", tuple(import_module(name).Callback for name in used), {})
+
+
+_Callback = _base()
+
+
+class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of what is installed
+    """Watches each ``fit()`` of a Trainer, and logs the numbers with those of the LightningModule.
+
+    The GradScaler is that of the Trainer's precision plugin. Each ``log_every_n_steps`` steps
+    ``amp/loss_scale``, ``amp/grad_norm`` and the others of docs/logged-metrics.md go to the Trainer's loggers,
+    and stand in ``trainer.logged_metrics`` and ``trainer.callback_metrics``. A training that ends by
+    an exception ends as failed. Automatic and manual optimization.
+
+    Args:
+        keys: The keys to log; all that are known by default.
+        serve: As of ``ampwatch.monitor``.
+        settings: Any setting of ``ampwatch.settings.Settings`` by name, ``level`` and ``run`` too.
+
+    Raises:
+        SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
+    """
+
+    def __init__(
+        self, *, keys: Iterable[str] | None = None, serve: bool = True, **settings: Any
+    ) -> None:
+        super().__init__()
+        self._keys = None if keys is None else frozenset(keys)
+        self._attached = Attached("ampwatch.integrations.lightning", serve=serve, settings=settings)
+        self._attached.stops = self._note_stop
+        self._begin_anew()
+
+    @property
+    def watch(self) -> Monitor | None:
+        """The monitor of the training that runs, or of the last one."""
+        return self._attached.watch
+
+    def on_finding(
+        self,
+        callback: Callable[[Finding], None],
+        *,
+        min_severity: Severity | str | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        """Have the monitor of each training call ``callback``: as ``on_finding`` of a monitor.
+
+        ``actions.stop()`` sets ``trainer.should_stop``, so that ``fit()`` ends as by early stopping. Of
+        several processes all end in the same step, the next one that is logged.
+        """
+        self._attached.on_finding(callback, min_severity, kinds)
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin to watch."""
+        self._guard.run(self._begin, trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        """Log the numbers, where the Trainer logs, and end the training, where a finding asks for it."""
+        self._guard.run(self._after_batch, trainer)
+
+    def on_train_end(self, trainer: Any, *_: Any) -> None:
+        """Log the numbers of the whole training."""
+        self._log_guard.run(self._log_summary, trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002 - its names are the Trainer's
+        """End the monitor as failed."""
+        self._guard.run(self._attached.end, exception)
+
+    def on_fit_end(self, *_: Any) -> None:
+        """End the monitor."""
+        self._guard.run(self._attached.end)
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """End the monitor, however the training has ended."""
+        self._guard.run(self._attached.end)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what belongs to the training that runs."""
+        return self.__dict__ | {"_guard": None, "_log_guard": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._guard = Guard("the callback of Lightning")
+        # A logger that raises is no reason not to end the monitor.
+        self._log_guard = Guard("what the callback of Lightning logs")
+        self._stop = False
+        self._logged_at = -1
+
+    def _begin(self, trainer: Any, pl_module: Any) -> None:
+        self._stop, self._logged_at = False, -1
+        plugin = trainer.precision_plugin
+        scaler = getattr(plugin, "scaler", None)
+        if scaler is None and getattr(plugin, "precision", "").startswith("16"):
+            self._attached.say(
+                f"expected a GradScaler in {type(plugin).__name__}, as with precision 16-mixed, got"
+                " none: steps are watched, the loss scale is not"
+            )
+        elif scaler is None:
+            self._attached.say("no loss is scaled here: steps are watched", level=logging.INFO)
+        self._attached.begin(pl_module, scaler)
+
+    def _after_batch(self, trainer: Any) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        # As Lightning's own callbacks: from its first batch on the step has the index that its
+        # loggers count by, and the batches that only accumulate log nothing.
+        step = loop._batches_that_stepped  # noqa: SLF001 - as in its LearningRateMonitor
+        is_logged = bool(trainer.log_every_n_steps) and (step + 1) % trainer.log_every_n_steps == 0
+        if self._attached.stops_asked_for and (is_logged or trainer.world_size == 1):
+            decided = self._stop
+            if trainer.world_size > 1:
+                decided = trainer.strategy.reduce_boolean_decision(decided, all=False)
+            trainer.should_stop = trainer.should_stop or decided
+        if (is_logged or trainer.should_stop) and not loop._should_accumulate():  # noqa: SLF001
+            self._log_guard.run(self._log, trainer, self._attached.metrics(), step)
+            self._logged_at = step
+
+    def _log_summary(self, trainer: Any) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        step = max(loop._batches_that_stepped - 1, 0)  # noqa: SLF001 - as above
+        numbers = self._attached.summary()
+        if self._logged_at == step:  # nobody wants two points at one step
+            numbers = {k: v for k, v in numbers.items() if k not in self._attached.metrics()}
+        self._log(trainer, numbers, step)
+
+    def _log(self, trainer: Any, numbers: dict[str, float], step: int) -> None:
+        """Hand the numbers to the loggers.
+
+        Not by ``log_dict`` of the LightningModule, which puts each number into a tensor on the device
+        and then waits for the device to have it back.
+        """
+        if self._keys is not None:
+            numbers = {key: value for key, value in numbers.items() if key in self._keys}
+        if not numbers:
+            return
+        on_host = {key: torch.tensor(value) for key, value in numbers.items()}
+        trainer.callback_metrics.update(on_host)
+        trainer.logged_metrics.update(on_host)
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics=numbers, step=step)
+
+    def _note_stop(self, _: Finding) -> None:
+        self._stop = True

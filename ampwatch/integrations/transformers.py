@@ -1,0 +1,217 @@
+"""A callback for the Trainer of Hugging Face transformers, and for those that derive from it.
+
+::
+
+    trainer = Trainer(..., callbacks=[ampwatch.integrations.transformers.AmpwatchCallback()])
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import CallbackHandler
+
+from ampwatch.guard import Guard
+from ampwatch.integrations.attached import Attached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
+
+    from ampwatch import Finding, Monitor, Severity
+
+MAX_FRAMES = 8
+"""Callers among which the Trainer is looked for; it is the second or the third."""
+
+
+class AmpwatchCallback(TrainerCallback):  # type: ignore[misc] # its base may not be installed
+    """Watches each ``train()`` of a Trainer, and adds the numbers to what it logs.
+
+    The model and the GradScaler are those that the Trainer has prepared. ``amp/loss_scale``,
+    ``amp/grad_norm`` and the others of docs/logged-metrics.md stand in each log of the training, so that
+    everything in ``report_to`` gets them, and in ``trainer.state.log_history``. A training that ends
+    by an exception ends as failed.
+
+    Args:
+        keys: The keys to log; all that are known by default.
+        serve: As of ``ampwatch.monitor``.
+        settings: Any setting of ``ampwatch.settings.Settings`` by name, ``level`` and ``run`` too.
+
+    Raises:
+        SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
+    """
+
+    def __init__(
+        self, *, keys: Iterable[str] | None = None, serve: bool = True, **settings: Any
+    ) -> None:
+        self._keys = None if keys is None else frozenset(keys)
+        self._attached = Attached(
+            "ampwatch.integrations.transformers", serve=serve, settings=settings
+        )
+        self._guard = Guard("the callback of transformers")
+        self._wrapped: _Ending | None = None
+        self._stop = False
+
+    @property
+    def watch(self) -> Monitor | None:
+        """The monitor of the training that runs, or of the last one."""
+        return self._attached.watch
+
+    def on_finding(
+        self,
+        callback: Callable[[Finding], None],
+        *,
+        min_severity: Severity | str | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        """Have the monitor of each training call ``callback``: as ``on_finding`` of a monitor.
+
+        ``actions.stop()`` sets ``control.should_training_stop``, so that ``train()`` ends as after
+        its last step. Of several processes each would stop alone: there it raises, as it does
+        without a callback.
+        """
+        self._attached.on_finding(callback, min_severity, kinds)
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its names are the Trainer's
+        """Take the first place among the callbacks, before those that report."""
+        self._guard.run(self._go_first)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Begin to watch."""
+        self._guard.run(self._begin, args, kwargs.get("model"), kwargs.get("optimizer"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+        """End the training, where a finding has asked for it."""
+        if self._stop:
+            control.should_training_stop = True
+        return control
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:  # noqa: ARG002
+        """Add the numbers to a log of the training."""
+        self._guard.run(self._add, state, logs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """End the monitor."""
+        self._guard.run(self.end)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the monitor, as failed if there is an error. Idempotent."""
+        wrapped, self._wrapped = self._wrapped, None
+        if wrapped is not None:
+            wrapped.remove()
+        self._attached.end(error)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what belongs to the training that runs."""
+        return self.__dict__ | {"_guard": None, "_wrapped": None, "_stop": False}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._guard = Guard("the callback of transformers")
+
+    def _begin(self, args: Any, model: Any, optimizer: Any) -> None:
+        self.end()
+        self._stop = False
+        self._attached.stops = self._note_stop if getattr(args, "world_size", 1) == 1 else None
+        # accelerate's wrapper of the optimizer has the scaler that it steps through.
+        scaler = getattr(optimizer, "scaler", None)
+        if scaler is None and getattr(args, "fp16", False) and not _is_of_deepspeed(optimizer):
+            self._attached.say(
+                "expected a GradScaler in the Trainer's optimizer, as with fp16=True, got none:"
+                " steps are watched, the loss scale is not"
+            )
+        elif scaler is None:
+            self._attached.say("no loss is scaled here: steps are watched", level=logging.INFO)
+        self._attached.begin(model, scaler)
+        trainer = self._go_first()
+        if trainer is not None and self._attached.is_open:
+            self._wrapped = _Ending(trainer, self)
+
+    def _go_first(self) -> Any:
+        """Move to the front of the callbacks, and return the Trainer; ``None`` if it is not found.
+
+        A Trainer logs by calling its callbacks in order, those of ``report_to`` before those of its
+        user. None of them is told who calls: it is seen from the stack.
+        """
+        callers = list(_callers())
+        handler = next((c for c in callers if isinstance(c, CallbackHandler)), None)
+        if handler is None or not any(one is self for one in handler.callbacks):
+            self._attached.say(
+                "expected to be called by a Trainer's list of callbacks, got another caller: what"
+                " reports before this callback lacks its numbers"
+            )
+            return None
+        # The list is being iterated over: what stands behind this callback must stay where it is.
+        place = next(i for i, one in enumerate(handler.callbacks) if one is self)
+        handler.callbacks.insert(0, handler.callbacks.pop(place))
+        return next((c for c in callers if getattr(c, "callback_handler", None) is handler), None)
+
+    def _add(self, state: Any, logs: Any) -> None:
+        # Of the training: not of an evaluation, which is about other batches.
+        is_last = "train_runtime" in (logs or ())
+        if not logs or not (is_last or "loss" in logs):
+            return
+        numbers = self._attached.summary() if is_last else self._attached.metrics()
+        if self._keys is not None:
+            numbers = {key: value for key, value in numbers.items() if key in self._keys}
+        # What the Trainer keeps is a copy, made just before.
+        kept = state.log_history[-1] if state.log_history else {}
+        if all(kept.get(key) is value for key, value in logs.items()):
+            kept.update(numbers)
+        logs.update(numbers)
+
+    def _note_stop(self, _: Finding) -> None:
+        self._stop = True
+
+
+class _Ending:
+    """Ends the monitor with the exception by which a training ends; a Trainer calls nobody then.
+
+    Args:
+        trainer: The Trainer, in its ``on_train_begin``. What it calls from there on is replaced in
+            the instance, and put back when the training ends.
+        callback: The callback to end.
+    """
+
+    def __init__(self, trainer: Any, callback: AmpwatchCallback) -> None:
+        # Up to transformers 4 all of the loop is in one method, which runs already: of the methods
+        # that it calls, this is the one in which trainings fail.
+        self._name = "_run_epoch" if hasattr(trainer, "_run_epoch") else "training_step"
+        self._trainer = trainer
+        self._callback = callback
+        self._work = getattr(trainer, self._name)
+        self._own = vars(trainer).get(self._name)
+        setattr(trainer, self._name, self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._work(*args, **kwargs)
+        except BaseException as error:
+            self._callback._guard.run(self._callback.end, error)  # noqa: SLF001 - same module
+            raise
+
+    def remove(self) -> None:
+        """Put back what was there. Idempotent."""
+        if vars(self._trainer).get(self._name) is not self:
+            return
+        if self._own is None:
+            delattr(self._trainer, self._name)
+        else:
+            setattr(self._trainer, self._name, self._own)
+
+
+def _callers() -> Iterator[Any]:
+    """Yield the objects whose methods are on the stack, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - `inspect` reads source files as well
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return
+        yield frame.f_locals.get("self")
+        frame = frame.f_back
+
+
+def _is_of_deepspeed(optimizer: Any) -> bool:
+    return "DeepSpeed" in type(optimizer).__name__

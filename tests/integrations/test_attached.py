@@ -1,0 +1,200 @@
+"""What the callbacks of all frameworks share: whose monitor it is, and how it ends."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from ampwatch.errors import SettingsError
+from ampwatch.integrations.attached import Attached
+from ampwatch.training.monitor import monitor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ampwatch import Finding
+
+WORDS = "callback of a test"
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return nn.Linear(4, 1)
+
+
+@pytest.fixture
+def attached() -> Iterator[Attached]:
+    made = Attached(WORDS, serve=False, settings={"level": "light"})
+    yield made
+    made.end()
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if WORDS in r.getMessage()]
+
+
+def test_a_slip_in_a_setting_is_refused_where_it_is_written() -> None:
+    """Not in the middle of the framework, where it could only be logged."""
+    with pytest.raises(SettingsError, match="did you mean 'run'"):
+        Attached(WORDS, serve=False, settings={"runs": "deep"})
+
+
+def test_a_training_is_watched_from_begin_to_end(attached: Attached, model: nn.Module) -> None:
+    """Another one has a monitor of its own."""
+    attached.begin(model, None)
+    first = attached.watch
+    assert first is not None
+    assert monitor_of(model) is first
+
+    attached.end()
+    assert first.closed
+    assert (attached.metrics(), attached.is_open) == ({}, False)
+
+    attached.begin(model, None)
+    assert attached.watch is not first
+
+
+def test_a_training_that_was_given_up_ends_when_the_next_begins(
+    attached: Attached, model: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a batch that did not fit: it is no second callback, and no word is lost on it."""
+    attached.begin(model, None)
+    first = attached.watch
+    attached.begin(model, None)
+
+    assert first is not None
+    assert first.closed
+    assert attached.is_open
+    assert not said(caplog)
+
+
+def test_a_second_callback_does_nothing_and_says_so(
+    attached: Attached, model: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the first one watches stays watched by it."""
+    attached.begin(model, None)
+    second = Attached(WORDS, serve=False, settings={})
+    second.begin(model, None)
+    second.end(RuntimeError("planted"))
+
+    assert second.watch is None
+    assert attached.is_open
+    assert len(said(caplog)) == 1
+
+
+def test_a_monitor_of_the_user_is_used_and_left_open(
+    attached: Attached, model: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its numbers are logged; how it ends is not for the callback to say."""
+    scaler = torch.amp.GradScaler("cpu")
+    with ampwatch.monitor(None, scaler, serve=False, level="light") as watch:
+        attached.begin(model, scaler)
+        assert attached.watch is watch
+        attached.end()
+        assert not watch.closed
+    assert len(said(caplog)) == 1
+
+
+def test_what_cannot_be_watched_is_one_sentence(
+    attached: Attached, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also at the second training: nothing is raised, and nothing is said twice."""
+    for _ in range(2):
+        attached.begin("a model", None)
+    assert not attached.is_open
+    (sentence,) = said(caplog)
+    assert "training goes on" in sentence
+    assert "expected a torch.nn.Module" in sentence
+
+
+def test_what_a_training_raises_is_how_its_monitor_ends(
+    attached: Attached, model: nn.Module
+) -> None:
+    """The exception is in the report, with the frames it came from."""
+    attached.begin(model, None)
+    try:
+        int("planted")
+    except ValueError as error:
+        attached.end(error)
+
+    assert attached.watch is not None
+    assert "ValueError: invalid literal" in attached.watch.box().traceback
+
+
+def test_stop_is_the_way_of_the_framework_where_it_has_one(
+    model: nn.Module,
+) -> None:
+    """Other answers are handed over as they are, before a training or in it."""
+    stopped: list[Finding] = []
+    heard: list[Finding] = []
+    attached = Attached(WORDS, serve=False, settings={"level": "deep"})
+    attached.stops = stopped.append
+    attached.on_finding(ampwatch.actions.stop(), "critical", None)
+    attached.begin(model, None)
+    attached.on_finding(heard.append, None, None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert attached.watch is not None
+    for step in range(12):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4)).sum().backward()
+        if step >= 4 and model.weight.grad is not None:
+            model.weight.grad.fill_(float("nan"))
+        optimizer.step()
+    attached.end()
+
+    kinds = {finding.kind for finding in attached.watch.findings if finding.severity == "critical"}
+    assert "param_nonfinite" in kinds
+    assert {finding.kind for finding in stopped} == kinds
+    assert kinds <= {finding.kind for finding in heard}
+
+
+def test_a_copy_is_not_watched(attached: Attached, model: nn.Module) -> None:
+    """Frameworks copy callbacks, and send them to other processes."""
+    attached.begin(model, None)
+    other = copy.deepcopy(attached)
+
+    assert (other.watch, other.is_open) == (None, False)
+    assert attached.is_open
+
+
+def test_no_framework_is_imported_before_it_is_used() -> None:
+    """In a process of its own: in this one others may have imported them."""
+    program = (
+        "import sys, ampwatch; ampwatch.integrations; print(sorted(set(sys.modules) &"
+        " {'accelerate', 'lightning', 'pytorch_lightning', 'torch', 'transformers'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_name_that_is_no_framework_is_an_error_that_lists_them() -> None:
+    """As for the package itself."""
+    with pytest.raises(AttributeError, match="accelerate, lightning, transformers"):
+        _ = ampwatch.integrations.keras
+
+
+def test_a_log_that_raises_does_not_reach_the_training(
+    attached: Attached, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler is code of the user."""
+
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record.msg)
+
+    broken = Broken()
+    logging.getLogger("ampwatch").addHandler(broken)
+    try:
+        attached.say("something")
+    finally:
+        logging.getLogger("ampwatch").removeHandler(broken)

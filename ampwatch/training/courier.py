@@ -84,20 +84,22 @@ class Courier(Generic[T]):
             ``None`` if all was handed over. Else how many things were given up, besides the one
             that it is busy with.
         """
-        thread, self._thread = self._thread, None
+        thread = self._thread
         if thread is None or self._pid != os.getpid():  # a thread does not live on in a fork
+            self._thread = None
             return None
         self.ending.set()
         self._wake()
-        if thread is current_thread():  # what is handed over has called for the end
-            return None
-        thread.join(seconds)
-        if not thread.is_alive():
-            return None
-        given_up = self._queue.qsize()
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._wake()  # it ends with what it is busy with
+        if thread is not current_thread():  # what is handed over may have called for the end
+            thread.join(seconds)
+        given_up = None
+        if thread.is_alive() and thread is not current_thread():
+            given_up = self._queue.qsize()
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            self._wake()  # it ends with what it is busy with
+        # Last: after an interrupt it is closed once more.
+        self._thread = None
         return given_up
 
     @property

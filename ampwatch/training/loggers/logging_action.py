@@ -142,9 +142,23 @@ class LoggingAction(Action):
 
     def close(self) -> None:
         """Hand over the last numbers and the summary, and wait for the logger, but not for long."""
-        if self._pid == os.getpid() and not self._has_ended:
+        if self._pid != os.getpid():
+            return
+        until = time.monotonic() + self._close_s
+        if not self._has_ended:
             self._has_ended = True
-            self._guard.run(self._end)
+            self._guard.run(self._last_words)
+        given_up = self._courier.close(max(0.0, until - time.monotonic()))
+        if given_up is not None:
+            _say(
+                "%r: expected the logger to take the last numbers within %g s, gave up %d and those on"
+                " their way",
+                self,
+                self._close_s,
+                given_up,
+            )
+        if self.dropped:
+            _say("%r: %d points or findings were dropped", self, self.dropped)
 
     def _point(self) -> None:
         if self._is_off or self._pid != os.getpid():
@@ -164,7 +178,9 @@ class LoggingAction(Action):
             return None
         self._measured = record.step
         scale = record.loss_scale
-        plain = record.histogram.shifted(-nearest_exponent(scale)) if scale > 0 else record.histogram
+        plain = (
+            record.histogram.shifted(-nearest_exponent(scale)) if scale > 0 else record.histogram
+        )
         return Exponents(record.step, plain.first, plain.counts)
 
     def _note(self, news: News) -> None:
@@ -194,23 +210,12 @@ class LoggingAction(Action):
                 self,
             )
 
-    def _end(self) -> None:
-        until = time.monotonic() + self._close_s
-        if not self._is_off:
-            self._point()
-            summary = Summary(self._newest, self._clock(), self._source.summary())
-            self._put(summary, wait_s=self._close_s)
-        given_up = self._courier.close(max(0.0, until - time.monotonic()))
-        if given_up is not None:
-            _say(
-                "%r: expected the logger to take the last numbers within %g s, gave up %d and those on"
-                " their way",
-                self,
-                self._close_s,
-                given_up,
-            )
-        if self.dropped:
-            _say("%r: %d points or findings were dropped", self, self.dropped)
+    def _last_words(self) -> None:
+        if self._is_off:
+            return
+        self._point()
+        summary = Summary(self._newest, self._clock(), self._source.summary())
+        self._put(summary, wait_s=self._close_s)
 
     def _hand_over(self, parcel: Parcel) -> None:
         """Hand over a parcel, on the thread of the logger. The first exception is the last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ampwatch.errors import SettingsError
 from ampwatch.wire.records import Severity
@@ -159,7 +159,7 @@ class WandbSink:
         self._run = run
         self._row: int | None = None
         self._rowless = 0
-        self._is_defined = False
+        self._is_defined = self._has_said = False
 
     def log(self, point: Point) -> None:
         """Add the numbers to the row that is being filled."""
@@ -190,7 +190,8 @@ class WandbSink:
         row = getattr(self._run, "step", None)
         self._rowless = self._rowless + 1 if row is not None and row == self._row else 0
         self._row = row
-        if self._rowless == ROWLESS_POINTS:
+        if self._rowless == ROWLESS_POINTS and not self._has_said:
+            self._has_said = True
             logger.warning(
                 "log_to: expected run.log() of your own between two points for %s, got none for %d points:"
                 " they join your next row, and only the newest is kept; without rows of your own,"
@@ -225,9 +226,7 @@ class MlflowSink:
         """Set a tag for the finding; when it becomes worse the tag changes."""
         name = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in note.key)
         text = f"{note.text} {note.advice}"
-        self._client.set_tag(
-            self._run_id, f"amp/finding/{name}"[:MAX_TAG_NAME], text[:MAX_TAG]
-        )
+        self._client.set_tag(self._run_id, f"amp/finding/{name}"[:MAX_TAG_NAME], text[:MAX_TAG])
 
     def end(self, summary: Summary) -> None:
         """Log those numbers of the end that the last point has not had."""
@@ -254,34 +253,41 @@ def recognised(given: Any) -> Sink:
     Raises:
         SettingsError: If it is none, or has no run to log to yet.
     """
-    if isinstance(given, type):
-        _refuse(f"the class {given.__name__}", f"write log_to({given.__name__}(...))")
     if isinstance(given, tuple):
         return _mlflow_pair(given)
     if _can(given, "active_run", "MlflowClient"):
         return _mlflow_module(given)
     if isinstance(given, ModuleType):
-        if not _can(given, "init", "log"):
-            _refuse(f"the module {given.__name__}", "hand over its logger, not the module")
-        if getattr(given, "run", None) is None:
-            _refuse(
-                f"{given.__name__} without a run", f"call {given.__name__}.init() before log_to()"
-            )
-        return recognised(given.run)
+        given = _run_of(given)
+    _refuse_what_is_near(given)
     if _can(given, "add_scalar", "add_text", "flush"):
         return TensorBoardSink(given)
     if _can(given, "log", "define_metric") and hasattr(given, "summary"):
         return WandbSink(given)
+    if not callable(given):
+        what = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
+        _refuse(what, "write log_to(lambda numbers, step: ...)")
+    return FunctionSink(given)
+
+
+def _refuse_what_is_near(given: Any) -> None:
+    if isinstance(given, type):
+        _refuse(f"the class {given.__name__}", f"write log_to({given.__name__}(...))")
     if _can(given, "log_metric", "set_tag", "get_run"):
         _refuse("a client of MLflow without a run", "write log_to((client, run_id))")
     if hasattr(type(given), "experiment"):  # not asked for itself: that may begin a run
-        _refuse(
-            f"a {type(given).__name__} of a framework", "write log_to(that_logger.experiment)"
-        )
-    if callable(given):
-        return FunctionSink(given)
-    what = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
-    return _refuse(what, "write log_to(lambda numbers, step: ...)")
+        _refuse(f"a {type(given).__name__} of a framework", "write log_to(that_logger.experiment)")
+
+
+def _run_of(module: ModuleType) -> Any:
+    """Return the run of the module of W&B."""
+    name = module.__name__
+    if not _can(module, "init", "log"):
+        _refuse(f"the module {name}", "hand over its logger, not the module")
+    run = getattr(module, "run", None)
+    if run is None:
+        _refuse(f"{name} without a run", f"call {name}.init() before log_to()")
+    return run
 
 
 def _mlflow_pair(given: tuple[Any, ...]) -> Sink:
@@ -306,7 +312,7 @@ def _can(given: Any, *methods: str) -> bool:
     return all(callable(getattr(given, method, None)) for method in methods)
 
 
-def _refuse(what: str, instead: str) -> Any:
+def _refuse(what: str, instead: str) -> NoReturn:
     msg = f"`sink`: expected {WANTED}, got {what}; {instead}"
     raise SettingsError(msg)
 

@@ -228,7 +228,7 @@ class LoggingAction(Action):
                 self._sink.tell(parcel)
             else:
                 self._sink.end(parcel)
-        except BaseException as error:  # noqa: BLE001 - code of others; SystemExit would end the thread silently
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others; it would end the thread
             self._is_off = True
             what = str(error) if isinstance(error, ClosedError) else printable(words_of(error))
             trace = error if self._sink.wants_traceback else None

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ampwatch.settings import Settings
     from ampwatch.training.actions.base import Action, Subscription
     from ampwatch.wire.blackbox import Box, Newest
-    from ampwatch.wire.records import Finding, Record, RunIdentity, RunState
+    from ampwatch.wire.records import Finding, RangeRecord, Record, RunIdentity, RunState
 
 logger = logging.getLogger("ampwatch")
 
@@ -171,6 +171,12 @@ class Outlet:
         if recorder is None:
             return None
         return self._remembering.run(lambda: recorder.newest)
+
+    @property
+    def gradients(self) -> RangeRecord | None:
+        """The newest measurement of all gradients together; ``None`` before the first."""
+        newest = self.newest
+        return None if newest is None else newest.gradient
 
     def not_kept(self) -> list[str]:
         """Return, in sentences, what could not be remembered or written to disk."""

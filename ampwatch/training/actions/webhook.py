@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
-import os
 import time
 from dataclasses import asdict
 from http.client import HTTPException
-from queue import Full, Queue
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -22,6 +18,7 @@ from ampwatch.errors import SettingsError
 from ampwatch.report.accounts import place
 from ampwatch.report.one_line import named
 from ampwatch.training.actions.base import Action
+from ampwatch.training.courier import Courier
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -52,7 +49,6 @@ class Webhook(Action):
         sent: Findings that the endpoint has accepted.
         retried: Requests that were repeated.
         failed: Findings that were given up after the last attempt, or at the end.
-        dropped: Findings that did not fit into the queue.
     """
 
     min_severity: ClassVar[Severity] = Severity.WARNING
@@ -71,7 +67,6 @@ class Webhook(Action):
         self.sent = 0
         self.retried = 0
         self.failed = 0
-        self.dropped = 0
         self._place = _checked(url)
         self._url = url
         self._headers = {"User-Agent": "ampwatch", **headers, "Content-Type": "application/json"}
@@ -80,10 +75,7 @@ class Webhook(Action):
         self._backoff_s = backoff_seconds
         self._close_s = close_seconds
         self._opener = build_opener(_NoRedirect)
-        self._queue: Queue[bytes | None] = Queue(queue_size)
-        self._ending = Event()
-        self._thread: Thread | None = None
-        self._pid = 0
+        self._courier = Courier("ampwatch-webhook", self._deliver, queue_size)
         self._run: dict[str, Any] = {}
 
     def __repr__(self) -> str:
@@ -99,9 +91,12 @@ class Webhook(Action):
             "host": identity.host,
             "pid": identity.pid,
         }
-        if not self._is_working:
-            self._queue = Queue(self._queue.maxsize)
-            self._ending.clear()
+        self._courier.open()
+
+    @property
+    def dropped(self) -> int:
+        """Findings that did not fit into the queue."""
+        return self._courier.dropped
 
     def __call__(self, finding: Finding) -> None:
         """Put the finding in the queue. Never waits."""
@@ -109,37 +104,13 @@ class Webhook(Action):
 
     def notify(self, news: News) -> None:
         """Put the finding in the queue, with what it has become worse than. Never waits."""
-        try:
-            self._queue.put_nowait(self._body(news))
-        except Full:
-            self.dropped += 1
-            return
-        if not self._is_working:
-            self._pid = os.getpid()
-            # A daemon: a thread that hangs in the endpoint must not keep the program from ending.
-            self._thread = Thread(target=self._work, name="ampwatch-webhook", daemon=True)
-            self._thread.start()
-
-    @property
-    def _is_working(self) -> bool:
-        """Whether its thread takes findings. In a forked child that is the parent's, and left alone."""
-        thread = self._thread
-        return thread is not None and (self._pid != os.getpid() or thread.is_alive())
+        self._courier.put(self._body(news))
 
     def close(self) -> None:
         """Send what is left, one attempt each, for ``close_seconds`` at most."""
-        thread, self._thread = self._thread, None
-        if thread is None or self._pid != os.getpid():  # a thread does not live on in a fork
+        given_up = self._courier.close(self._close_s)
+        if given_up is None:
             return
-        self._ending.set()
-        self._wake()
-        thread.join(self._close_s)
-        if not thread.is_alive():
-            return
-        given_up = self._queue.qsize()
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._wake()  # it ends with the request that it is in
         self.failed += given_up
         logger.warning(
             "%r: expected the endpoint to take the last findings within %g s, gave up %d and the one"
@@ -148,11 +119,6 @@ class Webhook(Action):
             self._close_s,
             given_up,
         )
-
-    def _wake(self) -> None:
-        # A queue that is full has something to wake up for.
-        with contextlib.suppress(Full):
-            self._queue.put_nowait(None)
 
     def _body(self, news: News) -> bytes:
         finding, since = news.finding, news.escalated_from
@@ -171,12 +137,6 @@ class Webhook(Action):
         }
         return json.dumps(body, allow_nan=False).encode()
 
-    def _work(self) -> None:
-        while (body := self._queue.get()) is not None:
-            self._deliver(body)
-            if self._ending.is_set() and self._queue.empty():
-                return
-
     def _deliver(self, body: bytes) -> None:
         for attempt in range(self._retries + 1):
             trouble, lasting = self._post(body)
@@ -185,7 +145,7 @@ class Webhook(Action):
                 return
             last = attempt == self._retries or lasting
             # At the end of the program nobody waits for the pause between two attempts.
-            if last or self._ending.wait(self._backoff_s * 2**attempt):
+            if last or self._courier.ending.wait(self._backoff_s * 2**attempt):
                 break
             self.retried += 1
         self.failed += 1

@@ -525,7 +525,7 @@ def test_a_thread_that_has_died_is_replaced() -> None:
         dead = threading.Thread(target=lambda: None)
         dead.start()
         dead.join()
-        hook._thread, hook._pid = dead, os.getpid()
+        hook._courier._thread, hook._courier._pid = dead, os.getpid()
         hook(made())
         hook.close()
 

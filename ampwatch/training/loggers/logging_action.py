@@ -1,0 +1,247 @@
+"""Hands numbers and findings to a logger, from a thread that training never waits for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ampwatch.diagnosis.news import News, Reason
+from ampwatch.numerics.exponents import nearest_exponent
+from ampwatch.report.one_line import one_line, printable
+from ampwatch.training.actions.base import Action
+from ampwatch.training.arguments import check_count
+from ampwatch.training.courier import Courier
+from ampwatch.training.finding_log import is_worth_a_line
+from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
+from ampwatch.training.loggers.sinks import ClosedError, recognised
+from ampwatch.wire.blackbox.exception import words_of
+from ampwatch.wire.records import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.loggers.sinks import Sink
+    from ampwatch.wire.records import Finding, RangeRecord, RunIdentity
+
+logger = logging.getLogger("ampwatch")
+
+QUEUE_SIZE = 64
+"""What may wait for a logger that is slow."""
+
+KEPT_FOR_FINDINGS = 16
+"""Places of these that points leave free: there will be another point, but not that finding."""
+
+CLOSE_SECONDS = 5.0
+"""How long the end waits for a logger."""
+
+Parcel = Point | Note | Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the numbers come from. None of it waits for a device.
+
+    Attributes:
+        metrics: The newest numbers.
+        summary: These and the totals.
+        gradients: The newest measurement of all gradients; ``None`` before the first.
+        page: Address of the page, with nothing secret in it; empty without one.
+    """
+
+    metrics: Callable[[], dict[str, float]]
+    summary: Callable[[], dict[str, float]]
+    gradients: Callable[[], RangeRecord | None]
+    page: Callable[[], str]
+
+
+class LoggingAction(Action):
+    """What ``watch.log_to`` has made.
+
+    Args:
+        given: The logger.
+        every: Iterations from one point to the next.
+        source: Where the numbers come from.
+        guard: Keeps what fails here from training.
+        clock: Unix time. Unit: s.
+        close_seconds: How long the end waits. Unit: s.
+
+    Raises:
+        SettingsError: If the logger is none that is known, or ``every`` is no count.
+
+    Attributes:
+        given: The logger as it was handed over.
+        every: Iterations from one point to the next.
+    """
+
+    min_severity: ClassVar[Severity] = Severity.WARNING
+    wants_safe_point: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        given: Any,
+        every: int,
+        source: Source,
+        guard: Guard,
+        *,
+        clock: Callable[[], float] = time.time,
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
+        check_count("every", every, least=1)
+        self.given = given
+        self.every = int(every)
+        self._sink: Sink = recognised(given)
+        self._source = source
+        self._guard = guard
+        self._clock = clock
+        self._close_s = close_seconds
+        self._courier: Courier[Parcel] = Courier("ampwatch-log-to", self._hand_over, QUEUE_SIZE)
+        self._pid = os.getpid()
+        self._run = ""
+        self._points = 0
+        self._settled = 0
+        self._newest = -1
+        self._measured = -1
+        self._is_off = False
+        self._has_ended = False
+
+    @property
+    def dropped(self) -> int:
+        """Points and findings that the logger was too slow for."""
+        return self._courier.dropped
+
+    def __repr__(self) -> str:
+        return f"log_to({self._sink.name})"
+
+    def open(self, identity: RunIdentity) -> None:
+        """Note whose numbers they are, and start the thread: at exit none can be started."""
+        self._run = identity.run
+        self._courier.start()
+
+    def __call__(self, finding: Finding) -> None:
+        """Hand over a finding that is new."""
+        self.notify(News(finding, Reason.MADE, finding.severity, finding))
+
+    def notify(self, news: News) -> None:
+        """Hand over what the log has a line about. Never waits."""
+        if is_worth_a_line(news):
+            self._guard.run(self._note, news)
+
+    def settle(self, step: int) -> None:
+        """Hand over the numbers if it is time; iteration ``step`` has closed. Never waits.
+
+        Cost: a comparison in most iterations.
+        """
+        if (step + 1) // self.every > self._settled:
+            self._settled = (step + 1) // self.every
+            self._guard.run(self._point)
+
+    def close(self) -> None:
+        """Hand over the last numbers and the summary, and wait for the logger, but not for long."""
+        if self._pid != os.getpid():
+            return
+        until = time.monotonic() + self._close_s
+        if not self._has_ended:
+            self._has_ended = True
+            self._guard.run(self._last_words)
+        given_up = self._courier.close(max(0.0, until - time.monotonic()))
+        if given_up is not None:
+            _say(
+                "%r: expected the logger to take the last numbers within %g s, gave up %d and those on"
+                " their way",
+                self,
+                self._close_s,
+                given_up,
+            )
+        if self.dropped:
+            _say("%r: %d points or findings were dropped", self, self.dropped)
+
+    def _point(self) -> None:
+        if self._is_off or self._pid != os.getpid():
+            return
+        values = self._source.metrics()
+        step = int(values.get("amp/step", -1))
+        if step <= self._newest:
+            return  # nothing new has arrived
+        self._newest = step
+        point = Point(step, self._clock(), values, self._exponents())
+        self._put(point, spare=KEPT_FOR_FINDINGS)
+
+    def _exponents(self) -> Exponents | None:
+        """Return the exponents of gradients where they have been measured anew."""
+        record = self._source.gradients()
+        if record is None or record.step <= self._measured or not record.histogram.counts:
+            return None
+        self._measured = record.step
+        scale = record.loss_scale
+        plain = (
+            record.histogram.shifted(-nearest_exponent(scale)) if scale > 0 else record.histogram
+        )
+        return Exponents(record.step, plain.first, plain.counts)
+
+    def _note(self, news: News) -> None:
+        if self._is_off or self._pid != os.getpid():
+            return
+        finding = news.finding
+        text = one_line(news, self._run, (), self._source.page(), of=1)
+        advice = printable(finding.advice)
+        self._put(
+            Note(
+                finding.key,
+                finding.kind,
+                finding.severity,
+                finding.last_step,
+                self._clock(),
+                text,
+                advice,
+            )
+        )
+
+    def _put(self, parcel: Parcel, *, spare: int = 0, wait_s: float = 0.0) -> None:
+        before = self._courier.dropped
+        if not self._courier.put(parcel, spare=spare, wait_s=wait_s) and not before:
+            _say(
+                "%r: expected a logger that keeps up, got one that is slow or hangs: what does not fit into"
+                " the queue is dropped, training goes on",
+                self,
+            )
+
+    def _last_words(self) -> None:
+        if self._is_off:
+            return
+        self._point()
+        summary = Summary(self._newest, self._clock(), self._source.summary())
+        self._put(summary, wait_s=self._close_s)
+
+    def _hand_over(self, parcel: Parcel) -> None:
+        """Hand over a parcel, on the thread of the logger. The first exception is the last."""
+        if self._is_off:
+            return
+        try:
+            if isinstance(parcel, Point):
+                self._sink.log(parcel)
+            elif isinstance(parcel, Note):
+                self._sink.tell(parcel)
+            else:
+                self._sink.end(parcel)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others; it would end the thread
+            self._is_off = True
+            what = str(error) if isinstance(error, ClosedError) else printable(words_of(error))
+            trace = error if self._sink.wants_traceback else None
+            _say(
+                "%r: expected it to take what is logged, got: %s; nothing more is handed to it, training"
+                " goes on",
+                self,
+                what,
+                exc_info=trace,
+            )
+
+
+def _say(words: str, *values: object, exc_info: BaseException | None = None) -> None:
+    # A log handler is user code and may raise as well.
+    with suppress(Exception):
+        logger.warning(words, *values, exc_info=exc_info)

@@ -1,0 +1,225 @@
+"""Real loggers are read back: what they have is what ampwatch says, and what the daemon serves.
+
+And beside ``wandb.watch``: what each says of the same gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.frameworks.running import MAX_SECONDS, PROGRAMS, Fault, has
+from tests.host.daemon.parts import ROOT, Place, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.host.daemon.parts import Daemon
+
+STEPS, EVERY = 44, 5
+LOGGED = [*range(EVERY - 1, STEPS, EVERY), STEPS - 1]
+"""Steps of the points: as often as asked, and the last."""
+
+SERVED = {
+    "amp/loss_scale": "ampwatch_loss_scale",
+    "amp/skipped_steps": "ampwatch_optimizer_steps_skipped_total",
+    "amp/growths": "ampwatch_loss_scale_growths_total",
+    "amp/backoffs": "ampwatch_loss_scale_backoffs_total",
+    "amp/loss": "ampwatch_loss",
+    "amp/grad_norm": "ampwatch_gradient_norm",
+    "amp/scaled_grad_amax": "ampwatch_scaled_gradient_amax",
+    "amp/nonfinite_elements": "ampwatch_gradient_nonfinite_elements",
+    "amp/findings": "ampwatch_findings",
+}
+"""Metrics of the daemon that have the number of a key, where all their series are added."""
+
+
+class Programs:
+    """Runs the programs about loggers.
+
+    Args:
+        python: The Python that has the loggers.
+        directory: A directory of its own.
+    """
+
+    def __init__(self, python: str, directory: Path) -> None:
+        self.place = Place(directory)
+        self._python = python
+        self._directory = directory
+        for made in (self.place.runtime, self.place.rings):
+            made.mkdir(mode=0o700, exist_ok=True)
+
+    def train(self, logger: str, fault: Fault = Fault.OVERFLOW, *more: str) -> dict[str, Any]:
+        """Train, and return what the program has written down."""
+        out = self._directory / f"{logger}.json"
+        self.store(logger).mkdir()
+        self._run("log_to.py", logger, str(self.store(logger)), *more, PROGRAM_OUT=str(out), PROGRAM_FAULT=fault.value, AMPWATCH_RUN=logger)  # fmt: skip
+        written: dict[str, Any] = json.loads(out.read_text())
+        return written
+
+    def kept(self, logger: str) -> dict[str, Any]:
+        """Return what the logger has kept."""
+        kept: dict[str, Any] = json.loads(
+            self._run("reading.py", logger, str(self.store(logger))).splitlines()[-1]
+        )
+        return kept
+
+    def store(self, logger: str) -> Path:
+        """Where the logger writes."""
+        return self._directory / logger
+
+    def _run(self, program: str, *arguments: str, **environment: str) -> str:
+        given = self.place.environment | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "AMPWATCH_OVERHEAD_BUDGET": "1",
+            "WANDB_ERROR_REPORTING": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
+        done = subprocess.run(
+            [self._python, str(PROGRAMS / program), *arguments],
+            env=given | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MAX_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "nothing more is handed to it" not in done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def programs(python: str, tmp_path: Path) -> Programs:
+    needs = ("tensorboard", "tensorboardX", "mlflow", "wandb")
+    if not has(python, needs):
+        pytest.fail(f"expected {', '.join(needs)} in the environment of {python}")
+    return Programs(python, tmp_path)
+
+
+def served(daemon: Daemon, run: str) -> dict[str, float]:
+    """Return the numbers of a run that has ended, from the daemon's ``/metrics``."""
+
+    def sums() -> dict[str, float] | None:
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(daemon.ask("/metrics").text):
+            for sample in family.samples:
+                if sample.labels.get("run") == run:
+                    found[sample.name] = found.get(sample.name, 0.0) + sample.value
+                    if sample.name == "ampwatch_run_state" and sample.value == 1:
+                        found[sample.labels["state"]] = 1.0
+        return found if found.get("finished") else None
+
+    metrics: dict[str, float] = eventually(sums, "the end of the run")
+    return {key: metrics[name] for key, name in SERVED.items() if name in metrics}
+
+
+def points_of(kept: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Return the numbers that a logger has, by key and iteration."""
+    if "numbers" in kept:
+        return {
+            key: {int(step): value for step, value in points.items()}
+            for key, points in kept["numbers"].items()
+        }
+    points: dict[str, dict[int, float]] = {}
+    for row in kept["rows"]:
+        for key in row.keys() & {k for k in row if k.startswith("amp/")}:
+            points.setdefault(key, {})[int(row["amp/step"])] = row[key]
+    return points
+
+
+def same(one: float, other: float) -> bool:
+    """Whether two numbers are one, in float32 at least: TensorBoard keeps no more."""
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    return math.isclose(one, other, rel_tol=1e-6)
+
+
+def differing(kept: dict[str, float], told: dict[str, float]) -> dict[str, tuple[float, float]]:
+    """Return the numbers that a logger has otherwise, or not at all."""
+    # What watching costs goes on between the point and the moment at which the program asks.
+    compared = told.keys() - {"amp/overhead_seconds", "amp/overhead_share"}
+    return {
+        key: (kept.get(key, math.inf), told[key])
+        for key in sorted(compared)
+        if key not in kept or not same(float(kept[key]), told[key])
+    }
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("logger", ["tensorboard", "tensorboardX", "mlflow", "wandb"])
+def test_a_logger_has_the_numbers_of_the_training_and_of_the_daemon(
+    programs: Programs, logger: str
+) -> None:
+    """Every number of every point, findings as text, the summary; and no bit of the training differs."""
+    bare = programs.train("none")
+    with programs.place.daemon("--no-gpu") as daemon:
+        told = programs.train(logger)
+        metrics = served(daemon, logger)
+    assert {k: told[k] for k in bare} == bare
+
+    kept = programs.kept(logger)
+    points = points_of(kept)
+    for number, moment in enumerate(told["seen"]):
+        if number in LOGGED[:-1]:
+            at = {key: values[number] for key, values in points.items() if number in values}
+            assert not differing(at, moment["metrics"]), f"at step {number}"
+    assert sorted(points["amp/loss_scale"]) == LOGGED
+    assert metrics.keys() >= {"amp/loss_scale", "amp/skipped_steps", "amp/loss"}
+    for key, value in metrics.items():
+        assert same(points[key][STEPS - 1], value), key
+        assert same(told["summary"][key], value), key
+    if logger == "wandb":
+        assert kept["axes"] == {"amp/step": "", "amp/*": "amp/step"}
+        steps = [row["_step"] for row in kept["rows"] if "loss" in row]
+        assert steps == [10 * step for step in range(1, STEPS + 1)], "the program's own rows"
+        texts = [text for _, _, text in kept["alerts"]]
+        assert not differing(kept["summary"], told["summary"])
+    elif logger == "mlflow":
+        texts = [text for name, text in kept["texts"].items() if name.startswith("amp/finding/")]
+        last = {key: values[STEPS - 1] for key, values in points.items() if STEPS - 1 in values}
+        assert not differing(last, told["summary"])
+    else:
+        texts = kept["texts"]["amp/findings/text_summary"]
+        (summary,) = kept["texts"]["amp/summary/text_summary"]
+        said = (line.split() for line in summary.splitlines())
+        assert not differing({key: float(value) for key, value in said}, told["summary"])
+        assert kept["files"] == 1
+        assert kept["histograms"]["amp/gradient_exponents"]
+    assert any("forward_overflow in module blocks.1.boost" in text for text in texts)
+
+
+@pytest.mark.timeout(900)
+def test_beside_wandb_watch(
+    programs: Programs, record_property: Callable[[str, object], None]
+) -> None:
+    """Its gradients are those times the loss scale; the norms of ampwatch are those without."""
+    told = programs.train("wandb", Fault.NONE, "beside")
+    kept = programs.kept("wandb")
+    compared = 0
+    lines = []
+    for number, moment in enumerate(told["seen"]):
+        name, scale = "head.weight", moment["scale"]
+        if moment["metrics"].get("amp/sample_step") != number:
+            continue
+        # Gradients join the row that the iteration before has begun.
+        row = next(r for r in kept["rows"] if r["_step"] == 10 * number)
+        edge = max(map(abs, row[f"gradients/{name}/bins"]))
+        true, norm = moment["true"][name], moment["norms"][name]
+        assert math.isclose(norm, true, rel_tol=1e-5)
+        whole = math.sqrt(sum(value**2 for value in moment["true"].values()))
+        assert math.isclose(moment["metrics"]["amp/grad_norm"], whole, rel_tol=1e-5)
+        # The largest element of a gradient is no larger than its norm: what W&B shows is.
+        assert edge > true
+        assert edge / scale <= true * 1.001
+        compared += 1
+        lines.append(f"step {number}: scale {scale:g}, norm {norm:.6g}, by hand {true:.6g}, largest of wandb.watch {edge:.6g}")  # fmt: skip
+    assert compared >= 3, "at most ten measurements a second are recorded"
+    record_property("norms", lines)

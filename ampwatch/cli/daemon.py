@@ -28,6 +28,8 @@ examples:
       for this user's runs, on 127.0.0.1, until Ctrl-C
   ampwatch daemon --host 0.0.0.0 --web.config.file web.yml
       for a Prometheus elsewhere, with TLS and a password
+  ampwatch daemon --otlp http://localhost:4318
+      for an OpenTelemetry Collector, which gets every minute what /metrics shows
   sudo ampwatch daemon --machine
       for the runs of every user; root, under a service manager
 
@@ -71,6 +73,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="HOST:PORT",
         default="",
         help="what /sd tells Prometheus to scrape; the address it came to if not given",
+    )
+    add(
+        "--otlp",
+        metavar="URL",
+        nargs="?",
+        const="",
+        help="push the metrics by OTLP as well, to URL or where OTEL_EXPORTER_OTLP_ENDPOINT says; "
+        "needs pip install 'ampwatch[otlp]'",
     )
     add("--machine", action="store_true", help="read the rings of every user; needs root")
     gpus = parser.add_mutually_exclusive_group()
@@ -118,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         auto=args.auto,
         web_config_file=args.web_config_file,
         external_address=args.external_address,
+        otlp=args.otlp,
     )
     given = {"host": args.host, "port": args.port, "gpu": args.gpu}
     serve(Settings.resolve(given), options, args.lock_fd)

@@ -18,6 +18,7 @@ import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import StateError, did_you_mean
 from ampwatch.guard import is_of_a_signal
+from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
 from ampwatch.report.logged import METRICS, TOTALS, flat
 from ampwatch.report.op_lines import GROUPINGS
@@ -185,6 +186,8 @@ class Monitor:
         self._session = Session(targets, settings, self._outlet, first_step=step)
         self._settles = False
         self._loggers: list[LoggingAction] = []
+        self._live: notebook.Live | None = None
+        self._drawing = self._session.bus.guard("notebook")
         self._traceback = ""
         self._at_end: Finalize | None = None
         self._closed = settings.level == "off"
@@ -243,6 +246,7 @@ class Monitor:
     @property
     def findings(self) -> list[Finding]:
         """The findings so far, in the order in which they were made. Still there after ``close``."""
+        self._drawing.run(notebook.teach)
         return self._diagnosis.book.findings
 
     @property
@@ -380,6 +384,35 @@ class Monitor:
         self._describe(box)
         return box
 
+    def live(self, every_seconds: float = 2.0) -> None:
+        """Show the run below this cell of a notebook, drawn again while cells run.
+
+        State, cause, place and remedy, and the courses of loss scale and loss. Drawn at the ends of
+        iterations and with ``close()``, on the training thread, in the kernel's own output: no thread, no
+        server. Once more, in another cell, it goes on there. Does nothing outside of a notebook.
+
+        Args:
+            every_seconds: Shortest time between two pictures, 0.5 at least. Unit: s.
+
+        Cost:
+            Some ms a picture, none of it in iterations without one but a look at the clock.
+        """
+        shown = self._drawing.run(notebook.live, self.box, every_seconds)
+        if shown is None:
+            return
+        if self._live is None and not self._closed:
+            self._session.bus.call_at_boundary(self._draw)
+        self._live = shown
+
+    def _draw(self, _step: int) -> None:
+        if self._live is not None:
+            self._drawing.run(self._live.refresh)
+
+    def _repr_mimebundle_(self, **_wished: object) -> dict[str, str]:
+        """Return the run as IPython displays it: four lines, and a card with pictures."""
+        bundle = self._drawing.run(notebook.bundle_of, [self.box()])
+        return bundle or {"text/plain": repr(self)}
+
     def end_iteration(self, *, loss_scale: object = None, skipped: object = False) -> None:
         """End the open iteration, where nothing that is watched does; from then on only this ends one.
 
@@ -489,6 +522,8 @@ class Monitor:
         self._forget_process()
         self._session.remove()
         self._outlet.close(state, reason)
+        if self._live is not None:
+            self._drawing.run(self._live.draw)
 
     def _forget_process(self) -> None:
         """Have the process not know of this monitor any more. Idempotent."""

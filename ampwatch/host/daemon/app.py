@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from ampwatch.host.daemon.detach import detach
 from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_all
 from ampwatch.host.daemon.handler import parse_address
 from ampwatch.host.daemon.known_names import KnownNames
+from ampwatch.host.daemon.push import open_pusher
 from ampwatch.host.daemon.rescue import Rescue
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
@@ -72,12 +74,15 @@ class DaemonOptions:
         auto: End when nothing is left to watch.
         web_config_file: Path of the web-config file, empty for none.
         external_address: ``host:port`` under which others reach it, empty if as they come.
+        otlp: Base address to push the metrics to, empty for that of the standard variables of
+            OpenTelemetry; ``None`` to push nothing.
     """
 
     machine: bool = False
     auto: bool = False
     web_config_file: str = ""
     external_address: str = ""
+    otlp: str | None = None
 
 
 class Daemon:
@@ -138,6 +143,17 @@ class Daemon:
         self._server.prove = prover(
             lambda: read_token(directory, SECRET_FILE) or secret, self._server.server_port
         )
+        self._pusher = None
+        if options.otlp is not None:
+            machine = socket.gethostname()
+            instance = options.external_address or f"{machine}:{self._server.server_port}"
+            try:
+                self._pusher = open_pusher(
+                    self.fleet, self._passes, options.otlp, instance, machine
+                )
+            except DaemonError:
+                self._server.server_close()
+                raise
         # TLS neither comes nor goes while the daemon runs (protection.py).
         self._scheme = "https" if web.tls else "http"
         self._polled_at = self._busy_at = self._collected_at = time.monotonic()
@@ -205,6 +221,8 @@ class Daemon:
         listener.start()
         if self._gpus is not None:
             self._gpus.start()
+        if self._pusher is not None:
+            self._pusher.start()
         was_to_end = False
         try:
             was_to_end = self._loop(lock, listener)
@@ -214,6 +232,8 @@ class Daemon:
             self._watcher.close()
             if self._gpus is not None:
                 self._gpus.stop()
+            if self._pusher is not None:
+                self._pusher.stop()
             if self._names is not None:
                 self._names.save()
             # Last: whoever takes the lock next binds the same port.

@@ -45,7 +45,7 @@ def _values(names: Iterable[str]) -> str:
 LABELS: dict[str, str] = {
     "run": "Name of the run; `~2`, `~3` ... is appended to a job while one that started earlier runs under the same name, and `~uid1001` to those of another user than the one whose run of that name was seen first.",
     "rank": "Global rank in the process group, `0` without one.",
-    "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes, `gpu` the GPUs.",
+    "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes, `gpu` the GPUs, `otlp` pushes the metrics, where it was told to.",
     "state": "Of a run: "
     + _values(state.value for state in RunState)
     + ". Of what could be read of a GPU or told of precision: "

@@ -1,0 +1,249 @@
+"""The catalog as OpenTelemetry has metrics, and the exporter that sends them by OTLP over HTTP.
+
+The mapping is the one of OpenTelemetry's specification, "Prometheus and OpenMetrics
+Compatibility": names are not altered, units become UCUM, a counter a monotonic cumulative sum, an
+info a sum that is not monotonic. So a Prometheus behind a collector has the names of
+``docs/metrics.md``, and one query serves both ways.
+
+This module imports the packages of the extra ``otlp``: import it where they are wanted only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.metrics.export import Metric as OtlpMetric
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+from ampwatch import __version__
+from ampwatch.host.metrics.catalog import CATALOG
+from ampwatch.host.metrics.metric import Exemplified, ScrapeState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ampwatch.host.fleet import Fleet
+    from ampwatch.host.fleet.histogram import Distribution
+    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.metrics.metric import Metric
+
+    Labels = tuple[str, ...]
+    Series = tuple[str, Labels]
+
+UNITS = {
+    "": "",
+    "seconds": "s",
+    "bytes": "By",
+    "ratio": "1",
+    "watts": "W",
+    "joules": "J",
+    "hertz": "Hz",
+    "celsius": "Cel",
+}
+"""UCUM, in which OpenTelemetry writes units, by the unit that ends a name of Prometheus."""
+
+CUMULATIVE = AggregationTemporality.CUMULATIVE
+
+_RANK = ("run", "rank")
+
+
+class _Course(NamedTuple):
+    """What is remembered of a series that only grows.
+
+    Attributes:
+        start_ns: Unix time since which it has grown from zero. Unit: ns.
+        value: Its newest value: the number of a counter, the observations of a histogram.
+        seen_ns: Unix time of that value. Unit: ns.
+    """
+
+    start_ns: int
+    value: float
+    seen_ns: int
+
+
+class Snapshots:
+    """Makes what is sent, as the fleet is right now.
+
+    Args:
+        fleet: What is exported.
+        passes: The newest pass of each of the daemon's collectors, by name; guarded by ``fleet.lock``.
+        resource: Says which daemon sends.
+        clock_ns: Unix time. Unit: ns.
+        catalog: The metrics.
+
+    Cost:
+        Holds ``fleet.lock`` while the samples are made, as a scrape does: 0.15 ms per 100 series.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        passes: Mapping[str, CollectorPass],
+        resource: Resource,
+        clock_ns: Callable[[], int],
+        catalog: Sequence[Metric] = CATALOG,
+    ) -> None:
+        self._fleet = fleet
+        self._passes = passes
+        self._resource = resource
+        self._clock_ns = clock_ns
+        self._catalog = catalog
+        self._scope = InstrumentationScope("ampwatch", __version__)
+        self._courses: dict[Series, _Course] = {}
+
+    def take(self) -> MetricsData:
+        """Return all metrics that have samples, all of one instant."""
+        with self._fleet.lock:
+            state = ScrapeState(self._fleet, self._passes)
+            now_ns = self._clock_ns()
+            began = {values: rank.identity.started_ns for values, rank in state.ranks}
+            found = [(metric, list(metric.reader.samples(state))) for metric in self._catalog]
+        # Points are made without the lock: they take ten times as long as the samples.
+        courses: dict[Series, _Course] = {}
+        metrics = [
+            self._converted(metric, samples, now_ns, began, courses)
+            for metric, samples in found
+            if samples
+        ]
+        # Series that are gone are forgotten: one of that name that comes later begins anew.
+        self._courses = courses
+        scope = ScopeMetrics(self._scope, metrics, "")
+        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+
+    def _converted(
+        self,
+        metric: Metric,
+        samples: list[tuple[Labels, Any]],
+        now_ns: int,
+        began: Mapping[Labels, int],
+        courses: dict[Series, _Course],
+    ) -> OtlpMetric:
+        data: Gauge | Sum | Histogram
+        if metric.type == "gauge":
+            data = Gauge([_number(metric, labels, value, 0, now_ns) for labels, value in samples])
+        elif metric.type == "info":
+            data = Sum(
+                [_number(metric, labels, 1, 0, now_ns) for labels, _ in samples],
+                CUMULATIVE,
+                is_monotonic=False,
+            )
+        elif metric.type == "counter":
+            points = []
+            for labels, value in samples:
+                number = value.value if isinstance(value, Exemplified) else value
+                # Totals of a rank are kept by the training process, since it began.
+                begin_ns = began.get(labels[:2]) if metric.labels[:2] == _RANK else None
+                start_ns = self._start((metric.name, labels), number, begin_ns, now_ns, courses)
+                points.append(_number(metric, labels, value, start_ns, now_ns))
+            data = Sum(points, CUMULATIVE, is_monotonic=True)
+        else:
+            distributions = []
+            for labels, value in samples:
+                count = value.buckets[-1][1]
+                # A histogram is kept by this daemon, since it has known the rank.
+                start_ns = self._start((metric.name, labels), count, None, now_ns, courses)
+                distributions.append(_distribution(metric, labels, value, start_ns, now_ns))
+            data = Histogram(distributions, CUMULATIVE)
+        return OtlpMetric(metric.name, metric.help, UNITS[metric.unit], data)
+
+    def _start(
+        self,
+        series: Series,
+        value: float,
+        begin_ns: int | None,
+        now_ns: int,
+        courses: dict[Series, _Course],
+    ) -> int:
+        """Return the time since which a series has grown from zero, and remember it.
+
+        Args:
+            series: Name and label values.
+            value: Its value now.
+            begin_ns: The time, where it is known. Without it the first point says that it is not,
+                by a start that is its own time, as the data model has it.
+            now_ns: The time now.
+            courses: Where it is remembered.
+        """
+        before = self._courses.get(series)
+        if before is None:
+            start_ns = now_ns if begin_ns is None else begin_ns
+        elif value < before.value:
+            # It began anew since the push before: a rank that was restarted says when itself.
+            start_ns = max(before.seen_ns, begin_ns or 0)
+        else:
+            start_ns = before.start_ns
+        # A start in the future is refused: the clock of the training may have been set back.
+        start_ns = min(start_ns, now_ns)
+        courses[series] = _Course(start_ns, value, now_ns)
+        return start_ns
+
+
+def resource(instance: str, host: str) -> Resource:
+    """Return what says which daemon sends.
+
+    Args:
+        instance: ``host:port`` of the daemon, as no other has it.
+        host: Name of the machine.
+
+    Returns:
+        With what ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say, over everything else.
+    """
+    own = {
+        "service.name": "ampwatch",
+        "service.version": __version__,
+        "service.instance.id": instance,
+        "host.name": host,
+    }
+    return Resource(own).merge(OTELResourceDetector().detect())
+
+
+def _attributes(metric: Metric, labels: Labels) -> dict[str, str]:
+    # As in Prometheus, where a label that is empty is none.
+    return {name: value for name, value in zip(metric.labels, labels, strict=True) if value}
+
+
+def _number(
+    metric: Metric, labels: Labels, value: Any, start_ns: int, now_ns: int
+) -> NumberDataPoint:
+    exemplars: list[Exemplar] = []
+    if isinstance(value, Exemplified):
+        exemplars = [Exemplar(value.labels, 1.0, int(value.time_s * 1e9))]
+        value = value.value
+    # Always a double, as Prometheus has it: a series that is at times an integer is two to a backend.
+    return NumberDataPoint(_attributes(metric, labels), start_ns, now_ns, float(value), exemplars)
+
+
+def _distribution(
+    metric: Metric, labels: Labels, value: Distribution, start_ns: int, now_ns: int
+) -> HistogramDataPoint:
+    upto = [count for _, count in value.buckets]
+    counts = [count - below for count, below in zip(upto, [0, *upto[:-1]], strict=True)]
+    bounds = [bound for bound, _ in value.buckets if math.isfinite(bound)]
+    # What is not known is unset. The classes are typed for what the SDK itself measures.
+    total: Any = value.sum
+    unknown: Any = None
+    return HistogramDataPoint(
+        _attributes(metric, labels),
+        start_ns,
+        now_ns,
+        upto[-1],
+        total,
+        counts,
+        bounds,
+        unknown,
+        unknown,
+    )

@@ -1,0 +1,310 @@
+"""What a notebook shows of a run and of a finding: the headline, and courses of loss scale and loss.
+
+The words are those of ``headline``. Colours are attributes, not a style sheet: notebooks strip
+style sheets where they do not trust an output, and one of them would hold for the whole page. Text
+has the colour that the notebook gives it, so that it reads on light and dark.
+
+IPython is asked, never imported: a training outside of a notebook does not load it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.report import accounts
+from ampwatch.report.accounts import figure
+from ampwatch.report.headline import cause_of, first_remedy, headline
+from ampwatch.report.markup import Markup, element
+from ampwatch.report.report import WIDTH as TEXT_WIDTH
+from ampwatch.report.short import LABELS, labelled
+from ampwatch.report.standing import judge_boxes
+from ampwatch.report.svg import linear, points_of, short
+from ampwatch.report.verdict import Level
+from ampwatch.report.words import plain, scale
+from ampwatch.wire.records import Finding, Severity, SkipClass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ampwatch.wire.blackbox import Box
+    from ampwatch.wire.records import StepRecord
+
+    Bundle = dict[str, str]
+
+MAX_STEPS = 240
+"""Newest iterations of a picture: each of them has a place of its own on a laptop's screen."""
+
+WIDTH, HEIGHT, LEFT, RIGHT = 640, 46, 96, 64
+"""Of a course, and the room beside it for its name and its newest value. Unit: px."""
+
+BAD, WARN, GOOD, CALM = "#d13438", "#b8791c", "#2f855a", "#6b7280"
+LINE = "#3b82d6"
+"""Colours that stand out from white and from black by 3:1 at least."""
+
+HEALTHY_SKIPS = (SkipClass.CALIBRATING, SkipClass.PROBE)
+
+COLOURS = {
+    Level.FAILING: BAD,
+    Level.BROKEN: BAD,
+    Level.FAILED: BAD,
+    Level.STALE: WARN,
+    Level.ATTENTION: WARN,
+    Level.HEALTHY: GOOD,
+    Level.FINISHED: GOOD,
+}
+SEVERITIES = {Severity.CRITICAL: BAD, Severity.WARNING: WARN}
+
+MIN_SECONDS = 0.5
+"""Shortest time between two pictures: more often a browser cannot draw them. Unit: s."""
+
+
+def bundle_of(boxes: Sequence[Box]) -> Bundle:
+    """Return a run as IPython displays it, by media type.
+
+    Args:
+        boxes: Those of its ranks; at least one, all of one run. The courses are those of the first.
+    """
+    verdict = judge_boxes(boxes)
+    # Not how long ago anything was: a notebook is saved, and read another day.
+    told = headline(verdict)
+    who = boxes[0].identity
+    ranks = f", rank {who.rank} of {who.world_size}" if who.world_size > 1 else ""
+    card = _card(
+        COLOURS.get(verdict.level, CALM),
+        f"{told.state[:1].upper()}{told.state[1:]}",
+        f"ampwatch: run {who.run}{ranks}",
+        dict(zip(LABELS, told.lines[1:], strict=True)),
+        _courses(boxes[0].steps[-MAX_STEPS:]),
+    )
+    text = "\n".join(map("".join, labelled(who.run, told.lines, TEXT_WIDTH)))
+    return {"text/plain": plain(text), "text/html": card}
+
+
+def finding_card(finding: Finding) -> str:
+    """Return a finding as IPython displays it, in HTML."""
+    remedy, _ = first_remedy(finding)
+    known = (finding.op, finding.dtype, finding.phase, finding.source)
+    return _card(
+        SEVERITIES.get(finding.severity, CALM),
+        f"{finding.severity.value.capitalize()}: {finding.kind}",
+        f"ampwatch: {accounts.steps(finding)}",
+        {
+            LABELS[0]: finding.summary or cause_of(finding),
+            LABELS[1]: ", ".join([accounts.place(finding), *filter(None, known)]),
+            LABELS[2]: remedy,
+        },
+        None,
+    )
+
+
+def _card(
+    colour: str, title: str, who: str, lines: Mapping[str, str], courses: Markup | None
+) -> Markup:
+    rows = [
+        element(
+            "tr",
+            element("th", label, scope="row", style=_TH),
+            element("td", line, style=_TD),
+            style="background:none",
+        )
+        for label, line in lines.items()
+        if line
+    ]
+    return element(
+        "div",
+        element("div", who, style="font-size:12px;opacity:.75"),
+        element("div", title, style="font-size:15px;font-weight:600;margin:1px 0 4px"),
+        element("table", element("tbody", *rows), style="border-collapse:collapse;margin:0"),
+        courses,
+        style=f"{_FONT};border:1px solid rgba(128,128,128,.35);border-left:4px solid {colour};"
+        "border-radius:6px;padding:8px 12px;max-width:700px;overflow-wrap:anywhere",
+    )
+
+
+_FONT = 'font:13px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",sans-serif'
+_TH = "font-weight:400;opacity:.75;text-align:left;vertical-align:top;padding:1px 14px 1px 0;white-space:nowrap;border:0"
+_TD = "text-align:left;vertical-align:top;padding:1px 0;border:0;white-space:normal"
+
+
+def _courses(steps: Sequence[StepRecord]) -> Markup | None:
+    """Return the picture of loss scale, skipped steps and loss; ``None`` where there is no course."""
+    if len(steps) < 2:
+        return None
+    first, last = steps[0].step, steps[-1].step
+    across = linear(first, last, LEFT, WIDTH - RIGHT)
+    rows = [_scale(steps, across), _loss(steps, across)]
+    shown = [row for row in rows if row is not None]
+    if not shown:
+        return None
+    parts = [
+        element("g", *row, transform=f"translate(0 {number * (HEIGHT + 8)})")
+        for number, row in enumerate(shown)
+    ]
+    bottom = len(shown) * (HEIGHT + 8) + 10
+    parts += [
+        _text(f"step {first}", LEFT, bottom, "start", faint=True),
+        _text(str(last), WIDTH - RIGHT, bottom, "end", faint=True),
+    ]
+    return element(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {WIDTH} {bottom + 6}",
+        role="img",
+        aria_label=f"Loss scale, skipped steps and loss from step {first} to {last}",
+        style=f'display:block;width:100%;max-width:{WIDTH}px;height:auto;margin-top:6px;font:11px system-ui,"Liberation Sans",sans-serif',
+    )
+
+
+def _scale(steps: Sequence[StepRecord], across: Callable[[float], float]) -> list[Markup] | None:
+    scaled = [s for s in steps if 0.0 < s.loss_scale < math.inf]
+    if not scaled:
+        return None
+    heights = [math.log2(s.loss_scale) for s in scaled]
+    up = _up(min(heights), max(heights))
+    points: list[tuple[float, float]] = []
+    for s, height in zip(scaled, heights, strict=True):
+        if points:  # a scale holds until it changes
+            points.append((across(s.step), points[-1][1]))
+        points.append((across(s.step), up(height)))
+    parts = _row("loss scale", points, LINE, scale(scaled[-1].loss_scale))
+    for s in steps:
+        if s.skip_class is not SkipClass.NONE:
+            x = across(s.step)
+            said = element("title", f"step {s.step}: skipped, {s.skip_class.label}")
+            colour = CALM if s.skip_class in HEALTHY_SKIPS else BAD
+            bottom = float(HEIGHT)
+            parts.append(
+                element(
+                    "line",
+                    said,
+                    x1=x,
+                    x2=x,
+                    y1=bottom - 6,
+                    y2=bottom,
+                    stroke=colour,
+                    stroke_width=2.0,
+                )
+            )
+    return parts
+
+
+def _loss(steps: Sequence[StepRecord], across: Callable[[float], float]) -> list[Markup] | None:
+    losses = [s for s in steps if s.num_losses > 0]
+    if not losses:
+        return None
+    # The difference of two must be a number.
+    finite = [s.loss for s in losses if abs(s.loss) < 1e300]
+    up = _up(min(finite), max(finite)) if finite else _up(0.0, 0.0)
+    points = [(across(s.step), up(s.loss)) for s in losses if abs(s.loss) < 1e300]
+    newest = losses[-1].loss
+    parts = _row("loss", points, CALM, short(newest) if math.isfinite(newest) else figure(newest))
+    for s in losses:
+        if not math.isfinite(s.loss):
+            said = element("title", f"step {s.step}: the loss is {figure(s.loss)}")
+            parts.append(element("circle", said, cx=across(s.step), cy=6.0, r=2.5, fill=BAD))
+    return parts
+
+
+def _up(low: float, high: float) -> Callable[[float], float]:
+    if low == high:  # what never moved stands in the middle: it is neither high nor low
+        return lambda _value: HEIGHT / 2
+    return linear(low, high, HEIGHT - 9, 5)
+
+
+def _row(
+    name: str, points: Sequence[tuple[float, float]], colour: str, newest: str
+) -> list[Markup]:
+    return [
+        element(
+            "rect",
+            x=float(LEFT),
+            y=0.0,
+            width=float(WIDTH - LEFT - RIGHT),
+            height=float(HEIGHT),
+            fill="none",
+            stroke="#808080",
+            stroke_opacity=0.35,
+        ),
+        element("polyline", points=points_of(points), fill="none", stroke=colour, stroke_width=1.6),
+        _text(name, LEFT - 10, HEIGHT / 2 + 4, "end"),
+        _text(newest, WIDTH - RIGHT + 8, HEIGHT / 2 + 4, "start"),
+    ]
+
+
+def _text(words: str, x: float, y: float, anchor: str, *, faint: bool = False) -> Markup:
+    opacity = 0.75 if faint else None
+    return element(
+        "text",
+        words,
+        x=float(x),
+        y=float(y),
+        text_anchor=anchor,
+        fill="currentColor",
+        opacity=opacity,
+    )
+
+
+class Live:
+    """A card in the output of a cell, which is drawn again as the run goes on.
+
+    Args:
+        box: Returns the evidence as it is now.
+        display: IPython's function of that name.
+        every_seconds: Shortest time between two pictures. Unit: s.
+        clock: A clock that never goes back. Unit: s.
+    """
+
+    def __init__(
+        self,
+        box: Callable[[], Box],
+        display: Callable[..., Any],
+        every_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._box = box
+        self._every_seconds = max(every_seconds, MIN_SECONDS)
+        self._clock = clock
+        self._drawn_at = clock()
+        self._handle = display(bundle_of([box()]), raw=True, display_id=True)
+
+    def refresh(self) -> None:
+        """Draw again, if it is time to."""
+        if self._clock() - self._drawn_at >= self._every_seconds:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draw again."""
+        self._handle.update(bundle_of([self._box()]), raw=True)
+        # From its end: drawing must never be all that a training does.
+        self._drawn_at = self._clock()
+
+
+def live(box: Callable[[], Box], every_seconds: float) -> Live | None:
+    """Return a card in the output of the cell that runs; ``None`` outside of a notebook.
+
+    Args:
+        box: Returns the evidence as it is now.
+        every_seconds: Shortest time between two pictures. Unit: s.
+    """
+    shell = _shell()
+    # A terminal would print the card anew each time instead of drawing over it.
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return None
+    return Live(box, import_module("IPython.display").display, every_seconds)
+
+
+def teach() -> None:
+    """Let IPython show findings as cards, if it runs this program. Idempotent."""
+    shell = _shell()
+    if shell is not None:
+        shell.display_formatter.formatters["text/html"].for_type(Finding, finding_card)
+
+
+def _shell() -> Any:
+    """Return the shell of IPython that runs this program; ``None`` without one."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()

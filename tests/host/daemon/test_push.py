@@ -1,0 +1,300 @@
+"""Tests of the push by OTLP: a real daemon against a receiver that reads the protocol."""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.errors import DaemonError
+from ampwatch.host.daemon.push import (
+    NAME,
+    Pusher,
+    endpoint_of,
+    interval_of,
+    open_pusher,
+    without_password,
+)
+from ampwatch.host.fleet import Fleet
+from ampwatch.settings import Settings
+from tests.host.daemon.collector import collecting, metrics_of, received_values, scraped_values
+from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.workshop.fleets import made_up_fleet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ampwatch.host.fleet.passes import CollectorPass
+
+LOGGER = "ampwatch.host.daemon.push"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_daemon_pushes_what_it_is_scraped_for(place: Place) -> None:
+    """Values are compared one by one with ``/metrics``, except those that time changes."""
+    with (
+        collecting() as collector,
+        place.writer("gpt") as writer,
+        place.daemon(
+            "--otlp", collector.url, "--no-gpu", OTEL_METRIC_EXPORT_INTERVAL="200"
+        ) as daemon,
+    ):
+        for _ in range(3):
+            writer.do("step")
+        key = ("ampwatch_steps_total", frozenset({("run", "gpt"), ("rank", "0")}))
+        eventually(lambda: received_values(collector.requests[-1:]).get(key) == 3, "three steps")
+        # The pass of the push itself is in the scrape as soon as one is done.
+        eventually(lambda: 'collector="otlp"' in daemon.ask("/metrics").text, "the pass")
+        already = len(collector.requests)
+        eventually(lambda: len(collector.requests) > already, "one more push")
+        scraped = scraped_values(daemon.ask("/metrics").text)
+        pushed = received_values([collector.newest()])
+
+    assert pushed.keys() == scraped.keys()
+    moving = {"ampwatch_collector_duration_seconds"}
+    for name, labels in pushed:
+        if name not in moving:
+            theirs, ours = pushed[name, labels], scraped[name, labels]
+            assert theirs == ours or (math.isnan(theirs) and math.isnan(ours)), (name, labels)
+    assert collector.newest().path == "/v1/metrics"
+    (resource,) = collector.newest().content.resource_metrics
+    attributes = {a.key: a.value.string_value for a in resource.resource.attributes}
+    host = socket.gethostname()
+    assert attributes["service.name"] == "ampwatch"
+    assert attributes["service.instance.id"] == f"{host}:{daemon.info.port}"
+
+
+def test_the_standard_variables_say_where_and_with_which_headers(place: Place) -> None:
+    """An address of its own for metrics is taken as it is; bodies are packed if that is wished."""
+    with (
+        collecting() as collector,
+        place.daemon(
+            "--otlp",
+            "--no-gpu",
+            OTEL_EXPORTER_OTLP_METRICS_ENDPOINT=f"{collector.url}/api/v1/otlp/v1/metrics",
+            OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:9",
+            OTEL_EXPORTER_OTLP_HEADERS="x-scope-orgid=lab%20one",
+            OTEL_EXPORTER_OTLP_COMPRESSION="gzip",
+        ),
+    ):
+        eventually(lambda: collector.requests, "a push")
+
+    request = collector.newest()
+    assert request.path == "/api/v1/otlp/v1/metrics"
+    assert {k.lower(): v for k, v in request.headers.items()}["x-scope-orgid"] == "lab one"
+    assert metrics_of(request.content)
+
+
+def test_the_last_values_are_sent_at_the_end(place: Place) -> None:
+    """Long before the next interval: a run of a minute is not lost with its daemon."""
+    with collecting() as collector, place.daemon("--otlp", collector.url, "--no-gpu") as daemon:
+        eventually(lambda: collector.requests, "the first push")
+        daemon.process.terminate()
+        daemon.process.wait(60)
+
+    assert len(collector.requests) == 2
+
+
+def test_a_daemon_without_the_wish_sends_nothing(place: Place) -> None:
+    """Variables that are there for another program of the job are no wish."""
+    with (
+        collecting() as collector,
+        place.daemon("--no-gpu", OTEL_EXPORTER_OTLP_ENDPOINT=collector.url) as daemon,
+    ):
+        eventually(lambda: daemon.ask("/healthz").status == 200)
+        threads = [t for t in threading.enumerate() if t.name == "ampwatch-otlp"]
+
+    assert not threads
+    assert not collector.requests
+
+
+def test_a_collector_that_hangs_delays_neither_a_scrape_nor_the_end(place: Place) -> None:
+    """The push waits in its own thread, which nobody waits for."""
+    with collecting() as collector:
+        collector.answers.clear()
+        with place.daemon(
+            "--otlp", collector.url, "--no-gpu", OTEL_METRIC_EXPORT_INTERVAL="100"
+        ) as daemon:
+            eventually(lambda: collector.requests, "a push that hangs")
+            with place.writer("gpt") as writer:
+                writer.do("step")
+                eventually(lambda: "gpt" in daemon.states(), "the run on the page")
+            begin = time.monotonic()
+            assert daemon.ask("/metrics").status == 200
+            assert time.monotonic() - begin < 5
+            begin = time.monotonic()
+            daemon.process.terminate()
+            assert daemon.process.wait(60) == 0
+            assert time.monotonic() - begin < 8
+
+
+class TestFailures:
+    """What is said of a receiver that is away, and when."""
+
+    def pusher(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> tuple[Pusher, dict[str, CollectorPass]]:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+        passes: dict[str, CollectorPass] = {}
+        return open_pusher(made_up_fleet(), passes, url, "node1:1", "node1"), passes
+
+    def test_a_receiver_that_is_away_costs_one_line_and_is_tried_again(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And one line when it is back; the exporter's own lines are not logged."""
+        caplog.set_level(logging.INFO)
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            port = held.getsockname()[1]
+        pusher, passes = self.pusher(f"http://127.0.0.1:{port}", monkeypatch)
+
+        pusher.update()
+        pusher.update()
+
+        (line,) = caplog.records
+        assert line.levelno == logging.WARNING
+        assert f"http://127.0.0.1:{port}/v1/metrics takes no metrics" in line.getMessage()
+        assert not passes[NAME].success
+        with collecting(port) as collector:
+            pusher.update()
+            assert len(received_values(collector.requests)) > 300
+        assert passes[NAME].success
+        assert caplog.records[-1].getMessage().endswith("takes metrics again")
+        assert len(caplog.records) == 2
+        pusher.stop()
+
+    def test_a_receiver_that_refuses_says_why(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A Prometheus whose receiver is off answers 404."""
+        with collecting() as collector:
+            collector.status = 404
+            pusher, passes = self.pusher(collector.url, monkeypatch)
+            pusher.update()
+            pusher.stop()
+
+        assert "404" in caplog.text
+        assert not passes[NAME].success
+
+    def test_a_fault_of_our_own_does_not_end_the_thread(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Nobody would start it again."""
+
+        class Broken:
+            sent = 0
+
+            def send(self) -> str:
+                self.sent += 1
+                raise ZeroDivisionError
+
+            def close(self) -> None:
+                pass
+
+        outlet = Broken()
+        pusher = Pusher(Fleet(Settings()), {}, outlet, "http://there", 0.01)
+        pusher.start()
+        eventually(lambda: outlet.sent > 3, "more tries")
+        pusher.stop()
+
+        warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert len(warnings) == 1
+        assert "ZeroDivisionError" in warnings[0].getMessage()
+
+    def test_large_fleets_go_in_several_requests(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A collector refuses a body over 20 MB; nothing is lost between two of them."""
+        monkeypatch.setattr("ampwatch.host.daemon.push.MAX_POINTS", 100)
+        with collecting() as collector:
+            pusher, passes = self.pusher(collector.url, monkeypatch)
+            pusher.update()
+            pusher.stop()
+
+        assert passes[NAME].success
+        assert len(collector.requests) > 3
+        assert len(received_values(collector.requests)) > 300
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "expected"),
+    [
+        ("", {}, "http://localhost:4318/v1/metrics"),
+        ("http://c:4318", {}, "http://c:4318/v1/metrics"),
+        ("http://c:4318/", {}, "http://c:4318/v1/metrics"),
+        ("http://c/v1/metrics", {}, "http://c/v1/metrics"),
+        ("https://p/api/v1/otlp", {}, "https://p/api/v1/otlp/v1/metrics"),
+        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://e:1"}, "http://e:1/v1/metrics"),
+        ("", {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/x"}, "http://m/x"),
+        (
+            "http://c",
+            {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/x"},
+            "http://c/v1/metrics",
+        ),
+    ],
+)
+def test_the_address_is_what_is_given_first(
+    url: str, environment: dict[str, str], expected: str
+) -> None:
+    """The option, the variable of metrics, the variable of all signals, a collector beside it."""
+    assert endpoint_of(url, environment) == expected
+
+
+@pytest.mark.parametrize(
+    "url", ["collector:4318", "grpc://c:4317", "http://", "http://c:x", "http://[::1"]
+)
+def test_an_address_that_is_none_is_refused(url: str) -> None:
+    """At the start, by name: later it would be a line in a log."""
+    with pytest.raises(DaemonError, match="expected an address as http"):
+        endpoint_of(url, {})
+
+
+def test_the_interval_is_the_standard_one() -> None:
+    """A minute without it."""
+    assert interval_of({}) == 60
+    assert interval_of({"OTEL_METRIC_EXPORT_INTERVAL": "2500"}) == 2.5
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "1.5", "nan", "1e3", "9" * 5000, "\u0663"])
+def test_an_interval_that_is_none_is_refused(given: str) -> None:
+    """Instead of pushing without a pause, or never."""
+    with pytest.raises(DaemonError, match="expected a time in ms above 0"):
+        interval_of({"OTEL_METRIC_EXPORT_INTERVAL": given})
+
+
+def test_a_password_in_the_address_is_not_logged() -> None:
+    """Nor is a token in its query."""
+    assert (
+        without_password("https://me:secret@c:4318/v1/metrics?key=1") == "https://c:4318/v1/metrics"
+    )
+
+
+def test_without_the_extra_the_daemon_does_not_start(place: Place) -> None:
+    """One sentence with the way out, and the port is free again."""
+    hidden = (
+        "import sys; sys.modules['opentelemetry'] = None; "
+        "from ampwatch.cli import main; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, "daemon", "--no-gpu", "--otlp", "http://127.0.0.1:9"],
+        env=place.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode != 0
+    assert "pip install 'ampwatch[otlp]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert place.info() is None

@@ -7,12 +7,12 @@ import re
 import secrets
 import stat
 import time
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import ReportError, RingError
+from ampwatch.guard import Suppress
 from ampwatch.runtime import private_directory
 from ampwatch.wire.blackbox.document import MAX_BYTES, from_json, to_json
 
@@ -111,7 +111,7 @@ def write(directory: Path, box: Box, most: int) -> Path:
         _fill(draft, data)
         draft.replace(path)
     except OSError:
-        with suppress(OSError):
+        with Suppress(OSError):
             draft.unlink()
         raise
     _sync(home)
@@ -122,7 +122,7 @@ def write(directory: Path, box: Box, most: int) -> Path:
 def remove(directory: Path, identity: RunIdentity) -> None:
     """Remove the box of a process, if it is there, and the directory if it is the last one."""
     path = box_path(directory, identity)
-    with suppress(OSError):
+    with Suppress(OSError):
         path.unlink()
         path.parent.rmdir()
 
@@ -158,13 +158,13 @@ def read(path: Path) -> list[Box]:
 
 def paths(directory: Path) -> Iterator[Path]:
     """Yield the boxes in ``directory``, of every run."""
-    with suppress(OSError):
+    with Suppress(OSError):
         for run in sorted(directory.iterdir()):
             yield from _boxes_in(run)
 
 
 def _boxes_in(run: Path) -> list[Path]:
-    with suppress(OSError):
+    with Suppress(OSError):
         return sorted(p for p in run.iterdir() if p.suffix == SUFFIX and not p.name.startswith("."))
     return []
 
@@ -194,9 +194,9 @@ def _prune(run: Path, mine: Path, most: int) -> None:
     """Remove the oldest boxes of a run beyond ``most``, never the one just written, and old drafts."""
     others = [path for path in _boxes_in(run) if path != mine]
     for path in others[: max(0, len(others) + 1 - most)]:
-        with suppress(OSError):  # another rank was faster
+        with Suppress(OSError):  # another rank was faster
             path.unlink()
     for draft in run.glob(f".*{DRAFT}"):
-        with suppress(OSError):
+        with Suppress(OSError):
             if time.time() - draft.stat().st_mtime > DRAFT_SECONDS:
                 draft.unlink()

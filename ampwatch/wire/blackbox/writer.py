@@ -7,6 +7,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from ampwatch.guard import is_of_a_signal
 from ampwatch.wire.blackbox.files import report_directory, write
 from ampwatch.wire.records import RunState, StepRecord
 
@@ -112,9 +113,10 @@ class BoxWriter:
             box = self._recorder.box("training", time.time_ns())
             self._describe(box)
             write(report_directory(self._settings.report_dir), box, self._settings.report_files)
-        except (
-            OSError
-        ) as error:  # no room, no rights: reported once, tried again with the next finding
+        except OSError as error:
+            if is_of_a_signal(error):
+                raise
+            # No room, no rights: reported once, tried again with the next finding.
             self.failures += 1
             if self.failures == 1:
                 logger.warning(

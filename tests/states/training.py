@@ -193,7 +193,7 @@ def _keep(watch: ampwatch.Monitor, sender: Any, notes: Notes) -> None:
         notes.note("findings", finding=plain(finding))
     # Posted from a thread of its own, in real time; it has no public way to wait.
     deadline = 100
-    while deadline and sender._queue.qsize():
+    while deadline and sender._courier._queue.qsize():
         deadline -= 1
         time.sleep(0.01)
     time.sleep(0.05)

@@ -72,7 +72,7 @@ $(FRAMEWORKS_ALL_INSTALLED): $(FRAMEWORKS)/requirements-all.txt $(FRAMEWORKS_INS
 	@touch $@
 
 $(LOGGERS_INSTALLED): $(FRAMEWORKS)/requirements-loggers.txt $(FRAMEWORKS_INSTALLED)
-	$(FRAMEWORKS_VENV)/bin/python $(PIP) --no-deps -r $<
+	$(FRAMEWORKS_VENV)/bin/python $(LOCKED) -r $<
 	@touch $@
 
 # What releases and audits are made with, and nothing else.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import StateError, did_you_mean
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Guard, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
 from ampwatch.report.logged import METRICS, TOTALS, flat
@@ -187,7 +187,7 @@ class Monitor:
         self._settles = False
         self._loggers: list[LoggingAction] = []
         self._live: notebook.Live | None = None
-        self._drawing = self._session.bus.guard("notebook")
+        self._drawing = Guard("notebook")
         self._traceback = ""
         self._at_end: Finalize | None = None
         self._closed = settings.level == "off"

@@ -82,6 +82,16 @@ def _on_instances(name: str, use: str, without: str = SWITCHED_OFF) -> str:
     return name.rpartition(".")[2]
 
 
+# Norms of gradients, on a device and where there is no compiler.
+
+foreach_norm: Callable[..., Any] = _find(
+    "_foreach_norm", "The norms of many tensors in few launches, as clip_grad_norm_ takes them."
+)
+
+foreach_copy: Callable[..., Any] = _find(
+    "_foreach_copy_", "Puts them where they are read, in few launches."
+)
+
 # Autograd.
 
 graph_task: Callable[[], int] = _find(

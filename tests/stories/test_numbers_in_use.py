@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,6 @@ def test_the_way_back_of_a_scale_is_that_of_its_own_growth_interval() -> None:
 
     (stuck,) = [f for f in watch.findings if f.kind == "scale_stuck_low"]
     assert "at the growth interval of 60" in stuck.summary
-    assert f"stuck at {stuck.evidence['loss_scale']:.6g}," in stuck.summary
+    assert f"stuck at 2^{math.log2(stuck.evidence['loss_scale']):.0f}," in stuck.summary
     assert f"takes {stuck.evidence['steps_back']:.0f} steps" in stuck.summary
     assert "growth_interval=20)" in stuck.advice

@@ -18,6 +18,7 @@ from ampwatch.training.kernels.rows import ROW_BYTES
 from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, limit_of
 from ampwatch.training.sensors.births.kept_calls import KeptCall, own_bytes
 from ampwatch.training.transfer.measuring import SLABS, Item, Measuring
+from ampwatch.training.transfer.slabs import NORM_BYTES
 from ampwatch.wire.records import MEMORY_PARTS, Topic
 
 if TYPE_CHECKING:
@@ -240,8 +241,8 @@ def test_rows_on_a_device_and_their_landing_places_are_within_half_of_the_limit(
     measuring.measure(Topic.WEIGHT, items)
 
     block = 2 ** int(math.log2(limit / 2 / SLABS))  # PyTorch pins powers of two
-    rows = block // ROW_BYTES
-    assert measuring.held_bytes() == (SLABS * block, SLABS * rows * ROW_BYTES)
+    rows = block // (ROW_BYTES + NORM_BYTES)
+    assert measuring.held_bytes() == (SLABS * block, SLABS * rows * (ROW_BYTES + NORM_BYTES))
     assert measuring.dropped == (rows < 2000)
     assert any(f"no more than {rows} tensors" in said for said in budget.refused.values()) == (
         rows < 2000

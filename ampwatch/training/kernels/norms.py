@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.training.kernels.dtypes import FLOATS
+from ampwatch.training.private import foreach_copy, foreach_norm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,5 +31,5 @@ def fill_norms(pieces: Sequence[Tensor], out: Tensor) -> None:
             continue
         # Squares of what float16 holds do not fit into it. PyTorch refuses to narrow float64.
         wide = None if dtype is torch.float64 else torch.float32
-        found = torch._foreach_norm([pieces[n].detach() for n in numbers], 2, dtype=wide)  # noqa: SLF001 - as clip_grad_norm_ does
-        torch._foreach_copy_([norms[n] for n in numbers], found)
+        found = foreach_norm([pieces[n].detach() for n in numbers], 2, dtype=wide)
+        foreach_copy([norms[n] for n in numbers], found)

@@ -191,7 +191,7 @@ METRICS: tuple[LoggedMetric, ...] = (
     LoggedMetric(
         "amp/grad_norm",
         "1",
-        "L2 norm of all gradients of this rank, without the loss scale, before clipping; absent where one of them is not finite.",
+        "L2 norm of all gradients of this rank, without the loss scale, before clipping (without a scaler where the optimizer steps, so after it); absent where one of them is not finite.",
         "ampwatch_gradient_norm",
         _norm,
     ),

@@ -275,9 +275,9 @@ class Monitor:
         return self._logged((*METRICS, *TOTALS))
 
     def gradient_norms(self) -> dict[str, float]:
-        """Return the L2 norm of the gradient of each parameter, without the loss scale, before clipping.
+        """Return the L2 norm of the gradient of each parameter, without the loss scale.
 
-        Of the newest iteration in which gradients were measured (``amp/sample_step``), after all
+        Before clipping; without a scaler where the optimizer steps, so after it. Of the newest iteration in which gradients were measured (``amp/sample_step``), after all
         that was accumulated in it. Of a sharded parameter it is that of the shard of this rank. What
         is not finite is left out; nothing at level ``light``.
         """

@@ -197,7 +197,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             id=307,
             title="Norm of the gradients, without the loss scale",
             description=described(
-                shows="L2 norm of all gradients in the newest sample, before clipping, of the rank with"
+                shows="L2 norm of all gradients in the newest sample, before clipping (without a GradScaler after it), of the rank with"
                 " the largest. A gap: one of them was not finite. With sharded parameters it is"
                 " that of a rank's own shards.",
                 good="level or falling, whatever the loss scale does.",

@@ -123,7 +123,7 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_norm",
         "gauge",
-        "L2 norm of all gradients of the rank in the newest sample, without the loss scale, before clipping; absent if one of them was not finite. Of a sharded model that of the shards of the rank.",
+        "L2 norm of all gradients of the rank in the newest sample, without the loss scale, before clipping (without a scaler where the optimizer steps, so after it); absent if one of them was not finite. Of a sharded model that of the shards of the rank.",
         _of_newest(gradient_norm),
     ),
     Metric(
@@ -131,12 +131,14 @@ GRADIENTS: tuple[Metric, ...] = (
         "gauge",
         "Share of the gradient elements of the newest sample that are zero only because of the dtype of autocast (their own without one): what ampwatch_gradient_underflow_elements_total counts. Absent where it is not known.",
         PER_RANK.one(_underflow),
+        unit="ratio",
     ),
     Metric(
         "ampwatch_gradient_zero_ratio",
         "gauge",
         "Share of the finite gradient elements of the newest sample that are zero.",
         _of_newest(lambda newest: newest.histogram.zero_share if newest.histogram.binned else None),
+        unit="ratio",
     ),
     Metric(
         "ampwatch_gradient_sample_nonfinite_elements",

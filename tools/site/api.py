@@ -41,7 +41,8 @@ ERRORS = "Errors"
 
 MEMBERS = {
     "Monitor": (
-        "findings", "on_finding", "report", "op_table", "last_step", "end_iteration", "models", "url", "closed", "close",
+        "findings", "on_finding", "report", "op_table", "last_step", "metrics", "summary",
+        "gradient_norms", "log_to", "live", "end_iteration", "models", "url", "closed", "close",
     ),
     "Finding": ("key",),
     "Injection": ("active", "remove"),

@@ -175,6 +175,10 @@ tutorial: $(INSTALLED) ## Run the programs of the tutorial, and write down what 
 kinds: $(INSTALLED) ## Run the programs of docs/diagnoses, write down what they print; two minutes (ARGS=forward_overflow)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.site.kinds $(ARGS)
 
+.PHONY: kind-pictures
+kind-pictures: $(INSTALLED) ## Take the pictures of the page on docs/diagnoses; two minutes (ARGS=forward_overflow)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.diagnoses.pictures $(ARGS)
+
 .PHONY: site
 site: $(SITE_INSTALLED) ## Make a site of docs/ in build/site; a link that leads nowhere fails (ARGS=serve watches)
 	@# The theme's makers ask for attention on stderr otherwise.

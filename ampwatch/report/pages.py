@@ -46,6 +46,7 @@ GUIDES = (
 the rest of the package."""
 
 _COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
+_PICTURE = re.compile(r"^!\[[^\[\]]*\]\([^()\s]+\)\n+", re.MULTILINE)
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
 
 
@@ -94,13 +95,13 @@ class Page:
 
     @property
     def text(self) -> str:
-        """The Markdown.
+        """The Markdown, without its pictures: they are not shipped.
 
         Raises:
             AmpwatchError: If it cannot be read.
         """
         try:
-            return self.file.read_text(encoding="utf-8")
+            return _PICTURE.sub("", self.file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             msg = f"expected to read {self.file}, as it was installed, got: {error}; install ampwatch again"
             raise AmpwatchError(msg) from error

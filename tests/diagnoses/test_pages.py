@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import ampwatch
+from tests.diagnoses.pictures import PLACE, sentences_on
 from tests.stories.births import BORN, Birth, Births
 from tests.stories.stage import ALARMS
 from tools.site import kinds
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 LONGEST = 40
 """Lines of a program that is still minimal."""
+
+MAX_PICTURE = 60_000
+"""Size of a picture. Unit: B."""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
@@ -211,6 +215,25 @@ def test_the_list_of_pages_names_each_page() -> None:
     listed = re.findall(r"\]\((\w+)\.md\)", (PAGES[0].parent / "README.md").read_text())
 
     assert sorted(listed) == [page.stem for page in PAGES]
+
+
+@of_each_program
+def test_the_picture_of_a_page_says_what_the_page_says(page: Path) -> None:
+    """Numbers apart, as above; and it is small enough for a page of text."""
+    picture = PLACE / f"{page.stem}.png"
+    printed = masked(kinds.shown(page.read_text()))
+
+    said = [masked(sentence) for sentence in sentences_on(picture)]
+
+    assert all(said), said
+    amiss = [sentence for sentence in said if sentence not in printed]
+    assert amiss == [], f"run: make kind-pictures ARGS={page.stem}"
+    assert picture.stat().st_size < MAX_PICTURE
+
+
+def test_there_is_a_picture_of_each_program_and_no_other() -> None:
+    """Pages without a program show none."""
+    assert {file.stem for file in PLACE.iterdir()} == {page.stem for page in WITH_A_PROGRAM}
 
 
 @of_each_program

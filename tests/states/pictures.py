@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from selenium import webdriver
 
 from tests.alerts.rules import ROOT
@@ -34,7 +35,7 @@ from tests.states.serving import address_of, served
 from tests.states.table import TABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
@@ -190,7 +191,10 @@ class Camera:
         """Have the screen and the theme of ``shot``."""
         feature = {"name": "prefers-color-scheme", "value": shot.theme}
         self._command("Emulation.setEmulatedMedia", features=[feature])
-        width, height = (SIZES | TALL)[shot.size]
+        self.screen(*(SIZES | TALL)[shot.size])
+
+    def screen(self, width: int, height: int) -> None:
+        """Have a screen of this size. Unit: CSS pixels."""
         screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._command("Emulation.setDeviceMetricsOverride", **screen)
 
@@ -289,8 +293,8 @@ def kept(path: Path) -> Image.Image:
         return picture.convert("RGB")
 
 
-def keep(picture: Image.Image, path: Path) -> None:
-    """Keep a picture, with few colours.
+def keep(picture: Image.Image, path: Path, said: Mapping[str, str] | None = None) -> None:
+    """Keep a picture, with few colours, and texts beside it in its file.
 
     Surfaces keep theirs exactly: a palette that is only spread well shifts the background, and one of
     the commonest colours alone loses the green of a single word.
@@ -308,7 +312,10 @@ def keep(picture: Image.Image, path: Path) -> None:
     few = Image.fromarray(nearest[which].reshape(picture.height, picture.width), mode="P")
     few.putpalette(palette.tobytes())
     path.parent.mkdir(parents=True, exist_ok=True)
-    few.save(path, optimize=True)
+    texts = PngInfo()
+    for name, text in (said or {}).items():
+        texts.add_itxt(name, text)
+    few.save(path, optimize=True, pnginfo=texts)
 
 
 def _pinned_fonts(place: Path) -> dict[str, str]:
@@ -344,7 +351,7 @@ def opened(place: Path, environment: dict[str, str] | None = None) -> Iterator[W
 def shown(camera: Camera, state: str, played: Played) -> Iterator[None]:
     """Show the page of a state."""
     row = TABLE[state][0]
-    with served(played) as address:
+    with served(played.daemon) as address:
         camera.open(address_of(address, row), row.run)
         yield
 

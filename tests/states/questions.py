@@ -90,7 +90,7 @@ def answer(browser: WebDriver, played: Played, question: Question, size: str) ->
     browser.get("about:blank")
     camera.aim(Shot(question.state, size, "light"))
     *_, last = question.reads
-    with served(played) as address:
+    with served(played.daemon) as address:
         began = time.monotonic()
         browser.get(address)
         eventually(lambda: bool(browser.execute_script(TEXT, "#run-name")), "the page of a run")

@@ -16,14 +16,13 @@ from tests.host.daemon.parts import OPEN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.states.played import Played
+    from tests.states.played import Daemon
     from tests.states.table import Row
 
 
 @contextmanager
-def served(played: Played) -> Iterator[str]:
-    """Serve the daemon of a state; yield its address."""
-    daemon = played.daemon
+def served(daemon: Daemon) -> Iterator[str]:
+    """Serve what a daemon has read; yield its address."""
     site = Site(daemon.fleet, {})
     # That of the site has the clock of the machine.
     site._broadcast = Broadcast(Feed(daemon.fleet, daemon.clock))

@@ -105,7 +105,7 @@ def test_a_state_is_clean(
 ) -> None:
     """With everything unfolded."""
     row = TABLE[state][0]
-    with served(plays[state]) as address:
+    with served(plays[state].daemon) as address:
         _show(browser, address_of(address, row), row.run)
 
         assert _in_both_themes(browser) == CLEAN
@@ -117,7 +117,7 @@ def test_the_map_with_a_module_chosen_is_clean(
 ) -> None:
     """Its tree, its legend, the list of what is in trouble, the exponents of one module."""
     row = TABLE["storm"][0]
-    with served(plays["storm"]) as address:
+    with served(plays["storm"].daemon) as address:
         _show(browser, address_of(address, row), row.run)
         browser.execute_script("document.getElementById('map').scrollIntoView()")
         eventually(
@@ -136,7 +136,7 @@ def test_two_runs_side_by_side_are_clean(
 ) -> None:
     """With the list of runs beside them."""
     first, second = TABLE["two_runs_of_one_name"]
-    with served(plays["two_runs_of_one_name"]) as address:
+    with served(plays["two_runs_of_one_name"].daemon) as address:
         _show(browser, f"{address}#run={first.run}&rank=0&with={second.run}", first.run)
         eventually(lambda: browser.execute_script(COMPARED), "two runs side by side")
 
@@ -149,7 +149,7 @@ def test_axe_sees_what_is_wrong(
 ) -> None:
     """A clean page is clean because it was looked at."""
     row = TABLE["healthy"][0]
-    with served(plays["healthy"]) as address:
+    with served(plays["healthy"].daemon) as address:
         _show(browser, address_of(address, row), row.run)
         browser.execute_script(
             "document.getElementById('run-cause').style.color = '#dddddd';"

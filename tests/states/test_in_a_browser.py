@@ -38,7 +38,7 @@ def test_a_person_reads_what_is_so(
 ) -> None:
     """The word, the four lines and the scale of each run, and no sentence that is false."""
     seen = everything.seen[state]
-    with served(seen.played) as address:
+    with served(seen.played.daemon) as address:
         for row in TABLE[state]:
             browser.get(address_of(address, row))
             eventually(lambda: _name(browser) == row.run, f"the page of {row.run}")  # noqa: B023

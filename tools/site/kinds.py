@@ -36,6 +36,8 @@ PAGES = sorted(
 )
 PROGRAM = "A program that shows it"
 REMEDY = "The remedy"
+PICTURES = "docs/images/kinds"
+"""Where the pictures of the page are, one a kind; ``tests/diagnoses/pictures.py`` takes them."""
 FILE = "train.py"
 """What a reader calls the program: the finding and the difference name it."""
 
@@ -159,11 +161,17 @@ def filled(text: str, block: str) -> str:
     text = re.sub(rf"\n{_PRINTED.pattern}", "", text, flags=re.DOTALL)
     program, remedy = _section(text, PROGRAM), _section(text, REMEDY)
     # In functions, for what a program has is no template.
-    below = f"\n{BEGIN}\n\nRun as `{FILE}`, it prints this, and the numbers behind it:\n\n```text\n{block}```\n\n{END}\n"
+    says = f"Run as `{FILE}`, it prints this, and the numbers behind it:\n\n```text\n{block}```"
+    below = f"\n{BEGIN}\n\n{says}\n\n{_picture(block)}\n\n{END}\n"
     new_program = _PYTHON.sub(lambda it: it[0] + below, program)
     as_change = f"```diff\n{change}```\n"
     new_remedy = _DIFF.sub(lambda _: as_change, _PYTHON.sub(lambda _: as_change, remedy))
     return text.replace(program, new_program).replace(remedy, new_remedy)
+
+
+def _picture(block: str) -> str:
+    kind = block.split()[1]
+    return f"![The page then: the headline, and the finding {kind} unfolded](../images/kinds/{kind}.png)"
 
 
 def _section(text: str, heading: str) -> str:

@@ -276,7 +276,10 @@ def _refuse_what_is_near(given: Any) -> None:
     if _can(given, "log_metric", "set_tag", "get_run"):
         _refuse("a client of MLflow without a run", "write log_to((client, run_id))")
     if hasattr(type(given), "experiment"):  # not asked for itself: that may begin a run
-        _refuse(f"a {type(given).__name__} of a framework", "write log_to(that_logger.experiment)")
+        instead = "write log_to(that_logger.experiment)"
+        if _can(given, "log_metrics"):
+            instead += ", or for the numbers alone log_to(that_logger.log_metrics)"
+        _refuse(f"a {type(given).__name__} of a framework", instead)
 
 
 def _run_of(module: ModuleType) -> Any:

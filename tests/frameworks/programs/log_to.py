@@ -51,11 +51,29 @@ def wandb(place: Path, stack: ExitStack) -> Any:
     )
 
 
+def lightning_tensorboard(place: Path, stack: ExitStack) -> Any:
+    from lightning.pytorch.loggers import TensorBoardLogger  # noqa: PLC0415
+
+    logger = TensorBoardLogger(place, name="", version="")
+    stack.callback(logger.finalize, "success")
+    return logger.experiment
+
+
+def lightning_csv(place: Path, stack: ExitStack) -> Any:
+    from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415
+
+    logger = CSVLogger(place, name="", version="")
+    stack.callback(logger.finalize, "success")
+    return logger.log_metrics
+
+
 LOGGERS = {
     "tensorboard": tensorboard,
     "tensorboardX": tensorboard_x,
     "mlflow": mlflow,
     "wandb": wandb,
+    "lightning_tensorboard": lightning_tensorboard,
+    "lightning_csv": lightning_csv,
 }
 
 

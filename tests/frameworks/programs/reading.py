@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import struct
 import sys
@@ -70,6 +71,17 @@ def read_mlflow(place: Path) -> dict[str, Any]:
     }
 
 
+def read_csv(place: Path) -> dict[str, Any]:
+    """Read the rows of Lightning's ``CSVLogger``."""
+    numbers: dict[str, dict[int, float]] = {}
+    with (place / "metrics.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            for key in row.keys() - {"step"}:
+                if row[key]:
+                    numbers.setdefault(key, {})[int(row["step"])] = float(row[key])
+    return {"numbers": numbers}
+
+
 def read_wandb(place: Path) -> dict[str, Any]:
     """Read the one offline run below a directory."""
     from wandb.proto import wandb_internal_pb2 as proto  # noqa: PLC0415
@@ -119,6 +131,8 @@ READERS = {
     "tensorboardX": read_tensorboard,
     "mlflow": read_mlflow,
     "wandb": read_wandb,
+    "lightning_tensorboard": read_tensorboard,
+    "lightning_csv": read_csv,
 }
 
 if __name__ == "__main__":

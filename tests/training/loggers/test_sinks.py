@@ -185,6 +185,11 @@ class Framework:
         raise AssertionError
 
 
+class OfLightning(Framework):
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -193,7 +198,8 @@ class Framework:
         (MlflowClient, r"a client of MLflow without a run; write log_to\(\(client, run_id\)\)"),
         (lambda: (MlflowClient(), ""), r"got \(MlflowClient, str\); write log_to"),
         (lambda: (MlflowClient(),), r"got \(MlflowClient\); write log_to"),
-        (Framework, r"a Framework of a framework; write log_to\(that_logger.experiment\)"),
+        (Framework, r"a Framework of a framework; write log_to\(that_logger.experiment\)$"),
+        (OfLightning, r"that_logger.experiment\), or .* log_to\(that_logger.log_metrics\)$"),
         (lambda: logging, r"got the module logging; hand over its logger"),
         (lambda: "runs/1", r"got 'runs/1'; write log_to\(lambda numbers, step"),
         (lambda: None, r"got a NoneType; write log_to\(lambda numbers, step"),

@@ -27,6 +27,7 @@ FRAMEWORKS_VENV := .venv-frameworks
 FRAMEWORKS_INSTALLED := $(FRAMEWORKS_VENV)/.installed
 FRAMEWORKS_ALL_INSTALLED := $(FRAMEWORKS_VENV)/.installed-all
 LOGGERS_INSTALLED := $(FRAMEWORKS_VENV)/.installed-loggers
+NOTEBOOK_INSTALLED := $(FRAMEWORKS_VENV)/.installed-notebook
 CODE := ampwatch dashboards tests benchmarks examples deploy tools
 PROSE := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples/README.md
 
@@ -75,6 +76,10 @@ $(LOGGERS_INSTALLED): $(FRAMEWORKS)/requirements-loggers.txt $(FRAMEWORKS_INSTAL
 	$(FRAMEWORKS_VENV)/bin/python $(LOCKED) -r $<
 	@touch $@
 
+$(NOTEBOOK_INSTALLED): $(FRAMEWORKS)/requirements-notebook.txt $(LOGGERS_INSTALLED)
+	$(FRAMEWORKS_VENV)/bin/python $(LOCKED) -r $<
+	@touch $@
+
 # What releases and audits are made with, and nothing else.
 $(RELEASE_INSTALLED): constraints-release.txt
 	@echo "==> Making $(RELEASE_VENV), with the tools of releases and audits"
@@ -98,7 +103,7 @@ $(PEERS_INSTALLED): benchmarks/peers.txt constraints.txt pyproject.toml
 	@touch $@
 
 .PHONY: test-frameworks
-test-frameworks: $(INSTALLED) $(FRAMEWORKS_INSTALLED) $(LOGGERS_INSTALLED) $(if $(findstring --all,$(ARGS)),$(FRAMEWORKS_ALL_INSTALLED)) ## Try ampwatch in frameworks (ARGS="--all --write" for docs/support.md)
+test-frameworks: $(INSTALLED) $(FRAMEWORKS_INSTALLED) $(NOTEBOOK_INSTALLED) $(if $(findstring --all,$(ARGS)),$(FRAMEWORKS_ALL_INSTALLED)) ## Try ampwatch in frameworks (ARGS="--all --write" for docs/support.md)
 	@echo "==> Running the programs of frameworks, bare and watched"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=2 --dist=worksteal $(FRAMEWORKS) \
 		--frameworks-python $(CURDIR)/$(FRAMEWORKS_VENV)/bin/python $(ARGS)

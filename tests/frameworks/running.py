@@ -204,6 +204,68 @@ def _seen(daemon: Daemon, run: str, ranks: int) -> list[tuple[str, dict[str, str
         time.sleep(0.1)
 
 
+class Programs:
+    """Runs the programs of one training, watched in different ways.
+
+    Args:
+        python: The Python that has what they need.
+        directory: A directory of its own.
+    """
+
+    def __init__(self, python: str, directory: Path) -> None:
+        self.place = Place(directory)
+        self._python = python
+        self._directory = directory
+        for made in (self.place.runtime, self.place.rings):
+            made.mkdir(mode=0o700, exist_ok=True)
+
+    def train(self, logger: str, fault: Fault = Fault.OVERFLOW, *more: str) -> dict[str, Any]:
+        """Train, and return what the program has written down."""
+        self.store(logger).mkdir()
+        return self.run(
+            "log_to.py", logger, str(self.store(logger)), *more, fault=fault, name=logger
+        )
+
+    def run(self, program: str, *arguments: str, fault: Fault, name: str) -> dict[str, Any]:
+        """Run a program, and return what it has written down; ``name`` is that of the run."""
+        out = self._directory / f"{name}.json"
+        self._run(program, *arguments, PROGRAM_OUT=str(out), PROGRAM_FAULT=fault.value, AMPWATCH_RUN=name)  # fmt: skip
+        written: dict[str, Any] = json.loads(out.read_text())
+        return written
+
+    def kept(self, logger: str) -> dict[str, Any]:
+        """Return what the logger has kept."""
+        kept: dict[str, Any] = json.loads(
+            self._run("reading.py", logger, str(self.store(logger))).splitlines()[-1]
+        )
+        return kept
+
+    def store(self, logger: str) -> Path:
+        """Where the logger writes."""
+        return self._directory / logger
+
+    def _run(self, program: str, *arguments: str, **environment: str) -> str:
+        given = self.place.environment | {
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "AMPWATCH_OVERHEAD_BUDGET": "1",
+            "WANDB_ERROR_REPORTING": "false",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+        }
+        done = subprocess.run(
+            [self._python, str(PROGRAMS / program), *arguments],
+            env=given | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MAX_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "nothing more is handed to it" not in done.stderr
+        return done.stdout
+
+
 def has(python: str, modules: tuple[str, ...]) -> bool:
     """Return whether that Python can import them all."""
     asked = (

@@ -5,16 +5,14 @@ And beside ``wandb.watch``: what each says of the same gradients.
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.frameworks.running import MAX_SECONDS, PROGRAMS, Fault, has
-from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.frameworks.running import Fault, Programs, has
+from tests.host.daemon.parts import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,62 +36,6 @@ SERVED = {
     "amp/findings": "ampwatch_findings",
 }
 """Metrics of the daemon that have the number of a key, where all their series are added."""
-
-
-class Programs:
-    """Runs the programs about loggers.
-
-    Args:
-        python: The Python that has the loggers.
-        directory: A directory of its own.
-    """
-
-    def __init__(self, python: str, directory: Path) -> None:
-        self.place = Place(directory)
-        self._python = python
-        self._directory = directory
-        for made in (self.place.runtime, self.place.rings):
-            made.mkdir(mode=0o700, exist_ok=True)
-
-    def train(self, logger: str, fault: Fault = Fault.OVERFLOW, *more: str) -> dict[str, Any]:
-        """Train, and return what the program has written down."""
-        out = self._directory / f"{logger}.json"
-        self.store(logger).mkdir()
-        self._run("log_to.py", logger, str(self.store(logger)), *more, PROGRAM_OUT=str(out), PROGRAM_FAULT=fault.value, AMPWATCH_RUN=logger)  # fmt: skip
-        written: dict[str, Any] = json.loads(out.read_text())
-        return written
-
-    def kept(self, logger: str) -> dict[str, Any]:
-        """Return what the logger has kept."""
-        kept: dict[str, Any] = json.loads(
-            self._run("reading.py", logger, str(self.store(logger))).splitlines()[-1]
-        )
-        return kept
-
-    def store(self, logger: str) -> Path:
-        """Where the logger writes."""
-        return self._directory / logger
-
-    def _run(self, program: str, *arguments: str, **environment: str) -> str:
-        given = self.place.environment | {
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "AMPWATCH_OVERHEAD_BUDGET": "1",
-            "WANDB_ERROR_REPORTING": "false",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-        }
-        done = subprocess.run(
-            [self._python, str(PROGRAMS / program), *arguments],
-            env=given | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=MAX_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "nothing more is handed to it" not in done.stderr
-        return done.stdout
 
 
 @pytest.fixture

@@ -42,6 +42,8 @@ LOCKS = (
     "constraints-release.txt",
     "constraints-site.txt",
     "tests/frameworks/constraints.txt",
+    "tests/frameworks/requirements-loggers.txt",
+    "tests/frameworks/requirements-notebook.txt",
     ".ci/constraints.txt",
 )
 EPOCH = "1700000000"

@@ -25,7 +25,7 @@ WATCHED = (Way.EDIT, Way.ZERO)
 RANKS = {NO: 0, PARTLY: 1, YES: 2}
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda row: row.name)
 def test_what_the_support_matrix_says_of(
     environment: Environment, python: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -62,6 +62,11 @@ class Attached:
         """Whether a training is watched."""
         return self.watch is not None and not self.watch.closed
 
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether a training is watched whose loss nothing scales."""
+        return self.watch is not None and self.is_open and not self.watch.is_scaled
+
     def on_finding(
         self,
         callback: Callable[[Finding], None],

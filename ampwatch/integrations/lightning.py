@@ -132,15 +132,16 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
     def _begin(self, trainer: Any, pl_module: Any) -> None:
         self._stop, self._logged_at = False, -1
         plugin = trainer.precision_plugin
-        scaler = getattr(plugin, "scaler", None)
-        if scaler is None and getattr(plugin, "precision", "").startswith("16"):
+        self._attached.begin(pl_module, getattr(plugin, "scaler", None))
+        if not self._attached.is_unscaled:
+            return
+        if getattr(plugin, "precision", "").startswith("16"):
             self._attached.say(
                 f"expected a GradScaler in {type(plugin).__name__}, as with precision 16-mixed, got"
                 " none: steps are watched, the loss scale is not"
             )
-        elif scaler is None:
+        else:
             self._attached.say("no loss is scaled here: steps are watched", level=logging.INFO)
-        self._attached.begin(pl_module, scaler)
 
     def _after_batch(self, trainer: Any) -> None:
         loop = trainer.fit_loop.epoch_loop

@@ -117,18 +117,21 @@ class AmpwatchCallback(TrainerCallback):  # type: ignore[misc] # its base may no
         self._stop = False
         self._attached.stops = self._note_stop if getattr(args, "world_size", 1) == 1 else None
         # accelerate's wrapper of the optimizer has the scaler that it steps through.
-        scaler = getattr(optimizer, "scaler", None)
-        if scaler is None and getattr(args, "fp16", False) and not _is_of_deepspeed(optimizer):
+        self._attached.begin(model, getattr(optimizer, "scaler", None))
+        if self._attached.is_unscaled:
+            self._say_what_is_not_seen(args)
+        trainer = self._go_first()
+        if trainer is not None and self._attached.is_open:
+            self._wrapped = _Ending(trainer, self)
+
+    def _say_what_is_not_seen(self, args: Any) -> None:
+        if getattr(args, "fp16", False):
             self._attached.say(
                 "expected a GradScaler in the Trainer's optimizer, as with fp16=True, got none:"
                 " steps are watched, the loss scale is not"
             )
-        elif scaler is None:
+        else:
             self._attached.say("no loss is scaled here: steps are watched", level=logging.INFO)
-        self._attached.begin(model, scaler)
-        trainer = self._go_first()
-        if trainer is not None and self._attached.is_open:
-            self._wrapped = _Ending(trainer, self)
 
     def _go_first(self) -> Any:
         """Move to the front of the callbacks, and return the Trainer; ``None`` if it is not found.
@@ -211,7 +214,3 @@ def _callers() -> Iterator[Any]:
             return
         yield frame.f_locals.get("self")
         frame = frame.f_back
-
-
-def _is_of_deepspeed(optimizer: Any) -> bool:
-    return "DeepSpeed" in type(optimizer).__name__

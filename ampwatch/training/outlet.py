@@ -173,10 +173,12 @@ class Outlet:
         return self._remembering.run(lambda: recorder.newest)
 
     @property
-    def gradients(self) -> RangeRecord | None:
-        """The newest measurement of all gradients together; ``None`` before the first."""
-        newest = self.newest
-        return None if newest is None else newest.gradient
+    def gradients(self) -> list[RangeRecord]:
+        """The newest measurement of gradients: of all together, first, and of each module; empty before it."""
+        recorder = self._recorder
+        if recorder is None:
+            return []
+        return self._remembering.run(lambda: recorder.gradients) or []
 
     def not_kept(self) -> list[str]:
         """Return, in sentences, what could not be remembered or written to disk."""

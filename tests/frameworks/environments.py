@@ -204,15 +204,7 @@ RECIPES = (
         "`ampwatch.monitor(state.model, state.scaler)` in a callback at `Event.FIT_START`; its scalers are GradScalers",
     ),
     Recipe(
-        "MONAI",
-        "`ampwatch.monitor(trainer.network, trainer.scaler)` at `Events.STARTED`: its trainers are ignite's engines, its scaler torch's",
-    ),
-    Recipe(
-        "Ray Train",
-        "In `train_loop_per_worker`, as for the framework that trains there; `AMPWATCH_*` variables through `runtime_env`",
-    ),
-    Recipe(
-        "torchtune, torchtitan",
+        "torchtune",
         "FSDP2 in bfloat16 has no scaler: `ampwatch.monitor(model)` before the loop",
     ),
     Recipe("ROCm, Intel XPU, Apple MPS", "As for a plain loop; [what is measured where](gpu.md)"),

@@ -122,11 +122,17 @@ def _pytorch_versions() -> list[str]:
     return [*lines, ""]
 
 
+UNTRIED = (
+    "Nothing of this has been run. It is what the documentation and the source of the others say."
+    " Launchers, Ray Train and MONAI, which were run by hand: [recipes](recipes.md)."
+)
+
+
 def _recipes() -> list[str]:
     lines = [
-        "## Recipes",
+        "## Untried",
         "",
-        "Nothing of this has been run. It is what the documentation and the source of the others say.",
+        UNTRIED,
         "",
         "| environment | how |",
         "| --- | --- |",

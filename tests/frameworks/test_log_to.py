@@ -130,6 +130,12 @@ def test_a_logger_has_the_numbers_of_the_training_and_of_the_daemon(
         assert steps == [10 * step for step in range(1, STEPS + 1)], "the program's own rows"
         texts = [text for _, _, text in kept["alerts"]]
         assert not differing(kept["summary"], told["summary"])
+        tag = "amp/gradient_exponents/head"
+        of_head = [
+            (row["amp/sample_step"], row[f"{tag}/bins"][1:], row[f"{tag}/values"])
+            for row in kept["rows"]
+            if f"{tag}/bins" in row
+        ]
     elif logger == "mlflow":
         texts = [text for name, text in kept["texts"].items() if name.startswith("amp/finding/")]
         last = {key: values[STEPS - 1] for key, values in points.items() if STEPS - 1 in values}
@@ -143,7 +149,14 @@ def test_a_logger_has_the_numbers_of_the_training_and_of_the_daemon(
         assert not differing({key: float(value) for key, value in said}, told["summary"])
         assert kept["files"] == 1
         assert kept["histograms"]["amp/gradient_exponents"]
+        of_head = kept["histograms"]["amp/gradient_exponents/head"]
     assert any("forward_overflow in module blocks.1.boost" in text for text in texts)
+    if logger != "mlflow":
+        assert of_head
+        for step, edges, counts in of_head:
+            bins = {round(edge): count for edge, count in zip(edges, counts, strict=True) if count}
+            by_hand = told["seen"][int(step)]["exponents"]
+            assert bins == {int(e): count for e, count in by_hand.items()}, f"at step {step}"
 
 
 @pytest.mark.timeout(900)

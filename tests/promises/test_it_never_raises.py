@@ -30,12 +30,15 @@ from ampwatch.diagnosis.state.poisoned_state import PoisonedState
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.guard import Guard, Subscriber
+from ampwatch.training.courier import Courier
 from ampwatch.training.hooks import bus
 from ampwatch.training.hooks.events import ForwardBegan
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
+from ampwatch.training.loggers.logging_action import LoggingAction
+from ampwatch.training.loggers.sinks import TensorBoardSink
 from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
@@ -78,6 +81,7 @@ from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
 from tests.promises.conftest import ahead
+from tests.training.loggers.fakes import Writer
 from tests.trainings import Run, build
 
 if TYPE_CHECKING:
@@ -316,6 +320,48 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     assert reached
     assert len(switched_off) == 1
     assert "was switched off" in report
+
+
+LOGGING = [
+    (LoggingAction, "notify"),
+    (LoggingAction, "settle"),
+    (LoggingAction, "close"),
+    (LoggingAction, "_point"),
+    (LoggingAction, "_note"),
+    (LoggingAction, "_put"),
+    (LoggingAction, "_last_words"),
+    (Courier, "put"),
+    (Courier, "close"),
+    (TensorBoardSink, "log"),
+    (TensorBoardSink, "tell"),
+    (TensorBoardSink, "end"),
+]
+
+
+@pytest.mark.parametrize(("owner", "method"), LOGGING, ids=lambda x: getattr(x, "__name__", x))
+def test_a_fault_in_what_serves_a_logger_leaves_training_as_it_was(
+    owner: type,
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said; and another logger of the training has all its numbers, unless actions are off."""
+    bare = _bare_digest("")
+    fault = Fault(getattr(owner, method), 1, RuntimeError)
+    monkeypatch.setattr(owner, method, fault.bound_to())
+
+    watched, first, others = _faulty_run(), Writer(), list[int]()
+    with ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False) as watch:
+        watch.log_to(first, every=1)
+        watch.log_to(lambda _, step: others.append(step), every=1)
+        watched.loop()
+
+    assert watched.digest() == bare
+    assert fault.calls
+    said = [m for m in caplog.messages if "of its own" in m or "expected" in m]
+    assert said
+    if not any("sensor 'actions' off" in message for message in said):
+        assert others == list(range(watched.steps))
 
 
 SCALED = (

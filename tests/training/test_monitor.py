@@ -61,6 +61,25 @@ def test_the_scheduler_recipe_keeps_schedule_and_updates_together() -> None:
     assert watch.findings == []
 
 
+@pytest.mark.parametrize(
+    ("given", "is_scaled"),
+    [
+        (lambda _: scaler(), True),
+        (lambda _: torch.amp.GradScaler("cpu", enabled=False), False),
+        (lambda engine: ampwatch.LossScaler(lambda: 1024.0, ends=(engine, "step")), True),
+        (lambda engine: ampwatch.LossScaler(None, ends=(engine, "step")), False),
+        (lambda _: None, False),
+    ],
+    ids=["enabled", "disabled", "described", "described without a scale", "none"],
+)
+def test_a_monitor_says_whether_the_loss_is_scaled(given: Any, is_scaled: bool) -> None:  # noqa: FBT001 - a case
+    """By torch's scaler, or one that is described by its calls."""
+    model = Net()
+    optimizer = adamw(model)
+    with ampwatch.monitor(model, given(optimizer), optimizer=optimizer, serve=False) as watch:
+        assert watch.is_scaled is is_scaled
+
+
 def test_before_the_first_step_there_is_no_last_step() -> None:
     """``step`` is -1 and the loss scale is the initial one."""
     with ampwatch.monitor(None, scaler(init_scale=8.0), serve=False) as watch:

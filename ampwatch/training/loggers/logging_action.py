@@ -19,10 +19,10 @@ from ampwatch.training.finding_log import is_worth_a_line
 from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
 from ampwatch.training.loggers.sinks import ClosedError, recognised
 from ampwatch.wire.blackbox.exception import words_of
-from ampwatch.wire.records import Severity
+from ampwatch.wire.records import ALL_MODULES, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ampwatch.guard import Guard
     from ampwatch.training.loggers.sinks import Sink
@@ -35,6 +35,12 @@ QUEUE_SIZE = 64
 
 KEPT_FOR_FINDINGS = 16
 """Places of these that points leave free: there will be another point, but not that finding."""
+
+EXPONENTS = "amp/gradient_exponents"
+"""Key of the histogram of all gradients; that of a module has its name behind it."""
+
+ROOT = "(root)"
+"""What the module without a name is called there."""
 
 CLOSE_SECONDS = 5.0
 """How long the end waits for a logger."""
@@ -49,13 +55,14 @@ class Source:
     Attributes:
         metrics: The newest numbers.
         summary: These and the totals.
-        gradients: The newest measurement of all gradients; ``None`` before the first.
+        gradients: The newest measurement of gradients, of all together first and then of each module;
+            empty before it.
         page: Address of the page, with nothing secret in it; empty without one.
     """
 
     metrics: Callable[[], dict[str, float]]
     summary: Callable[[], dict[str, float]]
-    gradients: Callable[[], RangeRecord | None]
+    gradients: Callable[[], Sequence[RangeRecord]]
     page: Callable[[], str]
 
 
@@ -67,6 +74,7 @@ class LoggingAction(Action):
         every: Iterations from one point to the next.
         source: Where the numbers come from.
         guard: Keeps what fails here from training.
+        by_module: Whether a logger that shows histograms gets one of each module as well.
         clock: Unix time. Unit: s.
         close_seconds: How long the end waits. Unit: s.
 
@@ -76,6 +84,7 @@ class LoggingAction(Action):
     Attributes:
         given: The logger as it was handed over.
         every: Iterations from one point to the next.
+        by_module: Whether there are histograms of each module.
     """
 
     min_severity: ClassVar[Severity] = Severity.WARNING
@@ -88,12 +97,14 @@ class LoggingAction(Action):
         source: Source,
         guard: Guard,
         *,
+        by_module: bool = False,
         clock: Callable[[], float] = time.time,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         check_count("every", every, least=1)
         self.given = given
         self.every = int(every)
+        self.by_module = by_module
         self._sink: Sink = recognised(given)
         self._source = source
         self._guard = guard
@@ -171,17 +182,14 @@ class LoggingAction(Action):
         point = Point(step, self._clock(), values, self._exponents())
         self._put(point, spare=KEPT_FOR_FINDINGS)
 
-    def _exponents(self) -> Exponents | None:
+    def _exponents(self) -> tuple[Exponents, ...]:
         """Return the exponents of gradients where they have been measured anew."""
-        record = self._source.gradients()
-        if record is None or record.step <= self._measured or not record.histogram.counts:
-            return None
-        self._measured = record.step
-        scale = record.loss_scale
-        plain = (
-            record.histogram.shifted(-nearest_exponent(scale)) if scale > 0 else record.histogram
-        )
-        return Exponents(record.step, plain.first, plain.counts)
+        records = self._source.gradients()
+        if not records or records[0].step <= self._measured:
+            return ()
+        self._measured = records[0].step
+        wanted = records if self.by_module else records[:1]
+        return tuple(_plain(record) for record in wanted if record.histogram.counts)
 
     def _note(self, news: News) -> None:
         if self._is_off or self._pid != os.getpid():
@@ -239,6 +247,14 @@ class LoggingAction(Action):
                 what,
                 exc_info=trace,
             )
+
+
+def _plain(record: RangeRecord) -> Exponents:
+    """Return exponents without the loss scale."""
+    scale, histogram = record.loss_scale, record.histogram
+    plain = histogram.shifted(-nearest_exponent(scale)) if scale > 0 else histogram
+    name = "" if record.module == ALL_MODULES else f"/{record.module or ROOT}"
+    return Exponents(EXPONENTS + name, record.step, plain.first, plain.counts)
 
 
 def _say(words: str, *values: object, exc_info: BaseException | None = None) -> None:

@@ -14,15 +14,22 @@ class Exponents:
     """How many gradient elements have which magnitude, without the loss scale.
 
     Attributes:
+        key: Under which a logger has them.
         step: Iteration in which they were measured.
         first: Exponent of the first bin; bin ``e`` has the magnitudes above ``2**(e - 1)``, up to
             ``2**e``.
         counts: Elements per bin, consecutive exponents.
     """
 
+    key: str
     step: int
     first: int
     counts: tuple[int, ...]
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The exponents between which the bins are, one more than bins."""
+        return tuple(range(self.first - 1, self.first + len(self.counts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +40,14 @@ class Point:
         step: Index of the iteration.
         time_s: Unix time at which they were taken. Unit: s.
         values: The numbers by key.
-        exponents: Those of gradients, where they are newer than those of the point before.
+        exponents: Those of gradients, where they are newer than those of the point before: of all
+            together, and of each module if they were asked for.
     """
 
     step: int
     time_s: float
     values: dict[str, float]
-    exponents: Exponents | None
+    exponents: tuple[Exponents, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from ampwatch.errors import SettingsError
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
 
@@ -43,7 +43,7 @@ class ClosedError(Exception):
 
 
 class Sink(Protocol):
-    """A logger. All but ``name`` and ``wants_traceback`` is called on the thread of the loggers.
+    """A logger. Its methods are called on the thread of the loggers.
 
     What is not taken is raised, and then nothing more is handed over.
 
@@ -103,15 +103,15 @@ class TensorBoardSink:
         self._writer = writer
 
     def log(self, point: Point) -> None:
-        """Write scalars, and the exponents of gradients as a histogram."""
+        """Write scalars, and the exponents of gradients as histograms."""
         writer = self._open()
         for key, value in point.values.items():
             writer.add_scalar(key, value, point.step, walltime=point.time_s)
-        if point.exponents is not None and hasattr(writer, "add_histogram_raw"):
+        for exponents in point.exponents if hasattr(writer, "add_histogram_raw") else ():
             writer.add_histogram_raw(
-                "amp/gradient_exponents",
-                **raw_histogram(point.exponents),
-                global_step=point.exponents.step,
+                exponents.key,
+                **raw_histogram(exponents),
+                global_step=exponents.step,
                 walltime=point.time_s,
             )
 
@@ -156,6 +156,8 @@ class WandbSink:
 
     def __init__(self, run: Any) -> None:
         self.name = f"the W&B run {getattr(run, 'name', None) or getattr(run, 'id', '')}".rstrip()
+        # Looked up, not imported: who made the run has it.
+        self._histogram: Any = getattr(sys.modules.get("wandb"), "Histogram", None)
         self._run = run
         self._row: int | None = None
         self._rowless = 0
@@ -169,7 +171,7 @@ class WandbSink:
             run.define_metric("amp/step", hidden=True)
             run.define_metric("amp/*", step_metric="amp/step")
         self._look_for_rows()
-        run.log(dict(point.values), commit=False)
+        run.log({**point.values, **self._histograms(point.exponents)}, commit=False)
 
     def tell(self, note: Note) -> None:
         """Send an alert, and keep the line in the summary, where old versions have no alerts."""
@@ -184,6 +186,13 @@ class WandbSink:
     def end(self, summary: Summary) -> None:
         """Put the numbers of the end into the run's summary."""
         self._run.summary.update(dict(summary.values))
+
+    def _histograms(self, exponents: Iterable[Exponents]) -> dict[str, Any]:
+        """Return exponents as W&B takes them: what is counted is log2 of a magnitude."""
+        made = self._histogram
+        if made is None:
+            return {}
+        return {e.key: made(np_histogram=(list(e.counts), list(e.edges))) for e in exponents}
 
     def _look_for_rows(self) -> None:
         """Say once that points take one another's place, where the program logs no rows."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import accelerate
 import torch
-from accelerate.tracking import GeneralTracker, on_main_process
+from accelerate.tracking import GeneralTracker, TensorBoardTracker, on_main_process
 
 from shared import (
     BATCH,
+    BOARD,
     LOG_EVERY,
     MODE,
     TRACKED,
@@ -33,7 +34,8 @@ class Recorder(GeneralTracker):
 
 
 settle()
-accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, log_with=[Recorder()])
+trackers = [Recorder(), *([TensorBoardTracker("", BOARD)] if BOARD else [])]
+accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, log_with=trackers)
 accelerator.init_trackers("project")
 accelerator.state._mixed_precision = "fp16"
 accelerator.native_amp = True

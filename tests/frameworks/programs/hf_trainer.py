@@ -16,6 +16,7 @@ from shared import (
     BATCH,
     BESIDE,
     BFLOAT16,
+    BOARD,
     LOG_EVERY,
     MODE,
     STEPS,
@@ -56,6 +57,8 @@ class Followed(transformers.TrainerCallback):
         course.log(logs, state.global_step)
 
 
+if BOARD:
+    os.environ["TENSORBOARD_LOGGING_DIR"] = BOARD
 settle()
 config = transformers.GPT2Config(
     vocab_size=64, n_positions=8, n_embd=32, n_layer=2, n_head=2, attn_pdrop=0.0, resid_pdrop=0.0
@@ -71,7 +74,7 @@ with tempfile.TemporaryDirectory() as directory:
         max_steps=STEPS,
         per_device_train_batch_size=BATCH // 4,
         max_grad_norm=0.0,
-        report_to="none",
+        report_to="tensorboard" if BOARD else "none",
         save_strategy="no",
         logging_steps=LOG_EVERY,
         disable_tqdm=True,

@@ -16,6 +16,7 @@ from shared import (
     BATCH,
     BESIDE,
     BFLOAT16,
+    BOARD,
     LOG_EVERY,
     MODE,
     Course,
@@ -73,6 +74,7 @@ settle()
 model = Module()
 scaler = new_scaler()
 course = Course(model, "net." + Net.overflows_in, "net." + Net.infinite)
+boards = [pl.loggers.TensorBoardLogger(BOARD, name="", version="")] if BOARD else []
 trainer = pl.Trainer(
     accelerator="cpu",
     devices=devices,
@@ -84,7 +86,7 @@ trainer = pl.Trainer(
         else plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
     ],
     callbacks=[Followed(), *callbacks("lightning")],
-    logger=[Recorder()],
+    logger=[Recorder(), *boards],
     log_every_n_steps=LOG_EVERY,
     enable_checkpointing=False,
     enable_progress_bar=False,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,15 @@ def true_norms(model: nn.Module, scale: float) -> dict[str, float]:
     }
 
 
+def true_exponents(module: nn.Module, scale: float) -> dict[int, int]:
+    """Return how many elements of the gradients lie above 2**(e - 1) and up to 2**e, without the scale, by e."""
+    elements = torch.cat(
+        [p.grad.double().flatten() for p in module.parameters() if p.grad is not None]
+    )
+    logarithms = elements.div(scale).abs().log2().ceil()
+    return Counter(int(e) for e in logarithms[logarithms.isfinite()])
+
+
 def train(logger: str, sink: Any, *, beside: bool) -> dict[str, Any]:
     """Train, with rows of its own in W&B; ``beside``: with ``wandb.watch`` as well."""
     settle()
@@ -101,7 +111,7 @@ def train(logger: str, sink: Any, *, beside: bool) -> dict[str, Any]:
 
             module.watch(model, log="gradients", log_freq=1)
         watch = ampwatch.monitor(model, scaler, level="deep")
-        watch.log_to(sink, every=EVERY)
+        watch.log_to(sink, every=EVERY, by_module=True)
     seen = []
     for x, y in batches():
         course.begins()
@@ -110,6 +120,7 @@ def train(logger: str, sink: Any, *, beside: bool) -> dict[str, Any]:
         scale = scaler.get_scale()
         scaler.scale(loss).backward()
         norms = true_norms(model, scale)
+        exponents = true_exponents(model.head, scale)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -120,6 +131,7 @@ def train(logger: str, sink: Any, *, beside: bool) -> dict[str, Any]:
                     "metrics": watch.metrics(),
                     "norms": watch.gradient_norms(),
                     "true": norms,
+                    "exponents": exponents,
                     "scale": scale,
                 }
             )

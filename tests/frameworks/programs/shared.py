@@ -32,7 +32,10 @@ GROWTH_INTERVAL = 10
 
 OVERFLOW, GRADIENT = "overflow", "gradient"
 
-LOG_EVERY = 10
+LOG_EVERY = int(os.environ.get("PROGRAM_LOG_EVERY", "10"))
+BOARD = os.environ.get("PROGRAM_BOARD", "")
+"""Where programs with a callback also write for TensorBoard; nowhere, if it is empty."""
+
 FAILS_AT = 30
 MODE = os.environ.get("PROGRAM_MODE", "")
 """What else there is to a program that has a callback of ampwatch; see the names below."""

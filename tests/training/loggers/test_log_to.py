@@ -54,7 +54,7 @@ class Numbers:
 
 
 def action(given: object, numbers: Numbers, **options: Any) -> LoggingAction:
-    source = Source(numbers.metrics, numbers.metrics, lambda: None, str)
+    source = Source(numbers.metrics, numbers.metrics, list, str)
     made = LoggingAction(given, 1, source, Guard("log_to"), clock=lambda: 5.0, **options)
     made.open(identity())
     return made
@@ -131,6 +131,28 @@ def test_exponents_are_those_without_the_loss_scale() -> None:
     assert steps == sorted(set(steps)), "each measurement once"
 
 
+def test_exponents_of_each_module_come_where_they_are_asked_for() -> None:
+    """Those of modules add up to those of all, of the same iteration."""
+    plain, writer, run = Writer(), Writer(), build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False) as watch:
+        watch.log_to(plain, every=1)
+        watch.log_to(writer, every=1, by_module=True)
+        run.loop()
+
+    assert {h["tag"] for h in plain.histograms} == {"amp/gradient_exponents"}
+    modules = {name.rpartition(".")[0] for name, _ in run.models[0].named_parameters()}
+    by_step: dict[int, dict[str, int]] = {}
+    for histogram in writer.histograms:
+        of_step = by_step.setdefault(histogram["global_step"], {})
+        assert histogram["tag"] not in of_step
+        of_step[histogram["tag"]] = histogram["num"]
+    for counts in by_step.values():
+        whole = counts.pop("amp/gradient_exponents")
+        assert whole == sum(counts.values())
+        assert counts.keys() <= {f"amp/gradient_exponents/{module}" for module in modules}
+    assert any(len(counts) == len(modules) for counts in by_step.values())
+
+
 @pytest.mark.parametrize("recipe", ["fp16-foreach", "two-optimizers", "bf16-without-scaler"])
 @pytest.mark.parametrize("level", ["off", "light", "standard", "deep"])
 def test_training_is_bit_for_bit_the_same(recipe: str, level: str) -> None:
@@ -139,7 +161,7 @@ def test_training_is_bit_for_bit_the_same(recipe: str, level: str) -> None:
 
     watched = build(recipe)
     with ampwatch.monitor(watched.models, watched.scaler, level=level, serve=False) as watch:
-        watch.log_to(Writer(), every=1)
+        watch.log_to(Writer(), every=1, by_module=True)
         watch.log_to(WandbRun(), every=2)
         watched.loop()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from types import ModuleType
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +18,9 @@ from tests.training.loggers.fakes import Mlflow, MlflowClient, WandbRun, Writer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXPONENTS = Exponents(step=96, first=-3, counts=(1, 0, 4))
-POINT = Point(99, 1000.5, {"amp/step": 99.0, "amp/loss_scale": 1024.0}, EXPONENTS)
+EXPONENTS = Exponents("amp/gradient_exponents", step=96, first=-3, counts=(1, 0, 4))
+OF_HEAD = Exponents("amp/gradient_exponents/head", step=96, first=-3, counts=(1,))
+POINT = Point(99, 1000.5, {"amp/step": 99.0, "amp/loss_scale": 1024.0}, (EXPONENTS, OF_HEAD))
 NOTE = Note(
     "scale_collapse@optimizer:0",
     "scale_collapse",
@@ -50,9 +52,8 @@ def test_a_summary_writer_gets_scalars_text_and_a_histogram() -> None:
         ("amp/findings", "    __It__ broke\n    \n    Mend it", 98),
         ("amp/summary", "    amp/loss_scale  1024.0\n    amp/steps       100.0", 99),
     ]
-    (histogram,) = writer.histograms
-    assert histogram["tag"] == "amp/gradient_exponents"
-    assert histogram["global_step"] == 96
+    tags = [(histogram["tag"], histogram["global_step"]) for histogram in writer.histograms]
+    assert tags == [("amp/gradient_exponents", 96), ("amp/gradient_exponents/head", 96)]
     assert writer.flushes == 2
 
 
@@ -94,6 +95,24 @@ def test_a_run_of_wandb_keeps_its_own_rows() -> None:
     assert run.summary == {"amp/finding/scale_collapse@optimizer:0": "__It__ broke"} | (
         SUMMARY.values
     )
+
+
+def test_a_run_of_wandb_gets_histograms_where_its_package_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By their counts and the edges between them: logarithms, as for TensorBoard."""
+    package = SimpleNamespace(Histogram=lambda *, np_histogram: np_histogram)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    run = WandbRun()
+    recognised(run).log(POINT)
+
+    assert run.rows == [
+        POINT.values
+        | {
+            "amp/gradient_exponents": ([1, 0, 4], [-4, -3, -2, -1]),
+            "amp/gradient_exponents/head": ([1], [-4, -3]),
+        }
+    ]
 
 
 def test_a_run_of_wandb_without_alerts_has_findings_in_its_summary() -> None:

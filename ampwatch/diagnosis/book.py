@@ -198,12 +198,12 @@ class FindingBook:
                 self.explain(symptom, self.root_of(cause))
 
     def count(self, finding: Finding, step: int) -> bool:
-        """Count one more iteration; return whether it is time to report it again.
+        """Count an iteration, once; return whether it is time to report the finding again.
 
         Every time at first, then every ``REPORTED_AGAIN_STEPS``, or once a minute: whoever watches
         sees that it lasts.
         """
-        finding.count += 1
+        finding.count += step != finding.last_step  # two parts may see it in one iteration
         finding.last_step = step
         self._unreported[finding.key] = finding
         waited_ns = self.now_ns - self._reported_ns.get(finding.key, 0)

@@ -125,6 +125,18 @@ def test_a_kind_that_is_made_once_is_counted_wherever_it_is_seen_again() -> None
     assert made.evidence == {"share": 0.5}
 
 
+def test_an_iteration_in_which_two_parts_see_it_is_counted_once() -> None:
+    """A finding says in how many iterations it was seen."""
+    finding = _finding("a")
+    finding.first_step = finding.last_step = 3
+    book = FindingBook(Ear())
+    book.make(finding)
+    for step in (3, 4, 4, 5):
+        book.again("a", "optimizer:0", step)
+
+    assert (finding.count, finding.last_step) == (3, 5)
+
+
 def test_the_same_kind_at_another_place_is_another_finding() -> None:
     """Kind and place together are the identity."""
     book = FindingBook(Ear())

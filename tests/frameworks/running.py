@@ -26,8 +26,12 @@ MAX_SECONDS = 240
 """A program that takes longer hangs."""
 
 ABORTED = "terminate called without an active exception"
-"""Last words of a process of several ranks of which a thread of C++ outlives its owner: once in some
-fifty runs on a busy machine, with and without ampwatch, after the training has ended."""
+"""Last words of a process of several ranks in which a thread of gloo lets go of a Python object while the
+interpreter goes away: once in some fifty runs on a busy machine, with and without ampwatch, after the training
+has ended. The thread goes on after ``destroy_process_group``: what wraps a model keeps the group."""
+
+MAX_ABORTS = 3
+"""Of one program in a row, before it counts as a failure."""
 
 
 class Way(Enum):
@@ -114,11 +118,13 @@ class Runner:
     def run(
         self, environment: Environment, way: Way, fault: Fault, daemon: Daemon | None = None
     ) -> Outcome:
-        """Run a program to its end; once more if PyTorch ended it by itself."""
+        """Run a program to its end; again if PyTorch ended it by itself."""
         run = f"{environment.name}-{way.name.lower()}-{fault.value or 'healthy'}"
         outcome = self._run(environment, way, fault, daemon, run)
-        if outcome.code and ABORTED in outcome.stderr:
-            return self._run(environment, way, fault, daemon, f"{run}-again")
+        for number in range(MAX_ABORTS):
+            if not outcome.code or ABORTED not in outcome.stderr:
+                break
+            outcome = self._run(environment, way, fault, daemon, f"{run}-again-{number}")
         return outcome
 
     def _run(

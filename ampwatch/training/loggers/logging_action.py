@@ -169,7 +169,7 @@ class LoggingAction(Action):
                 given_up,
             )
         if self.dropped:
-            _say("%r: %d points or findings were dropped", self, self.dropped)
+            _say("%r: points and findings that were dropped: %d", self, self.dropped)
 
     def _point(self) -> None:
         if self._is_off or self._pid != os.getpid():

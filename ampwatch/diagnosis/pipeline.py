@@ -32,6 +32,7 @@ from ampwatch.diagnosis.evidence.scaler import (
     ScalerChange,
     StaleCast,
 )
+from ampwatch.diagnosis.evidence.time import DevicePhases
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.gradients.culprits import Culprits, OtherRanks
@@ -61,7 +62,8 @@ from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
 from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps.steps import StepJudge, StepVerdict, Totals
-from ampwatch.wire.records import OptimizerRecord, StepRecord
+from ampwatch.diagnosis.time.step_times import StepTimes
+from ampwatch.wire.records import DevicePhasesRecord, OptimizerRecord, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -198,6 +200,7 @@ class Diagnosis:
         self._shared = SharedScaler(self.book)
         self._compiled = CompiledBackward(self.book)
         self._divergence = Divergence(self.book)
+        self._times = StepTimes(self.book)
         self._accumulation = accumulation = Accumulation(self.book)
         self._plain: PlainForm | None = None
         self._waiting = (
@@ -216,6 +219,7 @@ class Diagnosis:
             self._periodic,
             self._shared,
             self._divergence,
+            self._times,
         )
         fp8 = Fp8(self.book, settings)
         self._observers: dict[type, Callable[[Any], None]] = {
@@ -235,6 +239,7 @@ class Diagnosis:
             ReplicaVerdicts: Replicas(self.book).observe,
             CheckedWeights: ReplicaDrift(self.book).observe,
             StaleCast: StaleCasts(self.book).observe,
+            DevicePhases: self._observe_device,
             **self._api.observers,
         }
 
@@ -285,7 +290,9 @@ class Diagnosis:
         """
         handler = self._observers.get(type(observation))
         if handler is not None:
-            self._plain = None
+            # Where the time went has no bearing on what the other detectors wait for.
+            if not isinstance(observation, DevicePhases):
+                self._plain = None
             self._run_guarded(handler, observation)
 
     def _suspect(self, seen: SumSeen) -> None:
@@ -301,6 +308,10 @@ class Diagnosis:
         if not self.book.of_kind(EMA_ROUNDING.slug):
             self._escalation.suspect(still.site.step)
         self._accumulation.observe_still(still)
+
+    def _observe_device(self, timed: DevicePhases) -> None:
+        self._put(DevicePhasesRecord(timed.step, self.book.now_ns, timed.phases))
+        self._times.observe(timed)
 
     def attention(self) -> Attention:
         """Return what should be observed more closely in the next iteration."""
@@ -356,6 +367,7 @@ class Diagnosis:
         self._shared.detect(iteration, verdict)
         self._compiled.detect(iteration, verdict)
         self._divergence.detect(iteration, verdict)
+        self._times.detect(iteration)
         self.book.attach_symptoms()
         self.book.report_escalations()
         if iteration.census is not None:
@@ -399,6 +411,11 @@ class Diagnosis:
                     total_observations_dropped=cost.observations_dropped,
                     total_sensor_errors=cost.sensor_errors,
                     overhead_ns=cost.overhead_ns,
+                    phases=iteration.time.phases,
+                    total_samples=iteration.time.samples,
+                    total_tokens=iteration.time.tokens,
+                    cpu_ns=iteration.time.cpu_ns,
+                    run_delay_ns=iteration.time.run_delay_ns,
                 )
             )
             for index in {*iteration.found_inf, *iteration.applied_directly}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 _PLACES = {
     "": "the model itself",
     "loss": "the loss, outside the model",
+    "step": "the steps",
     "api": "the training loop",
     "env": "the machine and its settings",
 }

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.places import in_words
+from ampwatch.wire.records import OUTSIDE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +134,7 @@ def since(story: Story) -> str:
 def path(finding: Finding) -> list[str]:
     """Return the way to the culprit through the model, from the outside in; empty for no module."""
     prefix, colon, name = finding.where.partition(":")
-    if finding.where in ("loss", "api", "env") or (colon and prefix == "optimizer"):
+    if finding.where in OUTSIDE or (colon and prefix == "optimizer"):
         return []
     inside = name if colon and prefix in ("param", "buffer") else finding.where
     return list(filter(None, inside.split("."))) or ["the model"]

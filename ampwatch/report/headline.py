@@ -124,7 +124,7 @@ def cause_of(finding: Finding) -> str:
     if row is None or row is API_ERROR:
         return _summary(finding)
     meaning = row.meaning.replace("`", "")
-    if finding.where in ("api", "env"):
+    if finding.where in ("step", "api", "env"):
         return meaning
     # The place first: where a line is cut, it stays. The op is in the next line, too.
     of_op = f"{finding.op} in {place}: {meaning}"

@@ -441,6 +441,21 @@ class Monitor:
         if not self._closed:
             self._session.end_iteration(loss_scale, skipped)
 
+    def batch(self, *, samples: object = None, tokens: object = None) -> None:
+        """Count what the open iteration trains on, for samples and tokens per second.
+
+        Called once for each batch, anywhere in the iteration. Of one rank: what all ranks train on is
+        their sum, in Prometheus. Never raises into a training.
+
+        Args:
+            samples: Samples of the batch.
+            tokens: Tokens of the batch.
+
+        Cost: 1 us.
+        """
+        if not self._closed:
+            self._session.count_batch(samples, tokens)
+
     def op_table(self, by: By = "op") -> str:
         """Return which ops ran in which dtype, and why, as a table for a terminal.
 

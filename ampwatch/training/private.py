@@ -352,10 +352,31 @@ CLIP = _on_instances(
     "Clipping by norm.",
     "clip_grad_norm_ itself is replaced, and not heard where it was imported by name before.",
 )
+CLIP_NORM = _on_instances(
+    "nn.utils.clip_grad._get_total_norm",
+    "How long clip_grad_norm_ takes for the norm.",
+    "The time of the norm counts with the rest of a step.",
+)
 CLIP_BY_VALUE = _on_instances(
     "nn.utils.clip_grad._group_tensors_by_device_and_dtype",
     "Clipping by value.",
     "It is not heard.",
+)
+LOADER_ITERATOR: Any = _find(
+    "utils.data.dataloader._BaseDataLoaderIter",
+    "How long the program waits for batches of a DataLoader.",
+    "Waiting for data counts with the rest of a step.",
+    otherwise=None,
+)
+LOADER_WORKERS = _on_instances(
+    "utils.data.dataloader._BaseDataLoaderIter._num_workers",
+    "How many workers a DataLoader has.",
+    "How many more would do is not said.",
+)
+ACTIVE_REPLICA = _on_instances(
+    "nn.parallel.DistributedDataParallel._active_ddp_module",
+    "Whether DistributedDataParallel calls the model, and so sums gradients within backward.",
+    "Its backward counts as one without reduction.",
 )
 FORWARD_HOOKS = _on_instances(
     "nn.modules.module._global_forward_hooks",

@@ -70,6 +70,7 @@ from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
 from ampwatch.training.sensors.state.checksums import ChecksumSensor
+from ampwatch.training.sensors.time.phases import PhaseSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
@@ -338,6 +339,7 @@ class Session:
         self._census = OpCensusSensor(context) if self._samples else None
         self._window = WindowSensor(context) if self._samples else None
         self._replay = ReplaySensor(context) if self._samples else None
+        self._phases = PhaseSensor(context)
         is_unknown = targets.scaler is None and targets.loss_scaler is None
         self._missed_steps = MissedSteps(context) if is_unknown else None
         for sensor in self._sensors(samples):
@@ -390,8 +392,14 @@ class Session:
             yield DeferredReads(context.deferred)
             if self._window is not None:
                 yield self._window
+        yield from self._of_steps()
+
+    def _of_steps(self) -> Iterator[Sensor]:
+        """Yield the sensors of every level: those that follow steps and their time."""
+        context = self._context
         yield AutocastSensor(context)
         yield self._notices
+        yield self._phases
         # A scheduler's step belongs to the step of its optimizer: before the ledger.
         yield SchedulerSensor(context)
         yield self._ledger
@@ -499,11 +507,18 @@ class Session:
         """The newest profiler window; ``None`` before the first."""
         return None if self._window is None else self._window.newest
 
+    def count_batch(self, samples: object, tokens: object) -> None:
+        """Count what the open iteration trains on. Never raises because of what it is given."""
+        problem = self._phases.count(samples, tokens)
+        if problem:
+            self._complain("batch()", problem)
+
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""
         if self._context.is_scaled:
             self._complain(
-                "the call is ignored", "iterations of this training end with scaler.update()"
+                "end_iteration(): the call is ignored",
+                "iterations of this training end with scaler.update()",
             )
             return
         scale: object = None
@@ -511,11 +526,13 @@ class Session:
         try:
             scale = as_scale(loss_scale)
         except AnswerError as error:
-            self._complain("`loss_scale`", f"{error}; the scale is not known")
+            self._complain("end_iteration(): `loss_scale`", f"{error}; the scale is not known")
         try:
             outcome = as_outcome(skipped)
         except AnswerError as error:
-            self._complain("`skipped`", f"{error}; whether the step was taken is not known")
+            self._complain(
+                "end_iteration(): `skipped`", f"{error}; whether the step was taken is not known"
+            )
         self.bus.emit(EndCalled(None))
         self.bus.emit(EndReturned(scale, False if outcome is None else outcome))
         if self.bus.at_boundary:
@@ -525,7 +542,7 @@ class Session:
         # Once about the same thing: what is wrong with it may be another number in each iteration.
         if about not in self._complaints:
             self._complaints.add(about)
-            logger.warning("end_iteration(): %s: %s, training goes on", about, sentence)
+            logger.warning("%s: %s, training goes on", about, sentence)
 
     @property
     def last_step(self) -> LastStep:

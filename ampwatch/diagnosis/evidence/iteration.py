@@ -6,10 +6,13 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.evidence.time import NO_TIME
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.ops import OpCensus, Window
+    from ampwatch.diagnosis.evidence.time import StepTime
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.wire.records import Topic
 
@@ -106,6 +109,7 @@ class Iteration:
         ranges: The measurements.
         census: The ops, if they were counted.
         window: The kernels, if a profiler window has ended with this iteration.
+        time: Where its time went.
     """
 
     step: int
@@ -129,3 +133,4 @@ class Iteration:
     ranges: Sequence[TensorRange] = field(default=())
     census: OpCensus | None = None
     window: Window | None = None
+    time: StepTime = NO_TIME

@@ -67,6 +67,11 @@ class KindFamily(Enum):
         "The results are right; it could be faster, or smaller.",
         "It could be faster, or smaller",
     )
+    TIME = (
+        "Step time",
+        "Where the time of a step goes, and who waits for whom.",
+        "Steps take longer than they have to",
+    )
     NOT_AMP = (
         "Not AMP",
         "What looks like a problem of mixed precision, and is none.",

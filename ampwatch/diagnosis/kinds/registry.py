@@ -67,6 +67,9 @@ from ampwatch.diagnosis.steps.periodic_skips import PERIODIC_SKIP
 from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
 from ampwatch.diagnosis.steps.shared_scaler import SHARED_SCALER_DESYNC
 from ampwatch.diagnosis.steps.step_bookkeeping import SCHEDULER_AHEAD
+from ampwatch.diagnosis.time.input_bound import INPUT_BOUND
+from ampwatch.diagnosis.time.step_slower import STEP_SLOWER
+from ampwatch.diagnosis.time.straggler import STRAGGLER
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.kinds.kind import Kind
@@ -125,6 +128,9 @@ ROWS = (
     KERNELS_OUTDATED,
     MATMUL_IS_GEMV,
     TENSOR_VIEWS_DISAGREE,
+    INPUT_BOUND,
+    STEP_SLOWER,
+    STRAGGLER,
     NONFINITE_INPUT,
     INVALID_OPERATION,
     DIVERGENCE,

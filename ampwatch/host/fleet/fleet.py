@@ -14,6 +14,7 @@ from ampwatch.host.fleet.jobs import jobs_of, label
 from ampwatch.host.fleet.owners import NameOwners, user_name
 from ampwatch.host.fleet.rank import RankView
 from ampwatch.host.fleet.step_outcomes import RankComparison
+from ampwatch.host.fleet.stragglers import Stragglers
 from ampwatch.host.fleet.tensor_views import ViewComparison
 from ampwatch.report.verdict import judge
 
@@ -66,6 +67,7 @@ class Fleet:
         self.owners = NameOwners()
         self._tensor_views = ViewComparison()
         self._rank_comparison = RankComparison()
+        self._stragglers = Stragglers()
         self._settings = settings
         self._clock = clock
         self._views: dict[str, RankView] = {}
@@ -123,11 +125,12 @@ class Fleet:
             return None if view is None else view.state
 
     def compare_views(self) -> None:
-        """Hold the views of the tensor cores, and the steps of ranks, against one another."""
+        """Hold the views of the tensor cores, and the steps of ranks and their time, against one another."""
         with self.lock:
             ranks = self.ranks()
             self._tensor_views.update(self.gpus.all(), ranks)
             self._rank_comparison.compare(ranks)
+            self._stragglers.compare(ranks, self.gpus.all())
 
     def note_problem(self, key: str, text: str) -> None:
         """Say why the ring at path ``key`` cannot be read."""

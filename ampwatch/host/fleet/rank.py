@@ -12,6 +12,7 @@ from ampwatch.host.fleet.findings import Findings
 from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
 from ampwatch.host.fleet.history import History
 from ampwatch.host.fleet.peak import Peak
+from ampwatch.host.fleet.phase_times import PhaseTimes
 from ampwatch.host.fleet.ranges import Ranges
 from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
@@ -26,6 +27,7 @@ from ampwatch.wire.records import (
     SKIP_CLASSES,
     CensusRecord,
     ChecksumRecord,
+    DevicePhasesRecord,
     EndRecord,
     FactsRecord,
     FindingRecord,
@@ -95,6 +97,7 @@ class RankView:
         history: The course of the run.
         ranges: The ranges of the sampled tensors.
         precision: The dtypes and the units that computed.
+        phase_times: Where the time of its steps goes.
         tensor_views: The three views of the tensor cores.
         outcomes: Which of the newest steps were skipped.
         watching: What watching has cost, by phase.
@@ -142,6 +145,7 @@ class RankView:
         self._counted_from_ns = int((clock() - FIRST_LOOK_SECONDS) * 1e9)
         self.ranges = Ranges(settings, self._counted_from_ns)
         self.precision = Precision()
+        self.phase_times = PhaseTimes(self._counted_from_ns)
         self.tensor_views = TensorViews()
         self.outcomes = StepOutcomes()
         self.watching = WatchingCost(identity.started_ns)
@@ -169,6 +173,8 @@ class RankView:
             self.precision.put(record)
         elif isinstance(record, FindingRecord):
             self._apply_finding(record.finding)
+        elif isinstance(record, DevicePhasesRecord):
+            self.phase_times.put_device(record)
         else:
             self._apply_of_run(record)
 
@@ -355,6 +361,7 @@ class RankView:
         self.history.add(record)
         self.outcomes.put_step(record)
         self.watching.put(record)
+        self.phase_times.put(record)
         self.ranges.map.put_step(record)
 
     def _apply_checksum(self, record: ChecksumRecord) -> None:

@@ -27,6 +27,7 @@ from ampwatch.host.metrics.precision import PRECISION_MIX
 from ampwatch.host.metrics.run import RUN
 from ampwatch.host.metrics.sampling import SAMPLING
 from ampwatch.host.metrics.steps import STEPS_AND_LOSS
+from ampwatch.host.metrics.times import TIMES
 from ampwatch.host.metrics.verdict import VERDICT
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
     "Verdict": VERDICT,
     "Loss scaling": LOSS_SCALING,
     "Steps and loss": STEPS_AND_LOSS,
+    "Step time": TIMES,
     "Sampling": SAMPLING,
     "Gradients": GRADIENTS,
     "Parameters and buffers": PARAMETERS_AND_BUFFERS,

@@ -14,6 +14,7 @@ from ampwatch.host.fleet.gpus import (
     Feature,
     Reason,
 )
+from ampwatch.host.fleet.phase_times import DEVICE, HOST
 from ampwatch.host.fleet.ranges import CANDIDATES
 from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
 from ampwatch.host.metrics.kernels import PROFILER_PARTS
@@ -30,6 +31,7 @@ from ampwatch.wire.records import (
     CensusSource,
     RunState,
     Severity,
+    StepPhase,
     Topic,
     WindowSkip,
 )
@@ -72,6 +74,11 @@ LABELS: dict[str, str] = {
     + ".",
     "fit": _values(fit.value for fit in Fit)
     + ": as they are, with some power of two as scale, with none.",
+    "phase": "Of a step: "
+    + _values(phase.label for phase in StepPhase)
+    + ": docs/step-time.md says what belongs to each.",
+    "clock": _values((HOST, DEVICE))
+    + ": the time of the training thread, which is ahead of a device, or that between marks on the stream of the device.",
     "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most so many modules as the setting `module_series` says, chosen once.",
     "op_kind": _values(kind.label for kind in OpKind if kind is not OpKind.CAST) + ".",
     "dtype": f"{_values(DTYPES)}; `{OTHER_DTYPE}` for every other one, `{NO_DTYPE}` where the name of a kernel does not say. `tf32` is float32 that may use TF32.",

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from ampwatch.report.accounts import place
 from ampwatch.report.words import number
+from ampwatch.wire.records import OUTSIDE
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.page.rows import State
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.records import CensusRecord, Finding, Topic
-
-_NOT_MODULES = frozenset({"loss", "api", "env"})
-"""Places of findings that are no module; those with a colon are not either, but for a few."""
 
 _OF_A_MODULE = re.compile(r"(?:param|buffer):(?:(.*)\.)?[^.]+")
 
@@ -62,7 +60,7 @@ def known_map(rank: RankView) -> KnownMap:
 
 def _culprit(root: Finding) -> State | None:
     """Return the module that a verdict names by its root, if it names one."""
-    if root.where in _NOT_MODULES:
+    if root.where in OUTSIDE:
         return None
     module = root.where
     if ":" in root.where:

@@ -166,6 +166,36 @@ class StepMissed(NamedTuple):
     scale: float
 
 
+class BatchAwaited(NamedTuple):
+    """The program asks an iterator of a ``DataLoader`` for its next batch.
+
+    Attributes:
+        loader: The iterator.
+    """
+
+    loader: Any
+
+
+class BatchArrived(NamedTuple):
+    """It has the batch, or there is none any more, or the loader has raised."""
+
+
+class CommunicationAwaited(NamedTuple):
+    """The program begins to wait for a collective (``torch.distributed.Work.wait``)."""
+
+
+class CommunicationArrived(NamedTuple):
+    """It has waited; on a device only the stream may have to."""
+
+
+class ClipBegan(NamedTuple):
+    """A function of ``torch.nn.utils`` begins to take a norm of gradients, or to clip them."""
+
+
+class ClipEnded(NamedTuple):
+    """It has returned, or raised."""
+
+
 class Zeroed(NamedTuple):
     """``zero_grad()`` of an optimizer or of a module has returned."""
 

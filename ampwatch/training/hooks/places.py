@@ -39,10 +39,16 @@ from ampwatch.training.hooks.events import (
     AutocastEntering,
     AutocastLeft,
     BackwardBegan,
+    BatchArrived,
+    BatchAwaited,
+    ClipBegan,
+    ClipEnded,
     ClippingByNorm,
     ClippingByValue,
     CollectiveBegan,
     CollectiveWaited,
+    CommunicationArrived,
+    CommunicationAwaited,
     CompileCalled,
     CompiledEntering,
     EndCalled,
@@ -77,9 +83,11 @@ from ampwatch.training.private import (
     BEGINS_GROUP,
     CLIP,
     CLIP_BY_VALUE,
+    CLIP_NORM,
     ENDS_GROUP,
     FORWARD_HOOKS,
     IS_ENABLED,
+    LOADER_ITERATOR,
     graph_task,
     tracing_state,
 )
@@ -436,6 +444,70 @@ def _clip(bus: Bus, handles: list[Any]) -> None:
             handles.append(listen_to_function(module, name, before=before_norm))
     if hasattr(clip_grad, CLIP_BY_VALUE):
         handles.append(listen_to_function(clip_grad, CLIP_BY_VALUE, before=before_grouping))
+
+
+def _batches(bus: Bus, handles: list[Any]) -> None:
+    # Where the first DataLoader is made its module has been imported: by torch itself.
+    if LOADER_ITERATOR is None:
+        return
+    awaited, arrived = bus.channel(BatchAwaited), bus.channel(BatchArrived)
+
+    def before(loader: Any, _args: Any, _kwargs: Any) -> None:
+        awaited.emit(BatchAwaited(loader))
+
+    def after(_loader: Any, _args: Any, _kwargs: Any) -> None:
+        arrived.emit(BatchArrived())
+
+    def failed(_loader: Any) -> None:
+        arrived.emit(BatchArrived())
+
+    handles.append(listen(LOADER_ITERATOR, "__next__", before=before, after=after, failed=failed))
+
+
+def _communication(bus: Bus, handles: list[Any]) -> None:
+    if not torch.distributed.is_available():
+        return
+    awaited, arrived = bus.channel(CommunicationAwaited), bus.channel(CommunicationArrived)
+
+    def before(_work: Any, _args: Any, _kwargs: Any) -> None:
+        awaited.emit(CommunicationAwaited())
+
+    def after(_work: Any, _args: Any, _kwargs: Any) -> None:
+        arrived.emit(CommunicationArrived())
+
+    def failed(_work: Any) -> None:
+        arrived.emit(CommunicationArrived())
+
+    work = torch.distributed.Work
+    handles.append(listen(work, "wait", before=before, after=after, failed=failed))
+
+
+TIMED_CLIPS = (CLIP_NORM, CLIP, "clip_grad_value_")
+"""Functions of ``torch.nn.utils.clip_grad`` whose time is that of clipping: the first two are what
+``clip_grad_norm_`` consists of, and looks up when it is called."""
+
+
+def _clip_times(bus: Bus, handles: list[Any]) -> None:
+    began, ended = bus.channel(ClipBegan), bus.channel(ClipEnded)
+
+    def before(_args: Any, _kwargs: Any) -> None:
+        if tracing_state() is None:
+            began.emit(ClipBegan())
+
+    def after(_args: Any, _kwargs: Any) -> None:
+        ended.emit(ClipEnded())
+
+    def failed() -> None:
+        ended.emit(ClipEnded())
+
+    places = [(clip_grad, name) for name in TIMED_CLIPS]
+    places += [(nn.utils, "get_total_norm"), (nn.utils, "clip_grads_with_norm_")]
+    places += [(nn.utils, "clip_grad_value_")]
+    for module, name in places:
+        if hasattr(module, name):
+            handles.append(
+                listen_to_function(module, name, before=before, after=after, failed=failed)
+            )
 
 
 def _backward(bus: Bus, handles: list[Any]) -> None:
@@ -800,6 +872,26 @@ PLACES: tuple[Place, ...] = (
         _clip,
     ),
     Place("torch.autograd.backward", FUNCTION, (BackwardBegan,), _backward),
+    Place(
+        "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
+        REPLACED,
+        (BatchAwaited, BatchArrived),
+        _batches,
+    ),
+    Place(
+        "torch.nn.utils.clip_grad._get_total_norm, ..._clip_grads_with_norm_,"
+        " ...clip_grad_value_, and the public names of these in torch.nn.utils",
+        FUNCTION,
+        (ClipBegan, ClipEnded),
+        _clip_times,
+    ),
+    Place(
+        "torch.distributed.Work.wait",
+        REPLACED,
+        (CommunicationAwaited, CommunicationArrived),
+        _communication,
+        when="in trainings of several ranks",
+    ),
     Place("torch.utils.swap_tensors", FUNCTION, (TensorsSwapping,), _swap),
     # For no sensor, and so at every level: what is captured goes by all of them unheard.
     Place(

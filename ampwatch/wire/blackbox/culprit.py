@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.wire.records import ALL_MODULES, Topic
+from ampwatch.wire.records import ALL_MODULES, OUTSIDE, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ def module_of(where: str) -> str:
     prefix, colon, name = where.partition(":")
     if colon and prefix in ("param", "buffer"):
         return name.rpartition(".")[0]
-    if where in ("loss", "api", "env") or (colon and prefix == "optimizer"):
+    if where in OUTSIDE or (colon and prefix == "optimizer"):
         return ALL_MODULES
     return where
 

@@ -39,6 +39,7 @@ from ampwatch.wire.records import (
     SensorFailureRecord,
     Severity,
     SkipClass,
+    StepPhase,
     StepRecord,
     Topic,
 )
@@ -47,6 +48,8 @@ from ampwatch.wire.ring.text import harmless, parse_json, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from ampwatch.wire.records import Phases
 
 FORMAT = "ampwatch-report"
 VERSION = 1
@@ -275,6 +278,13 @@ def _counts(length: int) -> Callable[[object], tuple[int, ...]]:
     return checked
 
 
+def _phases(value: object) -> Phases:
+    items = [_number(item) for item in _list(value, len(StepPhase))]
+    if len(items) != len(StepPhase):
+        refuse(f"{len(StepPhase)} times", value)
+    return tuple(items)  # type: ignore[return-value] # as many as there are phases
+
+
 def _evidence(value: object) -> dict[str, float]:
     return {_text(name): _number(number) for name, number in _object(value).items()}
 
@@ -304,7 +314,14 @@ def _plain_histogram(value: object) -> ExponentHistogram | None:
 
 
 _ADDED: dict[type[Any], dict[str, Any]] = {
-    RangeRecord: {"norm": math.nan, "flushed": -1, "before_step": -1, "before": None}
+    RangeRecord: {"norm": math.nan, "flushed": -1, "before_step": -1, "before": None},
+    StepRecord: {
+        "phases": [0.0] * len(StepPhase),
+        "total_samples": -1,
+        "total_tokens": -1,
+        "cpu_ns": -1,
+        "run_delay_ns": -1,
+    },
 }
 """Members that files of older releases lack, and what is read for them."""
 
@@ -320,6 +337,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "Severity": Severity,
     "SkipClass": _named({c.label: c for c in SkipClass}),
     "Topic": _named({t.label: t for t in Topic}),
+    "Phases": _phases,
     "tuple[Count, Count, Count, Count]": _counts(4),
     "tuple[Count, Count, Count, Count, Count, Count]": _counts(6),
     "ExponentHistogram": _histogram,

@@ -10,7 +10,7 @@ came late, or was lapped by the writer, still knows the truth.
 from __future__ import annotations
 
 from ampwatch.wire.records.fields import KERNEL_UNITS
-from ampwatch.wire.records.findings import Finding, FindingRecord, Severity
+from ampwatch.wire.records.findings import OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
 from ampwatch.wire.records.ops import (
     CastTotal,
@@ -35,10 +35,14 @@ from ampwatch.wire.records.run import (
 )
 from ampwatch.wire.records.steps import (
     MAX_OPTIMIZERS,
+    NO_PHASES,
     OTHER_OPTIMIZERS,
     SKIP_CLASSES,
+    DevicePhasesRecord,
     OptimizerRecord,
+    Phases,
     SkipClass,
+    StepPhase,
     StepRecord,
 )
 
@@ -49,12 +53,15 @@ __all__ = [
     "MEMORY_LIMIT",
     "MEMORY_PARTS",
     "MEMORY_PLACES",
+    "NO_PHASES",
     "OTHER_OPTIMIZERS",
+    "OUTSIDE",
     "SKIP_CLASSES",
     "CastTotal",
     "CensusRecord",
     "CensusSource",
     "ChecksumRecord",
+    "DevicePhasesRecord",
     "EndRecord",
     "FactsRecord",
     "FallbackTotal",
@@ -65,6 +72,7 @@ __all__ = [
     "OpRow",
     "OpTotal",
     "OptimizerRecord",
+    "Phases",
     "RangeRecord",
     "Record",
     "RunIdentity",
@@ -73,6 +81,7 @@ __all__ = [
     "SensorFailureRecord",
     "Severity",
     "SkipClass",
+    "StepPhase",
     "StepRecord",
     "Topic",
     "WindowRecord",
@@ -88,6 +97,7 @@ Record = (
     | CensusRecord
     | WindowRecord
     | ChecksumRecord
+    | DevicePhasesRecord
     | FactsRecord
     | FindingRecord
     | SensorFailureRecord

@@ -16,6 +16,11 @@ class Severity(str, Enum):
     CRITICAL = "critical"
 
 
+OUTSIDE = frozenset({"loss", "step", "api", "env"})
+"""Places of findings that are outside of the model: the loss, the steps and their time, the calls of
+the training loop, the machine and its settings."""
+
+
 @dataclass(slots=True)
 class Finding:
     """Something that went wrong, named.
@@ -24,7 +29,7 @@ class Finding:
         kind: Slug of the kind of failure; never changes between releases.
         severity: How bad it is.
         where: Qualified name of a module (empty for the root module), ``param:<name>``,
-            ``buffer:<name>``, ``optimizer:<index>``, ``loss``, ``api`` or ``env``.
+            ``buffer:<name>``, ``optimizer:<index>``, or one of ``OUTSIDE``.
         op: Base name of the ATen op at fault, where one is.
         phase: ``forward``, ``backward``, ``optimizer``, ``eval`` or ``config``.
         dtype: Name of the dtype at fault (``float16``), where one is.

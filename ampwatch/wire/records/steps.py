@@ -33,6 +33,63 @@ SKIP_CLASSES = tuple(c for c in SkipClass if c is not SkipClass.NONE)
 """The classes of skipped steps, in the order in which totals per class are stored."""
 
 
+class StepPhase(IntEnum):
+    """Part of an iteration that its time goes to, by its place in ``StepRecord.phases``.
+
+    ``DATA``: the program waits for the next batch of a DataLoader. ``FORWARD``: from the call of
+    the model to backward, the loss included. ``BACKWARD``: backward, where nothing is summed over
+    ranks in it. ``BACKWARD_WITH_REDUCTION``: backward in which gradients are summed over ranks
+    meanwhile (DDP, FSDP): how much of it is a wait for others cannot be told from one rank alone.
+    ``REDUCTION``: waits for collectives outside of forward and backward. ``UNSCALE_AND_CLIP``:
+    ``scaler.unscale_``, the check for non-finite gradients, clipping. ``OPTIMIZER``: the steps of
+    optimizers. ``EVALUATION``: calls of the model in evaluation mode without gradients, and what is
+    done between them. ``REST``: everything else, as logging, checkpoints, ``zero_grad``. ``STEP``:
+    an iteration of which neither forward nor backward was seen, as where all of it is compiled.
+    """
+
+    DATA = 0
+    FORWARD = 1
+    BACKWARD = 2
+    BACKWARD_WITH_REDUCTION = 3
+    REDUCTION = 4
+    UNSCALE_AND_CLIP = 5
+    OPTIMIZER = 6
+    EVALUATION = 7
+    REST = 8
+    STEP = 9
+
+    @property
+    def label(self) -> str:
+        """The phase as a Prometheus label value."""
+        return self.name.lower()
+
+    @property
+    def words(self) -> str:
+        """The phase as users read it."""
+        return PHASE_WORDS[self]
+
+
+PHASE_WORDS = {
+    StepPhase.DATA: "waiting for data",
+    StepPhase.FORWARD: "forward",
+    StepPhase.BACKWARD: "backward",
+    StepPhase.BACKWARD_WITH_REDUCTION: "backward with reduction",
+    StepPhase.REDUCTION: "reduction",
+    StepPhase.UNSCALE_AND_CLIP: "unscale and clip",
+    StepPhase.OPTIMIZER: "optimizer",
+    StepPhase.EVALUATION: "evaluation",
+    StepPhase.REST: "the rest",
+    StepPhase.STEP: "the whole step",
+}
+"""Each phase as users read it."""
+
+Phases = tuple[float, float, float, float, float, float, float, float, float, float]
+"""Time of each ``StepPhase`` in an iteration; 0 for one that was not seen in it. Unit: s."""
+
+NO_PHASES: Phases = (0.0,) * 10
+"""Those of an iteration of which nothing is known."""
+
+
 # The two records of every step are not frozen: a frozen dataclass takes four times as
 # long to make, on the training thread.
 
@@ -68,6 +125,14 @@ class StepRecord:
             because the device was too far behind.
         total_sensor_errors: Exceptions so far that the guard kept from training.
         overhead_ns: Host time so far that ampwatch spent on the training thread. Unit: ns.
+        phases: Where ``duration_s`` went, by the clock of the host; on a device the host is ahead,
+            and ``DevicePhasesRecord`` has what it does.
+        total_samples: Samples so far that the program has said it trained on; -1 without a word.
+        total_tokens: Tokens so far, likewise.
+        cpu_ns: CPU time of the training thread so far, as of its newest reading, which is a few
+            iterations old at most; -1 where the system does not tell. Unit: ns.
+        run_delay_ns: Time so far in which that thread could run and no core was free, likewise.
+            Unit: ns.
     """
 
     step: Count
@@ -89,6 +154,27 @@ class StepRecord:
     total_observations_dropped: Count
     total_sensor_errors: Count
     overhead_ns: Count
+    phases: Phases = NO_PHASES
+    total_samples: CountOrUnknown = -1
+    total_tokens: CountOrUnknown = -1
+    cpu_ns: CountOrUnknown = -1
+    run_delay_ns: CountOrUnknown = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePhasesRecord:
+    """Record of where the time of one iteration went on its device.
+
+    Attributes:
+        step: Index of the iteration.
+        time_ns: Unix time at which it was read. Unit: ns.
+        phases: Time between the marks on the stream of the training, by phase; in ``DATA`` the
+            device has nothing to do. Unit: s.
+    """
+
+    step: Count
+    time_ns: Count
+    phases: Phases
 
 
 @dataclass(slots=True)

@@ -43,6 +43,7 @@ from ampwatch.numerics.units.ops import OpKind
 from ampwatch.wire.records import (
     CensusRecord,
     ChecksumRecord,
+    DevicePhasesRecord,
     EndRecord,
     FactsRecord,
     Finding,
@@ -53,6 +54,7 @@ from ampwatch.wire.records import (
     RunState,
     SamplingRecord,
     SensorFailureRecord,
+    StepPhase,
     StepRecord,
     WindowRecord,
 )
@@ -203,16 +205,21 @@ class _Form:
 class _StepForm(_Form):
     """A ``StepRecord``, packed by ``struct``."""
 
-    _packing = struct.Struct("=qqddqdqBq???qqqqqqq")
+    _packing = struct.Struct("=qqddqdqBq???qqqqqqq10fqqqq")
 
     def __init__(self) -> None:
         super().__init__(StepRecord, _check_step)
+        self._place = self._names.index("phases")
 
     def pack(self, record: StepRecord, limit: int) -> bytes:  # noqa: ARG002 - nothing to cut
-        return self._packing.pack(*self._values(record))
+        values = self._values(record)
+        place = self._place
+        return self._packing.pack(*values[:place], *values[place], *values[place + 1 :])
 
     def unpack(self, payload: bytes) -> Any:
-        return self._build_checked(self._packing.unpack(payload))
+        values = self._packing.unpack(payload)
+        place, end = self._place, self._place + len(StepPhase)
+        return self._build_checked((*values[:place], values[place:end], *values[end:]))
 
 
 class _OptimizerForm(_Form):
@@ -429,6 +436,12 @@ def _check_histogram(h: ExponentHistogram, lowest: int, highest: int) -> None:
 def _check_step(record: StepRecord) -> None:
     if record.duration_s < 0 or record.duration_s == inf:
         refuse("a duration that is NaN, or finite and not negative", record)
+    _check_phases(record)
+
+
+def _check_phases(record: StepRecord | DevicePhasesRecord) -> None:
+    if not all(0.0 <= seconds < inf for seconds in record.phases):
+        refuse("phases that are finite and not negative", record.phases)
 
 
 def _check_census(record: CensusRecord) -> None:
@@ -469,6 +482,11 @@ _FORMS: tuple[tuple[RecordKind, type[Any], _Form], ...] = (
     (RecordKind.CENSUS, CensusRecord, _CensusForm()),
     (RecordKind.WINDOW, WindowRecord, _TableForm(WindowRecord, _check_window)),
     (RecordKind.CHECKSUM, ChecksumRecord, _Form(ChecksumRecord)),
+    (
+        RecordKind.DEVICE_PHASES,
+        DevicePhasesRecord,
+        _Form(DevicePhasesRecord, _check_phases),
+    ),
     (RecordKind.FACTS, FactsRecord, _TextForm(FactsRecord)),
     (RecordKind.END, EndRecord, _TextForm(EndRecord, _check_end)),
     (RecordKind.FAILURE, SensorFailureRecord, _TextForm(SensorFailureRecord, _check_failure)),

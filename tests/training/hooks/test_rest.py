@@ -19,7 +19,6 @@ REPLACED = (
     (torch.autocast, "__enter__"),
     (torch.autocast, "__exit__"),
     (torch.optim.Optimizer, "zero_grad"),
-    (torch.autograd, "backward"),
 )
 """What is replaced for resting sensors alone."""
 

@@ -1,0 +1,1 @@
+"""Findings about where the time of a step goes."""

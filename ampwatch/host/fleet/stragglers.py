@@ -1,0 +1,297 @@
+"""Finds the rank of a job that makes the others wait. No torch, no network.
+
+Ranks that reduce their gradients end each step together, so that their durations say nothing. What a
+rank does by itself and what it waits differ: where one takes longer for its own part, the others wait
+as much longer in the reduction. Both are compared, over the same steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.diagnosis.time.straggler import STRAGGLER
+from ampwatch.host.fleet.gpu_users import gpu_of
+from ampwatch.host.fleet.gpus import Feature
+from ampwatch.wire.records import Finding, StepPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.host.fleet.gpus import Gpu
+    from ampwatch.host.fleet.phase_times import StepPhases
+    from ampwatch.host.fleet.rank import RankView
+
+MIN_STEPS = 16
+MIN_SECONDS = 2.0
+"""Steps and time over which ranks are compared at once, at least. Unit: s."""
+
+SPANS = 5
+"""Spans in a row in which the same rank has to be the slowest: which process the scheduler of a busy
+host lets wait changes from second to second."""
+
+SHARE = 0.1
+"""Share of a step that the slowest rank takes longer for its own part, in each span."""
+
+SEEN_BY_OTHERS = 0.5
+"""Share of that excess which the others have to wait longer: without it nobody waits for anybody."""
+
+MAIN = 0.5
+"""Share of the excess from which on something is its cause."""
+
+LOW_CLOCK = 0.9
+"""Ratio of the clock of a GPU to that of the others below which it is held down."""
+
+WAITS = (StepPhase.REDUCTION, StepPhase.BACKWARD_WITH_REDUCTION)
+"""Phases in which ranks wait for one another."""
+
+OWN = tuple(phase for phase in StepPhase if phase not in WAITS)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What one rank did in the steps of a span.
+
+    Attributes:
+        phases: Time of each phase. Unit: s.
+        began: The first step that was added.
+        newest: The newest one.
+    """
+
+    phases: list[float] = field(default_factory=lambda: [0.0] * len(StepPhase))
+    began: StepPhases | None = None
+    newest: StepPhases | None = None
+
+    def add(self, step: StepPhases) -> None:
+        self.began = self.began or step
+        self.newest = step
+        for phase, seconds in enumerate(step.phases):
+            self.phases[phase] += seconds
+
+    def difference(self, name: str) -> float | None:
+        """Return by how many seconds a counter of ns has grown; ``None`` where it is not known."""
+        if self.began is None or self.newest is None:
+            return None
+        first, last = getattr(self.began, name), getattr(self.newest, name)
+        return None if first < 0 or last < first else (last - first) / 1e9
+
+
+class _Share(NamedTuple):
+    """The time of one rank for a mean step of a span, against that of the others. Unit: s.
+
+    Attributes:
+        rank: The rank.
+        excess: Time that it takes longer for its own part than the median of the others.
+        waited: Time that the others wait longer than it does, their median.
+        phases: Time that it takes longer in each phase.
+        cpu: CPU time that its thread takes longer; ``None`` where it is not known.
+        delay: Time that its thread has no core longer, likewise.
+    """
+
+    rank: RankView
+    excess: float
+    waited: float
+    phases: tuple[float, ...]
+    cpu: float | None
+    delay: float | None
+
+
+@dataclass(slots=True)
+class _Job:
+    """The ranks of one job in the span that is open.
+
+    Attributes:
+        members: Identities of the views of its ranks.
+        next_step: The step to be added next; -1 before the first.
+        steps: Steps added.
+        first_step: The first of them.
+        sums: By rank.
+        slowest: Number of the rank that was slowest in the last spans; -1 without one.
+        since: Step since which it was.
+        spans: In how many spans in a row.
+    """
+
+    members: tuple[int, ...]
+    next_step: int = -1
+    steps: int = 0
+    first_step: int = -1
+    sums: list[_Sums] = field(default_factory=list)
+    slowest: int = -1
+    since: int = -1
+    spans: int = 0
+
+    def begin(self) -> None:
+        self.steps, self.first_step = 0, -1
+        self.sums = [_Sums() for _ in self.members]
+
+
+class Stragglers:
+    """Compares the phases of the ranks of each job, step by step."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _Job] = {}
+
+    def compare(self, ranks: Sequence[RankView], gpus: Sequence[Gpu]) -> None:
+        """Compare the newest steps; enter a straggler into the findings of that rank.
+
+        Cost: some 2 us a rank and step.
+        """
+        jobs: dict[str, list[RankView]] = {}
+        for rank in ranks:
+            if rank.identity.world_size > 1 and not rank.ended:
+                jobs.setdefault(rank.run, []).append(rank)
+        self._jobs = {run: job for run, job in self._jobs.items() if run in jobs}
+        for run, members in jobs.items():
+            who = tuple(id(rank) for rank in members)
+            job = self._jobs.get(run)
+            if job is None or job.members != who:
+                job = self._jobs[run] = _Job(who)
+                job.begin()
+            if len(members) > 1:
+                self._follow(job, members, gpus)
+
+    def _follow(self, job: _Job, members: list[RankView], gpus: Sequence[Gpu]) -> None:
+        ready = min(rank.phase_times.newest for rank in members)
+        # A daemon that comes late begins with the newest steps that all have.
+        first = max(rank.phase_times.oldest for rank in members)
+        for step in range(max(job.next_step, first), ready + 1):
+            job.next_step = step + 1
+            times = [rank.phase_times.of(step) for rank in members]
+            known = [t for t in times if t is not None and any(t.phases)]
+            # An evaluation is made by one rank as a rule, while the others wait for it.
+            if len(known) < len(members) or any(t.phases[StepPhase.EVALUATION] for t in known):
+                continue
+            if job.first_step < 0:
+                job.first_step = step
+            job.steps += 1
+            for sums, time in zip(job.sums, known, strict=True):
+                sums.add(time)
+            if job.steps >= MIN_STEPS and sum(job.sums[0].phases) >= MIN_SECONDS:
+                self._judge(job, step, members, gpus)
+                job.begin()
+
+    def _judge(self, job: _Job, last: int, members: list[RankView], gpus: Sequence[Gpu]) -> None:
+        share = slowest_of(members, job.sums, job.steps)
+        mean_step = sum(job.sums[0].phases) / job.steps
+        is_slow = (
+            share.excess >= SHARE * mean_step and share.waited >= SEEN_BY_OTHERS * share.excess
+        )
+        number = share.rank.identity.rank
+        if not is_slow:
+            job.slowest, job.spans = -1, 0
+            return
+        if number != job.slowest:
+            job.slowest, job.since, job.spans = number, job.first_step, 0
+        job.spans += 1
+        if job.spans >= SPANS:
+            cause = _cause(share, members, gpus)
+            _say(share, cause, mean_step, (job.since, last), members)
+
+
+def slowest_of(members: Sequence[RankView], sums: Sequence[_Sums], steps: int) -> _Share:
+    """Return the rank that takes longest for its own part of a step, against the others.
+
+    What backward takes by itself is at most what it takes on the rank that waits least.
+    """
+    shared = [_seconds(one, WAITS) for one in sums]
+    own = [_seconds(one, OWN) + min(shared) for one in sums]
+    worst = max(range(len(own)), key=lambda place: own[place])
+    others = [place for place in range(len(own)) if place != worst]
+
+    def more(values: Sequence[float]) -> float:
+        return (values[worst] - median(values[place] for place in others)) / steps
+
+    def more_of(name: str) -> float | None:
+        values = [one.difference(name) for one in sums]
+        known = [value for value in values if value is not None]
+        return more(known) if len(known) == len(values) else None
+
+    return _Share(
+        rank=members[worst],
+        excess=more(own),
+        waited=-more(shared),
+        phases=tuple(more([one.phases[phase] for one in sums]) for phase in StepPhase),
+        cpu=more_of("cpu_ns"),
+        delay=more_of("run_delay_ns"),
+    )
+
+
+def _seconds(sums: _Sums, phases: Sequence[StepPhase]) -> float:
+    return sum(sums.phases[phase] for phase in phases)
+
+
+def _cause(share: _Share, members: Sequence[RankView], gpus: Sequence[Gpu]) -> str:
+    """Return what makes a rank slow, in words that follow its name."""
+    phase = max(OWN, key=lambda p: share.phases[p])
+    where = f"in {phase.words}" if phase is not StepPhase.REST else "outside of the phases known"
+    if held := _held_down(share.rank, members, gpus):
+        return held
+    if share.delay is not None and share.delay >= MAIN * share.excess:
+        return f"its thread has no core for {1e3 * share.delay:.3g} ms more: its host is busy"
+    if phase is StepPhase.DATA:
+        return "it waits for data"
+    if share.cpu is None:
+        return f"it takes longer {where}"
+    if share.cpu >= MAIN * share.excess:
+        return f"it computes longer {where}"
+    return f"it waits {where}, and not for a core: for a lock, a disk, the network, or it sleeps"
+
+
+def _held_down(rank: RankView, members: Sequence[RankView], gpus: Sequence[Gpu]) -> str:
+    clocks = {id(r): _clock(r, gpus) for r in members}
+    mine = clocks.pop(id(rank))
+    others = [clock for clock in clocks.values() if clock]
+    if not mine or not others or mine > LOW_CLOCK * median(others):
+        return ""
+    return f"its GPU runs at {mine / 1e6:.0f} MHz, those of others at {median(others) / 1e6:.0f}"
+
+
+def _clock(rank: RankView, gpus: Sequence[Gpu]) -> float | None:
+    gpu = gpu_of(rank, gpus)
+    return None if gpu is None else gpu.number(Feature.CLOCK, "sm")
+
+
+def _say(
+    share: _Share,
+    cause: str,
+    mean_step: float,
+    steps: tuple[int, int],
+    members: Sequence[RankView],
+) -> None:
+    rank, number = share.rank, share.rank.identity.rank
+    known = rank.findings.get(f"{STRAGGLER.slug}@step")
+    first = steps[0] if known is None else known.first_step
+    evidence = {
+        "rank": float(number),
+        "ranks": float(len(members)),
+        "step_ms": 1e3 * mean_step,
+        "excess_ms": 1e3 * share.excess,
+        "others_wait_ms": 1e3 * share.waited,
+    }
+    evidence |= {
+        f"{phase.label}_ms_more": 1e3 * share.phases[phase]
+        for phase in OWN
+        if share.phases[phase] >= SHARE * share.excess
+    }
+    for name, seconds in (("cpu_ms_more", share.cpu), ("no_core_ms_more", share.delay)):
+        if seconds is not None:
+            evidence[name] = 1e3 * seconds
+    rank.find(
+        Finding(
+            kind=STRAGGLER.slug,
+            severity=STRAGGLER.severity,
+            where="step",
+            summary=(
+                f"Rank {number} makes the {len(members)} ranks of this host wait: of each step of"
+                f" {1e3 * mean_step:.3g} ms it takes {1e3 * share.excess:.3g} ms longer than the others,"
+                f" which wait {1e3 * share.waited:.3g} ms longer than it does; {cause}; since step {first}"
+            ),
+            advice=STRAGGLER.advice,
+            phase="forward",
+            first_step=first,
+            last_step=steps[1],
+            count=1 if known is None else known.count + 1,
+            evidence=evidence,
+        )
+    )

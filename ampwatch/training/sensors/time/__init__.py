@@ -1,0 +1,1 @@
+"""Sensors of time: where that of a step goes."""

@@ -117,7 +117,8 @@ def workers_needed(wait: float, step: float, workers: int) -> int:
     busy = step - wait
     if workers < 0 or busy <= 0.0:
         return 0
-    needed = math.ceil((workers * step if workers else wait) / busy)
+    # A little less than a whole number is that number, rounded.
+    needed = math.ceil((workers * step if workers else wait) / busy - 1e-9)
     return 0 if needed > MANY_WORKERS else max(needed, workers + 1)
 
 

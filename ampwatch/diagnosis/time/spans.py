@@ -12,7 +12,7 @@ from ampwatch.wire.records import StepPhase
 if TYPE_CHECKING:
     from ampwatch.wire.records import Phases
 
-MIN_STEPS = 32
+MIN_STEPS = 16
 MIN_SECONDS = 1.5
 """Steps and time of a span, at least: with fewer the median of a host that does other things
 moves by as much as what is looked for. Unit: s."""
@@ -90,10 +90,14 @@ class SpanBuilder:
         self._steps = 0
         self._seconds = self._data = 0.0
         self._first: TimedStep | None = None
+        self._delay_before = math.nan
 
     def add(self, row: TimedStep) -> Span | None:
         """Take in a step; return the span that it completes, if it does."""
-        self._first = self._first or row
+        if self._first is None:
+            self._first = row
+            if math.isnan(self._delay_before):
+                self._delay_before = row.run_delay_s
         self._steps += 1
         seconds = sum(row.phases)
         self._seconds += seconds
@@ -109,10 +113,11 @@ class SpanBuilder:
         self._rows = []
         self._steps, self._first = 0, None
         self._seconds = self._data = 0.0
+        self._delay_before = math.nan
 
     def _close(self, last: TimedStep) -> Span:
         rows, first = self._rows, self._first or last
-        delay = last.run_delay_s - first.run_delay_s
+        delay = last.run_delay_s - self._delay_before
         span = Span(
             first_step=first.step,
             last_step=last.step,
@@ -128,4 +133,5 @@ class SpanBuilder:
             delay_share=delay / self._seconds if self._seconds else math.nan,
         )
         self.clear()
+        self._delay_before = last.run_delay_s
         return span

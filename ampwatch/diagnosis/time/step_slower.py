@@ -35,11 +35,11 @@ STEP_SLOWER = Kind(
     explained_by=after("input_bound", fits=_waits_for_data),
 )
 
-REFERENCE_SPANS = 6
+REFERENCE_SPANS = 4
 """Spans in a row whose median is what steps take."""
 
-SLOW_SPANS = 6
-MIN_SLOW_SECONDS = 20.0
+SLOW_SPANS = 4
+MIN_SLOW_SECONDS = 10.0
 """Slower spans in a row, and time, after which it is no passing trouble of the host. Unit: s."""
 
 RATIO = 1.3

@@ -1,0 +1,283 @@
+"""What is said of the time of steps: of made-up courses, and of none that is healthy."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
+from ampwatch.diagnosis.time.input_bound import workers_needed
+from ampwatch.diagnosis.time.step_times import StepTimes
+from ampwatch.wire.records import Phases, Severity, StepPhase, Topic
+from tests.workshop.iterations import iteration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+
+STEP = 0.05
+"""Duration of a healthy step. Unit: s."""
+
+BATCH = 64 * 128
+
+
+def phases(**seconds: float) -> Phases:
+    """Phases by name; the others were not seen."""
+    of = {StepPhase[name.upper()]: value for name, value in seconds.items()}
+    return tuple(of.get(phase, 0.0) for phase in StepPhase)  # type: ignore[return-value]
+
+
+def usual(data: float = 0.0, backward: float = 0.5, rest: float = 0.0) -> Phases:
+    """A step of which a half is backward, and three tenths are forward."""
+    return phases(
+        data=data * STEP,
+        forward=0.3 * STEP,
+        backward=backward * STEP,
+        optimizer=0.2 * STEP,
+        rest=rest * STEP,
+    )
+
+
+class Course:
+    """A training that goes on step by step."""
+
+    def __init__(self) -> None:
+        self.book = FindingBook(lambda _: None)
+        self.times = StepTimes(self.book)
+        self.step = 0
+        self.delay_ns = 0
+
+    def of(self, found: Phases, *, workers: int = 0, numel: int = BATCH) -> Iteration:
+        made = iteration(step=self.step, duration_s=sum(found))
+        made.time = StepTime(phases=found, numel=numel, workers=workers, run_delay_ns=self.delay_ns)
+        self.step += 1
+        return made
+
+    def go(
+        self,
+        seconds: float,
+        each: Callable[[int], Phases],
+        *,
+        workers: int = 0,
+        numel: int = BATCH,
+        delay: float = 0.0,
+    ) -> Course:
+        """Go on for a time; ``delay`` is the share of it without a core."""
+        end = 0.0
+        while end < seconds:
+            found = each(self.step)
+            end += sum(found)
+            self.delay_ns += round(delay * sum(found) * 1e9)
+            self.times.count([self.of(found, workers=workers, numel=numel)])
+        return self
+
+    def kinds(self) -> list[tuple[str, Severity]]:
+        return [(finding.kind, finding.severity) for finding in self.book.findings]
+
+
+def noisy(found: Phases, seed: int = 0) -> Callable[[int], Phases]:
+    """Steps that take up to a third longer by chance, and one in forty five times as long."""
+    chance = random.Random(seed)
+
+    def each(_step: int) -> Phases:
+        factor = 5.0 if chance.random() < 1 / 40 else 1.0 + chance.random() / 3
+        return tuple(seconds * factor for seconds in found)  # type: ignore[return-value]
+
+    return each
+
+
+# Waiting for data.
+
+
+def test_steps_that_wait_for_data_are_said_to_with_the_workers_that_would_do() -> None:
+    """Three parts of four: the loader makes a batch in three steps' time, so that three more would do."""
+    course = Course().go(20.0, lambda _: usual(data=3.0))
+
+    (finding,) = course.book.findings
+    assert (finding.kind, finding.where, finding.severity) == ("input_bound", "step", "warning")
+    assert finding.evidence["wait_share"] == pytest.approx(0.75)
+    assert finding.evidence["wait_ms"] == pytest.approx(3e3 * STEP)
+    assert finding.evidence["workers_needed"] == 3
+    assert "waits for data in 75% of the time" in finding.summary
+    assert "no workers, and 3 would keep up" in finding.summary
+
+
+def test_it_is_said_after_eighty_steps_and_counted_as_long_as_it_lasts() -> None:
+    """Not any more once the loader keeps up."""
+    course = Course().go(80 * 4 * STEP + 1.0, lambda _: usual(data=3.0))
+    counted = course.book.findings[0].count
+    course.go(20.0, lambda _: usual(data=3.0))
+    longer = course.book.findings[0].count
+    course.go(30.0, lambda _: usual())
+
+    assert longer > counted
+    assert course.book.findings[0].count - longer <= 4
+
+
+def test_a_worker_in_turn_that_is_late_is_waited_for_as_well() -> None:
+    """With four workers three batches are there and the fourth is not: the mean counts."""
+    course = Course().go(20.0, lambda step: usual(data=4.0 if step % 4 == 0 else 0.0), workers=4)
+
+    assert course.kinds() == [("input_bound", Severity.WARNING)]
+    assert course.book.findings[0].evidence["workers_needed"] == 8
+
+
+@pytest.mark.parametrize(
+    ("wait", "step", "workers", "needed"),
+    [
+        (0.030, 0.040, 0, 3),
+        (0.010, 0.050, 0, 1),
+        (0.020, 0.040, 4, 8),
+        (0.020, 0.040, -1, 0),
+        (0.040, 0.040, 2, 0),
+        (1.000, 1.001, 2, 0),
+    ],
+)
+def test_as_many_workers_as_make_batches_as_fast_as_they_are_used(
+    wait: float, step: float, workers: int, needed: int
+) -> None:
+    """Their rate is a batch in ``workers * step``, or in the wait without any; none helps for ever."""
+    assert workers_needed(wait, step, workers) == needed
+
+
+@pytest.mark.parametrize(
+    "each",
+    [
+        pytest.param(lambda _: usual(), id="none"),
+        pytest.param(lambda _: usual(data=0.1), id="a_tenth"),
+        pytest.param(lambda step: usual(data=20.0 if step % 300 == 0 else 0.02), id="epochs"),
+        pytest.param(noisy(usual(data=0.1)), id="noise"),
+        pytest.param(lambda _: phases(step=STEP), id="not_split"),
+    ],
+)
+def test_a_loader_that_keeps_up_is_left_alone(each: Callable[[int], Phases]) -> None:
+    """Also where an epoch begins with a wait."""
+    assert Course().go(120.0, each).kinds() == []
+
+
+def test_of_a_device_its_own_times_are_judged() -> None:
+    """The host waits for data while the device computes: nothing is lost."""
+    course = Course()
+    for _ in range(4000):
+        course.go(STEP / 2, lambda _: usual(data=3.0))
+        if course.step % 4 == 0:
+            course.times.observe(DevicePhases(course.step, usual(data=0.02)))
+
+    assert course.kinds() == []
+
+
+def test_a_device_that_waits_for_data_is_said_to() -> None:
+    """By the marks on its stream, of each fourth step."""
+    course = Course()
+    for _ in range(1200):
+        course.go(STEP / 2, lambda _: usual())
+        if course.step % 4 == 0:
+            course.times.observe(DevicePhases(course.step, usual(data=1.0)))
+
+    assert [kind for kind, _ in course.kinds()] == ["input_bound"]
+    assert course.book.findings[0].summary.startswith(
+        "The device waits for data in 50% of the time"
+    )
+
+
+# Slower steps.
+
+
+def test_steps_that_have_become_slower_are_said_to_with_the_phase_and_the_step() -> None:
+    """An info at first: the host may be busy with something else."""
+    course = Course().go(30.0, lambda _: usual())
+    since = course.step
+    course.go(30.0, lambda _: usual(backward=1.5))
+
+    (finding,) = course.book.findings
+    assert (finding.kind, finding.severity) == ("step_slower", "info")
+    assert since - 40 <= finding.first_step <= since + 40
+    assert finding.evidence["ratio"] == pytest.approx(2.0)
+    assert finding.evidence["phase_ms_more"] == pytest.approx(1e3 * STEP)
+    assert "backward takes 50 ms more" in finding.summary
+
+
+def test_what_stays_half_as_slow_again_for_minutes_is_a_warning() -> None:
+    """Somebody pays for it."""
+    course = Course().go(30.0, lambda _: usual())
+    course.go(400.0, lambda _: usual(rest=1.0))
+
+    assert course.kinds() == [("step_slower", Severity.WARNING)]
+    assert "the rest takes 50 ms more" in course.book.findings[0].summary
+
+
+def test_a_host_that_has_no_core_to_spare_is_named() -> None:
+    """From the scheduler's account of the thread."""
+    course = Course().go(30.0, lambda _: usual())
+    course.go(30.0, lambda _: tuple(2 * s for s in usual()), delay=0.5)  # type: ignore[arg-type, return-value]
+
+    assert "no core in 50% more of the time: this host is busy" in course.book.findings[0].summary
+
+
+def test_steps_that_are_slower_as_they_wait_for_data_are_a_symptom_of_that() -> None:
+    """One root: the loader."""
+    course = Course().go(30.0, lambda _: usual())
+    course.go(60.0, lambda _: usual(data=2.0))
+
+    by_kind = {finding.kind: finding for finding in course.book.findings}
+    assert by_kind["input_bound"].root
+    assert by_kind["step_slower"].caused_by == "input_bound@step"
+
+
+def _larger(course: Course) -> None:
+    course.go(60.0, lambda _: tuple(2 * s for s in usual()), numel=2 * BATCH)  # type: ignore[arg-type, return-value]
+
+
+def _evaluations(course: Course) -> None:
+    course.go(
+        120.0,
+        lambda step: phases(evaluation=3.0, forward=STEP) if step % 20 == 0 else usual(),
+    )
+
+
+def _checkpoints(course: Course) -> None:
+    course.go(120.0, lambda step: usual(rest=40.0 if step % 50 == 0 else 0.0))
+
+
+def _noise(course: Course) -> None:
+    course.go(300.0, noisy(usual(), 1))
+
+
+def _burst(course: Course) -> None:
+    for _ in range(5):
+        course.go(4.0, lambda _: usual(backward=3.0))
+        course.go(30.0, lambda _: usual())
+
+
+def _faster(course: Course) -> None:
+    course.go(60.0, lambda _: usual(backward=0.1))
+
+
+def _slightly(course: Course) -> None:
+    course.go(120.0, lambda _: usual(backward=0.7))
+
+
+@pytest.mark.parametrize(
+    "then", [_larger, _evaluations, _checkpoints, _noise, _burst, _faster, _slightly]
+)
+def test_what_does_not_last_or_has_a_reason_is_left_alone(then: Callable[[Course], None]) -> None:
+    """Larger batches, evaluations, checkpoints, chance, bursts of a few seconds."""
+    course = Course().go(30.0, noisy(usual()) if then is _noise else lambda _: usual())
+    then(course)
+
+    assert course.kinds() == []
+
+
+def test_an_iteration_in_which_something_was_measured_is_left_out() -> None:
+    """Measuring takes time, and is not the training's."""
+    course = Course().go(30.0, lambda _: usual())
+    for _ in range(1000):
+        slow = course.of(usual(backward=3.0))
+        course.times.detect(replace(slow, topics=frozenset({Topic.GRADIENT})))
+
+    assert course.kinds() == []

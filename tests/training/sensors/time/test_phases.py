@@ -1,0 +1,404 @@
+"""The phases of steps, of trainings in which each part takes a time that is known."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+import ampwatch
+from ampwatch.wire.records import NO_PHASES, StepPhase
+from tests.workshop.played_time import play_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ampwatch.training.monitor import Monitor
+    from tests.workshop.played_time import PlayedTime
+
+DATA, FORWARD, LOSS, BACKWARD, UNSCALE, CLIP, OPTIMIZER, LOGGING = (
+    0.001 * 2**exponent for exponent in range(8)
+)
+"""Time of each part: any sum of them says which parts it is of. Unit: s."""
+
+
+class Timed(torch.autograd.Function):
+    """Takes a time in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, time: PlayedTime) -> torch.Tensor:
+        ctx.time = time
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.time.take(BACKWARD)
+        return gradients[0], None
+
+
+class Model(nn.Module):
+    """Takes a time in forward and in backward."""
+
+    def __init__(self, time: PlayedTime) -> None:
+        super().__init__()
+        self.time = time
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.time.take(FORWARD)
+        out: torch.Tensor = Timed.apply(self.layer(x), self.time)
+        return out
+
+
+class Optimizer(torch.optim.SGD):
+    """Takes a time in each step."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model.parameters(), lr=1e-2)
+        self.time = model.time
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.time.take(OPTIMIZER)
+        return super().step(closure)
+
+
+class Scaler(torch.amp.GradScaler):
+    """Takes a time to unscale."""
+
+    time: PlayedTime
+
+    def _unscale_grads_(self, *given: Any) -> Any:
+        self.time.take(UNSCALE)
+        return super()._unscale_grads_(*given)
+
+
+class Samples(Dataset[torch.Tensor]):
+    """A sample takes a time."""
+
+    def __init__(self, time: PlayedTime, seconds: float = DATA, number: int = 1000) -> None:
+        self.time, self.seconds, self.number = time, seconds, number
+
+    def __len__(self) -> int:
+        return self.number
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.time.take(self.seconds)
+        return torch.randn(4)
+
+
+class Training:
+    """A training whose parts take their times; each step is called for by name."""
+
+    def __init__(self, time: PlayedTime, *, level: str = "light", model: bool = True) -> None:
+        torch.manual_seed(0)
+        self.time = time
+        self.model = Model(time)
+        self.optimizer = Optimizer(self.model)
+        self.scaler = Scaler("cpu", init_scale=1024.0)
+        self.scaler.time = time
+        watched = self.model if model else None
+        self.watch: Monitor = ampwatch.monitor(watched, self.scaler, level=level, serve=False)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = self.model(x).float().square().mean()
+        self.time.take(LOSS)
+        return loss
+
+    def backward(self, x: torch.Tensor) -> None:
+        self.scaler.scale(self.loss(x)).backward()
+
+    def update(self, *, clips: bool = False) -> None:
+        if clips:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+
+    def step(self, x: torch.Tensor, *, clips: bool = False) -> None:
+        self.backward(x)
+        self.update(clips=clips)
+        self.time.take(LOGGING)
+
+    def phases(self, index: int = -1) -> dict[str, float]:
+        """Return the phases of a step that were seen, to a microsecond."""
+        record = self.watch.box().steps[index]
+        seen = zip(StepPhase, record.phases, strict=True)
+        return {phase.label: pytest.approx(s, abs=1e-6) for phase, s in seen if s > 1e-6}
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedTime]:
+    yield play_time(monkeypatch)
+    for watch in tuple(ampwatch.training.monitor._open):
+        watch.close()
+
+
+PLAIN = {
+    "forward": FORWARD + LOSS,
+    "backward": BACKWARD,
+    "unscale_and_clip": UNSCALE,
+    "optimizer": OPTIMIZER,
+    "rest": LOGGING,
+}
+
+
+def test_each_part_of_a_step_is_the_time_that_it_took(played: PlayedTime) -> None:
+    """Their sum is the duration; nothing that was not there has any time."""
+    training = Training(played)
+    for x in DataLoader(Samples(played, number=8), batch_size=2):
+        training.step(x)
+
+    assert training.phases() == {**PLAIN, "data": 2 * DATA}
+    record = training.watch.box().steps[-1]
+    assert sum(record.phases) == pytest.approx(record.duration_s, abs=1e-12)
+
+
+def test_the_first_step_has_no_phases_as_it_has_no_duration(played: PlayedTime) -> None:
+    """Nobody has seen it begin."""
+    training = Training(played)
+    training.step(torch.randn(2, 4))
+
+    assert training.watch.box().steps[0].phases == NO_PHASES
+
+
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+def test_at_every_level_each_step_is_split(played: PlayedTime, level: str) -> None:
+    """Also where sensors rest, at which nothing else is heard of a step."""
+    training = Training(played, level=level)
+    for _ in range(80):
+        training.step(torch.randn(2, 4))
+
+    assert all(training.phases(index) == PLAIN for index in range(-70, 0))
+
+
+def test_a_step_that_is_skipped_has_no_optimizer(played: PlayedTime) -> None:
+    """The check for non-finite gradients is all that scaler.step does."""
+    training = Training(played)
+    training.step(torch.randn(2, 4))
+    training.step(torch.full((2, 4), float("inf")))
+
+    assert training.phases() == {k: v for k, v in PLAIN.items() if k != "optimizer"}
+
+
+def test_unscaling_and_clipping_by_hand_are_one_phase(
+    played: PlayedTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The norm is taken in a function of its own, and is part of it."""
+    original = nn.utils.clip_grad._get_total_norm
+
+    def norm(*given: Any, **named: Any) -> Any:
+        played.take(CLIP)
+        return original(*given, **named)
+
+    monkeypatch.setattr(nn.utils.clip_grad, "_get_total_norm", norm)
+    training = Training(played)
+    for _ in range(2):
+        training.step(torch.randn(2, 4), clips=True)
+
+    assert training.phases() == {**PLAIN, "unscale_and_clip": UNSCALE + CLIP}
+
+
+def test_batches_that_are_accumulated_are_added(played: PlayedTime) -> None:
+    """Three times forward, backward and a wait; one step."""
+    training = Training(played)
+    batches = iter(DataLoader(Samples(played), batch_size=1))
+    for _ in range(3):
+        for _ in range(3):
+            training.backward(next(batches))
+        training.update()
+
+    expected = {
+        **PLAIN,
+        "data": 3 * DATA,
+        "forward": 3 * (FORWARD + LOSS),
+        "backward": 3 * BACKWARD,
+    }
+    del expected["rest"]
+    assert training.phases() == expected
+
+
+def test_an_evaluation_in_between_is_a_phase_of_its_own(played: PlayedTime) -> None:
+    """Its waits for data and what is done between its batches belong to it, not to training."""
+    training = Training(played)
+    batches = iter(DataLoader(Samples(played), batch_size=1))
+    training.step(next(batches))
+    training.model.eval()
+    for x in DataLoader(Samples(played, number=3), batch_size=1):
+        with torch.no_grad():
+            training.model(x)
+        played.take(LOSS)
+    training.model.train()
+    training.step(next(batches))
+
+    assert training.phases() == {
+        **PLAIN,
+        "data": DATA,
+        "evaluation": 3 * (DATA + FORWARD + LOSS),
+    }
+
+
+def test_a_second_forward_without_gradients_while_training_is_forward(played: PlayedTime) -> None:
+    """Self-conditioning, a teacher: the model is in training mode."""
+    training = Training(played)
+    for _ in range(2):
+        x = torch.randn(2, 4)
+        with torch.no_grad():
+            training.model(x)
+        training.step(x)
+
+    assert training.phases() == {**PLAIN, "forward": 2 * FORWARD + LOSS}
+
+
+def test_several_loaders_in_a_step_are_added(played: PlayedTime) -> None:
+    """Labelled and unlabelled data, by zip or by hand."""
+    training = Training(played)
+    labelled = DataLoader(Samples(played, number=4), batch_size=1)
+    unlabelled = DataLoader(Samples(played, 4 * DATA, number=4), batch_size=1)
+    for x, _ in zip(labelled, unlabelled, strict=True):
+        training.step(x)
+
+    assert training.phases() == {**PLAIN, "data": 5 * DATA}
+
+
+def test_a_loop_over_a_list_or_a_generator_waits_for_no_loader(played: PlayedTime) -> None:
+    """What cannot be told apart from the rest is the rest, and no wait is made up."""
+
+    def batches() -> Iterator[torch.Tensor]:
+        for _ in range(3):
+            played.take(DATA)
+            yield torch.randn(2, 4)
+
+    training = Training(played)
+    for x in batches():
+        training.step(x)
+
+    assert training.phases() == {**PLAIN, "rest": LOGGING + DATA}
+
+
+def test_a_loader_that_raises_ends_the_wait(played: PlayedTime) -> None:
+    """The program catches it and goes on."""
+
+    class Broken(Samples):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            super().__getitem__(index)
+            raise OSError(index)
+
+    training = Training(played)
+    training.step(torch.randn(2, 4))
+    with pytest.raises(OSError, match="0"):
+        next(iter(DataLoader(Broken(played), batch_size=1)))
+    played.take(CLIP)
+    training.step(torch.randn(2, 4))
+
+    assert training.phases() == {**PLAIN, "data": DATA, "rest": LOGGING + CLIP}
+
+
+def test_a_loader_in_another_thread_is_not_waited_for(played: PlayedTime) -> None:
+    """A prefetcher of the program's own: the training waits for its queue, which is the rest."""
+    training = Training(played)
+    training.step(torch.randn(2, 4))
+    fetched: list[torch.Tensor] = []
+    loader = iter(DataLoader(Samples(played), batch_size=1))
+    other = threading.Thread(target=lambda: fetched.append(next(loader)))
+    other.start()
+    other.join()
+    training.step(fetched[0])
+
+    assert training.phases() == {**PLAIN, "rest": LOGGING + DATA}
+
+
+def test_without_a_model_forward_is_part_of_the_rest(played: PlayedTime) -> None:
+    """monitor(None, scaler): nobody knows what is called."""
+    training = Training(played, model=False)
+    for _ in range(2):
+        training.step(torch.randn(2, 4))
+
+    expected = {**PLAIN, "rest": LOGGING + FORWARD + LOSS}
+    del expected["forward"]
+    assert training.phases() == expected
+
+
+def test_a_step_of_which_neither_forward_nor_backward_is_seen_is_one_phase(
+    played: PlayedTime,
+) -> None:
+    """Gradients that come from elsewhere, as from a function that is compiled whole."""
+    training = Training(played, model=False)
+    for _ in range(3):
+        training.scaler.scale(torch.ones(()))
+        for parameter in training.model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        played.take(BACKWARD)
+        training.update()
+
+    assert training.phases() == {
+        "step": BACKWARD,
+        "unscale_and_clip": UNSCALE,
+        "optimizer": OPTIMIZER,
+    }
+
+
+def test_a_clock_that_goes_back_makes_no_negative_time(played: PlayedTime) -> None:
+    """The record is one that the ring takes."""
+    training = Training(played)
+    training.step(torch.randn(2, 4))
+    training.backward(torch.randn(2, 4))
+    played.take(-0.05)
+    training.update()
+    played.take(1.0)
+    training.step(torch.randn(2, 4))
+
+    assert all(seconds >= 0.0 for record in training.watch.box().steps for seconds in record.phases)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_is_heard_where_it_is_called(played: PlayedTime, backend: str) -> None:
+    """Forward and backward of it are phases as those of any model."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    compiled: Any = torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    watch = ampwatch.monitor(model, level="light", serve=False)
+    for _ in range(8):
+        optimizer.zero_grad()
+        compiled(torch.randn(2, 4)).square().mean().backward()
+        optimizer.step()
+
+    phases = watch.box().steps[-1].phases
+    assert phases[StepPhase.FORWARD] > 0.0
+    assert phases[StepPhase.BACKWARD] > 0.0
+    assert phases[StepPhase.STEP] == 0.0
+
+
+def test_samples_and_tokens_are_those_that_the_program_tells(played: PlayedTime) -> None:
+    """Sums so far; -1 before a word of it."""
+    training = Training(played)
+    training.step(torch.randn(2, 4))
+    for _ in range(3):
+        training.watch.batch(samples=2, tokens=100)
+        training.step(torch.randn(2, 4))
+
+    records = training.watch.box().steps
+    assert [r.total_samples for r in records] == [-1, 2, 4, 6]
+    assert [r.total_tokens for r in records] == [-1, 100, 200, 300]
+
+
+@pytest.mark.parametrize("given", [-1, 2.5, "64", True, torch.tensor(3)])
+def test_a_batch_that_is_no_number_is_a_sentence_and_no_error(
+    played: PlayedTime, given: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, however often it comes; nothing is counted."""
+    training = Training(played)
+    with caplog.at_level(logging.WARNING, logger="ampwatch"):
+        for _ in range(3):
+            training.watch.batch(samples=given)
+            training.step(torch.randn(2, 4))
+
+    assert [r.total_samples for r in training.watch.box().steps] == [-1, -1, -1]
+    assert caplog.text.count("expected `samples` to be a whole number from 0 on") == 1

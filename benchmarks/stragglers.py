@@ -50,7 +50,7 @@ def free_port() -> int:
 
 def _busy_core() -> subprocess.Popen[bytes]:
     """Bind this process to one core, and have another one compete for it."""
-    core = sorted(os.sched_getaffinity(0))[0]
+    core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     return subprocess.Popen([sys.executable, "-c", code])
@@ -148,6 +148,11 @@ def findings() -> list[str]:
 # All of them.
 
 
+def arguments(cause: str, seconds: float) -> list[str]:
+    """Return the command line of one rank."""
+    return ["--rank", cause, "--seconds", str(seconds)]
+
+
 def run(cause: str, slow: int, seconds: float) -> list[str]:
     """Run four ranks, of which one is slow; return what was found."""
     with tempfile.TemporaryDirectory(prefix="ampwatch-") as directory:
@@ -161,8 +166,7 @@ def run(cause: str, slow: int, seconds: float) -> list[str]:
         }
         ranks = [
             subprocess.Popen(
-                [sys.executable, __file__, "--rank", cause if rank == slow else HEALTHY]
-                + ["--seconds", str(seconds)],
+                [sys.executable, __file__, *arguments(cause if rank == slow else HEALTHY, seconds)],
                 env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

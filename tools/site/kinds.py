@@ -15,6 +15,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.numerics.units.ops import HALF_DTYPES
+from ampwatch.training import session
 from ampwatch.training.iteration import governor
+from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.model import machine
 from tools.cost.code import ROOT
 from tools.site.tutorial import parts
@@ -55,6 +58,29 @@ _PRINTED = re.compile(
 _PYTHON = re.compile(r"^```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _DIFF = re.compile(r"^```diff\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 _HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@\n")
+
+
+PLAYED_KINDS = ("input_bound", "step_slower")
+"""Kinds that are about time: what their programs print must not depend on how busy the machine is."""
+
+READING_NS = 1_000_000
+"""Time that passes with each reading of a played clock: a step of ten events takes 10 ms. Unit: ns."""
+
+
+class PlayedTime:
+    """A clock that a program moves on by sleeping. Unit: ns."""
+
+    def __init__(self) -> None:
+        self._now_ns = 10**18
+
+    def __call__(self) -> int:
+        """Return the time, later than at the last reading."""
+        self._now_ns += READING_NS
+        return self._now_ns
+
+    def sleep(self, seconds: float) -> None:
+        """Move on by ``seconds``, as ``time.sleep`` does."""
+        self._now_ns += round(seconds * 1e9)
 
 
 def has_program(text: str) -> bool:
@@ -124,6 +150,11 @@ def even(kind: str, assign: Callable[[object, str, Any], None]) -> None:
     """
     dtypes = frozenset() if kind == "cpu_isa_missing" else HALF_DTYPES
     assign(machine, "cpu_dtypes", lambda _=None: dtypes)
+    if kind in PLAYED_KINDS:
+        # Nobody waits for them: time passes where a program sleeps, and by a bit with each reading.
+        played = PlayedTime()
+        assign(session, "Clock", lambda: Clock(monotonic_ns=played, unix_ns=played))
+        assign(time, "sleep", played.sleep)
     # Into how many pieces a sample is split depends on the time that it takes.
     assign(governor, "WORST_SHARE", math.inf)
 

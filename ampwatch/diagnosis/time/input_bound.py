@@ -86,6 +86,7 @@ class InputBound:
         made = self._book.get(INPUT_BOUND.slug, "step")
         says = _summary(evidence, first if made is None else made.first_step, on_device=on_device)
         if made is not None:
+            made.count += last.steps - 1  # one is counted with it
             self._book.restate(made, last.last_step, severity, says, **evidence)
             return
         self._book.make(
@@ -98,6 +99,7 @@ class InputBound:
                 phase="forward",
                 first_step=first,
                 last_step=last.last_step,
+                count=steps,
                 evidence=evidence,
             )
         )

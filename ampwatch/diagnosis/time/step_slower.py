@@ -129,6 +129,7 @@ class StepSlower:
         made = self._book.get(STEP_SLOWER.slug, "step")
         says = _summary(evidence, first, phase, growth)
         if made is not None:
+            made.count += self._slow[-1].steps - 1  # one is counted with it
             self._book.restate(made, last, severity, says, **evidence)
             return
         self._book.make(
@@ -141,6 +142,7 @@ class StepSlower:
                 phase="forward",
                 first_step=first,
                 last_step=last,
+                count=sum(span.steps for span in self._slow),
                 evidence=evidence,
             )
         )

@@ -55,7 +55,7 @@ class _Sums:
 
     Attributes:
         phases: Time of each phase. Unit: s.
-        began: The first step that was added.
+        began: The step before the first that was added, or that one.
         newest: The newest one.
     """
 
@@ -64,6 +64,7 @@ class _Sums:
     newest: StepPhases | None = None
 
     def add(self, step: StepPhases) -> None:
+        """Take in a step."""
         self.began = self.began or step
         self.newest = step
         for phase, seconds in enumerate(step.phases):
@@ -122,8 +123,10 @@ class _Job:
     spans: int = 0
 
     def begin(self) -> None:
+        """Begin a span; counters go on from where the last one ended."""
         self.steps, self.first_step = 0, -1
-        self.sums = [_Sums() for _ in self.members]
+        before = [sums.newest for sums in self.sums] or [None] * len(self.members)
+        self.sums = [_Sums(began=newest) for newest in before]
 
 
 class Stragglers:
@@ -186,7 +189,7 @@ class Stragglers:
         job.spans += 1
         if job.spans >= SPANS:
             cause = _cause(share, members, gpus)
-            _say(share, cause, mean_step, (job.since, last), members)
+            _say(share, cause, mean_step, (job.since, last), members, job.steps)
 
 
 def slowest_of(members: Sequence[RankView], sums: Sequence[_Sums], steps: int) -> _Share:
@@ -258,6 +261,7 @@ def _say(
     mean_step: float,
     steps: tuple[int, int],
     members: Sequence[RankView],
+    num_steps: int,
 ) -> None:
     rank, number = share.rank, share.rank.identity.rank
     known = rank.findings.get(f"{STRAGGLER.slug}@step")
@@ -291,7 +295,7 @@ def _say(
             phase="forward",
             first_step=first,
             last_step=steps[1],
-            count=1 if known is None else known.count + 1,
+            count=SPANS * num_steps if known is None else known.count + num_steps,
             evidence=evidence,
         )
     )

@@ -29,6 +29,7 @@ from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.state.poisoned_state import PoisonedState
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps.steps import StepJudge
+from ampwatch.diagnosis.time.step_times import StepTimes
 from ampwatch.guard import Guard, Subscriber
 from ampwatch.training.courier import Courier
 from ampwatch.training.hooks import bus
@@ -76,6 +77,7 @@ from ampwatch.training.sensors.scaler.losses import RootLosses
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.sensors.time.phases import PhaseSensor
 from ampwatch.training.session import Notices
 from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
@@ -118,6 +120,14 @@ IN_STEP = [
     (ForwardRange, "detect"),
     (PoisonedState, "detect"),
     (UpdatePrecision, "detect"),
+    (StepTimes, "detect"),
+    (PhaseSensor, "root_called"),
+    (PhaseSensor, "backward_began"),
+    (PhaseSensor, "_end_backward"),
+    (PhaseSensor, "step_began"),
+    (PhaseSensor, "optimizer_stepping"),
+    (PhaseSensor, "optimizer_stepped"),
+    (PhaseSensor, "iteration_closed"),
     (ScaledGradientSensor, "unscaling"),
     (ScaledGradientSensor, "step_began"),
     (ScaledGradientSensor, "step_ended"),

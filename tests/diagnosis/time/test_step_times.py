@@ -116,7 +116,7 @@ def test_it_is_said_after_eighty_steps_and_counted_as_long_as_it_lasts() -> None
     course.go(30.0, lambda _: usual())
 
     assert longer > counted
-    assert course.book.findings[0].count - longer <= 4
+    assert course.book.findings[0].count - longer <= 32
 
 
 def test_a_worker_in_turn_that_is_late_is_waited_for_as_well() -> None:

@@ -152,8 +152,9 @@ class PhaseSensor(Sensor):
         if self._phase != DATA or self._is_elsewhere():
             return
         self._enter(self._outer)
-        # Within forward: a pipeline of the program's own. Else not yet known what for.
-        self._awaited += self._since - self._awaited_since
+        # Within forward it is for that: a pipeline of the model's own. Else it is not known yet what for.
+        if self._outer != FORWARD:
+            self._awaited += self._since - self._awaited_since
 
     def root_called(self, event: RootCalled) -> None:
         """Begin forward, or an evaluation."""
@@ -186,7 +187,8 @@ class PhaseSensor(Sensor):
     def _end_backward(self) -> None:
         if self._phase not in (BACKWARD, BACKWARD_WITH_REDUCTION):
             return
-        self._enter(REST)
+        # Within a closure: LBFGS and the like call for gradients in their step.
+        self._enter(OPTIMIZER if self._bus.is_optimizer_stepping else REST)
         if self._overlaps:
             spent = self._spent
             spent[BACKWARD_WITH_REDUCTION] += spent[BACKWARD]

@@ -224,6 +224,34 @@ def test_batches_that_are_accumulated_are_added(played: PlayedTime) -> None:
     assert training.phases() == expected
 
 
+def test_gradients_that_an_optimizer_calls_for_are_not_its_own_time(played: PlayedTime) -> None:
+    """LBFGS: forward and backward lie within its step, and are what they are."""
+    torch.manual_seed(0)
+    model = Model(played)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, tolerance_change=0.0)
+    watch = ampwatch.monitor(model, level="light", serve=False)
+    x = torch.randn(8, 4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        played.take(OPTIMIZER)  # as if it were the optimizer's
+        return loss
+
+    for _ in range(2):
+        calls = optimizer.state_dict()["state"].get(0, {}).get("func_evals", 0)
+        optimizer.step(closure)  # type: ignore[arg-type] # as PyTorch's own examples do
+    calls = optimizer.state_dict()["state"][0]["func_evals"] - calls
+
+    phases = watch.box().steps[-1].phases
+    assert calls > 1
+    assert phases[StepPhase.FORWARD] == pytest.approx(calls * FORWARD, abs=1e-6)
+    assert phases[StepPhase.BACKWARD] == pytest.approx(calls * BACKWARD, abs=1e-6)
+    assert phases[StepPhase.OPTIMIZER] == pytest.approx(calls * OPTIMIZER, abs=1e-6)
+    watch.close()
+
+
 def test_an_evaluation_in_between_is_a_phase_of_its_own(played: PlayedTime) -> None:
     """Its waits for data and what is done between its batches belong to it, not to training."""
     training = Training(played)

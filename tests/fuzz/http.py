@@ -32,6 +32,7 @@ SEEDS = (
     ),
     b"GET /healthz?challenge=abc HTTP/1.1\r\n" + HOST + b"\r\nGET /sd HTTP/1.1\r\n" + HOST + b"\r\n",
     b"GET /metrics HTTP/1.1\r\n" + HOST + b"Accept: application/openmetrics-text; version=1.0.0\r\nAccept-Encoding: gzip;q=0.5\r\n\r\n",
+    b"GET /metrics HTTP/1.1\r\n" + HOST + b"Accept: application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6,*/*;q=0.1\r\n\r\n",
     b"HEAD / HTTP/1.0\r\n" + HOST + b'If-None-Match: "x"\r\n\r\n',
     b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\n\r\nhello",
     b"GET /state.json HTTP/1.1\r\nHost: localhost\r\nCookie: token=@TOKEN@\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",

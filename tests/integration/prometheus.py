@@ -14,7 +14,7 @@ from tests.host.daemon.parts import eventually
 from tests.services import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -61,7 +61,9 @@ class Prometheus:
 
 
 @contextmanager
-def prometheus(directory: Path, config: str, history: str = "") -> Iterator[Prometheus]:
+def prometheus(
+    directory: Path, config: str, history: str = "", flags: Sequence[str] = ()
+) -> Iterator[Prometheus]:
     """Run one with its data in ``directory / "data"``, that of a text in OpenMetrics to begin with."""
     file, port = directory / "prometheus.yml", free_port()
     file.write_text(config)
@@ -77,6 +79,7 @@ def prometheus(directory: Path, config: str, history: str = "") -> Iterator[Prom
             f"--storage.tsdb.path={directory / 'data'}",
             f"--web.listen-address=127.0.0.1:{port}",
             "--log.level=error",
+            *flags,
         ],
         stderr=subprocess.DEVNULL,
     )

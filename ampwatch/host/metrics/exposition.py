@@ -1,22 +1,23 @@
-"""The families as text, byte for byte as ``prometheus_client`` writes them.
+"""The families of a scrape, as text byte for byte as ``prometheus_client`` writes them.
 
 The library makes every line of every scrape anew. From one scrape to the next only some numbers
-change, so the text of the scrape before is kept here, and of each family the lines that are
-different are written again: a part of a rank that is the same record is not even read.
+change, so what was written for the scrape before is kept here, and of each family what is
+different is written again: a part of a rank that is the same record is not even read.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client.utils import floatToGoString
 
 from ampwatch.host.metrics.metric import Exemplified
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ampwatch.host.metrics.metric import Members, Metric, ScrapeState, Walk
 
@@ -61,32 +62,25 @@ def _same(before: object, now: object) -> bool:
 
 
 class Exposition:
-    """Writes scrapes in one of the two formats.
+    """Writes scrapes in one format.
 
     Args:
         catalog: The metrics, in the order in which they are exported.
-        header: Returns what the library writes for a family without samples.
-        exemplars: Whether the format has exemplars.
+        family: Returns what writes a metric in that format.
         end: What stands below all families.
 
     Cost:
-        About 2 us a series that has changed, and 0.1 us for one that has not. Some 0.5 KB are kept
-        for each of the newest scrape.
+        As text about 2 us a series that has changed, and 0.1 us for one that has not. Some 0.5 KB
+        are kept for each of the newest scrape.
     """
 
     def __init__(
-        self,
-        catalog: Sequence[Metric],
-        header: Callable[[Metric], bytes],
-        *,
-        exemplars: bool,
-        end: bytes,
+        self, catalog: Sequence[Metric], family: Callable[[Metric], Family[Any]], *, end: bytes
     ) -> None:
         self._catalog = catalog
-        self._header = header
-        self._has_exemplars = exemplars
+        self._family = family
         self._end = end
-        self._families: dict[str, _Family] = {}
+        self._families: dict[str, Family[Any]] = {}
         self._members: dict[Walk, Members] = {}
 
     def render(self, state: ScrapeState) -> bytes:
@@ -107,36 +101,34 @@ class Exposition:
         self._families = families
         return b"".join([*(family.body for family in families.values()), self._end])
 
-    def _family(self, metric: Metric) -> _Family:
-        header = self._header(metric).removesuffix(END)
-        return _Family(metric, header, exemplars=self._has_exemplars)
+
+BlockT = TypeVar("BlockT")
 
 
-class _Family:
-    """The text of one metric.
+class Family(ABC, Generic[BlockT]):
+    """What is written of one metric, with a block of it for each member of its scope.
 
     Attributes:
-        body: The header and the lines of the newest scrape.
+        body: Of the newest scrape.
 
     Args:
         metric: The metric.
-        header: What stands above its lines.
-        exemplars: Whether the format has exemplars.
+        nothing: The block of a member that was not written yet.
+        body: What is written without members.
     """
 
-    def __init__(self, metric: Metric, header: bytes, *, exemplars: bool) -> None:
-        self.body = header
+    def __init__(self, metric: Metric, nothing: BlockT, body: bytes) -> None:
+        self.body = body
         self._metric = metric
-        self._header = header
-        self._has_exemplars = exemplars
-        self._blocks: dict[tuple[str, ...], _Block] = {}
+        self._nothing = nothing
+        self._blocks: dict[tuple[str, ...], BlockT] = {}
 
     def update(self, news: _News) -> None:
-        """Write the lines of the members that have changed."""
+        """Write the blocks of the members that have changed."""
         if not news.in_place:
             # Only those of this scrape: series of runs that are over must not pile up.
             blocks = self._blocks
-            self._blocks = {v: blocks.get(v, _NO_LINES) for v, _ in news.members}
+            self._blocks = {v: blocks.get(v, self._nothing) for v, _ in news.members}
         is_new = not news.in_place
         for values, member in news.changed:
             held = self._blocks[values]
@@ -145,11 +137,36 @@ class _Family:
                 self._blocks[values] = block
                 is_new = True
         if is_new:
-            lines = [line for block in self._blocks.values() for line in block.lines]
-            self.body = self._header + "".join(lines).encode()
+            self.body = self._joined(self._blocks.values())
+
+    @abstractmethod
+    def _block(self, values: tuple[str, ...], member: Any, held: BlockT) -> BlockT:
+        """Return the block of a member; ``held``, that of the scrape before, if nothing is new."""
+
+    @abstractmethod
+    def _joined(self, blocks: Iterable[BlockT]) -> bytes:
+        """Return the body of these blocks."""
+
+
+class TextFamily(Family["_Block"]):
+    """The text of one metric, in one of the two text formats.
+
+    Args:
+        metric: The metric.
+        empty: What the library writes for it without samples.
+        exemplars: Whether the format has exemplars.
+    """
+
+    def __init__(self, metric: Metric, empty: bytes, *, exemplars: bool) -> None:
+        self._header = empty.removesuffix(END)
+        super().__init__(metric, _NO_LINES, self._header)
+        self._has_exemplars = exemplars
+
+    def _joined(self, blocks: Iterable[_Block]) -> bytes:
+        lines = [line for block in blocks for line in block.lines]
+        return self._header + "".join(lines).encode()
 
     def _block(self, values: tuple[str, ...], member: Any, held: _Block) -> _Block:
-        """Return the lines of a member; ``held``, those of the scrape before, if nothing is new."""
         series, numbers = _read(self._metric, member)
         if series != held.series:
             lines = [self._line(values, one, x) for one, x in zip(series, numbers, strict=True)]
@@ -222,7 +239,7 @@ def _read(
         return _plain(all_values), numbers
     series: tuple[_Series, ...] = ()
     numbers = ()
-    for values, (buckets, total) in table:
+    for values, (buckets, total, _) in table:
         bounds, counts = zip(*buckets, strict=True)
         series += _buckets(values, bounds, has_sum=total is not None)
         # As the library does: without a sum it writes no count either.

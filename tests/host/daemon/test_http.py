@@ -23,9 +23,12 @@ from ampwatch.host.daemon import site as site_module
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Request, Response, Site
 from ampwatch.host.daemon.web_config import RateLimit, WebConfig
+from ampwatch.host.fleet.native import NATIVE_SCHEMA
 from ampwatch.host.fleet.passes import CollectorPass
+from ampwatch.host.metrics.accept import PROTOBUF
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import OPEN, Answer, ask, eventually
+from tests.host.metrics.client_model import families
 from tests.workshop.fleets import made_up_fleet
 from tests.workshop.records import step
 
@@ -101,6 +104,21 @@ def test_metrics_are_text_unless_openmetrics_is_asked_for(served: Served) -> Non
         assert 'ampwatch_loss_scale{rank="0",run="gpt"} 32768.0' in answer.text
 
 
+@pytest.mark.parametrize("coding", ["", "gzip"])
+def test_metrics_are_protobuf_for_a_prometheus_that_prefers_it(served: Served, coding: str) -> None:
+    """With native histograms, packed as the text is; everybody else gets text."""
+    accept = f"{PROTOBUF}, application/openmetrics-text; version=1.0.0; q=0.8, */*; q=0.1"
+    answer = served.ask("/metrics", Accept=accept, Accept_Encoding=coding)
+    body = gzip.decompress(answer.body) if coding else answer.body
+
+    assert answer.headers["Content-Type"] == PROTOBUF
+    assert answer.headers.get("Content-Encoding", "") == coding
+    found = {family.name: family for family in families(body)}
+    assert found["ampwatch_loss_scale"].metric[0].gauge.value == 32768.0
+    assert found["ampwatch_step_duration_seconds"].metric[0].histogram.schema == NATIVE_SCHEMA
+    assert served.ask("/metrics").headers["Content-Type"].startswith("text/plain")
+
+
 def test_metrics_can_be_asked_for_by_name(served: Served) -> None:
     """The name[] parameter of Prometheus's own client libraries."""
     answer = served.ask("/metrics?name[]=ampwatch_loss_scale")
@@ -111,7 +129,16 @@ def test_metrics_can_be_asked_for_by_name(served: Served) -> None:
 
 
 @pytest.mark.parametrize(
-    "accept", ["application/openmetrics-text;version=x.y", "text/plain; version=", ",;=", "*/*"]
+    "accept",
+    [
+        "application/openmetrics-text;version=x.y",
+        "text/plain; version=",
+        ",;=",
+        "*/*",
+        f"{PROTOBUF}; q=nan",
+        f"{PROTOBUF}; escaping=\x00",
+        PROTOBUF.replace("delimited", '"'),
+    ],
 )
 def test_an_accept_header_without_sense_gets_an_answer(served: Served, accept: str) -> None:
     """A strange client is not an error of ours."""

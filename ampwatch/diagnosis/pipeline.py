@@ -13,6 +13,7 @@ from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
+from ampwatch.diagnosis.evidence.memory import MemoryRead
 from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.evidence.rounding import (
@@ -38,8 +39,10 @@ from ampwatch.diagnosis.gradients.culprits import Culprits, OtherRanks
 from ampwatch.diagnosis.gradients.gradient_range import GradientRange
 from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
 from ampwatch.diagnosis.gradients.lost_gradients import LostGradients
+from ampwatch.diagnosis.memory.creep import MemoryCreep
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.diagnosis.plain import PlainForm
+from ampwatch.diagnosis.records.memory_records import MemoryRecorder
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.diagnosis.rounding.accumulation import (
@@ -152,6 +155,7 @@ class Diagnosis:
         iterations: How many iterations were taken in.
         ops: Adds up which op ran in which dtype.
         focus: Names of the modules whose outputs should be measured in every iteration.
+        memory: Records the memory that the training takes.
     """
 
     def __init__(
@@ -218,6 +222,12 @@ class Diagnosis:
             self._divergence,
         )
         fp8 = Fp8(self.book, settings)
+        creep, memory = MemoryCreep(self.book), MemoryRecorder(put)
+        # What says nothing of the numbers of an iteration: it stays a plain one.
+        self._aside: dict[type, tuple[Callable[[Any], None], ...]] = {
+            MemoryRead: (memory.record, creep.observe),
+        }
+        self.memory = memory
         self._observers: dict[type, Callable[[Any], None]] = {
             OpTrace: culprit_ops.observe_trace,
             BadInput: culprit_ops.observe_input,
@@ -284,6 +294,8 @@ class Diagnosis:
             observation: An object of a type that a family of findings takes; others are ignored.
         """
         handler = self._observers.get(type(observation))
+        for aside in self._aside.get(type(observation), ()):
+            self._run_guarded(aside, observation)
         if handler is not None:
             self._plain = None
             self._run_guarded(handler, observation)

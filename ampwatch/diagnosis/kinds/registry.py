@@ -35,6 +35,7 @@ from ampwatch.diagnosis.gradients.kinds import (
 )
 from ampwatch.diagnosis.gradients.loss_dtype import FP16_LOSS_CAPS_SCALE
 from ampwatch.diagnosis.kinds.kind import Certainty
+from ampwatch.diagnosis.memory.creep import MEMORY_CREEP
 from ampwatch.diagnosis.performance.casts import CAST_OVERHEAD, NO_MEMORY_GAIN
 from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL
 from ampwatch.diagnosis.performance.kernel_choice import KERNELS_OUTDATED, MATMUL_IS_GEMV
@@ -120,6 +121,7 @@ ROWS = (
     FP32_MATMUL,
     LAYOUT_NCHW,
     NO_MEMORY_GAIN,
+    MEMORY_CREEP,
     CPU_ISA_MISSING,
     BACKEND_FLAGS,
     KERNELS_OUTDATED,

@@ -28,6 +28,8 @@ from ampwatch.wire.records.run import (
     ChecksumRecord,
     EndRecord,
     FactsRecord,
+    MemoryRecord,
+    PlaceMemory,
     RunIdentity,
     RunState,
     SensorFailureRecord,
@@ -62,9 +64,11 @@ __all__ = [
     "FindingRecord",
     "KernelRow",
     "KernelTotal",
+    "MemoryRecord",
     "OpRow",
     "OpTotal",
     "OptimizerRecord",
+    "PlaceMemory",
     "RangeRecord",
     "Record",
     "RunIdentity",
@@ -88,6 +92,7 @@ Record = (
     | CensusRecord
     | WindowRecord
     | ChecksumRecord
+    | MemoryRecord
     | FactsRecord
     | FindingRecord
     | SensorFailureRecord

@@ -186,8 +186,7 @@ def _seen_at(finding: Finding) -> set[float]:
 def _candidates(said: Said, finding: Finding, known: Known) -> list[float]:
     """Return the numbers that a number may be, by what is written around it."""
     evidence = {k: float(v) for k, v in finding.evidence.items() if not k.endswith("step")}
-    units = {" ms": 1e3, " KiB": 2.0**-10, " MiB": 2.0**-20, " GiB": 2.0**-30}
-    times = {" seconds": 3600.0, " minutes": 60.0, " hours": 1.0, " days": 1 / 24}
+    units = {" ms": 1e3, " MiB": 2.0**-20, " GiB": 2.0**-30}
     scales = [v for k, v in evidence.items() if "scale" in k or k == "overflows_at"]
     if said.is_percent:
         return [100.0 * v for k, v in evidence.items() if _SHARES.search(k)]
@@ -198,9 +197,6 @@ def _candidates(said: Said, finding: Finding, known: Known) -> list[float]:
     for unit, factor in units.items():
         if said.after.startswith(unit):
             return [factor * v for v in evidence.values()]
-    for unit, factor in times.items():
-        if said.after.startswith(unit) and "hours_left" in evidence:
-            return [factor * evidence["hours_left"]]
     return [*evidence.values(), float(finding.count), *_constants(said, finding, known)]
 
 

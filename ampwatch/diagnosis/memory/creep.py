@@ -144,9 +144,8 @@ def _how_much(rise: _Rise) -> str:
     growth = rise.growth
     place = "of the device" if rise.memory.place is MemoryPlace.DEVICE else "of the host"
     return (
-        f"Memory {place} in use grows by {_size(growth.rate)} in each iteration: by"
-        f" {_size(growth.grown)} from step {growth.since} to step {growth.step}, to"
-        f" {_size(rise.memory.allocated)}"
+        f"Memory {place} in use grows by {_mib(growth.rate)} in each iteration: by"
+        f" {_mib(growth.grown)} from step {growth.since} to step {growth.step}"
     )
 
 
@@ -154,9 +153,10 @@ def _until(rise: _Rise) -> str:
     if not rise.memory.limit:
         return ""
     left = rise.steps_left
+    hours = left * rise.growth.seconds / 3600
     return (
-        f"At this rate the {_size(rise.memory.limit)} that there are will be used up in"
-        f" {left:.0f} iterations, {_time(left * rise.growth.seconds)}. "
+        f"At this rate the {rise.memory.limit / 2**30:.4g} GiB that there are will be used up in"
+        f" {left:.0f} iterations, {hours:.2g} hours. "
     )
 
 
@@ -177,17 +177,6 @@ def _holder(kept: Kept | None) -> str:
     )
 
 
-def _size(nbytes: float) -> str:
-    """Write a number of bytes in a unit in which it is 1 or more."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if nbytes >= 2**power:
-            return f"{float(f'{nbytes / 2**power:.3g}'):g} {unit}"
-    return f"{nbytes:.0f} B"
-
-
-def _time(seconds: float) -> str:
-    """Write a time in a unit in which it is 2 or more."""
-    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+def _mib(nbytes: float) -> str:
+    """Write a number of bytes in MiB."""
+    return f"{float(f'{nbytes / 2**20:.3g}'):g} MiB"

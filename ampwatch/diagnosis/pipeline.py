@@ -33,6 +33,7 @@ from ampwatch.diagnosis.evidence.scaler import (
     ScalerChange,
     StaleCast,
 )
+from ampwatch.diagnosis.evidence.waits import HostWaits
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.gradients.culprits import Culprits, OtherRanks
@@ -41,6 +42,7 @@ from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
 from ampwatch.diagnosis.gradients.lost_gradients import LostGradients
 from ampwatch.diagnosis.memory.creep import MemoryCreep
 from ampwatch.diagnosis.performance.performance import Performance
+from ampwatch.diagnosis.performance.syncs import SyncsInStep
 from ampwatch.diagnosis.plain import PlainForm
 from ampwatch.diagnosis.records.memory_records import MemoryRecorder
 from ampwatch.diagnosis.records.op_records import OpRecorder
@@ -223,9 +225,11 @@ class Diagnosis:
         )
         fp8 = Fp8(self.book, settings)
         creep, memory = MemoryCreep(self.book), MemoryRecorder(put)
+        self._syncs = syncs = SyncsInStep(self.book)
         # What says nothing of the numbers of an iteration: it stays a plain one.
         self._aside: dict[type, tuple[Callable[[Any], None], ...]] = {
             MemoryRead: (memory.record, creep.observe),
+            HostWaits: (syncs.observe,),
         }
         self.memory = memory
         self._observers: dict[type, Callable[[Any], None]] = {
@@ -362,6 +366,7 @@ class Diagnosis:
         self._api.detect(iteration)
         self._ranges.record(iteration, judged)
         self._performance.detect(iteration)
+        self._syncs.detect(iteration)
         # Last: they judge by what the others have found.
         self._reset.detect(iteration, verdict)
         self._periodic.detect(iteration, verdict)

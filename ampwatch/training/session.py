@@ -49,6 +49,7 @@ from ampwatch.training.sensors.memory.growth import MemorySensor
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
+from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
 from ampwatch.training.sensors.ranges.gradients import (
@@ -388,7 +389,7 @@ class Session:
             yield DataAverages(context)
             yield GradientSums(context)
             yield AgedCasts(context)
-            yield RefusedOps(context)
+            yield from (RefusedOps(context), WaitSensor(context))
             yield DeferredReads(context.deferred)
             if self._window is not None:
                 yield self._window

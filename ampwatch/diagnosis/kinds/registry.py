@@ -41,6 +41,7 @@ from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL
 from ampwatch.diagnosis.performance.kernel_choice import KERNELS_OUTDATED, MATMUL_IS_GEMV
 from ampwatch.diagnosis.performance.machine_fit import BACKEND_FLAGS, CPU_ISA_MISSING
 from ampwatch.diagnosis.performance.op_shapes import DIMS_UNALIGNED, LAYOUT_NCHW
+from ampwatch.diagnosis.performance.syncs import SYNC_IN_STEP
 from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
 from ampwatch.diagnosis.rounding.accumulation import (
     EMA_ROUNDING,
@@ -122,6 +123,7 @@ ROWS = (
     LAYOUT_NCHW,
     NO_MEMORY_GAIN,
     MEMORY_CREEP,
+    SYNC_IN_STEP,
     CPU_ISA_MISSING,
     BACKEND_FLAGS,
     KERNELS_OUTDATED,

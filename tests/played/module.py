@@ -128,6 +128,21 @@ def get_device_properties(_device: Any = None) -> Any:
     )
 
 
+def memory_allocated(_device: Any = None) -> int:
+    """Return what is allocated now. Unit: B."""
+    return machine.allocated
+
+
+def max_memory_allocated(_device: Any = None) -> int:
+    """Return the most that was allocated. Unit: B."""
+    return machine.peak
+
+
+def memory_reserved(_device: Any = None) -> int:
+    """Return what is allocated now: nothing is kept for later. Unit: B."""
+    return machine.allocated
+
+
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """Return what the random numbers of a device go on from."""
     return torch.tensor(machine.random_state(_index(device))).view(torch.uint8)
@@ -151,6 +166,9 @@ def _module() -> Any:
         current_stream=current_stream,
         is_current_stream_capturing=is_current_stream_capturing,
         get_device_properties=get_device_properties,
+        memory_allocated=memory_allocated,
+        max_memory_allocated=max_memory_allocated,
+        memory_reserved=memory_reserved,
         get_device_name=lambda _device=None: "Played 1",
         is_available=lambda: True,
         is_initialized=lambda: True,

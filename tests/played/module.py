@@ -128,21 +128,6 @@ def get_device_properties(_device: Any = None) -> Any:
     )
 
 
-def memory_allocated(_device: Any = None) -> int:
-    """Return what is allocated now. Unit: B."""
-    return machine.allocated
-
-
-def max_memory_allocated(_device: Any = None) -> int:
-    """Return the most that was allocated. Unit: B."""
-    return machine.peak
-
-
-def memory_reserved(_device: Any = None) -> int:
-    """Return what is allocated now: nothing is kept for later. Unit: B."""
-    return machine.allocated
-
-
 def get_rng_state(device: Any = None) -> torch.Tensor:
     """Return what the random numbers of a device go on from."""
     return torch.tensor(machine.random_state(_index(device))).view(torch.uint8)
@@ -166,9 +151,6 @@ def _module() -> Any:
         current_stream=current_stream,
         is_current_stream_capturing=is_current_stream_capturing,
         get_device_properties=get_device_properties,
-        memory_allocated=memory_allocated,
-        max_memory_allocated=max_memory_allocated,
-        memory_reserved=memory_reserved,
         get_device_name=lambda _device=None: "Played 1",
         is_available=lambda: True,
         is_initialized=lambda: True,
@@ -183,6 +165,7 @@ def _module() -> Any:
         set_rng_state=set_rng_state,
         memory_allocated=lambda _device=None: machine.allocated,
         max_memory_allocated=lambda _device=None: machine.peak,
+        memory_reserved=lambda _device=None: machine.allocated,
     )
 
 

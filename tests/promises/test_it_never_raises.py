@@ -22,6 +22,7 @@ from ampwatch.diagnosis.gradients.gradient_range import GradientRange
 from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
 from ampwatch.diagnosis.memory.creep import MemoryCreep
 from ampwatch.diagnosis.performance.performance import Performance
+from ampwatch.diagnosis.performance.syncs import SyncsInStep
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.diagnosis.records.memory_records import MemoryRecorder
 from ampwatch.diagnosis.records.op_records import OpRecorder
@@ -65,6 +66,7 @@ from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
+from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, ScaledGradientSensor
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
@@ -102,6 +104,8 @@ IN_STEP = [
     (KeptGraphs, "kept"),
     (MemoryCreep, "observe"),
     (MemoryRecorder, "record"),
+    (WaitSensor, "ops_began"),
+    (SyncsInStep, "detect"),
     (Notices, "iteration_planned"),
     (SchedulerSensor, "step_began"),
     (OptimizerRegistry, "admit"),

@@ -76,9 +76,13 @@ class Course:
     def growth(self) -> Growth | None:
         """Return the growth of the later half of the course; ``None`` if it is not a steady one.
 
-        Cost: 30 us.
+        Cost: 40 us; 1 us where no more is in use than in the middle of the course.
         """
-        if len(self._points) < 2 * MIN_POINTS:
+        count = len(self._points)
+        if count < 2 * MIN_POINTS:
+            return None
+        # As a rule nothing has grown. What was let go just now has, and shows at the next point.
+        if self._points[-1].allocated <= self._points[count // 2].allocated:
             return None
         begin, end = self._points[0].step, self._points[-1].step
         later = [point for point in self._points if point.step >= (begin + end) / 2]

@@ -13,6 +13,7 @@ from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
+from ampwatch.diagnosis.evidence.memory import MemoryRead
 from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.evidence.rounding import (
@@ -33,14 +34,18 @@ from ampwatch.diagnosis.evidence.scaler import (
     StaleCast,
 )
 from ampwatch.diagnosis.evidence.time import DevicePhases
+from ampwatch.diagnosis.evidence.waits import HostWaits
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.gradients.culprits import Culprits, OtherRanks
 from ampwatch.diagnosis.gradients.gradient_range import GradientRange
 from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
 from ampwatch.diagnosis.gradients.lost_gradients import LostGradients
+from ampwatch.diagnosis.memory.creep import MemoryCreep
 from ampwatch.diagnosis.performance.performance import Performance
+from ampwatch.diagnosis.performance.syncs import SyncsInStep
 from ampwatch.diagnosis.plain import PlainForm
+from ampwatch.diagnosis.records.memory_records import MemoryRecorder
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.diagnosis.rounding.accumulation import (
@@ -154,6 +159,7 @@ class Diagnosis:
         iterations: How many iterations were taken in.
         ops: Adds up which op ran in which dtype.
         focus: Names of the modules whose outputs should be measured in every iteration.
+        memory: Records the memory that the training takes.
     """
 
     def __init__(
@@ -222,6 +228,15 @@ class Diagnosis:
             self._times,
         )
         fp8 = Fp8(self.book, settings)
+        creep, memory = MemoryCreep(self.book), MemoryRecorder(put)
+        self._syncs = syncs = SyncsInStep(self.book)
+        # What says nothing of the numbers of an iteration: it stays a plain one.
+        self._aside: dict[type, tuple[Callable[[Any], None], ...]] = {
+            MemoryRead: (memory.record, creep.observe),
+            HostWaits: (syncs.observe,),
+            DevicePhases: (self._observe_device,),
+        }
+        self.memory = memory
         self._observers: dict[type, Callable[[Any], None]] = {
             OpTrace: culprit_ops.observe_trace,
             BadInput: culprit_ops.observe_input,
@@ -239,7 +254,6 @@ class Diagnosis:
             ReplicaVerdicts: Replicas(self.book).observe,
             CheckedWeights: ReplicaDrift(self.book).observe,
             StaleCast: StaleCasts(self.book).observe,
-            DevicePhases: self._observe_device,
             **self._api.observers,
         }
 
@@ -289,10 +303,10 @@ class Diagnosis:
             observation: An object of a type that a family of findings takes; others are ignored.
         """
         handler = self._observers.get(type(observation))
+        for aside in self._aside.get(type(observation), ()):
+            self._run_guarded(aside, observation)
         if handler is not None:
-            # Where the time went has no bearing on what the other detectors wait for.
-            if not isinstance(observation, DevicePhases):
-                self._plain = None
+            self._plain = None
             self._run_guarded(handler, observation)
 
     def _suspect(self, seen: SumSeen) -> None:
@@ -361,6 +375,7 @@ class Diagnosis:
         self._api.detect(iteration)
         self._ranges.record(iteration, judged)
         self._performance.detect(iteration)
+        self._syncs.detect(iteration)
         # Last: they judge by what the others have found.
         self._reset.detect(iteration, verdict)
         self._periodic.detect(iteration, verdict)

@@ -84,6 +84,17 @@ def _nonfinite(newest: Newest) -> float | None:
     return None if newest.gradient is None else float(newest.gradient.histogram.nonfinite)
 
 
+def _of_memory(name: str) -> Callable[[Newest], float | None]:
+    """Return a reader of the memory of the device, of the host where there is no other."""
+
+    def read(newest: Newest) -> float | None:
+        places = () if newest.memory is None else newest.memory.places
+        known = {memory.place: float(getattr(memory, name)) for memory in places}
+        return known.get("device", known.get("host"))
+
+    return read
+
+
 def _findings(newest: Newest) -> float:
     return float(len(newest.findings))
 
@@ -109,6 +120,11 @@ class LoggedMetric(NamedTuple):
     promql: str
     read: Callable[[Newest], float | None]
 
+
+_PROMQL_OF_MEMORY = (
+    'sum by (run, rank) (ampwatch_training_memory_{0}_bytes{{memory="device"}})'
+    ' or sum by (run, rank) (ampwatch_training_memory_{0}_bytes{{memory="host"}})'
+)
 
 METRICS: tuple[LoggedMetric, ...] = (
     LoggedMetric(
@@ -180,6 +196,20 @@ METRICS: tuple[LoggedMetric, ...] = (
         "Time that ampwatch took of the training thread so far.",
         "ampwatch_overhead_seconds_total",
         lambda newest: None if newest.step is None else newest.step.overhead_ns / 1e9,
+    ),
+    LoggedMetric(
+        "amp/memory_bytes",
+        "B",
+        "Memory in use as it was read last, in one iteration of some: of the first device what PyTorch's allocator has handed out, of a training on a CPU the resident set.",
+        _PROMQL_OF_MEMORY.format("allocated"),
+        _of_memory("allocated"),
+    ),
+    LoggedMetric(
+        "amp/memory_peak_bytes",
+        "B",
+        "The most that it was so far.",
+        _PROMQL_OF_MEMORY.format("peak"),
+        _of_memory("peak"),
     ),
     LoggedMetric(
         "amp/sample_step",

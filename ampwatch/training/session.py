@@ -45,9 +45,11 @@ from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSe
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.exceptions import describe
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
+from ampwatch.training.sensors.memory.growth import MemorySensor
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
+from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
 from ampwatch.training.sensors.ranges.gradients import (
@@ -335,6 +337,7 @@ class Session:
             samples=samples,
             clock=context.clock,
         )
+        self._memory = MemorySensor(context)
         self._births = BirthSensor(context) if self._samples else None
         self._census = OpCensusSensor(context) if self._samples else None
         self._window = WindowSensor(context) if self._samples else None
@@ -357,9 +360,9 @@ class Session:
     def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
         """Yield the sensors of the level, in the order in which they are told of an event."""
         context = self._context
-        yield from (Failures(context), Whereabouts(context, self.diagnosis, samples=self._samples))
-        yield AutocastBackwardSensor(context)
-        yield ClippingSensor(context)
+        where = Whereabouts(context, self.diagnosis, samples=self._samples)
+        yield from (Failures(context), where, self._memory)
+        yield from (AutocastBackwardSensor(context), ClippingSensor(context))
         if context.is_scaled:
             yield GradientUseSensor(context)
         # What is measured belongs to the iteration that the ledger closes: before the ledger.
@@ -388,7 +391,7 @@ class Session:
             yield DataAverages(context)
             yield GradientSums(context)
             yield AgedCasts(context)
-            yield RefusedOps(context)
+            yield from (RefusedOps(context), WaitSensor(context))
             yield DeferredReads(context.deferred)
             if self._window is not None:
                 yield self._window
@@ -480,6 +483,7 @@ class Session:
                 self._poll()
         self.diagnosis.end()
         self._diagnosing.run(self.diagnosis.ops.flush, time.time_ns())
+        self._diagnosing.run(self.diagnosis.memory.flush)
         self._diagnosing.run(self.diagnosis.book.report_changes)
         self._diagnosing.run(self._notices.record_memory)
 
@@ -596,6 +600,7 @@ class Session:
             sentences.append(f"values of devices are not read: {self._readback.why_not}")
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
+        sentences += self._memory.not_read()
         if self._samples:
             sentences += self._not_measured()
             sentences += [] if self._window is None else self._window.not_seen()

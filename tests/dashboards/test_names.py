@@ -28,6 +28,10 @@ UNUSED: dict[str, str] = {
     "ampwatch_gradient_zero_ratio": "what loggers are handed; the counters miss no sample",
     "ampwatch_memory_bytes": "it is within its limit; the page has it, and who sizes a machine asks",
     "ampwatch_memory_limit_bytes": "what ampwatch_memory_bytes is held against",
+    "ampwatch_training_memory_allocated_bytes": "the text of AmpwatchMemoryCreep has it",
+    "ampwatch_training_memory_capacity_bytes": "the text of AmpwatchMemoryCreep has it",
+    "ampwatch_training_memory_peak_bytes": "what a machine is sized by, asked for once a run",
+    "ampwatch_training_memory_reserved_bytes": "what a machine is sized by, asked for once a run",
     "ampwatch_optimizer_consecutive_skipped_steps": "its hold, _max, misses no run of skips",
     "ampwatch_scaled_gradient_amax": "its hold, _max, misses no peak",
 }

@@ -186,7 +186,7 @@ def _seen_at(finding: Finding) -> set[float]:
 def _candidates(said: Said, finding: Finding, known: Known) -> list[float]:
     """Return the numbers that a number may be, by what is written around it."""
     evidence = {k: float(v) for k, v in finding.evidence.items() if not k.endswith("step")}
-    units = {" ms": 1e3, " MiB": 2.0**-20}
+    units = {" ms": 1e3, " MiB": 2.0**-20, " GiB": 2.0**-30}
     scales = [v for k, v in evidence.items() if "scale" in k or k == "overflows_at"]
     if said.is_percent:
         return [100.0 * v for k, v in evidence.items() if _SHARES.search(k)]

@@ -165,6 +165,7 @@ def _module() -> Any:
         set_rng_state=set_rng_state,
         memory_allocated=lambda _device=None: machine.allocated,
         max_memory_allocated=lambda _device=None: machine.peak,
+        memory_reserved=lambda _device=None: machine.allocated,
     )
 
 

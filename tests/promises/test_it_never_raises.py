@@ -20,8 +20,11 @@ from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.gradients.gradient_range import GradientRange
 from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
+from ampwatch.diagnosis.memory.creep import MemoryCreep
 from ampwatch.diagnosis.performance.performance import Performance
+from ampwatch.diagnosis.performance.syncs import SyncsInStep
 from ampwatch.diagnosis.pipeline import Diagnosis
+from ampwatch.diagnosis.records.memory_records import MemoryRecorder
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
@@ -58,10 +61,13 @@ from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.gradient_contents import GradContents
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
 from ampwatch.training.sensors.calls.scaled_roots import ScaledRoots
+from ampwatch.training.sensors.memory.growth import MemorySensor
+from ampwatch.training.sensors.memory.kept_graphs import KeptGraphs
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
+from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, ScaledGradientSensor
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
@@ -94,6 +100,14 @@ pytestmark = ahead
 IN_STEP = [
     (AutocastSensor, "autocast_entering"),
     (Notices, "facts_changed"),
+    (MemorySensor, "scaled"),
+    (MemorySensor, "iteration_closed"),
+    (KeptGraphs, "mark"),
+    (KeptGraphs, "kept"),
+    (MemoryCreep, "observe"),
+    (MemoryRecorder, "record"),
+    (WaitSensor, "ops_began"),
+    (SyncsInStep, "detect"),
     (Notices, "iteration_planned"),
     (SchedulerSensor, "step_began"),
     (OptimizerRegistry, "admit"),

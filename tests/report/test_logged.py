@@ -11,7 +11,7 @@ import pytest
 from ampwatch.report.logged import METRICS, PREFIX, TOTALS, flat, markdown
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.records import FactsRecord, Severity
-from tests.workshop.records import IDENTITY, finding, histogram, optimizer, ranges, step
+from tests.workshop.records import IDENTITY, finding, histogram, memory, optimizer, ranges, step
 
 PAGE = Path(__file__).parents[2] / "docs" / "logged-metrics.md"
 
@@ -52,6 +52,16 @@ def test_a_loss_is_the_newest_one_even_if_later_steps_had_none() -> None:
     found = numbers(step(3, loss=0.5, num_losses=1), step(4, loss=0.0, num_losses=0))
 
     assert (found["amp/step"], found["amp/loss"]) == (4.0, 0.5)
+
+
+def test_memory_is_that_of_the_device_and_without_one_that_of_the_host() -> None:
+    both = memory()
+    host = replace(both, places=both.places[1:])
+
+    assert numbers(both)["amp/memory_bytes"] == 20 * 2**30
+    assert numbers(both)["amp/memory_peak_bytes"] == 30 * 2**30
+    assert numbers(host)["amp/memory_bytes"] == 2 * 2**30
+    assert "amp/memory_bytes" not in numbers(step(3))
 
 
 def test_a_loss_that_is_nan_is_said() -> None:

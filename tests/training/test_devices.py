@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from ampwatch.training.hooks import places
 from ampwatch.training.hooks.compiling import is_traced
 from ampwatch.training.hooks.events import DevicesKnown
 from ampwatch.training.model.home import Home
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Graph:
@@ -230,3 +234,92 @@ def test_the_host_is_always_the_current_device_of_its_type() -> None:
     """PyTorch has no context for it; Triton's interpreter works there."""
     with devices.on(torch.device("cpu")):
         assert torch.ones(1).device == torch.device("cpu")
+
+
+def test_what_the_host_says_of_the_process_is_what_it_takes() -> None:
+    """A tensor of 64 MiB that is written to is in the resident set, and in the peak."""
+    before = devices.host_memory()
+    held = torch.ones(16 * 2**20)
+    after = devices.host_memory()
+
+    assert before is not None
+    assert after is not None
+    assert 60 * 2**20 < after.allocated - before.allocated < 72 * 2**20
+    assert after.peak >= after.allocated
+    assert after.reserved == after.allocations == -1
+    assert held.numel() < devices.host_memory_limit()
+
+
+def test_a_host_that_says_its_peak_alone_is_read_by_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As macOS does; and one that says nothing is not read."""
+    monkeypatch.setattr(devices, "STATM", tmp_path / "none")
+    known = devices.host_memory()
+    monkeypatch.setattr(devices, "resource", None)
+
+    assert known is not None
+    assert known.allocated == known.peak > 2**20
+    assert devices.host_memory() is None
+
+
+@pytest.mark.parametrize(("said", "limit"), [("1073741824\n", 2**30), ("max\n", None), ("", None)])
+def test_the_limit_of_a_container_is_that_of_its_process(
+    said: str, limit: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where it has none, that of the machine."""
+    path = tmp_path / "memory.max"
+    path.write_text(said)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr(devices, "CGROUP_LIMITS", (path,))
+
+    assert devices.host_memory_limit() == (limit or machine)
+
+
+class Backend:
+    """The module of a backend that counts, as ``torch.cuda`` has it."""
+
+    @staticmethod
+    def memory_allocated(_device: Any) -> int:
+        return 7
+
+    @staticmethod
+    def max_memory_allocated(_device: Any) -> int:
+        return 9
+
+    @staticmethod
+    def memory_reserved(_device: Any) -> int:
+        return 12
+
+    @staticmethod
+    def get_device_properties(_device: Any) -> Any:
+        return SimpleNamespace(total_memory=80)
+
+
+class NestedBackend(Backend):
+    """One that has all counters in one call."""
+
+    @staticmethod
+    def memory_stats_as_nested_dict(_device: Any) -> Any:
+        allocated = {"current": 70, "peak": 90, "allocated": 500, "freed": 430}
+        return {
+            "allocated_bytes": {"all": allocated},
+            "reserved_bytes": {"all": {"current": 120, "peak": 120}},
+            "allocation": {"all": {"current": 3, "peak": 5}},
+        }
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        (Backend, devices.MemoryUse(7, 9, 12)),
+        (NestedBackend, devices.MemoryUse(70, 90, 120, 3)),
+        (SimpleNamespace(), None),
+    ],
+)
+def test_memory_of_a_backend_is_what_it_counts(
+    backend: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda _device: backend)
+
+    assert devices.memory_of(torch.device("cuda")) == expected

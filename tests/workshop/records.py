@@ -23,8 +23,10 @@ from ampwatch.wire.records import (
     FindingRecord,
     KernelRow,
     KernelTotal,
+    MemoryRecord,
     OpRow,
     OptimizerRecord,
+    PlaceMemory,
     RangeRecord,
     RunIdentity,
     RunState,
@@ -118,6 +120,13 @@ def end(
 
 def checksum(step: int = 257, part: int = 0, checksum: int = 2**48 - 1) -> ChecksumRecord:
     return ChecksumRecord(step, part, checksum)
+
+
+def memory(step: int = 9, time_ns: int = (START + 9) * SECOND) -> MemoryRecord:
+    """Memory of a device, a quarter in use, and of its host."""
+    device = PlaceMemory("device", 20 << 30, 30 << 30, 40 << 30, 80 << 30)
+    host = PlaceMemory("host", 2 << 30, 3 << 30, -1, -1)
+    return MemoryRecord(step, time_ns, (device, host))
 
 
 def failure(
@@ -325,5 +334,6 @@ BUILDERS = {
     EndRecord: end,
     SensorFailureRecord: failure,
     ChecksumRecord: checksum,
+    MemoryRecord: memory,
 }
 """The builder of each type; without arguments it gives a plain record."""

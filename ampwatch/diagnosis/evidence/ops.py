@@ -216,6 +216,7 @@ class Window:
         wall_s: Their wall time. Unit: s.
         busy_s: Time of it in which a kernel ran. Unit: s.
         kernels: The kernels, the longest first.
+        waited_s: Time of it in which the host waited for the device. Unit: s.
     """
 
     step: int
@@ -223,3 +224,4 @@ class Window:
     wall_s: float
     busy_s: float
     kernels: Sequence[KernelTime]
+    waited_s: float = 0.0

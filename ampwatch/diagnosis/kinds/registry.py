@@ -35,11 +35,13 @@ from ampwatch.diagnosis.gradients.kinds import (
 )
 from ampwatch.diagnosis.gradients.loss_dtype import FP16_LOSS_CAPS_SCALE
 from ampwatch.diagnosis.kinds.kind import Certainty
+from ampwatch.diagnosis.memory.creep import MEMORY_CREEP
 from ampwatch.diagnosis.performance.casts import CAST_OVERHEAD, NO_MEMORY_GAIN
 from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL
 from ampwatch.diagnosis.performance.kernel_choice import KERNELS_OUTDATED, MATMUL_IS_GEMV
 from ampwatch.diagnosis.performance.machine_fit import BACKEND_FLAGS, CPU_ISA_MISSING
 from ampwatch.diagnosis.performance.op_shapes import DIMS_UNALIGNED, LAYOUT_NCHW
+from ampwatch.diagnosis.performance.syncs import SYNC_IN_STEP
 from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
 from ampwatch.diagnosis.rounding.accumulation import (
     EMA_ROUNDING,
@@ -123,6 +125,7 @@ ROWS = (
     FP32_MATMUL,
     LAYOUT_NCHW,
     NO_MEMORY_GAIN,
+    MEMORY_CREEP,
     CPU_ISA_MISSING,
     BACKEND_FLAGS,
     KERNELS_OUTDATED,
@@ -131,6 +134,7 @@ ROWS = (
     INPUT_BOUND,
     STEP_SLOWER,
     STRAGGLER,
+    SYNC_IN_STEP,
     NONFINITE_INPUT,
     INVALID_OPERATION,
     DIVERGENCE,

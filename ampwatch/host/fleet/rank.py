@@ -31,6 +31,7 @@ from ampwatch.wire.records import (
     EndRecord,
     FactsRecord,
     FindingRecord,
+    MemoryRecord,
     OptimizerRecord,
     RangeRecord,
     RunState,
@@ -88,6 +89,7 @@ class RankView:
         newest: The newest step, ``None`` before the first.
         loss: The newest loss that was handed to the scaler, ``None`` before the first.
         checksum: A check of the weights that is not old, and the same one on each rank.
+        memory: The newest memory that the training takes.
         last_applied_ns: Unix time of the newest step that was not skipped, 0 before. Unit: ns.
         last_record_ns: Unix time of the newest record that has one, or of the start. Unit: ns.
         sensor_errors: Exceptions of each sensor that has failed, by its name.
@@ -129,6 +131,7 @@ class RankView:
         self.newest: StepRecord | None = None
         self.loss: float | None = None
         self.checksum: ChecksumRecord | None = None
+        self.memory: MemoryRecord | None = None
         self.last_applied_ns = 0
         self.last_record_ns = identity.started_ns
         self.optimizers: dict[int, OptimizerRecord] = {}
@@ -182,6 +185,8 @@ class RankView:
         """Fold a record in that is of the run as a whole."""
         if isinstance(record, ChecksumRecord):
             self._apply_checksum(record)
+        elif isinstance(record, MemoryRecord):
+            self.memory = record
         elif isinstance(record, FactsRecord):
             self._apply_facts(record)
         elif isinstance(record, SensorFailureRecord):

@@ -21,6 +21,7 @@ from ampwatch.host.metrics.gradients import GRADIENTS, PARAMETERS_AND_BUFFERS
 from ampwatch.host.metrics.kernels import KERNELS
 from ampwatch.host.metrics.labels import LABELS
 from ampwatch.host.metrics.loss_scaling import LOSS_SCALING
+from ampwatch.host.metrics.memory import TRAINING_MEMORY
 from ampwatch.host.metrics.mig import MIG
 from ampwatch.host.metrics.modules import MODULES
 from ampwatch.host.metrics.precision import PRECISION_MIX
@@ -42,6 +43,7 @@ TOPICS: dict[str, tuple[Metric, ...]] = {
     "Loss scaling": LOSS_SCALING,
     "Steps and loss": STEPS_AND_LOSS,
     "Step time": TIMES,
+    "Memory": TRAINING_MEMORY,
     "Sampling": SAMPLING,
     "Gradients": GRADIENTS,
     "Parameters and buffers": PARAMETERS_AND_BUFFERS,

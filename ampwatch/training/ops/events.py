@@ -63,6 +63,19 @@ class Op(NamedTuple):
     place: OpPlace
 
 
+class HostRead(NamedTuple):
+    """The host has read a number of a tensor: ``item()``, ``float(tensor)``, ``if tensor:``.
+
+    Nothing is computed, so it is no op that is counted; where the tensor is on an accelerator the host
+    has waited for it.
+
+    Attributes:
+        call: The op.
+    """
+
+    call: OpCall
+
+
 class OpsEnded(NamedTuple):
     """The end of the observation of ops, with the iteration or before it."""
 
@@ -97,5 +110,5 @@ class OpSensor(Sensor):
         return False
 
 
-OP_EVENTS = (OpsBegan, Op, OpsEnded)
+OP_EVENTS = (OpsBegan, Op, HostRead, OpsEnded)
 """Events for a bus to know besides those of torch's callables."""

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.wire.records import Finding, OptimizerRecord, RangeRecord, StepRecord
+    from ampwatch.wire.records import (
+        Finding,
+        MemoryRecord,
+        OptimizerRecord,
+        RangeRecord,
+        StepRecord,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,7 @@ class Newest:
         gradient: The newest ranges of all gradients together; ``None`` before the first.
         autocast_dtypes: Names of the dtypes of autocast that were seen.
         findings: The findings so far.
+        memory: The newest memory that the training takes; ``None`` before the first.
     """
 
     started_ns: int
@@ -32,3 +39,4 @@ class Newest:
     gradient: RangeRecord | None
     autocast_dtypes: Sequence[str]
     findings: Sequence[Finding]
+    memory: MemoryRecord | None = None

@@ -14,6 +14,7 @@ from ampwatch.wire.records import (
     EndRecord,
     FactsRecord,
     FindingRecord,
+    MemoryRecord,
     OptimizerRecord,
     RangeRecord,
     RunState,
@@ -90,6 +91,7 @@ class Recorder:
         self._facts: dict[str, str] = {}
         self._sampling: SamplingRecord | None = None
         self._failures: dict[str, SensorFailureRecord] = {}
+        self._memory: MemoryRecord | None = None
 
     def put(self, *records: Record) -> None:
         """Take in records, in the order in which they were written.
@@ -137,6 +139,7 @@ class Recorder:
             gradient=self._ranges.get((Topic.GRADIENT, ALL_MODULES)),
             autocast_dtypes=dtypes.split(",") if dtypes else (),
             findings=tuple(self._findings.values()),
+            memory=self._memory,
         )
 
     @property
@@ -212,6 +215,9 @@ class Recorder:
         if record.sensor in self._failures or len(self._failures) < MAX_FAILURES:
             self._failures[record.sensor] = record
 
+    def _put_memory(self, record: MemoryRecord) -> None:
+        self._memory = record
+
     def _put_end(self, record: EndRecord) -> None:
         self.end = record
 
@@ -277,6 +283,7 @@ _HANDLERS: dict[type[Any], Callable[[Recorder, Any], None]] = {
     FactsRecord: Recorder._put_facts,  # noqa: SLF001
     SamplingRecord: Recorder._put_sampling,  # noqa: SLF001
     SensorFailureRecord: Recorder._put_failure,  # noqa: SLF001
+    MemoryRecord: Recorder._put_memory,  # noqa: SLF001
     EndRecord: Recorder._put_end,  # noqa: SLF001
 }
 

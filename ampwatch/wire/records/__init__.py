@@ -28,6 +28,8 @@ from ampwatch.wire.records.run import (
     ChecksumRecord,
     EndRecord,
     FactsRecord,
+    MemoryRecord,
+    PlaceMemory,
     RunIdentity,
     RunState,
     SensorFailureRecord,
@@ -69,10 +71,12 @@ __all__ = [
     "FindingRecord",
     "KernelRow",
     "KernelTotal",
+    "MemoryRecord",
     "OpRow",
     "OpTotal",
     "OptimizerRecord",
     "Phases",
+    "PlaceMemory",
     "RangeRecord",
     "Record",
     "RunIdentity",
@@ -98,6 +102,7 @@ Record = (
     | WindowRecord
     | ChecksumRecord
     | DevicePhasesRecord
+    | MemoryRecord
     | FactsRecord
     | FindingRecord
     | SensorFailureRecord

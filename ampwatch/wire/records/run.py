@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated, NamedTuple
 
-from ampwatch.wire.records.fields import Count, Label
+from msgspec import Meta
+
+from ampwatch.wire.records.fields import Count, CountOrUnknown, Label
 
 
 class RunState(str, Enum):
@@ -84,6 +87,39 @@ MEMORY_LIMIT = "memory_limit"
 def memory_fact(part: str, place: str) -> str:
     """Return the name of the fact with what a part holds in a place. Unit: B."""
     return f"memory_{place}_{part}"
+
+
+class PlaceMemory(NamedTuple):
+    """Memory of a training in one place.
+
+    Attributes:
+        place: One of ``MEMORY_PLACES``: the host, or the first device of the training.
+        allocated: What is in use: on the host the resident set of the process. Unit: B.
+        peak: The most that was in use so far. Unit: B.
+        reserved: What the allocator holds, in use or not; -1 where nobody says. Unit: B.
+        limit: All that there is; -1 where that is not known. Unit: B.
+    """
+
+    place: Annotated[str, Meta(pattern=f"^({'|'.join(MEMORY_PLACES)})$")]
+    allocated: Count
+    peak: Count
+    reserved: CountOrUnknown
+    limit: CountOrUnknown
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecord:
+    """Memory that a training takes; the newest holds.
+
+    Attributes:
+        step: Index of the iteration at whose end it was read.
+        time_ns: Unix time. Unit: ns.
+        places: Each place that is known, once.
+    """
+
+    step: Count
+    time_ns: Count
+    places: tuple[PlaceMemory, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,3 +229,21 @@ def test_the_device_punishes_a_wait() -> None:
         torch.ones(1, device=DEVICE).item()
     machine.is_error_to_wait = False
     machine.faults.clear()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_memory_of_the_device_is_told_and_nothing_waits_for_it(
+    device: Machine, level: str
+) -> None:
+    """As the device itself has counted it."""
+    training = Training("fused")
+    with ampwatch.monitor(training.model, training.scaler, level=level, serve=False) as watch:
+        device.is_error_to_wait = True
+        training.run([1.0] * 8)
+        device.is_error_to_wait = False
+    metrics = watch.metrics()
+
+    weights = sum(p.nbytes for p in training.model.parameters())
+    assert weights < metrics["amp/memory_bytes"] <= metrics["amp/memory_peak_bytes"]
+    assert metrics["amp/memory_peak_bytes"] <= device.peak
+    assert "is not read" not in watch.report()

@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 from msgspec import msgpack
 
 from ampwatch.wire.records import (
+    MEMORY_PLACES,
     ChecksumRecord,
     EndRecord,
     FactsRecord,
     Finding,
     FindingRecord,
+    MemoryRecord,
     OptimizerRecord,
+    PlaceMemory,
     Record,
     RunState,
     SamplingRecord,
@@ -129,10 +132,15 @@ findings = st.builds(
 names = texts.filter(lambda name: name and name.isprintable())
 failures = st.builds(SensorFailureRecord, names, counts, counts, texts)
 checksums = st.builds(ChecksumRecord, counts, counts, counts)
+sizes = st.one_of(counts, st.just(-1))
+places = st.builds(PlaceMemory, st.sampled_from(MEMORY_PLACES), counts, counts, sizes, sizes)
+memories = st.builds(MemoryRecord, counts, counts, st.lists(places, max_size=2).map(tuple))
 ends = st.builds(EndRecord, st.sampled_from([RunState.FINISHED, RunState.FAILED]), texts, counts)
 
 
-@given(st.one_of(steps, optimizers, samplings, facts, findings, failures, checksums, ends))
+@given(
+    st.one_of(steps, optimizers, samplings, facts, findings, failures, checksums, memories, ends)
+)
 def test_every_record_comes_back_as_it_was(record: Record) -> None:
     """Extreme counts, NaN, infinities, negative zero and any alphabet included."""
     kind, payload = encode(record, LIMIT)

@@ -21,7 +21,7 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import Observation
 from ampwatch.training.model.module_stack import FOREIGN, ModuleStack
 from ampwatch.training.ops.call import OpCall, OpCounts, tensors_among
-from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded, OpSensor
+from ampwatch.training.ops.events import HostRead, Op, OpPlace, OpsBegan, OpsEnded, OpSensor
 from ampwatch.training.ops.frames import FramePlaces, runs_elsewhere
 from ampwatch.training.ops.info import OpInfo, op_info
 from ampwatch.training.ops.mode import OpMode
@@ -66,6 +66,9 @@ number to them raises."""
 
 ALTERED_BACKWARD = frozenset({"prod", "linalg_lstsq"})
 """Ops whose backward PyTorch computes otherwise while any dispatch mode is on."""
+
+READ = "_local_scalar_dense"
+"""Name of the op by which the host reads a number of a tensor."""
 
 REGION_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that prove by themselves that autocast is used."""
@@ -144,6 +147,7 @@ class OpCensusSensor(Sensor):
         self._routes: tuple[dict[Any, _Route], dict[Any, _Route]] = {}, {}
         self._followers: tuple[OpSensor, ...] = ()
         self._ops_ended = bus.channel(OpsEnded)
+        self._host_read = bus.channel(HostRead)
         self._notifies = self._is_quick = False
         self._may_count = True
         self._is_observing = False
@@ -247,7 +251,7 @@ class OpCensusSensor(Sensor):
         self._was_forced = is_forced
         self._bus.listen(self, AlteredCalled)
         self.is_dormant = False
-        ignored = [func for func, info in self._infos.items() if info.is_ignored]
+        ignored = [func for func, info in self._infos.items() if _is_of_nobody(info)]
         self._mode = OpMode(self._note, ignored, self._is_altered)
         if self._by_frames:
             self._mode.do_without_hooks()
@@ -459,6 +463,7 @@ class OpCensusSensor(Sensor):
         if info is None:
             info = self._learn(func)
         if info.is_ignored or self._num_ops >= MAX_OPS:
+            self._note_read(OpCall(func, info, args, kwargs, out))
             return
         if is_capturing():
             # Ops that read values would be captured along with the user's own.
@@ -483,6 +488,10 @@ class OpCensusSensor(Sensor):
         if self._notifies:
             place = OpPlace(phase, module, self._stack.is_inside())
             self._emit(Op(call, place))
+
+    def _note_read(self, call: OpCall) -> None:
+        if call.info.name == READ and self._notifies and not is_capturing():
+            self._host_read.emit(HostRead(call))
 
     def _note_by_frames(self, call: OpCall) -> None:
         place = self._frames.place(call, is_backward=_is_backward())
@@ -546,7 +555,7 @@ class OpCensusSensor(Sensor):
     def _learn(self, func: Any) -> OpInfo:
         is_plain = isinstance(func, OpOverload)
         info = self._infos[func] = op_info(func) if is_plain else HIGHER_ORDER
-        if info.is_ignored and self._mode is not None:
+        if _is_of_nobody(info) and self._mode is not None:
             self._mode.ignore(func)
         return info
 
@@ -585,6 +594,11 @@ class OpCensusSensor(Sensor):
         # An optimizer that is said to step is this training's, whatever has run before.
         is_foreign = self._stack.is_foreign() and not self._bus.is_optimizer_stepping
         return FOREIGN if is_foreign else ""
+
+
+def _is_of_nobody(info: OpInfo) -> bool:
+    """Whether the calls of an op are neither counted nor events."""
+    return info.is_ignored and info.name != READ
 
 
 def _is_backward() -> bool:

@@ -27,7 +27,9 @@ DEVICES = (DeviceType.CUDA.value, DeviceType.HIP.value)
 
 LAUNCHES = ("LaunchKernel", "LaunchCooperativeKernel")
 GRAPH_LAUNCH = "GraphLaunch"
-"""Parts of the names of the calls of CUDA's and HIP's runtime and driver that start kernels."""
+WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize")
+"""Parts of the names of the calls of CUDA's and HIP's runtime and driver that start kernels, and of those
+in which the host waits for them."""
 
 CALLS = ("_runtime", "_driver")
 """Ends of the kinds that Kineto gives to calls of a device's library (``cuda_runtime``)."""
@@ -84,6 +86,7 @@ class DeviceWork:
         launches: Calls of the runtime that launch a kernel.
         graphs: Calls that launch a graph of kernels, whose ops are not known.
         busy_ns: Time in which at least one kernel ran, on the watched device. Unit: ns.
+        waited_ns: Time in which the host waited for a device. Unit: ns.
     """
 
     kernels: dict[KernelLaunch, Spent] = field(default_factory=dict)
@@ -92,6 +95,7 @@ class DeviceWork:
     launches: int = 0
     graphs: int = 0
     busy_ns: int = 0
+    waited_ns: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -120,6 +124,8 @@ def device_work(events: Iterable[Any], device_index: int) -> DeviceWork:
         name = event.name()
         if GRAPH_LAUNCH in name:
             work.graphs += 1
+        elif "::" not in name and name.endswith(WAITS):
+            work.waited_ns += max(event.duration_ns(), 0)
         elif "::" not in name and any(part in name for part in LAUNCHES):
             work.launches += 1
             if event.linked_correlation_id():  # else it is in no op, and might be taken for one

@@ -404,7 +404,12 @@ class WindowSensor(Sensor):
         self._ended_with = self._step - 1
         if found is not None and found.times:
             self._evidence = Window(
-                window.step, window.seen, wall_ns / 1e9, found.busy_ns / 1e9, found.times
+                step=window.step,
+                iterations=window.seen,
+                wall_s=wall_ns / 1e9,
+                busy_s=found.busy_ns / 1e9,
+                kernels=found.times,
+                waited_s=found.waited_ns / 1e9,
             )
         totals.walk_ns += now() - walk_ns
         self._grown_from = window.memory
@@ -440,13 +445,15 @@ class WindowSensor(Sensor):
         work = device_work(events, gpu.index or 0)
         if not work.is_whole:
             return None
-        return kernels_found(
+        found = kernels_found(
             work.kernels,
             busy_ns=work.busy_ns,
             capability=capability_of(gpu),
             tf32_allowed=allows_tf32(OpKind.MATMUL),
             classify=self._classify,
         )
+        found.waited_ns = work.waited_ns
+        return found
 
     def _answer(
         self, window: _OpenWindow, recording: Recording, found: Found | None, wall_ns: int

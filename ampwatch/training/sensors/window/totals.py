@@ -44,6 +44,7 @@ class Found:
         lagging_ns: Time of kernels made for an older architecture. Unit: ns.
         gemv_ns: Time of matrix-vector kernels in low precision. Unit: ns.
         busy_ns: Time in which the device ran a kernel. Unit: ns.
+        waited_ns: Time in which the host waited for a device. Unit: ns.
     """
 
     rows: list[KernelRow] = field(default_factory=list)
@@ -53,6 +54,7 @@ class Found:
     lagging_ns: int = 0
     gemv_ns: int = 0
     busy_ns: int = 0
+    waited_ns: int = 0
 
 
 def kernels_found(

@@ -223,6 +223,21 @@ def test_annotations_and_other_devices_are_not_busy_time() -> None:
     assert device_work(events, 1).busy_ns == 500
 
 
+def test_the_time_in_which_the_host_waits_is_that_of_the_calls_that_wait() -> None:
+    """Of CUDA's and HIP's, and of no op that is called alike."""
+    events = [
+        *steps_of_a_gpu(),
+        Event("cudaStreamSynchronize", 200, 30),
+        Event("hipDeviceSynchronize", 240, 7),
+        Event("cudaEventSynchronize", 250, 2),
+        Event("cudaMemcpyAsync", 260, 100),
+        Event("mine::StreamSynchronize", 400, 100),
+    ]
+
+    assert device_work(events, 0).waited_ns == 39
+    assert device_work(steps_of_a_gpu(), 0).waited_ns == 0
+
+
 @pytest.mark.parametrize(
     ("events", "is_whole"),
     [

@@ -1,0 +1,1 @@
+"""Findings about the memory that a training takes."""

@@ -1,0 +1,1 @@
+"""Sensors of the memory that a training takes."""

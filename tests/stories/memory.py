@@ -1,0 +1,241 @@
+"""Trainings whose memory grows until there is none left, and others whose memory grows for a while."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tests.stories.stage import Controls, Program, Stories, backward, gradscaler, half, update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STORIES = Stories()
+CONTROLS = Controls()
+
+STEPS = 1300
+"""Iterations: somewhat more than what has to be kept, so that nobody keeps it for a mean."""
+
+WIDTH = 16
+
+
+def deep(layers: int = 12) -> nn.Sequential:
+    """Return a model whose graph has many nodes and little else."""
+    return nn.Sequential(
+        *[part for _ in range(layers) for part in (nn.Linear(WIDTH, WIDTH), nn.Tanh())]
+    )
+
+
+def train(
+    model: nn.Module,
+    forward: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+    after: Callable[[int, torch.Tensor, torch.Tensor], object],
+    *,
+    scaler: Any = None,
+    steps: int = STEPS,
+) -> Program:
+    """Return a loop around ``forward``, which returns outputs and loss, with something done at its end."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def iterate(step: int) -> torch.Tensor:
+        out, loss = forward(step)
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        after(step, out, loss)
+        return loss.detach()
+
+    return Program([model], [optimizer], iterate, scaler, steps=steps)
+
+
+def of(model: nn.Module, batch: int = 4) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
+    """Return a forward pass on noise."""
+
+    def forward(_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        out = model(torch.randn(batch, WIDTH))
+        return out, out.square().mean()
+
+    return forward
+
+
+@STORIES.tell("memory_creep", "loss", "forward")
+def losses_kept_for_a_curve(*, sick: bool) -> Program:
+    """A list of losses, each with the graph that it came of."""
+    model = deep()
+    curve: list[Any] = []
+    return train(
+        model,
+        of(model),
+        lambda _step, _out, loss: curve.append(loss if sick else loss.detach()),
+    )
+
+
+@STORIES.tell("memory_creep", "loss", "forward")
+def a_running_total_of_losses(*, sick: bool) -> Program:
+    """The total has the graphs of all losses, and no loss is kept."""
+    model = deep()
+    total = [torch.zeros(())]
+
+    def add(_step: int, _out: torch.Tensor, loss: torch.Tensor) -> None:
+        total[0] = total[0] + (loss if sick else loss.detach())
+
+    return train(model, of(model), add)
+
+
+@STORIES.tell("memory_creep", "", "forward")
+def outputs_kept_for_the_accuracy_of_an_epoch(*, sick: bool) -> Program:
+    """They hold what they are computed of."""
+    model = deep(2)
+    outputs: list[torch.Tensor] = []
+    return train(
+        model,
+        of(model, 64),
+        lambda _step, out, _loss: outputs.append(out if sick else out.argmax(1).sum()),
+    )
+
+
+@STORIES.tell("memory_creep", "loss", "forward")
+def metrics_in_dictionaries_with_a_scaler(*, sick: bool) -> Program:
+    """What is handed to backward is the scaled loss; what is kept is the loss."""
+    model = deep(4)
+    history: list[dict[str, Any]] = []
+
+    def forward(_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        with half():
+            out = model(torch.randn(8, WIDTH))
+        return out, out.float().square().mean()
+
+    def note(step: int, _out: torch.Tensor, loss: torch.Tensor) -> None:
+        history.append({"step": step, "loss": loss if sick else loss.item()})
+
+    return train(model, forward, note, scaler=gradscaler(256.0))
+
+
+@STORIES.tell("memory_creep", "loss", "forward")
+def an_average_of_losses_with_its_graph(*, sick: bool) -> Program:
+    """An exponential average of the loss, for the bar of progress."""
+    model = deep()
+    average = [torch.zeros(())]
+
+    def smooth(_step: int, _out: torch.Tensor, loss: torch.Tensor) -> None:
+        average[0] = 0.9 * average[0] + 0.1 * (loss if sick else loss.detach())
+
+    return train(model, of(model), smooth)
+
+
+@STORIES.tell("memory_creep", "", "forward")
+def a_hidden_state_that_is_never_detached(*, sick: bool) -> Program:
+    """Each iteration goes on from the state of the one before, and so does its graph."""
+    model = nn.ModuleDict({"in": deep(2), "state": nn.Linear(WIDTH, WIDTH)})
+    states = [torch.zeros(64, WIDTH)]
+
+    def forward(_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # Backward stops at the state of before, of which only the values are used.
+        hidden = model["in"](torch.randn(64, WIDTH)) + 0.1 * states[-1].detach()
+        out = model["state"](hidden)
+        return out, out.square().mean()
+
+    def hand_on(_step: int, out: torch.Tensor, _loss: torch.Tensor) -> None:
+        states.append(out if sick else out.detach())
+        del states[: -1 if not sick else 0]
+
+    return train(model, forward, hand_on)
+
+
+@CONTROLS.add
+def a_window_of_losses() -> Program:
+    """The last 100, with their graphs: it is full after 100 iterations."""
+    model = deep()
+    window: deque[torch.Tensor] = deque(maxlen=100)
+    return train(model, of(model), lambda _step, _out, loss: window.append(loss))
+
+
+@CONTROLS.add
+def losses_of_an_epoch() -> Program:
+    """Kept with their graphs until the epoch is over: bad manners, and no leak."""
+    model = deep()
+    losses: list[torch.Tensor] = []
+
+    def keep(step: int, _out: torch.Tensor, loss: torch.Tensor) -> None:
+        losses.append(loss)
+        if step % 200 == 199:
+            losses.clear()
+
+    return train(model, of(model), keep)
+
+
+@CONTROLS.add
+def a_replay_buffer_that_is_not_full_yet() -> Program:
+    """It grows in each iteration, and has no graph."""
+    model = deep(2)
+    buffer: list[torch.Tensor] = []
+    return train(model, of(model, 64), lambda _step, out, _loss: buffer.append(out.detach()))
+
+
+@CONTROLS.add
+def sequences_that_grow_longer() -> Program:
+    """A curriculum: what an iteration needs grows, and nothing is kept."""
+    model = deep(2)
+
+    def forward(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        out = model(torch.randn(4 + step, WIDTH))
+        return out, out.square().mean()
+
+    return train(model, forward, lambda *_: None)
+
+
+@CONTROLS.add
+def batches_of_any_size() -> Program:
+    """What is in use goes up and down."""
+    model = deep(2)
+
+    def forward(_step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        out = model(torch.randn(random.randrange(1, 512), WIDTH))
+        return out, out.square().mean()
+
+    return train(model, forward, lambda *_: None)
+
+
+@CONTROLS.add
+def evaluations_in_between() -> Program:
+    """Outputs of a whole evaluation are held at once, and let go."""
+    model = deep(2)
+
+    def evaluate(step: int, _out: torch.Tensor, _loss: torch.Tensor) -> None:
+        if step % 50 == 49:
+            with torch.no_grad():
+                outputs = [model(torch.randn(256, WIDTH)) for _ in range(20)]
+            assert len(outputs) == 20
+
+    return train(model, of(model), evaluate)
+
+
+class Batch:
+    """An object that refers to itself, and is freed by the collector alone."""
+
+    def __init__(self, out: torch.Tensor, loss: torch.Tensor) -> None:
+        self.me = self
+        self.out = out
+        self.loss = loss
+
+
+@CONTROLS.add
+def objects_in_a_circle() -> Program:
+    """Outputs and losses live until Python collects what refers to itself."""
+    model = deep(4)
+    return train(model, of(model), lambda _step, out, loss: Batch(out, loss))
+
+
+@CONTROLS.add
+def a_cache_that_fills() -> Program:
+    """Results are kept for inputs that come again, each once."""
+    model = deep(2)
+    cache: dict[int, torch.Tensor] = {}
+
+    def look_up(_step: int, out: torch.Tensor, _loss: torch.Tensor) -> None:
+        cache.setdefault(random.randrange(300), out.detach().repeat(16, 4))
+
+    return train(model, of(model), look_up)

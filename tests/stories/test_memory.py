@@ -1,0 +1,78 @@
+"""Memory that grows until there is none left is named with what holds it; other growth is left alone."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.training.devices import MemoryUse
+from ampwatch.training.sensors.memory import growth
+from tests.stories.memory import CONTROLS, STORIES
+from tests.stories.stage import ALARMS, alarms, bare_digest, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.stories.stage import Program, Story
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LEVELS = ("light", "standard")
+
+
+class Allocated(ctypes.Structure):
+    """``struct mallinfo2`` of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is what is allocated: the resident set has holes, left by the tests before."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("needs glibc 2.33")
+    library.mallinfo2.restype = Allocated
+
+    def read() -> MemoryUse:
+        info = library.mallinfo2()
+        return MemoryUse(info.uordblks + info.hblkhd, 2**40)
+
+    monkeypatch.setattr(growth, "host_memory", read)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("story", STORIES, ids=str)
+def test_what_keeps_memory_is_the_one_root_finding(story: Story, level: str) -> None:
+    """Its kind, its place, its phase; nothing is changed."""
+    program, monitor = watch(partial(story.build, sick=True), level)
+
+    assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
+    assert program.digest() == bare_digest(story.build, sick=True)
+
+
+@pytest.mark.parametrize("story", STORIES, ids=str)
+def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
+    """No finding of the kind, and no alarm."""
+    program, monitor = watch(partial(story.build, sick=False), "light")
+
+    assert [(f.kind, f.summary) for f in monitor.findings if f.severity in ALARMS] == []
+    assert program.digest() == bare_digest(story.build, sick=False)
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
+def test_growth_that_ends_is_left_alone(control: Callable[[], Program]) -> None:
+    """No finding of the kind, and no alarm."""
+    program, monitor = watch(control, "light")
+
+    assert [(f.kind, f.summary) for f in monitor.findings if f.severity in ALARMS] == []
+    assert program.digest() == bare_digest(control)

@@ -1,0 +1,128 @@
+"""A graph is followed without being held, and by nothing that outlives it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from ampwatch.diagnosis.evidence.memory import Holding
+from ampwatch.training.sensors.memory.kept_graphs import KEY, MAX_MARKED, MIN_AGE, KeptGraphs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+MODEL = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def followed(keep: Callable[[int, Tensor, Tensor], object], steps: int = 20) -> KeptGraphs:
+    """Follow a training of so many iterations, after each of which something is kept."""
+    graphs = KeptGraphs()
+    for step in range(steps):
+        out = MODEL(torch.randn(3, 4))
+        loss = out.square().mean()
+        assert graphs.mark(step, loss)
+        loss.backward()
+        keep(step, out, loss)
+    return graphs
+
+
+HOLDERS: dict[str, tuple[Holding | None, Callable[[list[Tensor], Tensor, Tensor], object]]] = {
+    "a list of losses": (Holding.LOSS, lambda kept, _out, loss: kept.append(loss)),
+    "losses without a graph": (None, lambda kept, _out, loss: kept.append(loss.detach())),
+    "a total": (Holding.SUM, lambda kept, _out, loss: kept.append(sum(kept[-1:], 0.0) + loss)),
+    "outputs": (Holding.PART, lambda kept, out, _loss: kept.append(out)),
+    "outputs without a graph": (None, lambda kept, out, _loss: kept.append(out.detach())),
+    "nothing": (None, lambda _kept, _out, _loss: None),
+}
+
+
+@pytest.mark.parametrize(("holding", "keep"), HOLDERS.values(), ids=HOLDERS.keys())
+def test_what_is_kept_is_known(
+    holding: Holding | None, keep: Callable[[list[Tensor], Tensor, Tensor], object]
+) -> None:
+    """Of each iteration, since the first one."""
+    kept: list[Tensor] = []
+    graphs = followed(lambda _step, out, loss: keep(kept, out, loss))
+
+    found = graphs.kept(20)
+
+    if holding is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert (found.holding, found.since, found.iterations) == (holding, 0, 20 - MIN_AGE + 1)
+        assert found.source.startswith(__file__)
+        kept.clear()
+        assert graphs.kept(20) is None
+
+
+def test_what_is_kept_from_some_iteration_on_counts_from_there() -> None:
+    kept: list[Tensor] = []
+    graphs = followed(lambda step, _out, loss: kept.append(loss) if step >= 7 else None)
+
+    found = graphs.kept(20)
+
+    assert found is not None
+    assert found.since == 7
+
+
+def test_what_is_kept_for_some_iterations_is_known_as_far_as_it_goes() -> None:
+    kept: list[Tensor] = []
+
+    def keep(_step: int, _out: Tensor, loss: Tensor) -> None:
+        kept.append(loss)
+        del kept[:-10]
+
+    found = followed(keep, 40).kept(40)
+
+    assert found is not None
+    assert found.since == 30
+
+
+def test_however_long_it_goes_on_few_are_followed() -> None:
+    """The first one among them."""
+    kept: list[Tensor] = []
+    graphs = followed(lambda _step, _out, loss: kept.append(loss), 10 * MAX_MARKED)
+
+    found = graphs.kept(10 * MAX_MARKED)
+
+    assert found is not None
+    assert found.since == 0
+    assert MAX_MARKED / 2 - MIN_AGE <= found.iterations <= MAX_MARKED
+
+
+def test_all_that_stays_in_a_graph_is_an_empty_set() -> None:
+    """Of a builtin class, under a key of its own."""
+    loss = MODEL(torch.randn(3, 4)).square().mean()
+    KeptGraphs().mark(0, loss)
+
+    assert loss.grad_fn is not None
+    assert loss.grad_fn.metadata == {KEY: set()}
+
+
+def test_a_loss_without_a_graph_is_not_followed() -> None:
+    graphs = KeptGraphs()
+
+    assert not graphs.mark(0, torch.ones(()))
+    assert not graphs.mark(0, 3.0)
+    assert not graphs.mark(0, torch.ones((), requires_grad=True))
+    assert graphs.kept(9) is None
+
+
+def test_a_part_that_all_iterations_share_is_not_kept_by_any() -> None:
+    """An encoding that is computed once, and used with ``retain_graph``."""
+    graphs = KeptGraphs()
+    shared = MODEL(torch.randn(3, 4)).tanh()
+    for step in range(20):
+        loss = (shared * (step + 1)).square().mean()
+        graphs.mark(step, loss)
+        loss.backward(retain_graph=True)
+
+    found = graphs.kept(20)
+
+    assert found is None

@@ -37,7 +37,7 @@ is 2**-31 of the largest of its block adds nothing to a sum of products with 24 
 NUM_MANTISSAS = 16
 """Parts of equal width of ``[1, 2)`` by which the largest magnitudes of blocks are counted."""
 
-PART = 512
+PART = 128
 """Elements next to one another that are measured of each stretch of a tensor."""
 
 

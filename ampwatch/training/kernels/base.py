@@ -20,10 +20,13 @@ class Kernel(Protocol):
         name: How the kernel is called in logs and benchmarks.
         max_binned: Elements of a tensor that should go into the bins, where more cost too much;
             0 for all.
+        stretch: Elements of which one part should be measured by blocks, so that it costs no more
+            than three tenths of ``measure``.
     """
 
     name: str
     max_binned: int
+    stretch: int
 
     def measure(
         self,
@@ -49,6 +52,29 @@ class Kernel(Protocol):
 
         Cost:
             One pass over the pieces; the host waits for no device.
+        """
+
+    def measure_blocks(
+        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, stretch: int
+    ) -> None:
+        """Fill ``out[i]`` with the blocks of ``pieces[i]`` along its memory.
+
+        Blocks are those of 16 and of 32 elements that follow one another in memory: of a contiguous
+        tensor whose last dimension is a multiple of 32, blocks of that dimension. What is not
+        float32, float16 or bfloat16, and what a closed gate has kept from being measured, is left
+        with words of zero.
+
+        Args:
+            pieces: As for ``measure``.
+            rows: As ``measure`` has filled them for the same pieces.
+            out: int32, at least one row of ``block_rows.BLOCK_ROW_WORDS`` per piece, contiguous,
+                on the same device.
+            stretch: Elements of which one part of ``blocks.PART`` is measured, which part
+                ``blocks.part_of`` says, the first if the last stretch has not got it; a power of two
+                from ``PART``, which takes them all, to ``2**16 * PART``.
+
+        Cost:
+            A pass over the parts; the host waits for no device.
         """
 
     def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:

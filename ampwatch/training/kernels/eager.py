@@ -19,6 +19,7 @@ import torch
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
 from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels.eager_blocks import fill_block_rows
 from ampwatch.training.kernels.norms import fill_norms
 from ampwatch.training.kernels.rows import (
     AMAX_KEY,
@@ -127,12 +128,14 @@ class EagerKernel:
 
     name = "eager"
     max_binned = 16384
+    stretch = 4096
 
     def __init__(self) -> None:
         self._scratch: dict[torch.device, _Scratch] = {}
         self._words: dict[torch.dtype, Tensor] = {}
 
     norms = staticmethod(fill_norms)
+    measure_blocks = staticmethod(fill_block_rows)
 
     @torch.no_grad()
     def measure(

@@ -58,6 +58,7 @@ class NativeKernel:
 
     name = "native"
     max_binned = 0
+    stretch = 4096
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._measure = library.ampwatch_measure
@@ -68,6 +69,12 @@ class NativeKernel:
         self._squares = library.ampwatch_squares
         self._squares.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 4]
         self._squares.restype = None
+        self._measure_blocks = library.ampwatch_measure_blocks
+        pointers = ctypes.c_void_p
+        self._measure_blocks.argtypes = [
+            ctypes.c_int64, *[pointers] * 3, ctypes.c_int64, *[pointers] * 2,
+        ]  # fmt: skip
+        self._measure_blocks.restype = None
         self.finite_checks = _finite_checks(library)
 
     def measure(
@@ -97,6 +104,18 @@ class NativeKernel:
         # `arrays` keeps the buffers alive until the call has returned; addresses alone would not.
         addresses = [values.buffer_info()[0] for values in arrays]
         self._measure(len(pieces), *addresses, rows.data_ptr())
+
+    def measure_blocks(
+        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, stretch: int
+    ) -> None:
+        """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
+        arrays = (
+            array("Q", [piece.data_ptr() for piece in pieces]),
+            array("q", [piece.numel() for piece in pieces]),
+            array("B", [_CODES[piece.dtype] for piece in pieces]),
+        )
+        addresses = [values.buffer_info()[0] for values in arrays]
+        self._measure_blocks(len(pieces), *addresses, stretch, rows.data_ptr(), out.data_ptr())
 
     def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:
         """Fill ``out[i]`` with the L2 norm of ``pieces[i]`` (``base.Kernel.norms``)."""

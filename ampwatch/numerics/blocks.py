@@ -40,6 +40,12 @@ NUM_MANTISSAS = 16
 PART = 128
 """Elements next to one another that are measured of each stretch of a tensor."""
 
+MAX_STRETCH = 4096
+"""Elements of the longest stretch: at least one element in 32 is measured."""
+
+MIN_MEASURED = 8192
+"""Elements of which no fewer are measured, if there are as many: 256 blocks of 32."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockLevel:
@@ -137,6 +143,16 @@ def merged_blocks(histograms: Iterable[BlockHistogram], size: int) -> BlockHisto
         for held in by_level
     )
     return BlockHistogram(size, top, levels, sum(h.zero_blocks for h in parts))
+
+
+def stretch_of(numel: int) -> int:
+    """Return of how many elements of a tensor one part is measured; ``PART`` where all are.
+
+    Args:
+        numel: Elements of the tensor.
+    """
+    most = numel * PART // MIN_MEASURED
+    return min(max(1 << most.bit_length() - 1 if most else 0, PART), MAX_STRETCH)
 
 
 def part_of(number: int, parts: int) -> int:

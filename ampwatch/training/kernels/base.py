@@ -20,13 +20,10 @@ class Kernel(Protocol):
         name: How the kernel is called in logs and benchmarks.
         max_binned: Elements of a tensor that should go into the bins, where more cost too much;
             0 for all.
-        stretch: Elements of which one part should be measured by blocks, so that it costs no more
-            than three tenths of ``measure``.
     """
 
     name: str
     max_binned: int
-    stretch: int
 
     def measure(
         self,
@@ -55,7 +52,7 @@ class Kernel(Protocol):
         """
 
     def measure_blocks(
-        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, stretch: int
+        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
     ) -> None:
         """Fill ``out[i]`` with the blocks of ``pieces[i]`` along its memory.
 
@@ -69,12 +66,13 @@ class Kernel(Protocol):
             rows: As ``measure`` has filled them for the same pieces.
             out: int32, at least one row of ``block_rows.BLOCK_ROW_WORDS`` per piece, contiguous,
                 on the same device.
-            stretch: Elements of which one part of ``blocks.PART`` is measured, which part
-                ``blocks.part_of`` says, the first if the last stretch has not got it; a power of two
-                from ``PART``, which takes them all, to ``2**16 * PART``.
+            whole: Whether all blocks are measured. Else one part of ``blocks.PART`` elements is of each
+                stretch, whose length ``blocks.stretch_of`` says; which part ``blocks.part_of`` does,
+                and it is the first where the last stretch has not got that one.
 
         Cost:
-            A pass over the parts; the host waits for no device.
+            A pass over the parts; of a tensor of 262144 elements or more less than three tenths of
+            ``measure``. The host waits for no device.
         """
 
     def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:

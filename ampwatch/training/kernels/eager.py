@@ -128,7 +128,6 @@ class EagerKernel:
 
     name = "eager"
     max_binned = 16384
-    stretch = 4096
 
     def __init__(self) -> None:
         self._scratch: dict[torch.device, _Scratch] = {}

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.numerics.blocks import BLOCK_SIZES, NUM_DISTANCES, NUM_LEVELS, NUM_MANTISSAS, PART
+from ampwatch.numerics.blocks import (
+    BLOCK_SIZES,
+    NUM_DISTANCES,
+    NUM_LEVELS,
+    NUM_MANTISSAS,
+    PART,
+    stretch_of,
+)
 from ampwatch.training.kernels.block_rows import (
     BLOCK_DTYPES,
     BLOCK_ROW_WORDS,
@@ -39,7 +46,7 @@ _LARGEST_BLOCK = max(BLOCK_SIZES)
 
 @torch.no_grad()
 def fill_block_rows(
-    pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, stretch: int
+    pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
 ) -> None:
     """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
     out[: len(pieces)].zero_()
@@ -50,7 +57,7 @@ def fill_block_rows(
             continue
         flat = piece.as_strided((piece.numel(),), (1,))
         top = _top(flat)
-        for part in _parts(flat, stretch):
+        for part in _parts(flat, PART if whole else stretch_of(piece.numel())):
             keys = part.float().view(torch.int32) & _KEY_MASK
             for begin, size in zip(range(0, BLOCK_ROW_WORDS, SIZE_WORDS), BLOCK_SIZES, strict=True):
                 row[begin : begin + SIZE_WORDS] += _counts(keys.view(-1, size), top)

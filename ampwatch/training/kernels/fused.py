@@ -51,11 +51,11 @@ class TritonKernel:
 
     name = "triton"
     max_binned = 0
-    stretch = 4096
 
     def __init__(self) -> None:
         self._units = WorkUnits(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
-        self._stretches: dict[int, StretchUnits] = {}
+        self._stretches = StretchUnits(_UNITS_PER_PROCESSOR)
+        self._every = StretchUnits(_UNITS_PER_PROCESSOR, whole=True)
 
     norms = staticmethod(fill_norms)
 
@@ -85,14 +85,12 @@ class TritonKernel:
 
 
     def measure_blocks(
-        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, stretch: int
+        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
     ) -> None:
         """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
         if not pieces:
             return
-        units_of = self._stretches.get(stretch)
-        if units_of is None:
-            units_of = self._stretches[stretch] = StretchUnits(stretch, _UNITS_PER_PROCESSOR)
+        units_of = self._every if whole else self._stretches
         out[: len(pieces)].zero_()
         with devices.on(rows.device):
             for dtype, units in units_of.of(pieces, rows.device):
@@ -102,7 +100,6 @@ class TritonKernel:
                         units,
                         rows,
                         out,
-                        stretch,
                         KIND=constants["KIND"],
                         MANTISSA=constants["MANTISSA"],
                         OFFSET=constants["OFFSET"],

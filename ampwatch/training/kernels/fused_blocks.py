@@ -35,17 +35,17 @@ AMIN_KEY = tl.constexpr(first_layout.AMIN_KEY)
 INF_KEY = tl.constexpr(0x7F800000)
 BINS = tl.constexpr(256)
 """Of a histogram: words of a size, and one of what is not counted."""
-UNIT_WORDS = tl.constexpr(5)
+UNIT_WORDS = tl.constexpr(6)
 
 
-@triton.jit(do_not_specialize=("units", "rows", "out", "stretch"))
+@triton.jit(do_not_specialize=("units", "rows", "out"))
 def measure_blocks(
-    units, rows, out, stretch, KIND: tl.constexpr, MANTISSA: tl.constexpr, OFFSET: tl.constexpr
+    units, rows, out, KIND: tl.constexpr, MANTISSA: tl.constexpr, OFFSET: tl.constexpr
 ):  # fmt: skip
     """Add the parts of some stretches of a piece to the row of its blocks.
 
-    ``units`` has an address, the first stretch, the one after the last, the number of the piece and
-    its elements.
+    ``units`` has an address, the first stretch, the one after the last, the number of the piece, its
+    elements, and those of a stretch.
     """
     unit = units + tl.program_id(0).to(tl.int64) * UNIT_WORDS
     number = tl.load(unit + 3)
@@ -63,6 +63,7 @@ def measure_blocks(
         largest = amax.to(tl.uint16)
     top = _floor_of(key_of(largest, KIND, MANTISSA, OFFSET), KIND)
     numel = tl.load(unit + 4).to(tl.int32)
+    stretch = tl.load(unit + 5).to(tl.int32)
     last = tl.load(unit + 2).to(tl.int32)
     wide = tl.zeros([], tl.int64)
     counts16 = tl.zeros([BINS], tl.int32)

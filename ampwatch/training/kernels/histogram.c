@@ -456,20 +456,20 @@ static int top_of(enum dtype dtype, const uint32_t *row)
     return key ? floor_of(key) : 0;
 }
 
-/* Fill a row of blocks per tensor: of each stretch of elements one part. rows: as they were filled
+/* Fill a row of blocks per tensor: of each of its stretches one part. rows: as they were filled
  * by ampwatch_measure for the same tensors. */
 void ampwatch_measure_blocks(int64_t count, const void *const *data, const int64_t *numel,
-                             const uint8_t *dtype, int64_t stretch,
+                             const uint8_t *dtype, const int64_t *stretch,
                              const uint32_t (*rows)[ROW_WORDS], uint32_t (*out)[BLOCK_ROW_WORDS])
 {
-    const uint32_t mask = (uint32_t)(stretch / PART - 1);
     for (int64_t i = 0; i < count; i++) {
+        const uint32_t mask = (uint32_t)(stretch[i] / PART - 1);
         code_table tables[2] = {{{0}}};
         uint32_t *row = out[i];
         memset(row, 0, sizeof *out);
         if (has_no_blocks(dtype[i], rows[i])) continue;
         int top = top_of(dtype[i], rows[i]);
-        for (int64_t begin = 0, number = 0; begin < numel[i]; begin += stretch, number++) {
+        for (int64_t begin = 0, number = 0; begin < numel[i]; begin += stretch[i], number++) {
             int64_t first = begin + (((uint32_t)number * 0x9E3779B1u) >> 16 & mask) * PART;
             if (first + PART > numel[i]) first = begin;
             int n = numel[i] - first < PART ? (int)(numel[i] - first) : PART;

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ampwatch.numerics.blocks import PART, stretch_of
 from ampwatch.training.devices import HOST, current_stream, processors
 
 if TYPE_CHECKING:
@@ -128,16 +129,16 @@ class StretchUnits(WorkUnits):
     """Cuts pieces into units of whole stretches, counted from where the piece begins.
 
     A unit has an address, that of the piece, the first stretch, the one after the last, the number of
-    the piece, and its elements. Addresses are multiples of no more than an element.
+    the piece, its elements, and those of a stretch. Addresses are multiples of no more than an element.
 
     Args:
-        stretch: Elements of a stretch.
         per_processor: Units for each multiprocessor, if there is one piece only.
+        whole: Whether a part is all of its stretch.
     """
 
-    def __init__(self, stretch: int, per_processor: int) -> None:
-        super().__init__(stretch, per_processor)
-        self.stretch = stretch
+    def __init__(self, per_processor: int, *, whole: bool = False) -> None:
+        super().__init__(PART, per_processor)
+        self._whole = whole
 
     def _rows(
         self,
@@ -145,13 +146,13 @@ class StretchUnits(WorkUnits):
         itemsize: int,  # noqa: ARG002 - of the class above
         device: torch.device,
     ) -> list[tuple[int, ...]]:
-        total = sum(-(-numel // self.stretch) for _, numel, _ in pieces)
-        length = -(-total // (self._per_processor * processors(device)))
+        stretches = [PART if self._whole else stretch_of(numel) for _, numel, _ in pieces]
+        ends = [-(-piece[1] // stretch) for piece, stretch in zip(pieces, stretches, strict=True)]
+        length = -(-sum(ends) // (self._per_processor * processors(device)))
         rows: list[tuple[int, ...]] = []
-        for address, numel, row in pieces:
-            end = -(-numel // self.stretch)
+        for (address, numel, row), stretch, end in zip(pieces, stretches, ends, strict=True):
             rows += [
-                (address, first, min(first + length, end), row, numel)
+                (address, first, min(first + length, end), row, numel, stretch)
                 for first in range(0, end, length)
             ]
         return rows

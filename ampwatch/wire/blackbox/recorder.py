@@ -193,6 +193,9 @@ class Recorder:
 
     def _put_range(self, record: RangeRecord) -> None:
         key = record.topic, record.module
+        if not record.blocks and key in self._ranges:
+            # Blocks are measured in some of the samples: the newest there are stay.
+            record = replace(record, blocks=self._ranges[key].blocks)
         if key in self._ranges or len(self._ranges) < MAX_MEASURED:
             self._ranges[key] = record
         # The first measurement after a finding may be the one that shows it.

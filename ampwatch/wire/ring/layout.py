@@ -51,13 +51,13 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 7
+LAYOUT = 8
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
 1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
 3: the op census and profiler windows as well. 4: payloads as msgspec packs them; failures of
 sensors as well. 5: ranges say what a format has flushed, and what that was before.
-6: checksums of weights as well. 7: norms of gradients in their ranges.
+6: checksums of weights as well. 7: norms of gradients in their ranges. 8: blocks in ranges as well.
 """
 
 MAGIC = b"AMPWATCH"

@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
 
-SQNR_ERROR_DB = 1.0
+SQNR_ERROR_DB = 1.25
 """How far the estimated SQNR is from that of a real cast, at most, of tensors of trainings with at least
-``MIN_BLOCKS`` blocks, whose values are not few and the same. Measured in
-``tests/numerics/test_block_casts.py``. Unit: dB."""
+``MIN_BLOCKS`` blocks, whose values are not few and the same (as the pixels of a picture are). Of the 360
+casts of ``tests/numerics/test_block_casts.py`` to formats of MX all are within 1 dB, 1.04 dB is the
+largest of 60 to NVFP4. Unit: dB."""
 
 MIN_BLOCKS = 64
 """Blocks from which on an estimate of the SQNR has its stated error; with fewer, single values decide."""

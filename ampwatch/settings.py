@@ -142,7 +142,7 @@ class Settings:
     )
     block_formats: str = _knob(
         "on",
-        "Whether blocks of 16 and 32 elements are measured beside exponents (on or off): what `ampwatch plan` says of MXFP8, MXFP6, MXFP4 and NVFP4 rests on them. At most every five seconds, and of large tensors of one element in 32.",
+        "Whether blocks of 16 and 32 elements are measured beside exponents (on or off): what MXFP8, MXFP6, MXFP4 and NVFP4 would do to a tensor follows from them. At most every five seconds, and of large tensors of one element in 32.",
     )
     report_dir: str = _knob(
         "",

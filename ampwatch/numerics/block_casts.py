@@ -25,7 +25,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.blocks import NUM_DISTANCES, NUM_LEVELS, NUM_MANTISSAS, BlockLevel
-from ampwatch.numerics.exponents import times_power_of_two
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,9 +172,7 @@ class _Totals:
 
     def add_cells(self, spread: Sequence[Sequence[float]], table: _Table, weight: float) -> None:
         for of_distance, cells in zip(table.cells, spread, strict=False):
-            for (signal, noise, flushed, subnormal), count in zip(
-                of_distance, cells, strict=False
-            ):
+            for (signal, noise, flushed, subnormal), count in zip(of_distance, cells, strict=False):
                 if count:
                     self.signal += weight * count * signal
                     self.noise += weight * count * noise
@@ -341,7 +338,7 @@ def _scales(fmt: FloatFormat, largest: float) -> list[float]:
     assert block is not None  # noqa: S101 - for mypy: only such formats come here
     # Where E4M3 rounds the scale depends on the scale of the tensor: all of them count the same.
     exact = largest / fmt.max
-    phases = [math.exp2(phase / _POINTS) for phase in range(_POINTS)]
+    phases = [2.0 ** (phase / _POINTS) for phase in range(_POINTS)]
     return [nearest(exact * 2**4 * phase, block.scale) / (2**4 * phase) for phase in phases]
 
 

@@ -62,7 +62,6 @@ class PlayedKernel:
                 used = [rows, units, *known, *(p for p in pieces if p.numel())]
                 _launch("measure", used, _Measure(getattr(torch, dtype), units, rows, gate))
 
-
     def measure_blocks(
         self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
     ) -> None:
@@ -118,9 +117,7 @@ class _Measure:
 
 
 class _MeasureBlocks:
-    def __init__(
-        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool
-    ) -> None:
+    def __init__(self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool) -> None:
         self.pieces = [alias(p) for p in pieces]
         self.rows = alias(rows)
         self.out = alias(out)

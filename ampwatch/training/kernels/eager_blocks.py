@@ -80,8 +80,8 @@ def _parts(flat: Tensor, stretch: int) -> Iterator[Tensor]:
     first = torch.where(first + PART <= numel, first, numbers * stretch)
     whole = first[first + PART <= numel]
     within = torch.arange(PART, device=device)
-    for some in whole.split(_TOGETHER):
-        yield flat[some[:, None] + within]
+    for begin in range(0, len(whole), _TOGETHER):
+        yield flat[whole[begin : begin + _TOGETHER, None] + within]
     if len(whole) < len(first):
         begin = int(first[-1])
         end = begin + (numel - begin) // _LARGEST_BLOCK * _LARGEST_BLOCK

@@ -83,7 +83,6 @@ class TritonKernel:
                     units, rows, **CONSTANTS[dtype], **options_of(dtype, is_rocm=is_rocm)
                 )
 
-
     def measure_blocks(
         self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
     ) -> None:

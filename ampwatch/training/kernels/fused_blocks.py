@@ -9,7 +9,7 @@ reads one part of 128 elements of each stretch, an element in each thread.
 9 to 11 of the first program.
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-# ruff: noqa: ANN001, ANN202, FBT003, N803, N806, PLR0913, PLR0917, PLR1714
+# ruff: noqa: ANN001, ANN201, ANN202, FBT003, N803, PLR1714
 # The language of Triton has no types, no short circuit and no structs; constants are in capitals.
 
 import triton
@@ -92,9 +92,7 @@ def measure_blocks(
 def _count(key, inside, top, SIZE: tl.constexpr, KIND: tl.constexpr):
     """Return the words of a size, of the blocks of a part."""
     of_block = tl.max(tl.reshape(key, [PART // SIZE, SIZE]), 1)
-    largest = tl.reshape(
-        tl.broadcast_to(tl.expand_dims(of_block, 1), [PART // SIZE, SIZE]), [PART]
-    )
+    largest = tl.reshape(tl.broadcast_to(tl.expand_dims(of_block, 1), [PART // SIZE, SIZE]), [PART])
     is_finite = inside & (largest < INF_KEY)
     held = is_finite & (largest > 0)
     floor = _floor_of(largest, KIND)

@@ -88,7 +88,7 @@ def _measured(
 @dtypes
 @pytest.mark.parametrize("whole", [True, False])
 def test_blocks_of_every_length_are_counted_as_in_plain_python(
-    kernel: Kernel, dtype: str, whole: bool
+    kernel: Kernel, dtype: str, *, whole: bool
 ) -> None:
     """The whole tensor, and the part of each stretch."""
     pieces = [_spread(n, dtype) for n in LENGTHS]
@@ -158,7 +158,17 @@ triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not i
 def test_the_kernel_for_gpus_agrees_in_the_interpreter() -> None:
     """The test below, in a process in which Triton interprets."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "for_gpus"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            __file__,
+            "-k",
+            "for_gpus",
+        ],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

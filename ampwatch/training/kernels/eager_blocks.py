@@ -66,8 +66,13 @@ def fill_block_rows(
 def _top(flat: Tensor) -> int:
     """Return the exponent of the largest finite magnitude."""
     keys = flat.float().view(torch.int32) & _KEY_MASK
-    largest = keys.where(keys < _INF, 0).amax()
-    return int(_floor(largest.clamp(min=1)))
+    largest = keys.where(keys < _INF, 0).amax(0, keepdim=True)
+    # As a list: reading a scalar is an op that dispatch modes of the user see.
+    return _first(_floor(largest.clamp(min=1)))
+
+
+def _first(values: Tensor) -> int:
+    return int(values.tolist()[0])
 
 
 def _parts(flat: Tensor, stretch: int) -> Iterator[Tensor]:
@@ -83,7 +88,7 @@ def _parts(flat: Tensor, stretch: int) -> Iterator[Tensor]:
     for begin in range(0, len(whole), _TOGETHER):
         yield flat[whole[begin : begin + _TOGETHER, None] + within]
     if len(whole) < len(first):
-        begin = int(first[-1])
+        begin = _first(first[-1:])
         end = begin + (numel - begin) // _LARGEST_BLOCK * _LARGEST_BLOCK
         if end > begin:
             yield flat[begin:end]

@@ -51,6 +51,7 @@ _WORDS = {
     "readers": READERS,
     "gpu_link_throughput": SWITCH,
     "replay": REPLAYS,
+    "block_formats": SWITCH,
     "op_census": OP_CENSUSES,
     "compiled_census": COMPILED_CENSUSES,
     "module_series_ranks": MODULE_SERIES_RANKS,
@@ -138,6 +139,10 @@ class Settings:
     cpu_kernel: str = _knob(
         "auto",
         "What measures ranges on a CPU: auto (C, compiled at the start where there is a compiler) or torch (PyTorch alone, three times as slow).",
+    )
+    block_formats: str = _knob(
+        "on",
+        "Whether blocks of 16 and 32 elements are measured beside exponents (on or off): what MXFP8, MXFP6, MXFP4 and NVFP4 would do to a tensor follows from them. At most every five seconds, and of large tensors of one element in 32.",
     )
     report_dir: str = _knob(
         "",

@@ -22,6 +22,7 @@ float8_e4m3fnuz    240         248            2**-7 = 0.0078125   2**-10 = 0.000
 float8_e5m2fnuz    57344       61440          2**-15 = 3.05e-5    2**-17 = 7.63e-6
 mxfp8_e4m3         448         above 464      2**-6 = 0.015625    2**-9 = 0.001953
 mxfp8_e5m2         57344       61440          2**-14 = 6.10e-5    2**-16 = 1.53e-5
+mxint8             1.984       1.992          2**0 = 1            2**-6 = 0.015625
 mxfp6_e2m3         7.5         7.75           2**0 = 1            2**-3 = 0.125
 mxfp6_e3m2         28          30             2**-2 = 0.25        2**-4 = 0.0625
 mxfp4              6           7              2**0 = 1            2**-1 = 0.5
@@ -60,6 +61,7 @@ class FormatFamily(Enum):
     FLOAT32 = "float32"
     HALF = "half"
     FLOAT8 = "float8"
+    INT8 = "int8"
     FLOAT6 = "float6"
     FLOAT4 = "float4"
 
@@ -69,13 +71,15 @@ class Specials(Enum):
 
     ``IEEE``: the top exponent is inf and NaN. ``FN``: NaN is the one largest pattern, and there is
     no inf. ``FNUZ``: NaN takes the place of the negative zero, and there is no inf. ``NONE``:
-    every pattern is a finite number.
+    every pattern is a finite number. ``INTEGER``: likewise, and numbers are multiples of one step:
+    all below 1 are subnormal, as integers lose precision from there down.
     """
 
     IEEE = "ieee"
     FN = "fn"
     FNUZ = "fnuz"
     NONE = "none"
+    INTEGER = "integer"
 
 
 BLOCK_SCALED = "mx"
@@ -168,8 +172,10 @@ class FloatFormat:
     def _derived(self) -> dict[str, float]:
         mantissa_bits = self.mantissa_bits
         bits = self.sign_bits + self.exponent_bits + mantissa_bits
-        # FNUZ formats have one exponent more below 1, in place of the one that IEEE reserves.
-        bias = (1 << self.exponent_bits - 1) - (self.specials is not Specials.FNUZ)
+        # FNUZ formats have one exponent more below 1, in place of the one that IEEE reserves. Integers
+        # have 1 as the only exponent that is stored.
+        is_lower = self.specials in (Specials.FNUZ, Specials.INTEGER)
+        bias = (1 << self.exponent_bits - 1) - (not is_lower)
         reserved = {Specials.IEEE: 1 << mantissa_bits, Specials.FN: 1}.get(self.specials, 0)
         largest = (1 << self.exponent_bits + mantissa_bits) - 1 - reserved  # as a bit pattern
         stored_exponent, fraction = divmod(largest, 1 << mantissa_bits)
@@ -362,6 +368,15 @@ _ROWS = (
         mantissa_bits=2,
         torch_name="float8_e5m2",
         alignment=16,
+        block=_MX_BLOCK,
+    ),
+    # For comparison: two's complement with six bits behind the point.
+    FloatFormat(
+        name="mxint8",
+        family=FormatFamily.INT8,
+        exponent_bits=1,
+        mantissa_bits=6,
+        specials=Specials.INTEGER,
         block=_MX_BLOCK,
     ),
     FloatFormat(

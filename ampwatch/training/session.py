@@ -273,7 +273,12 @@ class Session:
         dtypes, lost_eps = list[str](), dict[str, float]()
         tensors = (tensor for _, tensor in (*names.parameters(), *names.buffers()))
         memory = MemoryBudget(limit_of(tensors, settings.memory_bytes))
-        measuring = Measuring(KernelSelector(settings).of, _device_rows(names), memory=memory)
+        measuring = Measuring(
+            KernelSelector(settings).of,
+            _device_rows(names),
+            memory=memory,
+            with_blocks=settings.block_formats == "on",
+        )
         trained = Trained(names, targets.optimizers)
         bus.ownership.optimizers = lambda: alive(trained.met.values())
         self._home = home = Home(names, trained)

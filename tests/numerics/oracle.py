@@ -101,7 +101,10 @@ E2M3 = (
 E3M2 = (*[k / 16 for k in range(8)], *[2.0**e * k for e in range(-3, 3) for k in range(4, 8)])
 """The numbers of the formats of 4 and of 6 bits, by pattern: OCP MX 1.0, tables 3 to 5."""
 
-NUMBERS = {"mxfp4": E2M1, "nvfp4": E2M1, "mxfp6_e2m3": E2M3, "mxfp6_e3m2": E3M2}
+INT8 = tuple(k / 64 for k in range(128))
+"""The magnitudes of MXINT8 but for -2, which has no counterpart above zero: OCP MX 1.0, section 5.3.4."""
+
+NUMBERS = {"mxint8": INT8, "mxfp4": E2M1, "nvfp4": E2M1, "mxfp6_e2m3": E2M3, "mxfp6_e3m2": E3M2}
 """Values that no PyTorch casts to, by format."""
 
 

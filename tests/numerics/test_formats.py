@@ -11,7 +11,7 @@ import torch
 from ampwatch.numerics import formats
 from ampwatch.numerics.encodings import encoding_of
 from ampwatch.numerics.formats import E8M0, FORMATS, PLAIN, FloatFormat, FormatFamily, Specials
-from tests.numerics.oracle import E2M1, E2M3, E3M2, NUMBERS, cast_by_torch, rounded
+from tests.numerics.oracle import E2M1, E2M3, E3M2, INT8, NUMBERS, cast_by_torch, rounded
 
 DTYPES = [fmt.name for fmt in PLAIN if fmt.torch_name]
 BELOW_FLOAT64 = [name for name in FORMATS if name != "float64"]
@@ -149,6 +149,7 @@ def test_a_format_of_scales_is_as_torch_states_and_has_neither_zero_nor_subnorma
 @pytest.mark.parametrize(
     ("name", "numbers", "elements", "scale"),
     [
+        ("mxint8", INT8, 32, "float8_e8m0fnu"),
         ("mxfp6_e2m3", E2M3, 32, "float8_e8m0fnu"),
         ("mxfp6_e3m2", E3M2, 32, "float8_e8m0fnu"),
         ("mxfp4", E2M1, 32, "float8_e8m0fnu"),
@@ -181,7 +182,7 @@ def test_elements_of_mxfp8_are_those_of_the_plain_format_of_the_same_dtype(name:
 
 def test_every_format_without_a_cast_in_torch_has_numbers_to_be_held_against() -> None:
     """A row whose limits nothing independent confirms would fail here."""
-    without = {name for name, fmt in FORMATS.items() if fmt.bits < 8}
+    without = {name for name, fmt in FORMATS.items() if fmt.bits < 8 or fmt.name == "mxint8"}
     assert set(NUMBERS) == without
 
 
@@ -191,13 +192,13 @@ def test_tensor_cores_want_rows_of_16_bytes_or_of_128_elements() -> None:
         expected = 128 if fmt.family is FormatFamily.FLOAT6 else 128 // fmt.stored_bits
         assert fmt.alignment in (0, expected)
     without = [fmt.name for fmt in FORMATS.values() if not fmt.alignment]
-    assert without == ["float64", "float32"]
+    assert without == ["float64", "float32", "mxint8"]
 
 
 def test_block_scaled_formats_are_named_alike_and_neither_measured_nor_offered() -> None:
     """Elements mean nothing without their scales, which are in another tensor."""
     formats_of_blocks = [FORMATS[name] for name in BLOCK_SCALED]
-    assert len(formats_of_blocks) == 6
+    assert len(formats_of_blocks) == 7
     for fmt in formats_of_blocks:
         assert fmt.kernel_label == "mx"
         assert (fmt.is_measured, fmt.is_offered, fmt.is_candidate) == (False, False, False)

@@ -62,6 +62,17 @@ class PlayedKernel:
                 used = [rows, units, *known, *(p for p in pieces if p.numel())]
                 _launch("measure", used, _Measure(getattr(torch, dtype), units, rows, gate))
 
+    def measure_blocks(
+        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
+    ) -> None:
+        """Launch."""
+        if not pieces:
+            return
+        with devices.on(rows.device):
+            machine.compile("measure_blocks")
+            used = [rows, out, *(p for p in pieces if p.numel())]
+            _launch("measure_blocks", used, _MeasureBlocks(pieces, rows, out, whole=whole))
+
 
 def _launch(name: str, used: Sequence[Tensor], work: Any) -> None:
     stream = machine.current_stream(used[0].device.index)
@@ -103,6 +114,17 @@ class _Measure:
             found = torch.empty((1, ROW_WORDS), dtype=torch.int32)
             EagerKernel().measure([memory], found)
             _add(self.rows[row], found[0])
+
+
+class _MeasureBlocks:
+    def __init__(self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool) -> None:
+        self.pieces = [alias(p) for p in pieces]
+        self.rows = alias(rows)
+        self.out = alias(out)
+        self.whole = whole
+
+    def __call__(self) -> None:
+        EagerKernel().measure_blocks(self.pieces, self.rows, self.out, whole=self.whole)
 
 
 def _add(row: Tensor, found: Tensor) -> None:

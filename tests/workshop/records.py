@@ -177,6 +177,7 @@ def ranges(
         "total_infs": 0,
         "norm": 2.0**-10,
         "flushed": 0,
+        "blocks": (),
         "before_step": -1,
         "before": None,
         "histogram": histogram(-20, 1, 2, 4, 2, 1) if exponents is None else exponents,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.ops import OpCensus, Window
     from ampwatch.diagnosis.evidence.time import StepTime
+    from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.wire.records import Topic
 
@@ -49,6 +50,7 @@ class TensorRange(NamedTuple):
         scaled: Whether the values are multiplied by the loss scale.
         span: Of an update, how many iterations it is the sum of.
         norm: L2 norm of a gradient, scaled as it is; NaN where it was not measured.
+        blocks: Its blocks, of each size; none where they were not measured.
     """
 
     topic: Topic
@@ -59,6 +61,7 @@ class TensorRange(NamedTuple):
     scaled: bool = False
     span: int = 1
     norm: float = math.nan
+    blocks: tuple[BlockHistogram, ...] = ()
 
 
 class SamplingCost(NamedTuple):

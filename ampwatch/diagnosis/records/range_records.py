@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.lost_gradients import flush_of
+from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged, nearest_exponent
 from ampwatch.numerics.whatif import cast
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost, TensorRange
     from ampwatch.diagnosis.gradients.lost_gradients import Gradients
+    from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.settings import Settings
@@ -145,6 +147,7 @@ class RangeRecorder:
             total_infs=infs,
             norm=math.sqrt(sum(r.norm**2 for r in ranges)),
             flushed=-1 if flush.zeros is None else flush.zeros,
+            blocks=_blocks(ranges),
             before_step=flush.step,
             before=flush.whole,
             histogram=histogram,
@@ -208,7 +211,18 @@ def _scaled(iteration: Iteration, every: Sequence[TensorRange]) -> Sequence[Tens
     if every[0].topic is not Topic.GRADIENT or not 0.0 < scale < math.inf:
         return every
     exponent = nearest_exponent(scale)
-    return [r if r.scaled else r._replace(histogram=r.histogram.shifted(exponent)) for r in every]
+    return [r if r.scaled else _times_power_of_two(r, exponent) for r in every]
+
+
+def _times_power_of_two(r: TensorRange, exponent: int) -> TensorRange:
+    blocks = tuple(b.shifted(exponent) for b in r.blocks)
+    return r._replace(histogram=r.histogram.shifted(exponent), blocks=blocks)
+
+
+def _blocks(ranges: Sequence[TensorRange]) -> tuple[BlockHistogram, ...]:
+    """Return the blocks of tensors together; none if they were not measured."""
+    every = [blocks for r in ranges for blocks in r.blocks]
+    return tuple(merged_blocks(every, size) for size in BLOCK_SIZES) if every else ()
 
 
 def _loss_scale(iteration: Iteration, topic: Topic) -> float:

@@ -51,6 +51,30 @@ class Kernel(Protocol):
             One pass over the pieces; the host waits for no device.
         """
 
+    def measure_blocks(
+        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
+    ) -> None:
+        """Fill ``out[i]`` with the blocks of ``pieces[i]`` along its memory.
+
+        Blocks are those of 16 and of 32 elements that follow one another in memory: of a contiguous
+        tensor whose last dimension is a multiple of 32, blocks of that dimension. What is not
+        float32, float16 or bfloat16, and what a closed gate has kept from being measured, is left
+        with words of zero.
+
+        Args:
+            pieces: As for ``measure``.
+            rows: As ``measure`` has filled them for the same pieces.
+            out: int32, at least one row of ``block_rows.BLOCK_ROW_WORDS`` per piece, contiguous,
+                on the same device.
+            whole: Whether all blocks are measured. Else one part of ``blocks.PART`` elements is of each
+                stretch, whose length ``blocks.stretch_of`` says; which part ``blocks.part_of`` does,
+                and it is the first where the last stretch has not got that one.
+
+        Cost:
+            A pass over the parts; of a tensor of 262144 elements or more less than three tenths of
+            ``measure``. The host waits for no device.
+        """
+
     def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:
         """Fill ``out[i]`` with the L2 norm of ``pieces[i]``; NaN of a dtype of float8.
 

@@ -19,6 +19,7 @@ import torch
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
 from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels.eager_blocks import fill_block_rows
 from ampwatch.training.kernels.norms import fill_norms
 from ampwatch.training.kernels.rows import (
     AMAX_KEY,
@@ -133,6 +134,7 @@ class EagerKernel:
         self._words: dict[torch.dtype, Tensor] = {}
 
     norms = staticmethod(fill_norms)
+    measure_blocks = staticmethod(fill_block_rows)
 
     @torch.no_grad()
     def measure(

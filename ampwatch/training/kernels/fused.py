@@ -8,9 +8,10 @@ import torch
 
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.training import devices
-from ampwatch.training.kernels import fused_device
+from ampwatch.training.kernels import fused_blocks, fused_device
+from ampwatch.training.kernels.block_rows import BLOCK_DTYPES
 from ampwatch.training.kernels.norms import fill_norms
-from ampwatch.training.kernels.work_units import WorkUnits
+from ampwatch.training.kernels.work_units import StretchUnits, WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +54,8 @@ class TritonKernel:
 
     def __init__(self) -> None:
         self._units = WorkUnits(fused_device.STEP.value, _UNITS_PER_PROCESSOR)
+        self._stretches = StretchUnits(_UNITS_PER_PROCESSOR)
+        self._every = StretchUnits(_UNITS_PER_PROCESSOR, whole=True)
 
     norms = staticmethod(fill_norms)
 
@@ -79,6 +82,28 @@ class TritonKernel:
                 fused_device.measure[len(units),](
                     units, rows, **CONSTANTS[dtype], **options_of(dtype, is_rocm=is_rocm)
                 )
+
+    def measure_blocks(
+        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
+    ) -> None:
+        """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
+        if not pieces:
+            return
+        units_of = self._every if whole else self._stretches
+        out[: len(pieces)].zero_()
+        with devices.on(rows.device):
+            for dtype, units in units_of.of(pieces, rows.device):
+                if dtype in BLOCK_DTYPES:
+                    constants = CONSTANTS[dtype]
+                    fused_blocks.measure_blocks[len(units),](
+                        units,
+                        rows,
+                        out,
+                        KIND=constants["KIND"],
+                        MANTISSA=constants["MANTISSA"],
+                        OFFSET=constants["OFFSET"],
+                        num_warps=_THREADS // 32,
+                    )
 
 
 def options_of(dtype: str, *, is_rocm: bool) -> dict[str, int]:

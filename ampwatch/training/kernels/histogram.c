@@ -29,6 +29,16 @@ enum { /* words of a row */
     ROW_WORDS = AMIN_KEY + 2
 };
 
+enum { /* words of a row of blocks: block_rows.py */
+    NUM_DISTANCES = 32,
+    NUM_MANTISSAS = 16,
+    NUM_LEVELS = 4,
+    LEVEL_WORDS = NUM_DISTANCES + NUM_MANTISSAS,
+    ZERO_BLOCKS = NUM_LEVELS * LEVEL_WORDS,
+    SIZE_WORDS,
+    BLOCK_ROW_WORDS = 2 * SIZE_WORDS
+};
+
 enum { MIN_EXPONENT = -191, MAX_EXPONENT = MIN_EXPONENT + NUM_BINS - 1 };
 
 /* As encodings.DTYPES has them. FLOAT8 and above: any format of 8 bits, by its table. */
@@ -329,6 +339,155 @@ static void measure_8(const uint8_t *data, int64_t numel, int64_t stride, const 
         row[word] += counts[1] + (word > ZEROS ? counts[0] : 0);
         if (is_bin && counts[0]) widen(all, key, UINT64_MAX);
         if (is_bin && counts[1]) widen(all, key, key - 1);
+    }
+}
+
+/* The exponent of the power of two at or below a float32 key above 0. */
+static int floor_of(uint32_t key)
+{
+    return key >= MIN_NORMAL ? (int)(key >> MANTISSA) - BIAS : 31 - __builtin_clz(key) + UNIT;
+}
+
+/* The exponent of the bin of a float32 key above 0. */
+static int ceil_of(uint32_t key)
+{
+    if (key >= MIN_NORMAL) return (int)((key + MIN_NORMAL - 1) >> MANTISSA) - BIAS;
+    return bin_of_subnormal(key) + MIN_EXPONENT;
+}
+
+/* The part of [1, 2) that the mantissa of a float32 key above 0 lies in. */
+static int part_of_mantissa(uint32_t key)
+{
+    while (key < MIN_NORMAL) key <<= 1;
+    return key >> (MANTISSA - 4) & (NUM_MANTISSAS - 1);
+}
+
+enum { PART = 128, WAYS = 4, LARGEST_BLOCK = 32 };
+
+/* Elements by level and distance; those that do not count come last. WAYS of them, because equal
+ * neighbours would wait for one another. */
+enum { CODES = NUM_LEVELS * NUM_DISTANCES, UNCOUNTED = CODES };
+typedef uint32_t code_table[WAYS][CODES + 1];
+
+#define WITH_CONSTANTS static inline __attribute__((always_inline))
+
+/* Count a block. up: of each element the exponent of its bin as a byte, 0 for zero, where all is
+ * regular; NULL where it is to be found. */
+WITH_CONSTANTS void count_block_of(const uint32_t *block, const uint8_t *up, int size,
+                                   uint32_t largest, int top, code_table table, uint32_t *words)
+{
+    if (largest >= INF_KEY) return;
+    if (largest == 0) {
+        words[ZERO_BLOCKS]++;
+        return;
+    }
+    int floor = floor_of(largest);
+    int level = top - floor < NUM_LEVELS ? top - floor : NUM_LEVELS - 1;
+    words[level * LEVEL_WORDS + NUM_DISTANCES + part_of_mantissa(largest)]++;
+    uint8_t codes[LARGEST_BLOCK];
+    uint8_t base = (uint8_t)(level * NUM_DISTANCES), first = (uint8_t)(floor + BIAS + 1);
+    for (int i = 0; i < size; i++) {
+        uint8_t distance;
+        if (up)
+            distance = (uint8_t)(first - up[i]);
+        else if (block[i] && floor + 1 - ceil_of(block[i]) < NUM_DISTANCES)
+            distance = (uint8_t)(floor + 1 - ceil_of(block[i]));
+        else
+            distance = NUM_DISTANCES - 1;
+        distance = distance < NUM_DISTANCES ? distance : NUM_DISTANCES - 1;
+        codes[i] = (up ? up[i] != 0 : block[i] != 0) ? (uint8_t)(base + distance) : UNCOUNTED;
+    }
+    for (int i = 0; i < size; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, codes + i, 8);
+        for (int j = 0; j < 8; j++) table[j % WAYS][(uint8_t)(eight >> 8 * j)]++;
+    }
+}
+
+/* Count blocks of 32, and the two of 16 in each. */
+WITH_CONSTANTS void count_blocks(const uint32_t *keys, const uint8_t *up, int n, int top,
+                                 code_table tables[2], uint32_t *row)
+{
+    for (int i = 0; i < n; i += 32) {
+        uint32_t largest[2] = {0, 0};
+        for (int half = 0; half < 2; half++)
+            for (int j = 0; j < 16; j++) {
+                uint32_t key = keys[i + 16 * half + j];
+                largest[half] = key > largest[half] ? key : largest[half];
+            }
+        const uint8_t *bytes = up ? up + i : NULL, *second = up ? up + i + 16 : NULL;
+        count_block_of(keys + i, bytes, 16, largest[0], top, tables[0], row);
+        count_block_of(keys + i + 16, second, 16, largest[1], top, tables[0], row);
+        uint32_t both = largest[0] > largest[1] ? largest[0] : largest[1];
+        count_block_of(keys + i, bytes, 32, both, top, tables[1], row + SIZE_WORDS);
+    }
+}
+
+static void count_part(const uint32_t *bits, int n, int top, code_table tables[2], uint32_t *row)
+{
+    uint32_t keys[PART], high, low;
+    uint8_t bytes[PART];
+    for (int i = 0; i < n; i++) keys[i] = bits[i] & KEY_MASK;
+    survey(keys, n, bytes, &high, &low);
+    if (high >= INF_KEY || low < MIN_NORMAL - 1)
+        count_blocks(keys, NULL, n, top, tables, row);
+    else
+        count_blocks(keys, bytes, n, top, tables, row);
+}
+
+/* Whether nothing was measured of a piece, or nothing can be of its blocks. */
+static int has_no_blocks(enum dtype dtype, const uint32_t *row)
+{
+    uint64_t amin;
+    memcpy(&amin, row + AMIN_KEY, sizeof amin);
+    return amin == 0 || (dtype != FLOAT32 && dtype != FLOAT16 && dtype != BFLOAT16);
+}
+
+static int top_of(enum dtype dtype, const uint32_t *row)
+{
+    uint64_t amax;
+    memcpy(&amax, row + AMAX_KEY, sizeof amax);
+    uint32_t key = (uint32_t)amax;
+    if (dtype == BFLOAT16) key <<= 16;
+    if (dtype == FLOAT16) {
+        uint16_t half = (uint16_t)amax;
+        from_float16(&half, 1, &key);
+    }
+    return key ? floor_of(key) : 0;
+}
+
+/* Fill a row of blocks per tensor: of each of its stretches one part. rows: as they were filled
+ * by ampwatch_measure for the same tensors. */
+void ampwatch_measure_blocks(int64_t count, const void *const *data, const int64_t *numel,
+                             const uint8_t *dtype, const int64_t *stretch,
+                             const uint32_t (*rows)[ROW_WORDS], uint32_t (*out)[BLOCK_ROW_WORDS])
+{
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t mask = (uint32_t)(stretch[i] / PART - 1);
+        code_table tables[2] = {{{0}}};
+        uint32_t *row = out[i];
+        memset(row, 0, sizeof *out);
+        if (has_no_blocks(dtype[i], rows[i])) continue;
+        int top = top_of(dtype[i], rows[i]);
+        for (int64_t begin = 0, number = 0; begin < numel[i]; begin += stretch[i], number++) {
+            int64_t first = begin + (((uint32_t)number * 0x9E3779B1u) >> 16 & mask) * PART;
+            if (first + PART > numel[i]) first = begin;
+            int n = numel[i] - first < PART ? (int)(numel[i] - first) : PART;
+            n -= n % LARGEST_BLOCK;
+            uint32_t wide[PART];
+            const uint32_t *bits = wide;
+            if (dtype[i] == FLOAT32) bits = (const uint32_t *)data[i] + first;
+            else if (dtype[i] == FLOAT16) from_float16((const uint16_t *)data[i] + first, n, wide);
+            else from_bfloat16((const uint16_t *)data[i] + first, n, wide);
+            count_part(bits, n, top, tables, row);
+        }
+        for (int size = 0; size < 2; size++)
+            for (int level = 0; level < NUM_LEVELS; level++)
+                for (int way = 0; way < WAYS; way++) {
+                    const uint32_t *counts = tables[size][way] + level * NUM_DISTANCES;
+                    uint32_t *words = row + size * SIZE_WORDS + level * LEVEL_WORDS;
+                    for (int i = 0; i < NUM_DISTANCES; i++) words[i] += counts[i];
+                }
     }
 }
 

@@ -18,6 +18,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ampwatch.guard import Suppress
+from ampwatch.numerics.blocks import PART, stretch_of
 from ampwatch.numerics.encodings import DTYPES, ENCODINGS
 from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, word
@@ -68,6 +69,9 @@ class NativeKernel:
         self._squares = library.ampwatch_squares
         self._squares.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 4]
         self._squares.restype = None
+        self._measure_blocks = library.ampwatch_measure_blocks
+        self._measure_blocks.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 6]
+        self._measure_blocks.restype = None
         self.finite_checks = _finite_checks(library)
 
     def measure(
@@ -97,6 +101,19 @@ class NativeKernel:
         # `arrays` keeps the buffers alive until the call has returned; addresses alone would not.
         addresses = [values.buffer_info()[0] for values in arrays]
         self._measure(len(pieces), *addresses, rows.data_ptr())
+
+    def measure_blocks(
+        self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
+    ) -> None:
+        """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
+        arrays = (
+            array("Q", [piece.data_ptr() for piece in pieces]),
+            array("q", [piece.numel() for piece in pieces]),
+            array("B", [_CODES[piece.dtype] for piece in pieces]),
+            array("q", [PART if whole else stretch_of(piece.numel()) for piece in pieces]),
+        )
+        addresses = [values.buffer_info()[0] for values in arrays]
+        self._measure_blocks(len(pieces), *addresses, rows.data_ptr(), out.data_ptr())
 
     def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:
         """Fill ``out[i]`` with the L2 norm of ``pieces[i]`` (``base.Kernel.norms``)."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ampwatch.numerics.blocks import PART, stretch_of
 from ampwatch.training.devices import HOST, current_stream, processors
 
 if TYPE_CHECKING:
@@ -102,11 +103,11 @@ class WorkUnits:
 
     def _rows(
         self, pieces: list[tuple[int, int, int]], itemsize: int, device: torch.device
-    ) -> list[tuple[int, int, int, int]]:
+    ) -> list[tuple[int, ...]]:
         total = sum(numel for _, numel, _ in pieces)
         wanted = self._per_processor * processors(device)
         length = -(-total // (wanted * self._step)) * self._step
-        rows = []
+        rows: list[tuple[int, ...]] = []
         for first, numel, row in pieces:
             # A piece off the beat is read from the multiple before it on. Its first step is a unit of
             # its own, in which the kernel leaves out what is not of the piece; the others are aligned.
@@ -124,11 +125,44 @@ class WorkUnits:
         return rows
 
 
+class StretchUnits(WorkUnits):
+    """Cuts pieces into units of whole stretches, counted from where the piece begins.
+
+    A unit has an address, that of the piece, the first stretch, the one after the last, the number of
+    the piece, its elements, and those of a stretch. Addresses are multiples of no more than an element.
+
+    Args:
+        per_processor: Units for each multiprocessor, if there is one piece only.
+        whole: Whether a part is all of its stretch.
+    """
+
+    def __init__(self, per_processor: int, *, whole: bool = False) -> None:
+        super().__init__(PART, per_processor)
+        self._whole = whole
+
+    def _rows(
+        self,
+        pieces: list[tuple[int, int, int]],
+        itemsize: int,  # noqa: ARG002 - of the class above
+        device: torch.device,
+    ) -> list[tuple[int, ...]]:
+        stretches = [PART if self._whole else stretch_of(numel) for _, numel, _ in pieces]
+        ends = [-(-piece[1] // stretch) for piece, stretch in zip(pieces, stretches, strict=True)]
+        length = -(-sum(ends) // (self._per_processor * processors(device)))
+        rows: list[tuple[int, ...]] = []
+        for (address, numel, row), stretch, end in zip(pieces, stretches, ends, strict=True):
+            rows += [
+                (address, first, min(first + length, end), row, numel, stretch)
+                for first in range(0, end, length)
+            ]
+        return rows
+
+
 def _bytes_of(fingerprint: Fingerprint, launches: list[LaunchTable]) -> int:
     tables = sum(launch.units.nbytes for launch in launches)
     return _LIST_BYTES + _PIECE_BYTES * len(fingerprint) + tables
 
 
-def _upload(rows: list[tuple[int, int, int, int]], device: torch.device) -> Tensor:
+def _upload(rows: list[tuple[int, ...]], device: torch.device) -> Tensor:
     pinned = torch.tensor(rows, dtype=torch.int64, device=HOST, pin_memory=device.type != HOST)
     return pinned.to(device, non_blocking=True)

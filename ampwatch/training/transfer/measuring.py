@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
@@ -19,10 +20,12 @@ from ampwatch.guard import is_of_a_signal
 from ampwatch.settings import Settings
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
+from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES, BLOCK_ROW_WORDS
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
 from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, pinned
 from ampwatch.training.transfer.slabs import NORM_BYTES, Landing, RowLabel, Slab
+from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.iteration import TensorRange
     from ampwatch.training.kernels.base import Kernel
-    from ampwatch.wire.records import Topic
 
 logger = logging.getLogger("ampwatch")
 
@@ -40,6 +42,15 @@ SLABS = 3
 
 SLABS_SHARE = 0.5
 """Share of the memory that is left which slabs may take: the rest is for what comes later."""
+
+BLOCK_TOPICS = frozenset(
+    (Topic.GRADIENT, Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT, Topic.WEIGHT)
+)
+"""Topics whose blocks are measured: what matmuls read, or may be kept in a block-scaled format."""
+
+BLOCKS_APART_NS = 5_000_000_000
+"""Time between two samples of a topic in which blocks are measured. What a format would do to a tensor
+changes over thousands of steps, and the blocks of a module are three slots of the ring. Unit: ns."""
 
 HOST_ROWS = 128
 """Rows of the scratch memory that host tensors are measured into, some at a time."""
@@ -112,6 +123,7 @@ class Sample:
 
     Attributes:
         topics: Topics that were measured.
+        with_blocks: Of those, the ones whose blocks are measured.
         incomplete: Topics of which a tensor was not measured, or not as it came to be.
         parts: Number of parts that a whole sample is spread over.
         device_ns: Device time of the measurements, once they have been taken. Unit: ns.
@@ -121,6 +133,7 @@ class Sample:
     """
 
     topics: set[Topic] = field(default_factory=set)
+    with_blocks: set[Topic] = field(default_factory=set)
     incomplete: set[Topic] = field(default_factory=set)
     parts: int = 1
     device_ns: int = 0
@@ -142,6 +155,8 @@ class Measuring:
             memory that is left has no room for them.
         link: Way of rows to the host.
         memory: What may be held.
+        with_blocks: Whether blocks are measured as well, in some of the samples.
+        clock: Time since some point in the past. Unit: ns.
 
     Attributes:
         dropped: Measurements given up: too many were on their way, or the iteration had more
@@ -158,8 +173,14 @@ class Measuring:
         device_rows: int,
         link: Link | None = None,
         memory: MemoryBudget | None = None,
+        *,
+        with_blocks: bool = False,
+        clock: Callable[[], int] = monotonic_ns,
     ) -> None:
         self.dropped = 0
+        self._with_blocks = with_blocks
+        self._clock = clock
+        self._blocks_ns: dict[Topic, int] = {}
         self._memory = memory or MemoryBudget(MIN_LIMIT)
         self._memory.add("transfer", self.held_bytes)
         self.refused = self._refusing = 0
@@ -173,6 +194,7 @@ class Measuring:
         self._free: dict[torch.device, list[Slab]] = {}
         self._scratch: Tensor | None = None
         self._norms: Tensor | None = None
+        self._blocks: Tensor | None = None
         self.open = Sample()
         # Of all samples that anybody still holds; what an interrupt has lost is none of them.
         # No WeakSet: Python swallows an interrupt that comes in the callback of a weak reference.
@@ -203,7 +225,10 @@ class Measuring:
                 rows = min(self._device_rows, self._rows_that_fit())
                 if not rows:
                     return "the setting `memory_bytes` leaves no room for the rows of a sample"
-                slabs = tuple(Slab(device, rows, self._link) for _ in range(SLABS))
+                slabs = tuple(
+                    Slab(device, rows, self._link, with_blocks=self._with_blocks)
+                    for _ in range(SLABS)
+                )
                 self._slabs[device], self._free[device] = slabs, list(slabs)
                 slabs[0].warm_up(kernel)
             self._kernels[device] = kernel
@@ -220,12 +245,14 @@ class Measuring:
         """Return the rows of a slab that the memory has room for, which is left now."""
         host, device = (int(SLABS_SHARE * left) // SLABS for left in self._memory.left())
         block = pinned(host + 1) // 2  # the largest that is no larger
-        return min(block, device) // (ROW_BYTES + NORM_BYTES)
+        blocks = BLOCK_ROW_BYTES if self._with_blocks else 0
+        return min(block, device) // (ROW_BYTES + NORM_BYTES + blocks)
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of the slabs, and of the rows of host tensors."""
         rows = [slab.nbytes for slabs in self._slabs.values() for slab in slabs]
-        scratch = 0 if self._scratch is None else self._scratch.nbytes
+        tensors = (self._scratch, self._norms, self._blocks)
+        scratch = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         return HeldBytes(sum(map(pinned, rows)) + scratch, sum(rows))
 
     def measure(self, topic: Topic, items: Sequence[Item], how: How = WHOLE) -> None:
@@ -242,7 +269,9 @@ class Measuring:
         # be replayed with the user's graph for ever.
         if is_capturing():
             return
-        self.open.topics.add(topic)
+        if topic not in self.open.topics:
+            self.open.topics.add(topic)
+            self._decide_on_blocks(topic)
         try:
             for device, pieces in self._admitted(items, topic, how).items():
                 self.prepare(device)
@@ -258,6 +287,15 @@ class Measuring:
             # What is left of the device's memory is the training's. The next sample may fit.
             self.dropped += 1
             self.open.incomplete.add(topic)
+
+    def _decide_on_blocks(self, topic: Topic) -> None:
+        """Measure the blocks of a topic in the open sample, if that is due."""
+        if not self._with_blocks or topic not in BLOCK_TOPICS:
+            return
+        now = self._clock()
+        if now - self._blocks_ns.get(topic, now - BLOCKS_APART_NS) >= BLOCKS_APART_NS:
+            self._blocks_ns[topic] = now
+            self.open.with_blocks.add(topic)
 
     def _admitted(
         self, items: Sequence[Item], topic: Topic, how: How
@@ -290,14 +328,21 @@ class Measuring:
             stride = [-(-p.tensor.numel() // most) for p in some] if most else None
             tensors = [p.tensor for p in some]
             kernel.measure(tensors, self._scratch, stride=stride)
-            norms = 0
+            norms = blocks = 0
+            if topic in self.open.with_blocks:
+                if self._blocks is None:
+                    shape = (HOST_ROWS, BLOCK_ROW_WORDS)
+                    self._blocks = torch.empty(shape, dtype=torch.int32, device="cpu")
+                kernel.measure_blocks(tensors, self._scratch, self._blocks)
+                blocks = self._blocks.data_ptr()
             if how.with_norms:
                 if self._norms is None:
                     self._norms = torch.empty(HOST_ROWS, dtype=torch.float32, device="cpu")
                 kernel.norms(tensors, self._norms)
                 norms = self._norms.data_ptr()
             # Read at once: the next round overwrites the scratch rows.
-            self.open.ranges += _landing(topic, how, some).read(address, norms)
+            landing = _landing(topic, how, some, with_blocks=bool(blocks))
+            self.open.ranges += landing.read(address, norms, blocks)
 
     def _measure_on_device(
         self, kernel: Kernel, topic: Topic, pieces: Sequence[_Piece], how: How
@@ -314,7 +359,9 @@ class Measuring:
                 )
         if slab is not None and fitting:
             tensors = [p.tensor for p in fitting]
-            slab.measure(kernel, _landing(topic, how, fitting), tensors, how.gate)
+            with_blocks = topic in self.open.with_blocks
+            landing = _landing(topic, how, fitting, with_blocks=with_blocks)
+            slab.measure(kernel, landing, tensors, how.gate)
 
     def _slab(self, device: torch.device) -> Slab | None:
         """Return the open slab of a device, ``None`` if all are on their way."""
@@ -372,9 +419,9 @@ def kernel_trouble(device: torch.device) -> str:
     return Measuring(KernelSelector(Settings()).of, 1)._try(device)  # noqa: SLF001 - of this module
 
 
-def _landing(topic: Topic, how: How, pieces: Sequence[_Piece]) -> Landing:
+def _landing(topic: Topic, how: How, pieces: Sequence[_Piece], *, with_blocks: bool) -> Landing:
     rows = [
         RowLabel(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces
     ]
     is_gated = how.gate is not None
-    return Landing(topic, how.scaled, how.span, is_gated, how.with_norms, rows)
+    return Landing(topic, how.scaled, how.span, is_gated, how.with_norms, with_blocks, rows)

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.iteration import TensorRange
+from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged
 from ampwatch.numerics.formats import OF_TRAINING
+from ampwatch.training.kernels.block_rows import (
+    BLOCK_ROW_BYTES,
+    BLOCK_ROW_WORDS,
+    decode_blocks,
+)
 from ampwatch.training.kernels.dtypes import dtypes_of
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, decode
 
@@ -21,6 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.training.devices import Event, Link
     from ampwatch.training.kernels.base import Kernel
@@ -61,6 +68,7 @@ class Landing:
         span: Number of iterations that updates are the sum of.
         gated: Whether a device scalar had to be non-zero for the values to be measured.
         with_norms: Whether their L2 norms were measured.
+        with_blocks: Whether their blocks were measured.
         rows: Label of each row; rows of one tensor follow one another.
     """
 
@@ -69,20 +77,26 @@ class Landing:
     span: int
     gated: bool
     with_norms: bool
+    with_blocks: bool
     rows: list[RowLabel]
 
-    def read(self, address: int, norms: int) -> Iterator[TensorRange]:
+    def read(self, address: int, norms: int, blocks: int) -> Iterator[TensorRange]:
         """Yield the rows that lie at ``address`` under their names.
 
         Args:
             address: Of the first row.
             norms: Address of the norm of the first, a float32; not read without ``with_norms``.
+            blocks: Address of the blocks of the first; not read without ``with_blocks``.
         """
         held: list[ExponentHistogram] = []
+        held_blocks: list[BlockHistogram] = []
         squares = nothing = 0.0 if self.with_norms else math.nan
         for index, row in enumerate(self.rows):
             words = ctypes.string_at(address + index * ROW_BYTES, ROW_BYTES)
             held.append(decode(words, row.dtype, row.numel))
+            if self.with_blocks:
+                words = ctypes.string_at(blocks + index * BLOCK_ROW_BYTES, BLOCK_ROW_BYTES)
+                held_blocks += decode_blocks(words, held[-1])
             if self.with_norms:
                 squares += ctypes.c_float.from_address(norms + index * NORM_BYTES).value ** 2
             following = self.rows[index + 1 : index + 2]
@@ -90,7 +104,8 @@ class Landing:
                 continue
             histogram = merged(held) if len(held) > 1 else held[0]
             norm = math.sqrt(squares)
-            held, squares = [], nothing
+            of_tensor = _by_size(held_blocks)
+            held, squares, held_blocks = [], nothing, []
             # Behind a closed gate the kernel has left the row empty: nothing was measured.
             if not self.gated or histogram.binned or histogram.nonfinite:
                 yield TensorRange(
@@ -102,7 +117,15 @@ class Landing:
                     self.scaled,
                     self.span,
                     norm,
+                    of_tensor,
                 )
+
+
+def _by_size(blocks: Sequence[BlockHistogram]) -> tuple[BlockHistogram, ...]:
+    """Return the blocks of a tensor, those of its pieces together."""
+    if len(blocks) <= len(BLOCK_SIZES):
+        return tuple(blocks)
+    return tuple(merged_blocks(blocks, size) for size in BLOCK_SIZES)
 
 
 class Slab:
@@ -112,21 +135,27 @@ class Slab:
         device: Device of the rows.
         num_rows: Number of rows; one per tensor.
         link: Way of the rows to the host.
+        with_blocks: Whether there is memory for blocks as well, which takes as much again.
 
     Attributes:
         num_rows: As given.
         room: Rows that are free.
     """
 
-    def __init__(self, device: torch.device, num_rows: int, link: Link) -> None:
+    def __init__(
+        self, device: torch.device, num_rows: int, link: Link, *, with_blocks: bool = False
+    ) -> None:
         self.num_rows = self.room = num_rows
         self._device = device
         self._link = link
         self._rows = torch.empty((num_rows, ROW_WORDS), dtype=torch.int32, device=device)
         # Pinned as float32 by the link, and read as the words they are: a view has the same bytes.
-        pinned = link.landing_place(num_rows * (ROW_WORDS + 1))
+        block_words = BLOCK_ROW_WORDS if with_blocks else 0
+        pinned = link.landing_place(num_rows * (ROW_WORDS + 1 + block_words))
         self._pinned = pinned[: num_rows * ROW_WORDS].view(torch.int32)
-        self._pinned_norms = pinned[num_rows * ROW_WORDS :]
+        self._pinned_norms = pinned[num_rows * ROW_WORDS : num_rows * (ROW_WORDS + 1)]
+        self._pinned_blocks = pinned[num_rows * (ROW_WORDS + 1) :].view(torch.int32)
+        self._blocks = torch.empty((num_rows, block_words), dtype=torch.int32, device=device)
         self._norms = torch.empty(num_rows, dtype=torch.float32, device=device)
         self._event: Event = link.make_event(device)
         self._timers = [
@@ -138,7 +167,7 @@ class Slab:
     @property
     def nbytes(self) -> int:
         """Bytes of the rows, on the device and again in pinned memory. Unit: B."""
-        return self._rows.nbytes + self._norms.nbytes
+        return self._rows.nbytes + self._norms.nbytes + self._blocks.nbytes
 
     def warm_up(self, kernel: Kernel) -> None:
         """Have all compiled that mixed-precision training launches.
@@ -149,6 +178,8 @@ class Slab:
             zeros = [torch.zeros(16, dtype=dtype, device=self._device)]
             kernel.measure(zeros, self._rows)
             kernel.norms(zeros, self._norms)
+            if self._blocks.numel():
+                kernel.measure_blocks(zeros, self._rows, self._blocks)
         # Of a kernel for GPUs the part that reads a gate is the same for all dtypes.
         gate = torch.zeros(1, device=self._device)
         kernel.measure([torch.zeros(16, device=self._device)], self._rows, gate=gate)
@@ -173,6 +204,9 @@ class Slab:
         kernel.measure(tensors, self._rows[self._used :], gate=gate)
         if landing.with_norms:
             kernel.norms(tensors, self._norms[self._used :])
+        if landing.with_blocks:
+            rows, blocks = self._rows[self._used :], self._blocks[self._used :]
+            kernel.measure_blocks(tensors, rows, blocks)
         for _, end in timers:
             end.record(stream)
         if timers:
@@ -187,6 +221,9 @@ class Slab:
         if any(landing.with_norms for landing in self._landings):
             norms = self._norms[: self._used]
             self._pinned_norms[: self._used].copy_(norms, non_blocking=True)
+        if any(landing.with_blocks for landing in self._landings):
+            blocks = self._blocks[: self._used].view(-1)
+            self._pinned_blocks[: len(blocks)].copy_(blocks, non_blocking=True)
         self._event.record(self._link.stream(self._device))
 
     def has_arrived(self) -> bool:
@@ -196,8 +233,10 @@ class Slab:
     def take(self) -> Iterator[TensorRange]:
         """Yield the measurements that have arrived."""
         address, norms = self._pinned.data_ptr(), self._pinned_norms.data_ptr()
+        blocks = self._pinned_blocks.data_ptr()
         for landing in self._landings:
-            yield from landing.read(address, norms)
+            yield from landing.read(address, norms, blocks)
+            blocks += len(landing.rows) * BLOCK_ROW_BYTES
             address += len(landing.rows) * ROW_BYTES
             norms += len(landing.rows) * NORM_BYTES
 

@@ -22,6 +22,14 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampwatch.errors import ReportError
+from ampwatch.numerics.blocks import (
+    BLOCK_SIZES,
+    NUM_DISTANCES,
+    NUM_LEVELS,
+    NUM_MANTISSAS,
+    BlockHistogram,
+    BlockLevel,
+)
 from ampwatch.numerics.exponents import (
     MAX_EXPONENT,
     MIN_EXPONENT,
@@ -163,7 +171,7 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, ExponentHistogram):
+    if isinstance(value, (ExponentHistogram, BlockHistogram, BlockLevel)):
         return _fields(value)
     return value
 
@@ -313,14 +321,45 @@ def _plain_histogram(value: object) -> ExponentHistogram | None:
     return None if value is None else _histogram(value, *PLAIN_EXPONENTS)
 
 
+def _blocks(value: object) -> tuple[BlockHistogram, ...]:
+    return tuple(_of_size(one) for one in _list(value, len(BLOCK_SIZES)))
+
+
+def _of_size(value: object) -> BlockHistogram:
+    given = _object(value)
+    size, top = given["size"], given["top"]
+    if size not in BLOCK_SIZES:
+        refuse("blocks of 16 or 32 elements", size)
+    lowest, highest = PLAIN_EXPONENTS
+    if type(top) is not int or not lowest <= top <= highest:
+        refuse(f"an exponent from {lowest} to {highest}", top)
+    levels = _list(given["levels"], NUM_LEVELS)
+    if len(levels) != NUM_LEVELS:
+        refuse(f"{NUM_LEVELS} levels", levels)
+    return BlockHistogram(size, top, tuple(map(_level, levels)), _count(given["zero_blocks"]))
+
+
+def _level(value: object) -> BlockLevel:
+    given = _object(value)
+    return BlockLevel(
+        _counts(NUM_DISTANCES)(given["distances"]), _counts(NUM_MANTISSAS)(given["maxima"])
+    )
+
+
 _ADDED: dict[type[Any], dict[str, Any]] = {
-    RangeRecord: {"norm": math.nan, "flushed": -1, "before_step": -1, "before": None},
     StepRecord: {
         "phases": [0.0] * len(StepPhase),
         "total_samples": -1,
         "total_tokens": -1,
         "cpu_ns": -1,
         "run_delay_ns": -1,
+    },
+    RangeRecord: {
+        "norm": math.nan,
+        "flushed": -1,
+        "blocks": [],
+        "before_step": -1,
+        "before": None,
     },
 }
 """Members that files of older releases lack, and what is read for them."""
@@ -341,6 +380,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "tuple[Count, Count, Count, Count]": _counts(4),
     "tuple[Count, Count, Count, Count, Count, Count]": _counts(6),
     "ExponentHistogram": _histogram,
+    "tuple[BlockHistogram, ...]": _blocks,
     "ExponentHistogram | None": _plain_histogram,
 }
 """Check of a field's value, by the type that the field is declared with."""

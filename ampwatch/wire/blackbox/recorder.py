@@ -49,6 +49,9 @@ RANGE_BYTES = 1300
 """Bytes of a record of a step or optimizer, and of a measurement, with what they refer to: measured
 with tracemalloc."""
 
+BLOCKS_BYTES = 4000
+"""Bytes of the blocks of a measurement that has them: 4 levels of 48 counts for each of two sizes."""
+
 KEPT_SPANS = 4
 """Steps around findings that are kept for good, in multiples of the newest that are kept."""
 
@@ -108,8 +111,10 @@ class Recorder:
         """What is remembered, as an estimate. Unit: B."""
         steps = len(self._steps) + len(self._kept_steps)
         optimizers = len(self._optimizers) + len(self._kept_optimizers)
-        ranges = len(self._ranges) + len(self._pinned)
-        return STEP_BYTES * (steps + optimizers) + RANGE_BYTES * ranges
+        ranges = [*self._ranges.values(), *self._pinned.values()]
+        blocks = sum(1 for record in ranges if record.blocks)
+        of_ranges = RANGE_BYTES * len(ranges) + BLOCKS_BYTES * blocks
+        return STEP_BYTES * (steps + optimizers) + of_ranges
 
     @property
     def num_alarms(self) -> int:
@@ -196,6 +201,9 @@ class Recorder:
 
     def _put_range(self, record: RangeRecord) -> None:
         key = record.topic, record.module
+        if not record.blocks and key in self._ranges:
+            # Blocks are measured in some of the samples: the newest there are stay.
+            record = replace(record, blocks=self._ranges[key].blocks)
         if key in self._ranges or len(self._ranges) < MAX_MEASURED:
             self._ranges[key] = record
         # The first measurement after a finding may be the one that shows it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from ampwatch.numerics.blocks import BlockHistogram
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records.fields import Count, CountOrUnknown
 
@@ -55,6 +56,8 @@ class RangeRecord:
             where it is not known. Infinite or NaN where an element is.
         flushed: Zeros of a gradient that were values before its format flushed them; -1 if that
             is not known, as of what never was anything but zeros. 0 for what is no gradient.
+        blocks: Elements by their distance from the largest of their block, in blocks along the memory
+            of the tensors, of each size; none of samples in which they were not measured.
         before_step: Iteration that the oldest part of ``before`` is of; -1 without one.
         before: Exponents without the loss scale as if nothing was flushed: what was flushed is as
             it was last measured before that. ``None`` if nothing is, or that is not known.
@@ -72,6 +75,7 @@ class RangeRecord:
     total_infs: Count
     norm: float
     flushed: CountOrUnknown
+    blocks: tuple[BlockHistogram, ...]
     before_step: CountOrUnknown
     before: ExponentHistogram | None
     histogram: ExponentHistogram

@@ -8,7 +8,8 @@ dataclass, enumerations by value, named tuples as arrays; of a ``FindingRecord``
   the byte order of the machine, without padding. It is as fast as MessagePack, and refuses
   what is no number while it packs; everything else is read back for that.
 - A range ends with the fields of its histogram instead of the histogram; ``before`` is an array
-  of the same fields, or nil. ``counts`` are an array of two: how many there are, and their bytes,
+  of the same fields, or nil. ``blocks`` are an array for each size: elements of a block, ``top``, zero
+  blocks, and the counts of distances and maxima of each level. ``counts`` are an array of two: how many there are, and their bytes,
   little-endian, the lowest byte of every count first, then the next of every count, as far as
   the largest count needs.
 - A profiler window is compressed by zlib. Its last kernels are cut off until it fits.
@@ -33,6 +34,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 from msgspec import Meta, json, msgpack
 
+from ampwatch.numerics.blocks import (
+    BLOCK_SIZES,
+    NUM_DISTANCES,
+    NUM_LEVELS,
+    NUM_MANTISSAS,
+    BlockHistogram,
+    BlockLevel,
+)
 from ampwatch.numerics.exponents import (
     MAX_EXPONENT,
     MIN_EXPONENT,
@@ -262,12 +271,14 @@ class _RangeForm(_Form):
 
     def __init__(self) -> None:
         super().__init__(RangeRecord, _check_range)
-        self._place = len(self._names) - 2
+        self._place = self._names.index("blocks")
+        after = self._names.index("before_step")
         self._values = attrgetter(*self._names[: self._place])
         measured = _histogram_types(MIN_EXPONENT, MAX_EXPONENT)
         # Without the loss scale exponents may be beyond those of a measurement, by as much.
         plain = _histogram_types(*PLAIN_EXPONENTS)
-        types = (*get_args(self._types)[: self._place], tuple[plain] | None, *measured)  # type: ignore[valid-type]
+        known = get_args(self._types)
+        types = (*known[: self._place], _BLOCKS, known[after], tuple[plain] | None, *measured)  # type: ignore[valid-type]
         self._decoder = msgpack.Decoder(tuple[types])  # type: ignore[valid-type]
 
     def pack(self, record: RangeRecord, limit: int) -> bytes:  # noqa: ARG002 - nothing to cut
@@ -275,15 +286,19 @@ class _RangeForm(_Form):
         names = cut_name(module, MAX_NAME), cut_name(dtype, MAX_DTYPE_NAME)
         before = None if record.before is None else _pack_histogram(record.before)
         histogram = _pack_histogram(record.histogram)
-        payload = _ENCODER.encode((step, time_ns, topic, *names, *rest, before, *histogram))
+        blocks = tuple(map(_pack_blocks, record.blocks))
+        head = (step, time_ns, topic, *names, *rest, blocks, record.before_step)
+        payload = _ENCODER.encode((*head, before, *histogram))
         self._decoder.decode(payload)
         return payload
 
     def unpack(self, payload: bytes) -> Any:
         values = self._decoder.decode(payload)
-        before, *histogram = values[self._place :]
+        blocks, before_step, before, *histogram = values[self._place :]
         plain = None if before is None else _unpack_histogram(*before)
-        return self._build((*values[: self._place], plain, _unpack_histogram(*histogram)))
+        every = tuple(_unpack_blocks(*one) for one in blocks)
+        head = (*values[: self._place], every, before_step)
+        return self._build((*head, plain, _unpack_histogram(*histogram)))
 
 
 class _TableForm(_Form):
@@ -381,6 +396,30 @@ def _unpack_histogram(first: int, counts: tuple[int, bytes], *elements: Any) -> 
     return ExponentHistogram(first, _unpack_counts(*counts), *elements)
 
 
+def _pack_blocks(blocks: BlockHistogram) -> tuple[Any, ...]:
+    # Of most tensors two levels or three are empty, which take two bytes each.
+    levels = [
+        _pack_counts(level.distances + level.maxima if level.blocks else ())
+        for level in blocks.levels
+    ]
+    return blocks.size, blocks.top, blocks.zero_blocks, levels
+
+
+def _unpack_blocks(
+    size: int, top: int, zero_blocks: int, levels: Iterable[tuple[int, bytes]]
+) -> BlockHistogram:
+    return BlockHistogram(size, top, tuple(_unpack_level(*level) for level in levels), zero_blocks)
+
+
+def _unpack_level(num_counts: int, planes: bytes) -> BlockLevel:
+    if not num_counts:
+        return BlockLevel()
+    if num_counts != NUM_DISTANCES + NUM_MANTISSAS:
+        refuse("as many counts as a level has", num_counts)
+    counts = _unpack_counts(num_counts, planes)
+    return BlockLevel(counts[:NUM_DISTANCES], counts[NUM_DISTANCES:])
+
+
 def _pack_counts(counts: tuple[int, ...]) -> tuple[int, bytes]:
     # The lowest bytes of all counts, then the second ones, as far as the largest count has any: most
     # histograms have counts of two or three bytes, and this needs no length for each of them.
@@ -412,6 +451,8 @@ def _check_range(record: RangeRecord) -> None:
     if record.flushed > record.histogram.zeros:
         refuse("no more flushed zeros than zeros", record.flushed)
     _check_histogram(record.histogram, MIN_EXPONENT, MAX_EXPONENT)
+    for blocks in record.blocks:
+        _check_blocks(blocks)
     if record.before is not None:
         _check_histogram(record.before, *PLAIN_EXPONENTS)
 
@@ -432,6 +473,15 @@ def _check_histogram(h: ExponentHistogram, lowest: int, highest: int) -> None:
     extremes = 0.0 < h.amin <= h.amax < inf if counts else h.amin == inf and 0.0 <= h.amax < inf
     if not extremes:
         refuse("extremes that are finite and in order", h)
+
+
+def _check_blocks(blocks: BlockHistogram) -> None:
+    if blocks.size not in BLOCK_SIZES:
+        refuse("blocks of 16 or 32 elements", blocks.size)
+    for level in blocks.levels:
+        # Each block has a largest element, which lies at the first distance or the second.
+        if not level.blocks <= sum(level.distances) <= level.blocks * blocks.size:
+            refuse("as many elements as blocks can have", level)
 
 
 def _check_step(record: StepRecord) -> None:
@@ -469,6 +519,13 @@ def _check_end(record: EndRecord) -> None:
 def _check_failure(record: SensorFailureRecord) -> None:
     check_names(record.sensor)
 
+
+_COUNTS = tuple[Annotated[int, Meta(ge=0, le=NUM_DISTANCES + NUM_MANTISSAS)], bytes]
+_LEVELS = Annotated[tuple[_COUNTS, ...], Meta(min_length=NUM_LEVELS, max_length=NUM_LEVELS)]
+_EXPONENT = Annotated[int, Meta(ge=PLAIN_EXPONENTS[0] - 1, le=PLAIN_EXPONENTS[1])]
+_BLOCK = tuple[int, _EXPONENT, Annotated[int, Meta(ge=0)], _LEVELS]
+_BLOCKS = Annotated[tuple[_BLOCK, ...], Meta(max_length=len(BLOCK_SIZES))]
+"""Types of the blocks of a range, bounded before anything of their length is made."""
 
 _ENCODER = msgpack.Encoder(enc_hook=_number)
 _JSON_ENCODER = json.Encoder(enc_hook=_number)

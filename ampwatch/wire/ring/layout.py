@@ -58,7 +58,8 @@ LAYOUT = 8
 3: the op census and profiler windows as well. 4: payloads as msgspec packs them; failures of
 sensors as well. 5: ranges say what a format has flushed, and what that was before.
 6: checksums of weights as well. 7: norms of gradients in their ranges. 8: where the time of steps
-goes, on the host in their records and on a device in records of its own; memory as well.
+goes, on the host in their records and on a device in records of its own; memory, and blocks
+in ranges, as well.
 """
 
 MAGIC = b"AMPWATCH"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ampwatch
+from ampwatch.numerics.blocks import BlockHistogram, BlockLevel
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import (
     CastTotal,
@@ -109,7 +110,15 @@ def ranges(module: str = "encoder.0", counts: tuple[int, ...] = (1, 0, 300)) -> 
         total_nans=4,
         total_infs=5,
         norm=0.25,
+        blocks=(_blocks(16), _blocks(32)),
     )
+
+
+def _blocks(size: int) -> BlockHistogram:
+    """A block in the first level, and 300 in the last one, whose elements are all alike."""
+    loud = BlockLevel((1, *[0] * 31), (0, 1, *[0] * 14))
+    quiet = BlockLevel((0, 300 * size, *[0] * 30), (300, *[0] * 15))
+    return BlockHistogram(size, -20, (loud, BlockLevel(), BlockLevel(), quiet), zero_blocks=3)
 
 
 def sampling(index: int) -> SamplingRecord:

@@ -70,6 +70,7 @@ from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
 from ampwatch.training.sensors.state.checksums import ChecksumSensor
+from ampwatch.training.sensors.tape.taping import TapeSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
@@ -338,6 +339,8 @@ class Session:
         self._census = OpCensusSensor(context) if self._samples else None
         self._window = WindowSensor(context) if self._samples else None
         self._replay = ReplaySensor(context) if self._samples else None
+        is_taped = self._samples and settings.record_dir
+        self._tape = TapeSensor(context, outlet.identity) if is_taped else None
         is_unknown = targets.scaler is None and targets.loss_scaler is None
         self._missed_steps = MissedSteps(context) if is_unknown else None
         for sensor in self._sensors(samples):
@@ -378,6 +381,8 @@ class Session:
             yield CollectiveSensor()
             yield InputSensor(context)
             yield from (sensor for sensor in (self._census, self._births) if sensor is not None)
+            if self._tape is not None:
+                yield self._tape
             yield LossyCasts(context)
             yield Fp8Casts(context)
             yield MetricSums(context)
@@ -585,6 +590,8 @@ class Session:
             sentences += self._not_counted()
         if self._replay is not None:
             sentences += self._replay.not_replayed()
+        if self._tape is not None and self._tape.trouble:
+            sentences.append(self._tape.trouble)
         return sentences
 
     def _not_measured(self) -> list[str]:

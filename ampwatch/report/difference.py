@@ -83,19 +83,28 @@ def _verdict(found: Difference, width: int) -> Iterator[str]:
         yield from _wrapped("size", _size(first), width)
         for cause in found.causes:
             yield from _wrapped("there", cause, width)
-        if not found.causes:
+        if not found.causes:  # of an op: everything else has words of its own
             words = "the tapes do not say why: same op, same dtypes, same options; what runs inside of it does"
             yield from _wrapped("there", words, width)
     apart = found.first_apart
     if apart is not None and (first is None or place_of(apart) != place_of(first)):
         words = f"{place_of(apart)}: {_share(apart.distance)} apart"
         yield from _wrapped("begins", words, width)
-    others = found.departures[1 : 1 + SHOWN_PLACES]
-    for other in others:
+    others = _others(found.departures)
+    for other in others[:SHOWN_PLACES]:
         yield from _wrapped("then", f"{place_of(other)}: {_size(other)}", width)
-    if len(found.departures) > 1 + SHOWN_PLACES:
-        yield from _wrapped("then", f"{len(found.departures) - 1 - SHOWN_PLACES} more places", width)
+    if len(others) > SHOWN_PLACES:
+        yield from _wrapped("then", f"{len(others) - SHOWN_PLACES} more places: --json has all", width)
     yield ""
+
+
+def _others(departures: Sequence[Departure]) -> list[Departure]:
+    """Return the departures after the first, of each place that of the first step."""
+    places: dict[tuple[object, ...], Departure] = {}
+    for departure in departures:
+        key = departure.kind, departure.module, departure.name, departure.phase
+        places.setdefault(key, departure)
+    return list(places.values())[1:]
 
 
 def _size(departure: Departure) -> str:

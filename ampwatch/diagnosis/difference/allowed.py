@@ -31,6 +31,10 @@ ACCUMULATED = 2.0
 ATTENTION = 4.0
 """Condition of attention in one op, whose logits nobody sees."""
 
+TURNING = 8.0
+"""Mean distances of a gradient's elements within which one of them may change its sign: what is apart
+gathers in some of them."""
+
 FLOAT32_UNIT = 2.0**-24
 TF32_UNIT = 2.0**-11
 
@@ -69,9 +73,11 @@ def condition(row: TapeRow, sources: Sequence[TapeRow], siblings: Sequence[TapeR
         sources: What it has read.
         siblings: All that it has made, in order.
     """
-    if not row.norm or not sources:
+    # Norms of bits, indices and masks say nothing of what is computed.
+    read = [source for source in sources if source.dtype in FORMATS]
+    if not row.norm or not read:
         return 1.0
-    return max(1.0, _terms(row, sources, siblings) / row.norm)
+    return max(1.0, _terms(row, read, siblings) / row.norm)
 
 
 def _terms(row: TapeRow, sources: Sequence[TapeRow], siblings: Sequence[TapeRow]) -> float:
@@ -88,15 +94,18 @@ def _terms(row: TapeRow, sources: Sequence[TapeRow], siblings: Sequence[TapeRow]
         return row.norm * ATTENTION
     if "norm" in name and name.startswith(("native_", "_fused_", "cudnn_", "_native_")):
         return _normalized(row, sources, siblings)
-    if name == "mean":
-        return largest / max(1.0, _terms_of_sum(row, sources))
+    if name in ("mean", "sum"):
+        # Errors that are alike in all terms add up, where the terms themselves cancel.
+        terms = max(1.0, _terms_of_sum(row, sources))
+        return largest * math.sqrt(terms) / (terms if name == "mean" else 1.0)
     if row.phase == 1 or name in _SUMS:
         return largest
-    return row.norm
+    # A part may be read of what was written, and have all of its error.
+    return max((s.norm for s in sources if s.numel > row.numel), default=row.norm)
 
 
 _SUMS = frozenset(
-    {"add", "sub", "add_", "sub_", "rsub", "sum", "lerp", "cumsum", "index_add_", "scatter_add_"}
+    {"add", "sub", "add_", "sub_", "rsub", "lerp", "cumsum", "index_add_", "scatter_add_"}
     | {"addcmul", "addcdiv", "var", "std", "var_mean"}
 )
 
@@ -106,7 +115,9 @@ def _product(row: TapeRow, sources: Sequence[TapeRow]) -> float:
     first, second = sorted(sources, key=lambda source: -source.numel)[:2]
     inner = math.sqrt(first.numel * second.numel / row.numel) if row.numel else 1.0
     offsets = max((s.norm for s in sources if s not in (first, second)), default=0.0)
-    return max(first.norm * second.norm / math.sqrt(max(inner, 1.0)), offsets)
+    # In backward the terms are of the elements of a batch, whose errors are alike in part.
+    power = 0.25 if row.phase == 1 else 0.5
+    return max(first.norm * second.norm / max(inner, 1.0) ** power, offsets)
 
 
 def _normalized(row: TapeRow, sources: Sequence[TapeRow], siblings: Sequence[TapeRow]) -> float:
@@ -132,3 +143,25 @@ def accumulated(row: TapeRow, sources: Sequence[TapeRow]) -> float:
     else:
         terms = _terms_of_sum(row, sources)
     return ACCUMULATED * FLOAT32_UNIT * math.sqrt(max(terms, 1.0))
+
+
+def turned_share(a: TapeRow, b: TapeRow, distance: float) -> float:
+    """Return the share of elements so near zero that what two gradients are apart may turn them around.
+
+    Args:
+        a: The gradient in the one run.
+        b: In the other.
+        distance: How far they are apart.
+    """
+    if not distance or not a.numel:
+        return 0.0
+    apart = min(distance, 1.0) * max(a.norm, b.norm) / math.sqrt(a.numel)
+    return max(_below(row, TURNING * apart * row.scale) for row in (a, b))
+
+
+def _below(row: TapeRow, magnitude: float) -> float:
+    """Return the share of elements that are not zero and at most ``magnitude``, by the bins."""
+    if magnitude <= 0.0 or not row.counts:
+        return 0.0
+    last = math.ceil(math.log2(magnitude)) - row.first + 1
+    return sum(row.counts[: max(last, 0)]) / row.numel

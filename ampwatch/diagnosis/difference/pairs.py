@@ -106,11 +106,11 @@ def pair_up(a: TapeStep, b: TapeStep, ratio: float) -> PairedStep:
         a: The step of the one.
         b: The step of the other.
         ratio: Loss scale of the one by that of the other: what is computed in backward may be
-            multiplied by it.
+            multiplied by it, and the loss.
 
     Cost: some 20 us a row.
     """
-    pairs = [*_named(a.rows, b.rows), *_inputs(a.rows, b.rows), *_ops(a.rows, b.rows, ratio)]
+    pairs = [*_named(a.rows, b.rows), *_inputs(a.rows, b.rows, ratio), *_ops(a.rows, b.rows, ratio)]
     return PairedStep(a.step, a.rows, b.rows, sorted(pairs))
 
 
@@ -122,11 +122,15 @@ def _named(a: Sequence[TapeRow], b: Sequence[TapeRow]) -> Iterable[Pair]:
             yield Pair(number, other, distance(row, b[other]))
 
 
-def _inputs(a: Sequence[TapeRow], b: Sequence[TapeRow]) -> Iterable[Pair]:
+def _inputs(a: Sequence[TapeRow], b: Sequence[TapeRow], ratio: float) -> Iterable[Pair]:
     """Yield pairs of inputs of a module: of equal shape, in their order, but nearest first.
 
     An op that reads what nobody has made has another name where a cast has read it before.
     """
+
+    def apart(n: int, m: int) -> float:
+        return min(distance(a[n], b[m], x) for x in (_ratios(ratio) if a[n].name else (1.0,)))
+
     there: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     for number, row in enumerate(b):
         if row.kind == RowKind.INPUT:
@@ -137,18 +141,21 @@ def _inputs(a: Sequence[TapeRow], b: Sequence[TapeRow]) -> Iterable[Pair]:
         left = there[row.module, tuple(row.shape)]
         same = [n for n in left if b[n].name == row.name] or left
         if same:
-            best = min(same, key=lambda n: distance(row, b[n]))  # noqa: B023 - used at once
+            best = min(same, key=lambda m: apart(number, m))  # noqa: B023 - used at once
             left.remove(best)
-            yield Pair(number, best, distance(row, b[best]))
+            yield Pair(number, best, apart(number, best))
 
 
 def _ops(a: Sequence[TapeRow], b: Sequence[TapeRow], ratio: float) -> Iterable[Pair]:
     groups_a, groups_b = _by_place(a), _by_place(b)
     for place, mine in groups_a.items():
         theirs = groups_b.get(place, [])
-        is_backward = place[0] == 1
-        ratios = (1.0, ratio) if is_backward and ratio != 1.0 else (1.0,)
-        yield from _aligned(a, b, mine, theirs, ratios)
+        yield from _aligned(a, b, mine, theirs, _ratios(ratio))
+
+
+def _ratios(ratio: float) -> tuple[float, ...]:
+    """Return what a row may be multiplied by: nothing, or the loss scale."""
+    return (1.0,) if ratio == 1.0 else (1.0, ratio)
 
 
 def _by_place(rows: Sequence[TapeRow]) -> dict[tuple[int, str], list[int]]:

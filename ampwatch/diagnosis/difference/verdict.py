@@ -13,10 +13,11 @@ from ampwatch.diagnosis.difference.allowed import (
     condition,
     flushed,
     rounding_of,
+    turned_share,
     unit_of,
 )
 from ampwatch.diagnosis.difference.context import Contrast, contrast, profile_of
-from ampwatch.diagnosis.difference.pairs import CASTS, PairedStep, pair_up
+from ampwatch.diagnosis.difference.pairs import CASTS, PairedStep, distance, pair_up
 from ampwatch.errors import DiffError
 from ampwatch.wire.tape.rows import RowKind
 
@@ -274,6 +275,7 @@ class _Judge:
         self._unit = max(max(map(unit_of, p), default=0.0) for p in profiles)
         self._tf32 = tuple(_has_tf32(tape) for tape in (a, b))
         self._gradients: dict[str, float] = {}
+        self._turned: dict[str, float] = {}
         self._left: dict[str, float] = {}
         self._left_step = -1
         classes = {o.get("class", "") for tape in (a, b) for o in tape.head.optimizers}
@@ -297,12 +299,16 @@ class _Judge:
         """Return the places of one step that formats do not explain, in order."""
         found = [*self._of_state(paired)]
         if not self._is_split:
-            found += self._of_inputs(paired)
-            found += self._of_flow(paired)
+            inputs = list(self._of_inputs(paired))
+            flow = self._of_flow(paired)
+            # What has drawn another batch is no place of its own.
+            found += inputs + [d for d in flow if not (inputs and d.name in RANDOM)]
         else:
             found += self._of_split(paired)
         for name, pair in paired.named(RowKind.GRADIENT).items():
             self._gradients[name] = max(self._gradients.get(name, 0.0), pair.distance)
+            turned = turned_share(paired.a[pair.a], paired.b[pair.b], pair.distance)
+            self._turned[name] = max(self._turned.get(name, 0.0), turned)
         found += self._of_updates(paired)
         self._left = {n: p.distance for n, p in paired.named(RowKind.NEW_WEIGHT).items()}
         self._left_step = paired.step
@@ -393,8 +399,11 @@ class _Judge:
             rounded = ROUNDINGS * unit * a.norm / size if size else 0.0
             decayed = GROWTH * old.distance * a.norm / size if size else 0.0
             grown = GROWTH * (incoming if self._is_linear else math.sqrt(min(incoming, 1.0)))
+            if not self._is_linear:
+                # An element that turns around is off by twice the update.
+                grown += 2.0 * math.sqrt(self._turned.get(name, 0.0))
             allowed = grown + rounded + decayed
-            if apart > min(allowed, 1.0) and apart > allowed:
+            if apart > allowed:
                 yield self._departure(paired, pair._replace(distance=apart), allowed, incoming)
 
     def _departure(
@@ -419,12 +428,31 @@ class _Judge:
             causes.append("it draws random numbers, and the runs draw other ones")
         if a.nonfinite != b.nonfinite:
             causes.append(f"{a.nonfinite} elements are not finite in A, {b.nonfinite} in B")
+        if first.kind in (RowKind.WEIGHT, RowKind.BUFFER) and math.isfinite(first.incoming):
+            causes.append(self._cause_of_state(first))
+        if first.kind == RowKind.INPUT and not first.name:
+            causes.append(self._cause_of_batch(first))
         causes += known.of_module(first.module)
         if first.kind == RowKind.NEW_WEIGHT:
             causes += known.optimizers
         is_product = any(word in first.name for word in ("mm", "linear", "conv", "matmul"))
         causes += [fact for fact in known.facts if is_product and ("tf32" in fact or "precision" in fact)]
         return list(dict.fromkeys(causes))
+
+
+    def _cause_of_state(self, first: Departure) -> str:
+        if first.incoming:
+            return "the weights were changed between two steps, by something else than an optimizer"
+        if first.step:
+            return "they differ before the first step that both recorded: record from the start"
+        return "another seed, another checkpoint, or another way to initialise it"
+
+    def _cause_of_batch(self, first: Departure) -> str:
+        for step, there in sorted(self._b.steps.items()):
+            rows = [r for r in there.rows if _is_batch(r) and r.index == first.a.index]
+            if any(r.shape == first.a.shape and distance(first.a, r) == 0.0 for r in rows):
+                return f"A's batch of step {first.step} is B's batch of step {step}: another order"
+        return "other data, other augmentation, or another order"
 
 
 def _dtypes(row: TapeRow) -> str:
@@ -474,17 +502,17 @@ def _only(paired: PairedStep, pair: Pair, side: int, letter: str) -> Iterator[st
     """Yield the ops between a pair and what both runs have, which one of them alone runs."""
     rows = paired.b if side else paired.a
     matched = {p[side] for p in paired.pairs}
-    left, seen = list(rows[pair[side]].sources), set[int]()
+    left, alone = list(rows[pair[side]].sources), set[int]()
     while left:
         number = left.pop()
-        if number in matched or number in seen:
-            continue
-        seen.add(number)
+        if number not in matched and number not in alone:
+            alone.add(number)
+            left += rows[number].sources
+    for number in sorted(alone):
         row = rows[number]
         if row.kind == RowKind.OP and row.name not in CASTS:
             where = f" in {row.module}" if row.module else ""
             yield f"{letter} alone runs {row.name}{where} before it"
-        left += row.sources
 
 
 def _update(paired: PairedStep, old: Pair, new: Pair) -> tuple[float, float]:

@@ -156,12 +156,8 @@ class Settings:
         "",
         "Directory of tapes: what each recorded step computes, tensor by tensor, for `ampwatch diff`; empty: nothing is recorded. At `standard` and `deep`.",
     )
-    record_first: int = _knob(
-        8, "Steps at the start that are recorded, each.", low=0, high=100000
-    )
-    record_every: int = _knob(
-        0, "After these, each so many-th step is recorded; 0: none.", low=0
-    )
+    record_first: int = _knob(8, "Steps at the start that are recorded, each.", low=0, high=100000)
+    record_every: int = _knob(0, "After these, each so many-th step is recorded; 0: none.", low=0)
     record_elements: int = _knob(
         -1,
         "Recorded step of which outputs and gradients of modules are kept element by element, up to 256 MiB; -1: none.",

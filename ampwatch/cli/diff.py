@@ -89,5 +89,7 @@ def run(args: argparse.Namespace) -> int:
 def _printable(text: str) -> str:
     """Return ``text`` as the terminal can show it: names of modules may be any text."""
     encoding = sys.stdout.encoding or "utf-8"
-    plain = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    plain = "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
     return plain.encode(encoding, errors="replace").decode(encoding)

@@ -76,7 +76,9 @@ def _verdict(found: Difference, width: int) -> Iterator[str]:
         return
     first = found.departures[0] if found.departures else None
     if first is None:
-        yield from _wrapped("verdict", "they differ as their formats explain, and no further", width)
+        yield from _wrapped(
+            "verdict", "they differ as their formats explain, and no further", width
+        )
     else:
         yield from _wrapped("verdict", "they differ by more than their formats explain", width)
         yield from _wrapped("where", place_of(first), width)
@@ -94,7 +96,9 @@ def _verdict(found: Difference, width: int) -> Iterator[str]:
     for other in others[:SHOWN_PLACES]:
         yield from _wrapped("then", f"{place_of(other)}: {_size(other)}", width)
     if len(others) > SHOWN_PLACES:
-        yield from _wrapped("then", f"{len(others) - SHOWN_PLACES} more places: --json has all", width)
+        yield from _wrapped(
+            "then", f"{len(others) - SHOWN_PLACES} more places: --json has all", width
+        )
     yield ""
 
 
@@ -244,23 +248,22 @@ def _run(tape: Tape) -> dict[str, Any]:
 
 def _departure(departure: Departure) -> dict[str, Any]:
     a, b = departure.a, departure.b
-    return _finite(
-        {
-            "step": departure.step,
-            "kind": departure.kind.name.lower(),
-            "module": departure.module,
-            "name": departure.name,
-            "phase": departure.phase,
-            "distance": departure.distance,
-            "allowed": departure.allowed,
-            "incoming": departure.incoming,
-            "dtypes": [a.dtype, b.dtype],
-            "inputs": [a.inputs, b.inputs],
-            "amax": [a.amax, b.amax],
-            "norm": [a.norm, b.norm],
-            "place": place_of(departure),
-        }
-    )
+    found = {
+        "step": departure.step,
+        "kind": departure.kind.name.lower(),
+        "module": departure.module,
+        "name": departure.name,
+        "phase": departure.phase,
+        "distance": departure.distance,
+        "allowed": departure.allowed,
+        "incoming": departure.incoming,
+        "dtypes": [a.dtype, b.dtype],
+        "inputs": [a.inputs, b.inputs],
+        "amax": [a.amax, b.amax],
+        "norm": [a.norm, b.norm],
+        "place": place_of(departure),
+    }
+    return {name: _finite(value) for name, value in found.items()}
 
 
 def _finite(value: Any) -> Any:

@@ -380,9 +380,8 @@ class Session:
             yield context.regions
             yield CollectiveSensor()
             yield InputSensor(context)
-            yield from (sensor for sensor in (self._census, self._births) if sensor is not None)
-            if self._tape is not None:
-                yield self._tape
+            own = (self._census, self._births, self._tape)
+            yield from (sensor for sensor in own if sensor is not None)
             yield LossyCasts(context)
             yield Fp8Casts(context)
             yield MetricSums(context)

@@ -89,6 +89,7 @@ class Planted:
         learning_rate: Of AdamW.
         around: Called before the training, and returns what undoes it.
         steps: Steps that are trained.
+        images: Whether a small ResNet is trained with SGD instead.
         settings: Of ampwatch.
     """
 
@@ -99,7 +100,7 @@ class Planted:
     scale: float = 1024.0
     learning_rate: float = 1e-3
     steps: int = 4
-    size: int = BATCH
+    images: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -107,12 +108,7 @@ def train(directory: Path, planted: Planted | None = None) -> Tape:
     """Train, and return the tape."""
     planted = planted or Planted()
     torch.manual_seed(0)
-    model = Transformer().train()
-    if not planted.drops:
-        for block in model.blocks:
-            block.drop.eval()
-    planted.model(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=planted.learning_rate)
+    model, optimizer = _images() if planted.images else _transformer(planted)
     is_scaled = planted.dtype is torch.float16
     scaler = torch.amp.GradScaler("cpu", init_scale=planted.scale, enabled=is_scaled)
     settings = {"record_dir": str(directory), "record_first": planted.steps, **planted.settings}
@@ -122,6 +118,34 @@ def train(directory: Path, planted: Planted | None = None) -> Tape:
         for step in range(planted.steps):
             _step(model, optimizer, scaler, step, planted)
     return read_tape(find_tape(directory))
+
+
+def _transformer(planted: Planted) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = Transformer().train()
+    if not planted.drops:
+        for block in model.blocks:
+            block.drop.eval()
+    planted.model(model)
+    return model, torch.optim.AdamW(model.parameters(), lr=planted.learning_rate)
+
+
+class Convolutions(nn.Module):
+    """Convolutions with BatchNorm around a residual connection, on images made of words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.last = nn.Linear(8, LENGTH * WORDS)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.first(words.float().div(WORDS).view(BATCH, 1, 3, -1))
+        return self.last((x + self.second(x)).mean((2, 3)))
+
+
+def _images() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = Convolutions()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def _step(model: nn.Module, optimizer: Any, scaler: Any, step: int, planted: Planted) -> None:

@@ -39,7 +39,9 @@ FLOAT32_UNIT = 2.0**-24
 TF32_UNIT = 2.0**-11
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "matmul", "mv", "addmv", "dot"})
-_EXPONENTIALS = frozenset({"_softmax", "_log_softmax", "exp", "logsumexp", "softmax", "log_softmax"})
+_EXPONENTIALS = frozenset(
+    {"_softmax", "_log_softmax", "exp", "logsumexp", "softmax", "log_softmax"}
+)
 
 
 def unit_of(dtype: str) -> float:
@@ -82,23 +84,25 @@ def condition(row: TapeRow, sources: Sequence[TapeRow], siblings: Sequence[TapeR
 
 def _terms(row: TapeRow, sources: Sequence[TapeRow], siblings: Sequence[TapeRow]) -> float:
     """Return the norm that the result had if nothing cancelled."""
-    norms = [source.norm for source in sources]
-    name, largest = row.name, max(norms)
-    if name in _MATMULS and len(sources) > 1:
-        return _product(row, sources)
-    if "convolution" in name and len(sources) > 1:
-        return _product(row, sources) if row.phase == 0 else largest * max(1.0, min(norms))
+    name = row.name
     if name in _EXPONENTIALS:
         return row.norm * max(1.0, sources[0].amax)
     if "attention" in name or "attn" in name:
         return row.norm * ATTENTION
+    if len(sources) > 1 and (name in _MATMULS or "convolution" in name):
+        return _product(row, sources)
     if "norm" in name and name.startswith(("native_", "_fused_", "cudnn_", "_native_")):
         return _normalized(row, sources, siblings)
-    if name in ("mean", "sum"):
+    return _added(row, sources)
+
+
+def _added(row: TapeRow, sources: Sequence[TapeRow]) -> float:
+    largest = max(source.norm for source in sources)
+    if row.name in ("mean", "sum"):
         # Errors that are alike in all terms add up, where the terms themselves cancel.
         terms = max(1.0, _terms_of_sum(row, sources))
-        return largest * math.sqrt(terms) / (terms if name == "mean" else 1.0)
-    if row.phase == 1 or name in _SUMS:
+        return largest * math.sqrt(terms) / (terms if row.name == "mean" else 1.0)
+    if row.phase == 1 or row.name in _SUMS:
         return largest
     # A part may be read of what was written, and have all of its error.
     return max((s.norm for s in sources if s.numel > row.numel), default=row.norm)
@@ -113,11 +117,13 @@ _SUMS = frozenset(
 def _product(row: TapeRow, sources: Sequence[TapeRow]) -> float:
     """Return the norm of a product of random matrices of the norms that were multiplied."""
     first, second = sorted(sources, key=lambda source: -source.numel)[:2]
+    if row.phase == 1 and "convolution" in row.name:
+        return max(first.norm, second.norm) * max(1.0, min(first.norm, second.norm))
     inner = math.sqrt(first.numel * second.numel / row.numel) if row.numel else 1.0
     offsets = max((s.norm for s in sources if s not in (first, second)), default=0.0)
     # In backward the terms are of the elements of a batch, whose errors are alike in part.
     power = 0.25 if row.phase == 1 else 0.5
-    return max(first.norm * second.norm / max(inner, 1.0) ** power, offsets)
+    return max(first.norm * second.norm / math.pow(max(inner, 1.0), power), offsets)
 
 
 def _normalized(row: TapeRow, sources: Sequence[TapeRow], siblings: Sequence[TapeRow]) -> float:

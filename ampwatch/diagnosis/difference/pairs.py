@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.tape.rows import TapeStep
 
+    _Key = tuple[str, tuple[int, ...]]
+
 CASTS = frozenset({"_to_copy", "to", "copy", "_foreach_copy_"})
 """Ops that only change the dtype: runs of other formats have others, which is no difference."""
 
@@ -141,7 +143,7 @@ def _inputs(a: Sequence[TapeRow], b: Sequence[TapeRow], ratio: float) -> Iterabl
         left = there[row.module, tuple(row.shape)]
         same = [n for n in left if b[n].name == row.name] or left
         if same:
-            best = min(same, key=lambda m: apart(number, m))  # noqa: B023 - used at once
+            best = min(same, key=lambda m: apart(number, m))
             left.remove(best)
             yield Pair(number, best, apart(number, best))
 
@@ -176,14 +178,14 @@ def _aligned(
     def apart(n: int, m: int) -> float:
         return min(distance(a[n], b[m], ratio) for ratio in ratios)
 
-    keys = [(a[n].name, *a[n].shape) for n in mine], [(b[n].name, *b[n].shape) for n in theirs]
-    matched = [(mine[i], theirs[j]) for i, j in _matches(*keys)]
+    matches = _matches([_key(a[n]) for n in mine], [_key(b[n]) for n in theirs])
+    matched = [(mine[i], theirs[j]) for i, j in matches]
     free = sorted(set(theirs) - {m for _, m in matched})
     for n, m in matched:
         found, best = apart(n, m), m
         if found > WRONG:
             like = [k for k in free if b[k].name == a[n].name and b[k].shape == a[n].shape]
-            nearest = min(like, key=lambda k: apart(n, k), default=m)  # noqa: B023 - used at once
+            nearest = min(like, key=lambda k: apart(n, k), default=m)
             if apart(n, nearest) < found / 2:
                 free.remove(nearest)
                 free.append(m)
@@ -191,7 +193,12 @@ def _aligned(
         yield Pair(n, best, found)
 
 
-def _matches(a: list[tuple[str | int, ...]], b: list[tuple[str | int, ...]]) -> Iterable[tuple[int, int]]:
+def _key(row: TapeRow) -> tuple[str, tuple[int, ...]]:
+    return row.name, tuple(row.shape)
+
+
+def _matches(a: list[_Key], b: list[_Key]) -> Iterable[tuple[int, int]]:
+    """Yield the places of two lists that belong together, as `diff` finds them."""
     if a == b:
         yield from ((i, i) for i in range(len(a)))
         return

@@ -38,7 +38,16 @@ SPLIT = 64.0
 """Units of rounding that gradients may be off whose batch was divided otherwise."""
 
 RANDOM = frozenset(
-    {"native_dropout", "bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "normal_"}
+    {
+        "native_dropout",
+        "bernoulli",
+        "bernoulli_",
+        "rand",
+        "randn",
+        "rand_like",
+        "randn_like",
+        "normal_",
+    }
     | {"uniform_", "random_", "randint", "randperm", "multinomial", "normal", "exponential_"}
 )
 
@@ -190,7 +199,7 @@ def _check_steps(a: Tape, b: Tape, steps: list[int]) -> None:
     mine, theirs = (_weights(tape, steps[0]) for tape in (a, b))
     common = mine.keys() & theirs.keys()
     if (mine and theirs) and len(common) * 2 < max(len(mine), len(theirs)):
-        only = sorted(mine.keys() ^ theirs.keys())[0]
+        only = min(mine.keys() ^ theirs.keys())
         msg = (
             f"expected two runs of one model, got {len(mine)} and {len(theirs)} parameters of which"
             f" {len(common)} have the same name ({only!r} is in one alone); compare runs of the same model"
@@ -344,7 +353,9 @@ class _Judge:
         """Yield what was computed further apart than what it was computed from."""
         mine, theirs = _flow(paired.a, paired.pairs, 0), _flow(paired.b, paired.pairs, 1)
         has_ops = any(row.kind == RowKind.OP for row in paired.a)
-        so_far = max((p.distance for p in paired.of_kind(RowKind.WEIGHT, RowKind.INPUT)), default=0.0)
+        so_far = max(
+            (p.distance for p in paired.of_kind(RowKind.WEIGHT, RowKind.INPUT)), default=0.0
+        )
         flow = {RowKind.OP, RowKind.OUTPUT, RowKind.OUTPUT_GRADIENT, RowKind.GRADIENT}
         for pair in paired.pairs:
             a, b = paired.a[pair.a], paired.b[pair.b]
@@ -421,9 +432,7 @@ class _Judge:
         causes = list(first.only)
         a, b = first.a, first.b
         if first.kind == RowKind.OP and (a.dtype, a.inputs) != (b.dtype, b.inputs):
-            causes.append(
-                f"{first.name} computes {_dtypes(a)} in A and {_dtypes(b)} in B"
-            )
+            causes.append(f"{first.name} computes {_dtypes(a)} in A and {_dtypes(b)} in B")
         if first.kind == RowKind.OP and a.name in RANDOM:
             causes.append("it draws random numbers, and the runs draw other ones")
         if a.nonfinite != b.nonfinite:
@@ -436,9 +445,10 @@ class _Judge:
         if first.kind == RowKind.NEW_WEIGHT:
             causes += known.optimizers
         is_product = any(word in first.name for word in ("mm", "linear", "conv", "matmul"))
-        causes += [fact for fact in known.facts if is_product and ("tf32" in fact or "precision" in fact)]
+        causes += [
+            fact for fact in known.facts if is_product and ("tf32" in fact or "precision" in fact)
+        ]
         return list(dict.fromkeys(causes))
-
 
     def _cause_of_state(self, first: Departure) -> str:
         if first.incoming:
@@ -473,7 +483,7 @@ def _phase(row: TapeRow) -> str:
 
 def _flow(rows: Sequence[TapeRow], pairs: Sequence[Pair], side: int) -> list[float]:
     """Return how far each row of one run is apart from the other run, or what it was made of is."""
-    known = {pair[side]: pair.distance for pair in pairs}
+    known = {(pair.b if side else pair.a): pair.distance for pair in pairs}
     found: list[float] = []
     for number, row in enumerate(rows):
         if number in known:
@@ -501,8 +511,9 @@ def _is_like(row: TapeRow, other: TapeRow) -> bool:
 def _only(paired: PairedStep, pair: Pair, side: int, letter: str) -> Iterator[str]:
     """Yield the ops between a pair and what both runs have, which one of them alone runs."""
     rows = paired.b if side else paired.a
-    matched = {p[side] for p in paired.pairs}
-    left, alone = list(rows[pair[side]].sources), set[int]()
+    matched = {p.b if side else p.a for p in paired.pairs}
+    mine = pair.b if side else pair.a
+    left, alone = list(rows[mine].sources), set[int]()
     while left:
         number = left.pop()
         if number not in matched and number not in alone:

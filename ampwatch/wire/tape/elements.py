@@ -14,7 +14,7 @@ import os
 import struct
 from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ampwatch.errors import DiffError
 
@@ -126,28 +126,28 @@ class ElementsFile:
                 length = file.read(8)
                 header = struct.unpack("<Q", length)[0] if len(length) == 8 else 0
                 if not 0 < header <= min(MAX_HEADER, size - 8):
-                    raise self._bad("its header is not whole")
+                    self._refuse("its header is not whole")
                 text = file.read(header)
         except OSError as error:
             if isinstance(error, DiffError):
                 raise
-            raise self._bad(error.strerror or "it cannot be read") from None
+            self._refuse(error.strerror or "it cannot be read")
         self._begin = 8 + header
         self._entries = self._checked(text, size - self._begin)
         self.names = list(self._entries)
 
-    def _bad(self, why: str) -> DiffError:
+    def _refuse(self, why: str) -> NoReturn:
         msg = (
             f"expected the elements of a step, a file that a run records with record_elements=STEP, got"
             f" {str(self._path)!r}: {why}"
         )
-        return DiffError(msg)
+        raise DiffError(msg) from None
 
     def _checked(self, text: bytes, room: int) -> dict[str, tuple[str, tuple[int, ...], int]]:
         try:
             header = json.loads(text)
         except (ValueError, RecursionError):
-            raise self._bad("its header is no JSON") from None
+            self._refuse("its header is no JSON")
         entries = {}
         for name, entry in header.items() if isinstance(header, dict) else ():
             if name == "__metadata__":
@@ -160,7 +160,7 @@ class ElementsFile:
             except (KeyError, TypeError, ValueError):
                 sound = False
             if not sound:
-                raise self._bad(f"the entry of {str(name)[:80]!r} is not sound")
+                self._refuse(f"the entry of {str(name)[:80]!r} is not sound")
             entries[name] = dtype, shape, begin
         return entries
 
@@ -177,9 +177,9 @@ class ElementsFile:
                 file.seek(self._begin + begin)
                 data = file.read(count * _SIZES[dtype])
         except OSError as error:
-            raise self._bad(error.strerror or "it cannot be read") from None
+            self._refuse(error.strerror or "it cannot be read")
         if len(data) < count * _SIZES[dtype]:
-            raise self._bad("it has become shorter")
+            self._refuse("it has become shorter")
         return Elements(name, dtype, shape, array("d", _values(dtype, data, count)))
 
 

@@ -12,7 +12,6 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,6 +28,7 @@ from ampwatch.wire.tape.rows import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from typing import BinaryIO
 
 SUFFIX = ".tape"

@@ -50,7 +50,9 @@ def head_of(context: Context, identity: RunIdentity) -> TapeHead:
 
 def _options(module: nn.Module) -> dict[str, str]:
     named = {name: value for name, value in vars(module).items() if _is_option(name, value)}
-    return {name[:MAX_TEXT]: repr(value)[:MAX_TEXT] for name, value in list(named.items())[:MAX_OPTIONS]}
+    return {
+        name[:MAX_TEXT]: repr(value)[:MAX_TEXT] for name, value in list(named.items())[:MAX_OPTIONS]
+    }
 
 
 def _is_option(name: str, value: object) -> bool:

@@ -91,7 +91,9 @@ class StepRows:
         """
         part = local_part(tensor)
         if part is None or part.layout is not torch.strided or part.is_quantized or part.is_meta:
-            self.missing["some tensors hide their memory: subclasses, sparse and quantized ones"] = None
+            self.missing[
+                "some tensors hide their memory: subclasses, sparse and quantized ones"
+            ] = None
             return
         if sources is None:
             sources = self.sources_of(read)
@@ -105,7 +107,15 @@ class StepRows:
             self._indices[name] = index + 1
             dtypes = sorted({name_of(t.dtype) for t in read if t.is_floating_point()})
             row = _Measured(
-                name, index, name_of(part.dtype), list(part.shape), sums, bins, scale, sources, dtypes
+                name,
+                index,
+                name_of(part.dtype),
+                list(part.shape),
+                sums,
+                bins,
+                scale,
+                sources,
+                dtypes,
             )
             if name.kind in _WRITES:
                 self._writers[_storage(part)] = len(self._rows)

@@ -153,7 +153,9 @@ class TapeSensor(OpSensor):
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-            if not self._has_head:  # no step was recorded: there is nothing to hold against anything
+            if (
+                not self._has_head
+            ):  # no step was recorded: there is nothing to hold against anything
                 writer.path.unlink(missing_ok=True)
 
     def compiled_entering(self, _event: CompiledEntering) -> None:
@@ -346,14 +348,18 @@ class TapeSensor(OpSensor):
         if kept.room_for(dtype, tensor.nbytes):
             # A copy in any case: what is given may be written to as soon as this returns.
             dense = tensor.detach().cpu().contiguous()
-            kept.put(name, dtype, list(tensor.shape), ctypes.string_at(dense.data_ptr(), dense.nbytes))
+            kept.put(
+                name, dtype, list(tensor.shape), ctypes.string_at(dense.data_ptr(), dense.nbytes)
+            )
 
     def _write_elements(self, rows: StepRows) -> None:
         kept = self._elements
         if kept is None or self._writer is None:
             return
         if kept.left_out:
-            rows.missing[f"elements of {kept.left_out} tensors, for want of room or of a dtype"] = None
+            rows.missing[f"elements of {kept.left_out} tensors, for want of room or of a dtype"] = (
+                None
+            )
         try:
             kept.write(elements_path(self._writer.path, self._step))
         except OSError as error:

@@ -380,8 +380,7 @@ class Session:
             yield context.regions
             yield CollectiveSensor()
             yield InputSensor(context)
-            own = (self._census, self._births, self._tape)
-            yield from (sensor for sensor in own if sensor is not None)
+            yield from filter(None, (self._census, self._births, self._tape))
             yield LossyCasts(context)
             yield Fp8Casts(context)
             yield MetricSums(context)

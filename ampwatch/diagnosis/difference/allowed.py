@@ -169,5 +169,7 @@ def _below(row: TapeRow, magnitude: float) -> float:
     """Return the share of elements that are not zero and at most ``magnitude``, by the bins."""
     if magnitude <= 0.0 or not row.counts:
         return 0.0
+    if math.isinf(magnitude):
+        return 1.0
     last = math.ceil(math.log2(magnitude)) - row.first + 1
     return sum(row.counts[: max(last, 0)]) / row.numel

@@ -91,7 +91,7 @@ def distance(a: TapeRow, b: TapeRow, ratio: float = 1.0) -> float:
         return math.inf
     if not a.sketch or not b.sketch:
         return 0.0
-    apart = math.sqrt(sum((x - y * ratio) ** 2 for x, y in zip(a.sums(), b.sums(), strict=True)))
+    apart = math.hypot(*(x - y * ratio for x, y in zip(a.sums(), b.sums(), strict=True)))
     larger = max(a.norm, b.norm * abs(ratio))
     if not larger or not apart:
         return 0.0

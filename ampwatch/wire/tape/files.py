@@ -6,6 +6,7 @@ read is bounded in size, and checked; nothing in it is executed or unpickled.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import struct
@@ -20,6 +21,7 @@ from ampwatch.errors import DiffError
 from ampwatch.wire.tape.rows import (
     NUM_BUCKETS,
     VERSION,
+    RowKind,
     TapeHead,
     TapeOutcome,
     TapeRecord,
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
     from typing import BinaryIO
+
+    from ampwatch.wire.tape.rows import TapeRow
 
 SUFFIX = ".tape"
 MARK = b"ampwatch tape\n"
@@ -203,8 +207,7 @@ def _tape_of(path: Path, file: BinaryIO) -> Tape:
             " before its first step, or has not come to it yet"
         )
         raise DiffError(msg)
-    rest = file.tell() < os.fstat(file.fileno()).st_size
-    tape.is_cut = rest
+    tape.is_cut = file.tell() < os.fstat(file.fileno()).st_size
     return tape
 
 
@@ -245,14 +248,25 @@ def _check_version(path: Path, payload: bytes) -> None:
 
 
 def _checked(path: Path, step: TapeStep) -> TapeStep:
-    """Return a step whose rows refer to rows before them, and have whole sketches."""
-    for number, row in enumerate(step.rows):
-        is_whole = len(row.sketch) in (0, 8 * NUM_BUCKETS)
-        if (
-            not is_whole
-            or any(not 0 <= s < number for s in row.sources)
-            or any(n < 0 for n in row.shape)
-        ):
-            msg = f"expected a tape, got {str(path)!r}, whose step {step.step} is damaged; record it again"
-            raise DiffError(msg)
+    """Return a step all of whose rows can be compared."""
+    if not all(_is_sound(row, number) for number, row in enumerate(step.rows)):
+        msg = f"expected a tape, got {str(path)!r}, whose step {step.step} is damaged; record it again"
+        raise DiffError(msg)
     return step
+
+
+def _is_sound(row: TapeRow, number: int) -> bool:
+    """Whether a row has a whole sketch, possible numbers, and refers to rows before it alone."""
+    return (
+        row.kind in _KINDS
+        and len(row.sketch) == 8 * NUM_BUCKETS
+        and all(map(math.isfinite, row.sums()))
+        and 0.0 <= row.norm < math.inf
+        and 0.0 < row.scale < math.inf
+        and min(row.shape, default=0) >= 0
+        and min(row.counts, default=0) >= 0
+        and all(0 <= source < number for source in row.sources)
+    )
+
+
+_KINDS = frozenset(map(int, RowKind))

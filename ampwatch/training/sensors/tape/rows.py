@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -211,15 +212,20 @@ def _row(
         index=row.index,
         dtype=row.dtype,
         shape=row.shape,
-        norm=math.sqrt(max(numbers[NUM_BUCKETS], 0.0)) / scale,
+        norm=_finite(math.sqrt(max(numbers[NUM_BUCKETS], 0.0)) / scale),
         amax=histogram.amax / scale,
         zeros=histogram.zeros,
         nans=histogram.nans,
         infs=histogram.infs,
         first=histogram.first,
         counts=list(histogram.counts),
-        sketch=pack_sums([x / scale for x in numbers[:NUM_BUCKETS]]),
+        sketch=pack_sums([_finite(x / scale) for x in numbers[:NUM_BUCKETS]]),
         scale=scale,
         sources=row.sources,
         inputs=row.inputs,
     )
+
+
+def _finite(value: float) -> float:
+    """Return a sum of float64 elements that has left the range of float64 as its largest number."""
+    return math.copysign(sys.float_info.max, value) if math.isinf(value) else value

@@ -13,6 +13,7 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── TraceError      (RuntimeError)  a trace that was asked for cannot be had
     ├── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
     ├── ReportError     (OSError)       a report cannot be found, read or written
+    ├── DiffError       (OSError)       two runs cannot be held against each other
     ├── DeployError     (OSError)       what is to be deployed cannot be had or written
     └── GrafanaError    (RuntimeError)  Grafana is not reached, or does not do what it was asked
 
@@ -98,6 +99,10 @@ def _said(finding: typing.Any) -> str:
 
 class ReportError(AmpwatchError, OSError):
     """A report that a run has left behind cannot be found, read or written."""
+
+
+class DiffError(AmpwatchError, OSError):
+    """A tape, or what it has to be held against, cannot be found, read or compared."""
 
 
 class DeployError(AmpwatchError, OSError):

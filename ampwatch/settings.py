@@ -59,7 +59,7 @@ _WORDS = {
 """Words that are allowed in settings of a single word."""
 
 ENVIRONMENT_PREFIX = "AMPWATCH_"
-DIRECTORIES = ("runtime_dir", "ring_dir", "report_dir")
+DIRECTORIES = ("runtime_dir", "ring_dir", "report_dir", "record_dir")
 MAX_NAME_LENGTH = 64
 
 logger = logging.getLogger("ampwatch")
@@ -156,6 +156,17 @@ class Settings:
     )
     report_files: int = _knob(
         64, "Reports kept of all runs of one name, one a rank; 0: none are written.", low=0
+    )
+    record_dir: str = _knob(
+        "",
+        "Directory of tapes: what each recorded step computes, tensor by tensor, for `ampwatch diff`; empty: nothing is recorded. At `standard` and `deep`.",
+    )
+    record_first: int = _knob(8, "Steps at the start that are recorded, each.", low=0, high=100000)
+    record_every: int = _knob(0, "After these, each so many-th step is recorded; 0: none.", low=0)
+    record_elements: int = _knob(
+        -1,
+        "Recorded step of which outputs and gradients of modules are kept element by element, up to 256 MiB; -1: none.",
+        low=-1,
     )
     overhead_budget: float = _knob(
         0.01, "Share of the step time that ampwatch may cost.", low=0.0001, high=1.0
@@ -368,6 +379,9 @@ def _check_words(settings: Settings) -> None:
         if (given := getattr(settings, name)) not in words:
             msg = f"`{name}`: expected one of {', '.join(words)}, got {given!r}"
             raise SettingsError(msg)
+    if settings.record_dir and settings.level == "light":
+        msg = "`record_dir`: expected level standard or deep, at which tensors are seen, got level 'light'"
+        raise SettingsError(msg)
     parse_override(settings.peak_flops)
     parse_patterns(settings.kernel_patterns)
     if settings.run and (len(settings.run) > MAX_NAME_LENGTH or not _NAME.fullmatch(settings.run)):

@@ -19,6 +19,7 @@ TREE = {
     "ReportError": OSError,
     "GrafanaError": RuntimeError,
     "DeployError": OSError,
+    "DiffError": OSError,
 }
 
 

@@ -22,6 +22,7 @@ VERBS = (
     "daemon",
     "demo",
     "deploy",
+    "diff",
     "doctor",
     "explain",
     "grafana",

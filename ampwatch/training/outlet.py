@@ -193,6 +193,11 @@ class Outlet:
         return sentences
 
     @property
+    def identity(self) -> RunIdentity:
+        """Who is watched."""
+        return self._identity
+
+    @property
     def said(self) -> Said | None:
         """What the ranks of this machine have said; ``None`` where they share no file."""
         return self._said

@@ -72,6 +72,7 @@ from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
 from ampwatch.training.sensors.state.checksums import ChecksumSensor
+from ampwatch.training.sensors.tape.taping import TapeSensor
 from ampwatch.training.sensors.time.phases import PhaseSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.training.transfer.deferred import Deferred
@@ -348,6 +349,8 @@ class Session:
         self._window = WindowSensor(context) if self._samples else None
         self._replay = ReplaySensor(context) if self._samples else None
         self._phases = PhaseSensor(context)
+        is_taped = self._samples and settings.record_dir
+        self._tape = TapeSensor(context, outlet.identity) if is_taped else None
         is_unknown = targets.scaler is None and targets.loss_scaler is None
         self._missed_steps = MissedSteps(context) if is_unknown else None
         for sensor in self._sensors(samples):
@@ -387,7 +390,7 @@ class Session:
             yield context.regions
             yield CollectiveSensor()
             yield InputSensor(context)
-            yield from (sensor for sensor in (self._census, self._births) if sensor is not None)
+            yield from filter(None, (self._census, self._births, self._tape))
             yield LossyCasts(context)
             yield Fp8Casts(context)
             yield MetricSums(context)
@@ -612,6 +615,8 @@ class Session:
             sentences += self._not_counted()
         if self._replay is not None:
             sentences += self._replay.not_replayed()
+        if self._tape is not None and self._tape.trouble:
+            sentences.append(self._tape.trouble)
         return sentences
 
     def _not_measured(self) -> list[str]:

@@ -34,6 +34,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ampwatch.wire.records import Topic
+from ampwatch.wire.tape.schedule import is_recorded
 
 if TYPE_CHECKING:
     from ampwatch.settings import Settings
@@ -171,6 +172,7 @@ class Governor:
     """
 
     def __init__(self, settings: Settings, purse: Purse) -> None:
+        self._settings = settings
         self._level = settings.level
         self.observes_skips = settings.level in SAMPLED
         self._every = settings.sample_every
@@ -423,6 +425,16 @@ class Governor:
             self._parts[measured] = parts // 2
 
     def _plan(self) -> Wanted:
+        wanted = self._plan_samples()
+        # What is recorded is asked for, whatever it costs, and the same in each run.
+        if self.counts_one_by_one and not self.is_held and self._is_recorded():
+            return wanted | OPS
+        return wanted
+
+    def _is_recorded(self) -> bool:
+        return self._level in SAMPLED and is_recorded(self._settings, self.step)
+
+    def _plan_samples(self) -> Wanted:
         self.part = (0, 1)
         self.is_opening = self.step < self._opening
         if self._level in ("off", "light") or self.is_held:

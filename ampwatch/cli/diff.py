@@ -1,0 +1,95 @@
+"""``ampwatch diff``: two runs held against each other."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+DESCRIPTION = """\
+Hold two runs that trained on the same batches against each other: float32 against float16,
+before and after a change of library, one GPU against eight. Say at which step, module and op
+they first differ by more than their formats explain, and how that spreads.
+
+Both have to be recorded: ampwatch.monitor(model, scaler, record_dir="DIR"), or
+AMPWATCH_RECORD_DIR=DIR in the environment. Each leaves a tape in DIR. No daemon is needed,
+and tapes are read on any machine; nothing in them is executed.
+"""
+
+EPILOG = """\
+examples:
+  ampwatch diff float32 float16
+      the newest tapes in two directories
+  ampwatch diff old.tape new.tape --json
+      everything that was compared, for programs
+  ampwatch diff old.tape new.tape --elements
+      also the outputs and gradients of one step, element by element, where both runs were
+      recorded with the same record_elements=STEP
+
+The exit status is 0 if they are the same or differ as their formats explain, 3 if they differ
+by more, and 1 if they cannot be compared.
+"""
+
+DIFFERENT = 3
+MAX_WIDTH = 100
+MIN_WIDTH = 40
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "diff",
+        help="say where two runs of the same batches first differ",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("a", metavar="A", help="a tape, or a directory of tapes")
+    add("b", metavar="B", help="the one to hold against it")
+    add("--elements", action="store_true", help="compare one step element by element, too")
+    add("--json", action="store_true", help="everything, for programs")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the difference.
+
+    Raises:
+        DiffError: If the runs cannot be compared.
+    """
+    from ampwatch.cli.progress import progress  # noqa: PLC0415 - --help must be quick
+    from ampwatch.diagnosis.difference.elements import compare_elements  # noqa: PLC0415 - likewise
+    from ampwatch.diagnosis.difference.verdict import compare  # noqa: PLC0415 - likewise
+    from ampwatch.report.difference import difference_document, render_difference  # noqa: PLC0415
+    from ampwatch.wire.tape.files import find_tape, read_tape  # noqa: PLC0415 - likewise
+
+    with progress("reading the tapes"):
+        a, b = (read_tape(find_tape(Path(asked))) for asked in (args.a, args.b))
+    with progress("comparing them"):
+        found = compare(a, b)
+        elements = compare_elements(a, b) if args.elements else []
+    try:
+        if args.json:
+            print(json.dumps(difference_document(a, b, found, elements), indent=2))
+        else:
+            columns = shutil.get_terminal_size((MAX_WIDTH, 40)).columns
+            width = min(max(columns, MIN_WIDTH), MAX_WIDTH)
+            print(_printable(render_difference(a, b, found, elements, width)), end="")
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0 if found.is_explained else DIFFERENT
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` as the terminal can show it: names of modules may be any text."""
+    encoding = sys.stdout.encoding or "utf-8"
+    plain = "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+    return plain.encode(encoding, errors="replace").decode(encoding)

@@ -1,0 +1,125 @@
+"""The three promises while steps are recorded for `ampwatch diff`."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+import ampwatch
+from ampwatch.wire.tape import files, read_tape
+from ampwatch.wire.tape.files import TapeWriter, find_tape
+from tests.promises.conftest import ahead
+from tests.trainings import RECIPES, Run, build
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ampwatch.training.monitor import Monitor
+    from ampwatch.wire.tape.rows import TapeRecord
+
+pytestmark = ahead
+
+
+def watched(run: Run, directory: Path, **settings: object) -> Monitor:
+    """Return a monitor that records."""
+    return ampwatch.monitor(
+        run.models,
+        run.scaler,
+        optimizer=run.optimizers,
+        serve=False,
+        record_dir=str(directory),
+        record_elements=1,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_losses_scales_weights_and_random_state_are_the_same(recipe: str, tmp_path: Path) -> None:
+    """Every recipe that is recorded ends in the same bits as without ampwatch."""
+    bare = build(recipe)
+    bare.loop()
+
+    run = build(recipe)
+    with watched(run, tmp_path) as watch:
+        run.loop()
+
+    assert run.digest() == bare.digest()
+    assert "sensor tape failed and was switched off" not in watch.report()
+
+
+def test_a_disk_that_fills_up_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training goes on to the same bits; the log and the report say it once."""
+    bare = build("fp16-foreach")
+    bare.loop()
+    put = TapeWriter.put
+
+    def full(self: TapeWriter, record: TapeRecord) -> bool:
+        if self.nbytes > 2000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return put(self, record)
+
+    monkeypatch.setattr(TapeWriter, "put", full)
+    run = build("fp16-foreach")
+    with watched(run, tmp_path) as watch:
+        run.loop()
+
+    assert run.digest() == bare.digest()
+    said = [r.getMessage() for r in caplog.records if "not recorded any more" in r.getMessage()]
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+    assert "steps are not recorded any more" in " ".join(watch.report().split())
+
+
+def test_a_tape_at_its_limit_ends_and_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit is left out; what is there stays whole."""
+    monkeypatch.setattr(files, "MAX_FILE", 120_000)
+    run = build("fp16-foreach")
+    with watched(run, tmp_path):
+        run.loop()
+
+    tape = read_tape(find_tape(tmp_path))
+    assert 0 < len(tape.steps) < run.steps
+    assert tape.path.stat().st_size <= 120_000
+
+
+def test_a_directory_that_cannot_be_written_is_an_error_at_set_up(tmp_path: Path) -> None:
+    """Nothing is watched, and the message says which setting it is."""
+    (tmp_path / "taken").write_text("a file")
+    run = build("fp16-foreach")
+
+    with pytest.raises(ampwatch.SettingsError, match="record_dir"):
+        watched(run, tmp_path / "taken")
+
+
+def test_a_light_level_records_nothing_and_says_so(tmp_path: Path) -> None:
+    """Tensors are not seen there: an error at once, not an empty tape later."""
+    with pytest.raises(ampwatch.SettingsError, match="level standard or deep"):
+        watched(build("fp16-foreach"), tmp_path, level="light")
+
+
+def test_a_training_that_never_stepped_leaves_no_file(tmp_path: Path) -> None:
+    """A tape without a step could be held against nothing."""
+    directory = tmp_path / "tapes"
+    watched(build("fp16-foreach"), directory).close()
+
+    assert list(directory.iterdir()) == []
+
+
+def test_without_the_setting_there_is_no_sensor_and_no_file(tmp_path: Path) -> None:
+    """Nothing is asked for, so nothing is there that could cost anything."""
+    run = build("fp16-foreach")
+    watch = ampwatch.monitor(run.models, run.scaler, serve=False)
+    try:
+        names = [sensor.name for sensor in watch._session.bus.sensors]
+        run.loop()
+    finally:
+        watch.close()
+
+    assert "tape" not in names
+    assert list(tmp_path.glob("**/*.tape")) == []

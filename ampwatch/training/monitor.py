@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
-from ampwatch.errors import StateError, did_you_mean
+from ampwatch.errors import SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ampwatch.diagnosis.pipeline import Diagnosis
+    from ampwatch.report.error_budget import ErrorBudget
     from ampwatch.report.logged import LoggedMetric
     from ampwatch.report.op_lines import By
     from ampwatch.training.scalers.loss_scaler import LossScaler
@@ -460,6 +461,39 @@ class Monitor:
         self._session.catch_up()
         census = self._session.census
         return NO_CENSUS if census is None else render_ops(census, by)
+
+    def error_budget(
+        self, model: nn.Module | None = None, *, loss: Callable[[Any], Any] | None = None
+    ) -> ErrorBudget:
+        """Return how far each op and module is from the exact result, and where error is born and grows.
+
+        The newest batch is run once more on a twin of the model, with the weights of now, and each
+        op in float64 beside it. To be called in the training loop between two iterations; nothing of
+        the training changes. docs/errors.md explains the numbers.
+
+        Args:
+            model: Which of several watched models; the one that was called last if not given.
+            loss: ``f(output)`` that returns the loss, where the model does not return it itself.
+
+        Returns:
+            The budget. Where there is none, its ``why_not`` says why, and what to do.
+
+        Raises:
+            StateError: If the monitor is closed.
+            SettingsError: If ``loss`` cannot be called, or the model is not watched.
+
+        Cost:
+            Three forwards, of which two in float64, and the backwards of these: some five to fifteen
+            steps. Memory of the activations of a batch some seven times over.
+        """
+        self._require_open()
+        if not (loss is None or callable(loss)):
+            msg = f"expected `loss` to be a function of what the model returns, got {loss!r:.80}"
+            raise SettingsError(msg)
+        if not (model is None or any(model is one for one in self.models)):
+            msg = f"expected `model` to be a watched one, got another {type(model).__name__}"
+            raise SettingsError(msg)
+        return self._session.error_budget(model, loss)
 
     def close(self) -> None:
         """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""

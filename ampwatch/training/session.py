@@ -6,11 +6,12 @@ import logging
 import math
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.guard import Account
+from ampwatch.report.error_budget import ErrorBudget
 from ampwatch.training.devices import HOST, is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.events import DevicesKnown, EndCalled, EndReturned, FactsChanged
@@ -78,9 +79,10 @@ from ampwatch.training.transfer.readback import Readback
 from ampwatch.wire.records import FactsRecord, SensorFailureRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
+    from torch import nn
 
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.events import (
@@ -97,6 +99,11 @@ logger = logging.getLogger("ampwatch")
 
 SAMPLED_LEVELS = ("standard", "deep")
 """Levels at which values are measured and ops are observed, now and then or always."""
+
+NOT_REPLAYED = (
+    "batches are kept, and run again, at level standard or deep, where values can be read from the"
+    " device; call ampwatch.monitor(model, level='standard')"
+)
 
 MAX_MESSAGE = 400
 """Characters of an exception that are recorded; its traceback is in the log."""
@@ -267,6 +274,8 @@ class Session:
         )
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
+        # An account of its own: as a debt it would end all sampling.
+        self._budgeting = bus.guard("error_budget", account=Account())
         dtypes, lost_eps = list[str](), dict[str, float]()
         tensors = (tensor for _, tensor in (*names.parameters(), *names.buffers()))
         memory = MemoryBudget(limit_of(tensors, settings.memory_bytes))
@@ -498,6 +507,19 @@ class Session:
     def window(self) -> WindowRecord | None:
         """The newest profiler window; ``None`` before the first."""
         return None if self._window is None else self._window.newest
+
+    def error_budget(
+        self, model: nn.Module | None, loss: Callable[[Any], Any] | None
+    ) -> ErrorBudget:
+        """Return the error budget of the newest batch, or why there is none. Never raises."""
+        if self._replay is None:
+            return ErrorBudget(why_not=NOT_REPLAYED)
+        if self._iteration.thread not in (0, get_ident()):
+            return ErrorBudget(why_not="another thread trains; ask in that one")
+        scale = self.diagnosis.last_step.loss_scale
+        scale = scale if math.isfinite(scale) else 1.0
+        found = self._budgeting.run(self._replay.error_budget, model, loss, scale)
+        return found or ErrorBudget(why_not="it has failed, as the log says")
 
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""

@@ -13,6 +13,7 @@ from ampwatch.diagnosis.evidence.remedies import Tried
 from ampwatch.diagnosis.forward.births import diagnose
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.remedies import remedies_for
+from ampwatch.report.error_budget import ErrorBudget
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.roots import SETTLED, unwrapped
 from ampwatch.training.hooks.sensor import Sensor
@@ -24,6 +25,7 @@ from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.births.budgets import NewestCalls, budget_of
 from ampwatch.training.sensors.births.following import is_host
 from ampwatch.training.sensors.births.kept_calls import (
     KeptCall,
@@ -39,7 +41,7 @@ from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from torch import nn
 
@@ -138,6 +140,7 @@ class ReplaySensor(Sensor):
         self._open_bytes = self._kept_bytes = 0
         self._is_over = False
         self._kept: deque[_Kept] = deque()
+        self._newest = NewestCalls()
         self._pace = Pace()
         self._inquiry: Generator[None, None, None] | None = None
         self._listening_since = 0
@@ -161,7 +164,9 @@ class ReplaySensor(Sensor):
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes that are held for replays, and that nobody else holds."""
-        calls = own_bytes([*(call for kept in self._kept for call in kept.calls), *self._open])
+        calls = own_bytes(
+            [*(call for kept in self._kept for call in kept.calls), *self._open, *self._newest]
+        )
         replay = self._around.names.replay
         copies = 0 if replay is None else replay.twin.nbytes
         is_here = is_host(self._home.device)
@@ -200,6 +205,7 @@ class ReplaySensor(Sensor):
         self._ignore()
         self._open.clear()
         self._kept.clear()
+        self._newest.let_go()
         self._open_bytes = self._kept_bytes = 0
         self._suspect = (
             None  # it refers to nothing of the training's, but nobody asks for it any more
@@ -231,6 +237,7 @@ class ReplaySensor(Sensor):
         except ReplayRefusedError as refusal:
             self._refuse(refusal)
             return
+        self._newest.keep(self._context.iteration.step, call, event.module)
         if not self._is_over:
             self._open.append(call)
             self._open_bytes += call.nbytes
@@ -242,6 +249,8 @@ class ReplaySensor(Sensor):
 
         What the training holds anyway, as its loop holds the batch, does not count.
         """
+        if not self._memory.is_kept():
+            self._newest.let_go("its inputs take more than the setting `memory_bytes`")
         while self._kept and not self._memory.is_kept():
             self._let_go_of_oldest()
             self._count("the device was too far behind for the setting `memory_bytes`")
@@ -530,6 +539,36 @@ class ReplaySensor(Sensor):
             trace.is_scaled = self._context.is_scaled
             trace.of_compiled = self._bus.runs_compiled
         return trace
+
+    def error_budget(
+        self, model: nn.Module | None, loss: Callable[[Any], Any] | None, scale: float
+    ) -> ErrorBudget:
+        """Return the error budget of the newest call, on the training thread, between two calls.
+
+        Args:
+            model: The model, ``None`` for the one that was called last.
+            loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
+            scale: What the loss is multiplied by before backward.
+        """
+        if graph_task() != -1:
+            return ErrorBudget(why_not="backward is running; ask between two iterations")
+        if not self._is_wanted:
+            return ErrorBudget(why_not='calls are not kept with the setting replay="off"')
+        found = self._newest.of(None if model is None else unwrapped(model))
+        if found is None:
+            return ErrorBudget(why_not=self.why_not or self._newest.why_none)
+        step, call = found
+        if not self._random.knows(call.draws):
+            why = "the random numbers of the batch are not known any more; ask right after a step"
+            return ErrorBudget(step=step, why_not=why)
+        try:
+            prefix = self._prefix_of(call.model)
+            return budget_of(call, step=step, prefix=prefix, scale=scale, loss=loss)
+        except ReplayRefusedError as refusal:
+            return ErrorBudget(step=step, why_not=f"the batch cannot be run again: {refusal}")
+        except (torch.OutOfMemoryError, MemoryError):
+            why = "there was no memory for it; a smaller batch needs less"
+            return ErrorBudget(step=step, why_not=why)
 
     def _left(self) -> int:
         """Return what a twin may take where the model is. Unit: B."""

@@ -23,6 +23,7 @@ VERBS = (
     "demo",
     "deploy",
     "doctor",
+    "errors",
     "explain",
     "grafana",
     "ops",

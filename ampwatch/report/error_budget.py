@@ -10,8 +10,6 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ampwatch.report.words import percent
-
 MAX_BITS = 53.0
 """Bits of float64, which stands for the exact result: nothing can be seen to be closer."""
 
@@ -112,11 +110,11 @@ class ErrorBudget:
             rows = [row for row in self.rows if row.phase == phase]
             if rows:
                 title = f"Born in {phase}, what matters most first"
-                text += [*_lines(f"{title} ({_shown(rows, lines)}):", rows[:lines], self), ""]
+                text += [*_lines(f"{title} ({_shown(rows, lines)}):", rows[:lines]), ""]
         worst = sorted(self.modules, key=lambda row: -_known(row.total))
         if worst:
             title = f"Modules, the least exact first ({_shown(worst, lines)}):"
-            text += [*_lines(title, worst[:lines], self), ""]
+            text += [*_lines(title, worst[:lines]), ""]
         text += [f"Note: {note}." for note in self.notes]
         return "\n".join(text).encode("ascii", "replace").decode().rstrip("\n") + "\n"
 
@@ -228,15 +226,17 @@ def _head(budget: ErrorBudget) -> list[str]:
         lines.append(f"The loss is {value}; in float64 it is {exact}: an error of {error}.")
     else:
         lines.append(f"The error of the output has the norm {error}; the output has {exact}.")
-    lines.append(f"What is born in the ops below adds up to {_written(budget.explained)}.")
+    lines.append(
+        f"What is born in ops (column `adds`) comes to {_written(budget.explained)} of it together."
+    )
     return lines
 
 
-_HEADS = ("module", "op", "dtype", "right bits", "total", "born", "amplified", "of the error")
+_HEADS = ("module", "op", "dtype", "right bits", "total", "born", "amplified", "adds")
 
 
-def _lines(title: str, rows: list[ErrorRow], budget: ErrorBudget) -> list[str]:
-    cells = [_HEADS, *(_cells(row, budget) for row in rows)]
+def _lines(title: str, rows: list[ErrorRow]) -> list[str]:
+    cells = [_HEADS, *(_cells(row) for row in rows)]
     # A column that says nothing here, as the op of a module, is left out.
     used = [i for i in range(len(_HEADS)) if any(line[i] not in ("", "-") for line in cells[1:])]
     widths = {i: max(len(line[i]) for line in cells) for i in used}
@@ -247,12 +247,8 @@ def _lines(title: str, rows: list[ErrorRow], budget: ErrorBudget) -> list[str]:
     return text
 
 
-def _cells(row: ErrorRow, budget: ErrorBudget) -> tuple[str, ...]:
+def _cells(row: ErrorRow) -> tuple[str, ...]:
     grown = row.amplification
-    # A quotient: with a loss that happens to be exact a share would say nothing.
-    share = None
-    if row.contribution is not None and budget.error:
-        share = row.contribution / budget.error
     return (
         _cut(row.module or "(root)"),
         row.op,
@@ -261,12 +257,12 @@ def _cells(row: ErrorRow, budget: ErrorBudget) -> tuple[str, ...]:
         _written(row.total),
         _written(row.born),
         "-" if grown is None else f"x{grown:.3g}",
-        "-" if share is None or not math.isfinite(share) else _signed(share),
+        "-" if row.contribution is None else _signed(row.contribution),
     )
 
 
-def _signed(share: float) -> str:
-    return ("-" if share < 0 else "+") + percent(abs(share))
+def _signed(value: float) -> str:
+    return ("" if value < 0 else "+") + _written(value)
 
 
 def _shown(rows: list[ErrorRow], lines: int) -> str:

@@ -487,7 +487,8 @@ class Monitor:
             steps. Memory of the activations of a batch some seven times over.
         """
         self._require_open()
-        if not (loss is None or callable(loss)):
+        function: object = loss  # whatever the user has given
+        if not (function is None or callable(function)):
             msg = f"expected `loss` to be a function of what the model returns, got {loss!r:.80}"
             raise SettingsError(msg)
         if not (model is None or any(model is one for one in self.models)):

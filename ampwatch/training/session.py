@@ -274,8 +274,6 @@ class Session:
         )
         self._readback = Readback(settings.readback_slots, ROW_WIDTH)
         self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
-        # An account of its own: as a debt it would end all sampling.
-        self._budgeting = bus.guard("error_budget", account=Account())
         dtypes, lost_eps = list[str](), dict[str, float]()
         tensors = (tensor for _, tensor in (*names.parameters(), *names.buffers()))
         memory = MemoryBudget(limit_of(tensors, settings.memory_bytes))
@@ -516,10 +514,7 @@ class Session:
             return ErrorBudget(why_not=NOT_REPLAYED)
         if self._iteration.thread not in (0, get_ident()):
             return ErrorBudget(why_not="another thread trains; ask in that one")
-        scale = self.diagnosis.last_step.loss_scale
-        scale = scale if math.isfinite(scale) else 1.0
-        found = self._budgeting.run(self._replay.error_budget, model, loss, scale)
-        return found or ErrorBudget(why_not="it has failed, as the log says")
+        return self._replay.error_budget(model, loss)
 
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""

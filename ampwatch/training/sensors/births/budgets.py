@@ -23,6 +23,11 @@ OUTPUT_ALONE = (
     " there is no backward; error_budget(loss=f) takes f(output) for the loss"
 )
 
+OF_COMPILED = (
+    "compiled code runs, and the budget is that of the same model run eagerly: what is compiled keeps"
+    " more of what it computes in float32"
+)
+
 NO_FORWARD = (
     "no forward of a watched model that records gradients was seen yet; ask again after a step"
 )
@@ -40,6 +45,9 @@ class NewestCalls:
 
     def keep(self, step: int, call: KeptCall, model: nn.Module) -> None:
         """Keep a call, and let go of the one before."""
+        for key, (_, older) in list(self._calls.items()):
+            if older.is_orphan:
+                del self._calls[key]
         # In the place of the newest: a dictionary keeps the order in which keys came.
         self._calls.pop(id(model), None)
         self._calls[id(model)] = step, call

@@ -213,6 +213,11 @@ class KeptCall:
         self.returns_loss = False
 
     @property
+    def is_orphan(self) -> bool:
+        """Whether its model is no more."""
+        return self._model() is None
+
+    @property
     def model(self) -> nn.Module:
         """The model.
 

@@ -31,6 +31,7 @@ from ampwatch.training.actions.base import Subscription
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
 from ampwatch.training.model.facts import ranks
 from ampwatch.training.outlet import Outlet
+from ampwatch.training.sensors.births.budgets import checked
 from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets, check_targets
 from ampwatch.wire.blackbox import Box
@@ -463,7 +464,11 @@ class Monitor:
         return NO_CENSUS if census is None else render_ops(census, by)
 
     def error_budget(
-        self, model: nn.Module | None = None, *, loss: Callable[[Any], Any] | None = None
+        self,
+        model: nn.Module | None = None,
+        *,
+        loss: Callable[[Any], Any] | None = None,
+        dtype: torch.dtype | None = None,
     ) -> ErrorBudget:
         """Return how far each op and module is from the exact result, and where error is born and grows.
 
@@ -474,27 +479,25 @@ class Monitor:
         Args:
             model: Which of several watched models; the one that was called last if not given.
             loss: ``f(output)`` that returns the loss, where the model does not return it itself.
+            dtype: What the batch would be with autocast to this dtype; as it was trained if not given.
 
         Returns:
             The budget. Where there is none, its ``why_not`` says why, and what to do.
 
         Raises:
             StateError: If the monitor is closed.
-            SettingsError: If ``loss`` cannot be called, or the model is not watched.
+            SettingsError: If the model is not watched, ``loss`` cannot be called, or ``dtype`` is not
+                float16 or bfloat16.
 
         Cost:
             Three forwards, of which two in float64, and the backwards of these: some five to fifteen
             steps. Memory of the activations of a batch some seven times over.
         """
         self._require_open()
-        function: object = loss  # whatever the user has given
-        if not (function is None or callable(function)):
-            msg = f"expected `loss` to be a function of what the model returns, got {loss!r:.80}"
-            raise SettingsError(msg)
         if not (model is None or any(model is one for one in self.models)):
             msg = f"expected `model` to be a watched one, got another {type(model).__name__}"
             raise SettingsError(msg)
-        return self._session.error_budget(model, loss)
+        return self._session.error_budget(checked(model, loss, dtype))
 
     def close(self) -> None:
         """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""

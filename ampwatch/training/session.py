@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
@@ -79,10 +79,9 @@ from ampwatch.training.transfer.readback import Readback
 from ampwatch.wire.records import FactsRecord, SensorFailureRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import torch
-    from torch import nn
 
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.events import (
@@ -92,6 +91,7 @@ if TYPE_CHECKING:
         TensorsSwapping,
     )
     from ampwatch.training.outlet import Outlet
+    from ampwatch.training.sensors.births.budgets import Asked
     from ampwatch.training.targets import Targets
     from ampwatch.wire.records import CensusRecord, WindowRecord
 
@@ -506,15 +506,13 @@ class Session:
         """The newest profiler window; ``None`` before the first."""
         return None if self._window is None else self._window.newest
 
-    def error_budget(
-        self, model: nn.Module | None, loss: Callable[[Any], Any] | None
-    ) -> ErrorBudget:
+    def error_budget(self, asked: Asked) -> ErrorBudget:
         """Return the error budget of the newest batch, or why there is none. Never raises."""
         if self._replay is None:
             return ErrorBudget(why_not=NOT_REPLAYED)
         if self._iteration.thread not in (0, get_ident()):
             return ErrorBudget(why_not="another thread trains; ask in that one")
-        return self._replay.error_budget(model, loss)
+        return self._replay.error_budget(asked)
 
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""

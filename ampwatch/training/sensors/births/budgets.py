@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+from ampwatch.errors import SettingsError
 from ampwatch.report.error_budget import ErrorBudget
+from ampwatch.training.kernels.dtypes import HALF
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.sensors.births.error_log import ErrorLog
 from ampwatch.training.sensors.births.exact_ops import Apart
@@ -31,6 +35,35 @@ OF_COMPILED = (
 NO_FORWARD = (
     "no forward of a watched model that records gradients was seen yet; ask again after a step"
 )
+
+
+class Asked(NamedTuple):
+    """What a budget is asked for.
+
+    Attributes:
+        model: The model, ``None`` for the one that was called last.
+        loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
+        dtype: What autocast casts to instead of what it was; ``None`` for the batch as it was trained.
+    """
+
+    model: nn.Module | None = None
+    loss: Callable[[Any], Any] | None = None
+    dtype: torch.dtype | None = None
+
+
+def checked(model: nn.Module | None, loss: object, dtype: object) -> Asked:
+    """Return what the user asks for.
+
+    Raises:
+        SettingsError: If it makes no sense.
+    """
+    if not (loss is None or callable(loss)):
+        msg = f"expected `loss` to be a function of what the model returns, got {loss!r:.80}"
+        raise SettingsError(msg)
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in HALF):
+        return Asked(model, loss, dtype)
+    msg = f"expected `dtype` to be torch.float16 or torch.bfloat16, got {dtype!r:.80}"
+    raise SettingsError(msg)
 
 
 class NewestCalls:
@@ -74,7 +107,7 @@ def budget_of(
     step: int,
     prefix: str,
     scale: float,
-    loss: Callable[[Any], Any] | None,
+    asked: Asked,
 ) -> ErrorBudget:
     """Return the error budget of a call.
 
@@ -83,7 +116,7 @@ def budget_of(
         step: Its iteration.
         prefix: Of the model's name among the watched ones.
         scale: What the loss is multiplied by before backward.
-        loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
+        asked: What is asked for.
 
     Raises:
         ReplayRefusedError: If the call cannot be made again, saying why.
@@ -91,13 +124,16 @@ def budget_of(
 
     Cost: see ``ErrorLog``.
     """
-    log = ErrorLog(Apart(), loss)
+    log = ErrorLog(Apart(), asked.loss)
     # Whoever asks for a budget has memory for it, or is told.
-    replay = Replay(call, prefix, sys.maxsize, beside=log)
+    replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
     try:
         replay.run(lambda _call, _place: None, scale)
         target = log.target
         rows = log.rows()
+        dtypes = (
+            [region.dtype for region in call.autocast] if asked.dtype is None else [asked.dtype]
+        )
         notes = list(log.notes)
         if target is None or target.name != "loss":
             notes.insert(0, OUTPUT_ALONE)
@@ -105,7 +141,7 @@ def budget_of(
         return ErrorBudget(
             model=prefix.rstrip("."),
             step=step,
-            formats=tuple(name_of(region.dtype) for region in call.autocast),
+            formats=tuple(dict.fromkeys(map(name_of, dtypes))),
             target="output" if target is None else target.name,
             value=None if target is None else target.value,
             exact=None if target is None else target.exact,

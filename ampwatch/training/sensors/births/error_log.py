@@ -60,12 +60,15 @@ class _Tally:
 
     def amplifies(self, out: float, given: float) -> None:
         """Take in the relative errors of what a call has returned and of what it was given."""
-        if given > NOISE and math.isfinite(given) and not math.isnan(out):
+        if given > NOISE and math.isfinite(given):
             self.amplification = max(self.amplification or 0.0, out / given)
 
     def row(self, key: _Key) -> ErrorRow:
         """Return the row."""
-        weight = max(abs(self.contribution), math.sqrt(self.squares)) if self.is_weighed else None
+        weight = None
+        if self.is_weighed:
+            weight = max(abs(self.contribution), math.sqrt(self.squares))
+            weight = math.inf if math.isnan(weight + self.squares) else weight
         return ErrorRow(
             **key._asdict(),
             calls=self.calls,
@@ -102,7 +105,7 @@ class ErrorLog:
     its result, times what is born, is what that adds to the error of the loss, to first order.
 
     Args:
-        apart: Runs these beside the replay. To be made outside of it.
+        apart: Runs these beside the replay.
         loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
 
     Attributes:
@@ -228,7 +231,7 @@ class ErrorLog:
                     beside = born[place] if born is not None and place < len(born) else None
                     came, size = came + self._note_birth(tally, now, truth, beside), size + whole
             self._values.put(tensor, truth, error)
-        if tally is not None:
+        if tally is not None and not math.isnan(came):
             tally.amplifies(_relative(came, size), given)
 
     def _follow(self, written: Sequence[Tensor], made: Sequence[Tensor]) -> None:
@@ -375,13 +378,7 @@ class ErrorLog:
 
 
 def _rank(row: ErrorRow) -> tuple[float, float]:
-    born = row.born if row.born is not None else 0.0
-    weight = row.weight if row.weight is not None else 0.0
-    return _first(weight), _first(born)
-
-
-def _first(value: float) -> float:
-    return math.inf if math.isnan(value) else value
+    return row.weight or 0.0, row.born or 0.0
 
 
 def _is_in(module: str, name: str) -> bool:
@@ -412,7 +409,9 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 def _relative(error: float, exact: float) -> float:
-    """Return the root of a quotient of sums of squares; infinite where there should be nothing."""
-    if exact == 0.0:
-        return 0.0 if error == 0.0 else math.nan if math.isnan(error) else math.inf
+    """Return the root of a quotient of sums of squares; infinite for a NaN, or where nothing should be."""
+    if error == 0.0:
+        return 0.0
+    if math.isnan(error) or exact == 0.0:
+        return math.inf
     return math.sqrt(error / exact)

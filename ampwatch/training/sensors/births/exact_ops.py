@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ampwatch.training.devices import autocast_key, autocast_types
 from ampwatch.training.ops.operands import is_dense
 from ampwatch.training.private import (
+    DispatchKey,
     DispatchKeySet,
     ForcedKeys,
     excluded_keys,
@@ -39,15 +40,18 @@ FUSED_ATTENTION = "_scaled_dot_product_"
 class Apart:
     """Runs what is in the block as if no dispatch mode and no autocast were there.
 
-    Autograd is: whether it records is for the block to say. To be made where no mode of ampwatch is on.
+    Autograd is: whether it records is for the block to say.
     """
 
     def __init__(self) -> None:
-        self._included = included_keys()
-        excluded = excluded_keys()
+        included, excluded = included_keys(), excluded_keys()
+        # Those of modes: one of ampwatch, that sees the ops of an iteration, may be on.
+        for key in (DispatchKey.Python, DispatchKey.PythonTLSSnapshot):
+            included = included - DispatchKeySet(key)
+            excluded = excluded | DispatchKeySet(key)
         for kind in autocast_types():
             excluded = excluded | DispatchKeySet(autocast_key(kind))
-        self._excluded = excluded
+        self._included, self._excluded = included, excluded
 
     @contextmanager
     def __call__(self, *, records: bool = False) -> Iterator[None]:

@@ -25,7 +25,7 @@ from ampwatch.training.ops.info import op_info
 from ampwatch.training.ops.mode import OpMode, has_modes_of_user
 from ampwatch.training.ops.operands import is_dense, overwritten_by
 from ampwatch.training.private import OpOverload, graph_task, schema_of, storage_key
-from ampwatch.training.sensors.births.kept_calls import Draws, ReplayRefusedError
+from ampwatch.training.sensors.births.kept_calls import Autocast, Draws, ReplayRefusedError
 from ampwatch.training.sensors.births.twin import Twin
 
 if TYPE_CHECKING:
@@ -196,6 +196,7 @@ class Replay:
         returned: Called with the name of each module without children and what it has returned.
         goes_back: Whether backward runs from whatever the model returns, with gradients of one.
         beside: Computes something beside it.
+        dtype: What autocast casts to instead; where it was off in the call it is on then.
 
     Attributes:
         twin: The twin. After a backward its parameters have gradients.
@@ -219,8 +220,10 @@ class Replay:
         *,
         goes_back: bool = False,
         beside: Beside | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._call = call
+        self._regions = call.autocast if dtype is None else _regions_in(call, dtype)
         self._beside = beside
         self._remedy = remedy
         self._returned = returned
@@ -403,7 +406,7 @@ class Replay:
         torch.set_autocast_cache_enabled(False)
         for kind in autocast_types():
             torch.set_autocast_enabled(kind, False)  # noqa: FBT003 - PyTorch's
-        for kind, dtype in self._call.autocast:
+        for kind, dtype in self._regions:
             wide = remedy is not None and remedy.measure is Measure.BFLOAT16
             torch.set_autocast_enabled(kind, True)  # noqa: FBT003 - PyTorch's
             torch.set_autocast_dtype(kind, torch.bfloat16 if wide else dtype)
@@ -469,6 +472,13 @@ def _autocast_of_now() -> Undo:
         torch.set_autocast_cache_enabled(caches)
 
     return restore
+
+
+def _regions_in(call: KeptCall, dtype: torch.dtype) -> tuple[Autocast, ...]:
+    """Return the regions of autocast of a call with another dtype; where it has none, one."""
+    types = {region.device_type for region in call.autocast}
+    types = types or {parameter.device.type for parameter in call.model.parameters()}
+    return tuple(Autocast(device_type, dtype) for device_type in sorted(types))
 
 
 def _run_in_float32(module: nn.Module) -> None:

@@ -27,7 +27,7 @@ from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
-from ampwatch.training.sensors.births.budgets import OF_COMPILED, NewestCalls, budget_of
+from ampwatch.training.sensors.births.budgets import OF_COMPILED, Asked, NewestCalls, budget_of
 from ampwatch.training.sensors.births.following import is_host
 from ampwatch.training.sensors.births.kept_calls import (
     KeptCall,
@@ -43,7 +43,7 @@ from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     from torch import nn
 
@@ -545,21 +545,14 @@ class ReplaySensor(Sensor):
             trace.of_compiled = self._bus.runs_compiled
         return trace
 
-    def error_budget(
-        self, model: nn.Module | None = None, loss: Callable[[Any], Any] | None = None
-    ) -> ErrorBudget:
-        """Return the error budget of the newest call, or why there is none. Never raises.
-
-        Args:
-            model: The model, ``None`` for the one that was called last.
-            loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
-        """
-        found = self._budgeting.run(self._budget, model, loss)
+    def error_budget(self, asked: Asked) -> ErrorBudget:
+        """Return the error budget of the newest call, or why there is none. Never raises."""
+        found = self._budgeting.run(self._budget, asked)
         return found or ErrorBudget(why_not="it has failed, as the log says")
 
     def errors_asked(self, event: ErrorsAsked) -> None:
         """Write the error budget of the newest call to a file."""
-        budget = self.error_budget()
+        budget = self.error_budget(Asked())
         why_not = budget.why_not
         if not why_not:
             try:
@@ -570,8 +563,8 @@ class ReplaySensor(Sensor):
                 why_not = f"it could not be written: {error}"
         event.answer(why_not)
 
-    def _budget(self, model: nn.Module | None, loss: Callable[[Any], Any] | None) -> ErrorBudget:
-        found = self._newest.of(None if model is None else unwrapped(model))
+    def _budget(self, asked: Asked) -> ErrorBudget:
+        found = self._newest.of(None if asked.model is None else unwrapped(asked.model))
         step = -1 if found is None else found[0]
         why_not = self._why_no_budget(found)
         if found is None or why_not:
@@ -581,7 +574,7 @@ class ReplaySensor(Sensor):
         scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
         try:
             prefix = self._prefix_of(call.model)
-            budget = budget_of(call, step=step, prefix=prefix, scale=scale, loss=loss)
+            budget = budget_of(call, step=step, prefix=prefix, scale=scale, asked=asked)
         except ReplayRefusedError as refusal:
             return ErrorBudget(step=step, why_not=f"the batch cannot be run again: {refusal}")
         except (torch.OutOfMemoryError, MemoryError):

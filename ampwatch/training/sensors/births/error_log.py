@@ -326,7 +326,8 @@ class ErrorLog:
 
     def _go_back(self, exact: Sequence[Tensor], starts: Sequence[Tensor]) -> None:
         roots = [(t, start) for t, start in zip(exact, starts, strict=True) if t.requires_grad]
-        if not roots:
+        if not roots:  # nothing is born that reaches the target
+            self._is_weighed = True
             return
         try:
             torch.autograd.grad(

@@ -24,6 +24,7 @@ VERBS = (
     "deploy",
     "diff",
     "doctor",
+    "errors",
     "explain",
     "grafana",
     "ops",

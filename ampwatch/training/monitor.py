@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
-from ampwatch.errors import StateError, did_you_mean
+from ampwatch.errors import SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
@@ -31,6 +31,7 @@ from ampwatch.training.actions.base import Subscription
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
 from ampwatch.training.model.facts import ranks
 from ampwatch.training.outlet import Outlet
+from ampwatch.training.sensors.births.budgets import checked
 from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets, check_targets
 from ampwatch.wire.blackbox import Box
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ampwatch.diagnosis.pipeline import Diagnosis
+    from ampwatch.report.error_budget import ErrorBudget
     from ampwatch.report.logged import LoggedMetric
     from ampwatch.report.op_lines import By
     from ampwatch.training.scalers.loss_scaler import LossScaler
@@ -475,6 +477,42 @@ class Monitor:
         self._session.catch_up()
         census = self._session.census
         return NO_CENSUS if census is None else render_ops(census, by)
+
+    def error_budget(
+        self,
+        model: nn.Module | None = None,
+        *,
+        loss: Callable[[Any], Any] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> ErrorBudget:
+        """Return how far each op and module is from the exact result, and where error is born and grows.
+
+        The newest batch is run once more on a twin of the model, with the weights of now, and each
+        op in float64 beside it. To be called in the training loop between two iterations; nothing of
+        the training changes. docs/errors.md explains the numbers.
+
+        Args:
+            model: Which of several watched models; the one that was called last if not given.
+            loss: ``f(output)`` that returns the loss, where the model does not return it itself.
+            dtype: What the batch would be with autocast to this dtype; as it was trained if not given.
+
+        Returns:
+            The budget. Where there is none, its ``why_not`` says why, and what to do.
+
+        Raises:
+            StateError: If the monitor is closed.
+            SettingsError: If the model is not watched, ``loss`` cannot be called, or ``dtype`` is not
+                float16 or bfloat16.
+
+        Cost:
+            Three forwards, of which two in float64, and the backwards of these: some five to fifteen
+            steps. Memory of the activations of a batch some seven times over.
+        """
+        self._require_open()
+        if not (model is None or any(model is one for one in self.models)):
+            msg = f"expected `model` to be a watched one, got another {type(model).__name__}"
+            raise SettingsError(msg)
+        return self._session.error_budget(checked(model, loss, dtype))
 
     def close(self) -> None:
         """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""

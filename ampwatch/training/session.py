@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
 from ampwatch.guard import Account
+from ampwatch.report.error_budget import ErrorBudget
 from ampwatch.training.devices import HOST, is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.events import DevicesKnown, EndCalled, EndReturned, FactsChanged
@@ -94,6 +95,7 @@ if TYPE_CHECKING:
         TensorsSwapping,
     )
     from ampwatch.training.outlet import Outlet
+    from ampwatch.training.sensors.births.budgets import Asked
     from ampwatch.training.targets import Targets
     from ampwatch.wire.records import CensusRecord, WindowRecord
 
@@ -101,6 +103,11 @@ logger = logging.getLogger("ampwatch")
 
 SAMPLED_LEVELS = ("standard", "deep")
 """Levels at which values are measured and ops are observed, now and then or always."""
+
+NOT_REPLAYED = (
+    "batches are kept, and run again, at level standard or deep, where values can be read from the"
+    " device; call ampwatch.monitor(model, level='standard')"
+)
 
 MAX_MESSAGE = 400
 """Characters of an exception that are recorded; its traceback is in the log."""
@@ -524,6 +531,14 @@ class Session:
         problem = self._phases.count(samples, tokens)
         if problem:
             self._complain("batch()", problem)
+
+    def error_budget(self, asked: Asked) -> ErrorBudget:
+        """Return the error budget of the newest batch, or why there is none. Never raises."""
+        if self._replay is None:
+            return ErrorBudget(why_not=NOT_REPLAYED)
+        if self._iteration.thread not in (0, get_ident()):
+            return ErrorBudget(why_not="another thread trains; ask in that one")
+        return self._replay.error_budget(asked)
 
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""

@@ -432,6 +432,7 @@ SCALED = (
     "programs",
     "no_iteration",
     "ownership",
+    "error_budget",
 )
 UNWATCHED = ("losses", "missed_steps")
 """Guards of what is there without a scaler only."""
@@ -493,8 +494,10 @@ def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
     watched = _faulty_run(name)
 
     def train() -> None:
-        with ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False):
+        with ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False) as watch:
             watched.loop()
+            if name == "error_budget":  # which nobody runs unasked
+                assert "it has failed" in str(watch.error_budget())
             raise mine
 
     monkeypatch.setattr(Guard, "run", run_guarded)

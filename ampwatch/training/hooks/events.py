@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import torch
     from torch import Tensor, nn
@@ -366,6 +367,18 @@ class DevicesKnown(NamedTuple):
     """
 
     has_accelerator: bool
+
+
+class ErrorsAsked(NamedTuple):
+    """Another process asks for an error budget.
+
+    Attributes:
+        path: Empty file of this user, for the budget as JSON.
+        answer: To be called once: with why there is none, in words, or with nothing if it is written.
+    """
+
+    path: Path
+    answer: Callable[[str], None]
 
 
 class CollectiveBegan(NamedTuple):

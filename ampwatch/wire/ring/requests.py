@@ -1,4 +1,4 @@
-"""Requests for a trace from one process to another: two small files beside the ring.
+"""Requests for a trace, or an error budget, from one process to another: two small files beside the ring.
 
 The request stays until it is answered; whoever asked takes it back by removing it, and then
 nothing is written. Both files are JSON objects, private to the user, made elsewhere and moved
@@ -29,21 +29,27 @@ _MAX_TOTALS = 256
 _LONGEST_TEXT = 512
 
 
+TRACE, ERRORS = "trace", "errors"
+"""What may be asked for: a Chrome trace, or an error budget as JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Request for a trace.
+    """Request for a trace, or for an error budget.
 
     Attributes:
         token: Names the request in its answer.
         pid: Who asks.
-        path: File that the Chrome trace replaces; it exists and is empty.
+        path: File that what is asked for replaces; it exists and is empty.
         iterations: How many iterations are profiled.
+        what: ``TRACE`` or ``ERRORS``.
     """
 
     token: str
     pid: int
     path: Path
     iterations: int
+    what: str = TRACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,7 @@ class TraceAnswer:
 
     Attributes:
         token: Of the request.
-        why_not: Why there is no trace, in words; empty if there is one.
+        why_not: Why there is nothing, in words; empty if there is.
         step: First profiled iteration.
         iterations: Profiled iterations.
         wall_ns: Their wall time. Unit: ns.
@@ -91,6 +97,7 @@ def write_request(ring: Path, request: TraceRequest) -> None:
         "pid": request.pid,
         "path": str(request.path),
         "iterations": request.iterations,
+        "what": request.what,
     }
     _write(request_path(ring), content, replace=False)
 
@@ -109,7 +116,11 @@ def read_request(ring: Path) -> TraceRequest:
     if not path.is_absolute() or not 1 <= iterations <= MAX_ITERATIONS:
         msg = f"expected an absolute path and 1 to {MAX_ITERATIONS} iterations, got {str(path)!r} and {iterations}"
         raise ValueError(msg)
-    return TraceRequest(_text(content, "token"), _number(content, "pid"), path, iterations)
+    what = _text(content, "what")
+    if what not in (TRACE, ERRORS):
+        msg = f"expected a request for {TRACE!r} or {ERRORS!r}, got {what!r:.80}"
+        raise ValueError(msg)
+    return TraceRequest(_text(content, "token"), _number(content, "pid"), path, iterations, what)
 
 
 def write_answer(ring: Path, answer: TraceAnswer) -> None:

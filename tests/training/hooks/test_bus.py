@@ -210,6 +210,7 @@ def test_every_event_that_has_a_place_has_one_place() -> None:
     } | {"SchedulerStepped", "FactsChanged", "DevicesKnown", "SensorFailed"} | {
         "ScaleSeen",
         "StepMissed",
+        "ErrorsAsked",
     }
 
 

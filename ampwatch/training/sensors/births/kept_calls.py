@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import OrderedDict
 from dataclasses import is_dataclass
 from enum import Enum
@@ -168,7 +169,6 @@ class KeptCall:
         draws: The state of random numbers.
 
     Attributes:
-        model: The model.
         autocast: Where autocast was on.
         draws: The state of random numbers.
         nbytes: Bytes of its tensors, which it keeps from being freed if nobody else does. Unit: B.
@@ -189,7 +189,8 @@ class KeptCall:
         kwargs: dict[str, Any],
         draws: Draws,
     ) -> None:
-        self.model = model
+        # Weak: the newest call of a model that somebody has replaced must not keep it.
+        self._model = weakref.ref(model)
         self.tensors: list[tuple[Tensor, int]] = []
         self._is_apart = False
         self.is_fed = False
@@ -210,6 +211,24 @@ class KeptCall:
         }
         self.nbytes = sum(sizes.values())
         self.returns_loss = False
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether its model is no more."""
+        return self._model() is None
+
+    @property
+    def model(self) -> nn.Module:
+        """The model.
+
+        Raises:
+            ReplayRefusedError: If it is no more.
+        """
+        model = self._model()
+        if model is None:
+            why = "its model is gone"
+            raise ReplayRefusedError(why, is_lasting=False)
+        return model
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments as they were, in containers of their own.

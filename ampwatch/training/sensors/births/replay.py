@@ -6,7 +6,7 @@ import random
 import sys
 from functools import cache, partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -25,7 +25,7 @@ from ampwatch.training.ops.info import op_info
 from ampwatch.training.ops.mode import OpMode, has_modes_of_user
 from ampwatch.training.ops.operands import is_dense, overwritten_by
 from ampwatch.training.private import OpOverload, graph_task, schema_of, storage_key
-from ampwatch.training.sensors.births.kept_calls import Draws, ReplayRefusedError
+from ampwatch.training.sensors.births.kept_calls import Autocast, Draws, ReplayRefusedError
 from ampwatch.training.sensors.births.twin import Twin
 
 if TYPE_CHECKING:
@@ -43,6 +43,26 @@ if TYPE_CHECKING:
     """Puts back what is about to be changed. It is there before the change is made, does no harm
     where that was not made after all, and may be called again where it was interrupted."""
 
+
+class Beside(Protocol):
+    """Whoever computes beside a replay."""
+
+    def run(self, call: OpCall, place: OpPlace, execute: Callable[[], Any]) -> Any:
+        """Have an op run by ``execute()``, and return what that returns; also of views."""
+
+    def entered(self, module: str, args: Any) -> None:
+        """Take in what a module is called with."""
+
+    def left(self, module: str, output: Any) -> None:
+        """Take in what it has returned."""
+
+    def complete(self, output: Any) -> Any:
+        """Return what takes the place of what the model has returned. Ops are still seen."""
+
+    def returned(self, output: Any) -> None:
+        """Take that in, before backward. No mode is on."""
+
+
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
 """Namespaces of ops that other processes take part in."""
 
@@ -55,6 +75,8 @@ class _ReplayMode(OpMode):
         twin: Whose tensors may be written to.
         remedy: What is done otherwise than in the call.
         infos: Returns the facts about an op.
+        beside: Runs each op, and something beside it; called with the call, before it has run, and
+            with a function that runs it. ``None`` for the op alone.
     """
 
     def __init__(
@@ -63,9 +85,11 @@ class _ReplayMode(OpMode):
         twin: Twin,
         remedy: Remedy | None,
         infos: Callable[[Any], OpInfo],
+        beside: Callable[[OpCall, Callable[[], Any]], Any] | None = None,
     ) -> None:
         super().__init__(note)
         self._infos = infos
+        self._beside = beside
         self._writes: dict[Any, tuple[tuple[int, str], ...]] = {}
         self._widens = remedy is not None and remedy.measure is Measure.SUMS_IN_FLOAT32
         self.has_widened = False
@@ -101,7 +125,11 @@ class _ReplayMode(OpMode):
                 w is not a for w, a in zip(wide, args, strict=True)
             )
             args = wide
-        out = super().run(func, args, kwargs, keys, compiler)
+        if self._beside is None:
+            out = super().run(func, args, kwargs, keys, compiler)
+        else:
+            execute = partial(super().run, func, args, kwargs, keys, compiler)
+            out = self._beside(OpCall(func, self._infos(func), args, kwargs, None), execute)
         given = {self._key(t) for t in _tensors(args)} | {
             self._key(t) for t in _tensors(kwargs.values())
         }
@@ -167,6 +195,8 @@ class Replay:
         remedy: What is done otherwise than in the call; ``None`` for the call as it was.
         returned: Called with the name of each module without children and what it has returned.
         goes_back: Whether backward runs from whatever the model returns, with gradients of one.
+        beside: Computes something beside it.
+        dtype: What autocast casts to instead; where it was off in the call it is on then.
 
     Attributes:
         twin: The twin. After a backward its parameters have gradients.
@@ -189,8 +219,12 @@ class Replay:
         returned: Callable[[str, Any], None] | None = None,
         *,
         goes_back: bool = False,
+        beside: Beside | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._call = call
+        self._regions = call.autocast if dtype is None else _regions_in(call, dtype)
+        self._beside = beside
         self._remedy = remedy
         self._returned = returned
         self._goes_back = goes_back
@@ -228,7 +262,8 @@ class Replay:
             why = "a mode of the user's was on"
             raise ReplayRefusedError(why, is_lasting=False)
         infos = cache(op_info)
-        mode = _ReplayMode(self._noting(note, infos), self.twin, self._remedy, infos)
+        beside = None if self._beside is None else self._run_beside(self._beside)
+        mode = _ReplayMode(self._noting(note, infos), self.twin, self._remedy, infos, beside)
         self._follow_modules()
         self._mode = mode
         undo: list[Undo] = []
@@ -249,13 +284,18 @@ class Replay:
         before = len(undo)
         try:
             undo.append(partial(torch.set_grad_enabled, torch.is_grad_enabled()))
-            torch.set_grad_enabled(self._call.returns_loss or self._goes_back)
+            records = self._call.returns_loss or self._goes_back or self._beside is not None
+            torch.set_grad_enabled(records)
             undo.append(_autocast_of_now())
             self._set_autocast()
             undo.append(mode.take_off)
             mode.put_on()
             output = self.twin.model(*args, **kwargs)
+            if self._beside is not None:
+                output = self._beside.complete(output)
             _put_back(undo, before)
+            if self._beside is not None:
+                self._beside.returned(output)
             undo.append(mode.take_off)
             mode.put_on()
             self._backward(output, scale)
@@ -284,23 +324,45 @@ class Replay:
             info = infos(func)
             if info.is_ignored:
                 return
-            is_backward = graph_task() != -1
-            phase = Phase.BACKWARD if is_backward else Phase.FORWARD
-            name = self._stack.name()
-            if not name and is_backward:
-                name = self._stack.name_of_node(thread)
-            note(OpCall(func, info, args, kwargs, out), OpPlace(phase, name, not is_backward))
+            note(OpCall(func, info, args, kwargs, out), self._place(thread))
 
         return noted
 
+    def _run_beside(self, beside: Beside) -> Callable[[OpCall, Callable[[], Any]], Any]:
+        thread = get_ident()
+        return lambda call, execute: beside.run(call, self._place(thread), execute)
+
+    def _unseen(self, work: Callable[[str, Any], None], name: str, value: Any) -> None:
+        """Call something whose ops are not those of the replay."""
+        mode = self._mode
+        if mode is not None:
+            mode.take_off()
+            work(name, value)
+            mode.put_on()
+
+    def _place(self, thread: int) -> OpPlace:
+        """Return where the op that runs now belongs; ``thread`` has run forward."""
+        is_backward = graph_task() != -1
+        phase = Phase.BACKWARD if is_backward else Phase.FORWARD
+        name = self._stack.name()
+        if not name and is_backward:
+            name = self._stack.name_of_node(thread)
+        return OpPlace(phase, name, not is_backward)
+
     def _follow_modules(self) -> None:
         """Note which module runs, and have the one that the remedy is for run in float32."""
+        beside = self._beside
 
-        def enter(module: nn.Module, _args: Any) -> None:
-            self._stack.enter(id(module), self._names.get(id(module), ""))
+        def enter(module: nn.Module, args: Any) -> None:
+            name = self._names.get(id(module), "")
+            self._stack.enter(id(module), name)
+            if beside is not None and graph_task() == -1:
+                self._unseen(beside.entered, name, args)
 
         def leave(module: nn.Module, _args: Any, output: Any) -> None:
             self._stack.leave(id(module))
+            if beside is not None and graph_task() == -1:
+                self._unseen(beside.left, self._names.get(id(module), ""), output)
             if self._returned is not None and not any(True for _ in module.children()):
                 self._returned(self._names.get(id(module), ""), output)
 
@@ -344,13 +406,14 @@ class Replay:
         torch.set_autocast_cache_enabled(False)
         for kind in autocast_types():
             torch.set_autocast_enabled(kind, False)  # noqa: FBT003 - PyTorch's
-        for kind, dtype in self._call.autocast:
+        for kind, dtype in self._regions:
             wide = remedy is not None and remedy.measure is Measure.BFLOAT16
             torch.set_autocast_enabled(kind, True)  # noqa: FBT003 - PyTorch's
             torch.set_autocast_dtype(kind, torch.bfloat16 if wide else dtype)
 
     def _backward(self, output: Any, scale: float) -> None:
-        loss = loss_in(output) if self._call.returns_loss else None
+        is_loss = self._call.returns_loss or self._beside is not None
+        loss = loss_in(output) if is_loss else None
         roots = [] if loss is None else [loss]
         if self._goes_back:
             roots = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
@@ -409,6 +472,13 @@ def _autocast_of_now() -> Undo:
         torch.set_autocast_cache_enabled(caches)
 
     return restore
+
+
+def _regions_in(call: KeptCall, dtype: torch.dtype) -> tuple[Autocast, ...]:
+    """Return the regions of autocast of a call with another dtype; where it has none, one."""
+    types = {region.device_type for region in call.autocast}
+    types = types or {parameter.device.type for parameter in call.model.parameters()}
+    return tuple(Autocast(device_type, dtype) for device_type in sorted(types))
 
 
 def _run_in_float32(module: nn.Module) -> None:

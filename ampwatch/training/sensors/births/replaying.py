@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,8 @@ from ampwatch.diagnosis.evidence.remedies import Tried
 from ampwatch.diagnosis.forward.births import diagnose
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.remedies import remedies_for
+from ampwatch.guard import Account, is_of_a_signal
+from ampwatch.report.error_budget import ErrorBudget, to_json
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.roots import SETTLED, unwrapped
 from ampwatch.training.hooks.sensor import Sensor
@@ -24,6 +27,7 @@ from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.births.budgets import OF_COMPILED, Asked, NewestCalls, budget_of
 from ampwatch.training.sensors.births.following import is_host
 from ampwatch.training.sensors.births.kept_calls import (
     KeptCall,
@@ -49,6 +53,7 @@ if TYPE_CHECKING:
         BackwardBegan,
         CompileCalled,
         DevicesKnown,
+        ErrorsAsked,
         IterationArrived,
         IterationClosed,
         IterationClosing,
@@ -138,6 +143,9 @@ class ReplaySensor(Sensor):
         self._open_bytes = self._kept_bytes = 0
         self._is_over = False
         self._kept: deque[_Kept] = deque()
+        self._newest = NewestCalls()
+        # An account of its own: as a debt it would end all sampling.
+        self._budgeting = context.bus.guard("error_budget", account=Account())
         self._pace = Pace()
         self._inquiry: Generator[None, None, None] | None = None
         self._listening_since = 0
@@ -161,7 +169,9 @@ class ReplaySensor(Sensor):
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes that are held for replays, and that nobody else holds."""
-        calls = own_bytes([*(call for kept in self._kept for call in kept.calls), *self._open])
+        calls = own_bytes(
+            [*(call for kept in self._kept for call in kept.calls), *self._open, *self._newest]
+        )
         replay = self._around.names.replay
         copies = 0 if replay is None else replay.twin.nbytes
         is_here = is_host(self._home.device)
@@ -200,6 +210,7 @@ class ReplaySensor(Sensor):
         self._ignore()
         self._open.clear()
         self._kept.clear()
+        self._newest.let_go()
         self._open_bytes = self._kept_bytes = 0
         self._suspect = (
             None  # it refers to nothing of the training's, but nobody asks for it any more
@@ -231,6 +242,7 @@ class ReplaySensor(Sensor):
         except ReplayRefusedError as refusal:
             self._refuse(refusal)
             return
+        self._newest.keep(self._context.iteration.step, call, event.module)
         if not self._is_over:
             self._open.append(call)
             self._open_bytes += call.nbytes
@@ -242,6 +254,8 @@ class ReplaySensor(Sensor):
 
         What the training holds anyway, as its loop holds the batch, does not count.
         """
+        if not self._memory.is_kept():
+            self._newest.let_go("its inputs take more than the setting `memory_bytes`")
         while self._kept and not self._memory.is_kept():
             self._let_go_of_oldest()
             self._count("the device was too far behind for the setting `memory_bytes`")
@@ -530,6 +544,58 @@ class ReplaySensor(Sensor):
             trace.is_scaled = self._context.is_scaled
             trace.of_compiled = self._bus.runs_compiled
         return trace
+
+    def error_budget(self, asked: Asked) -> ErrorBudget:
+        """Return the error budget of the newest call, or why there is none. Never raises."""
+        found = self._budgeting.run(self._budget, asked)
+        return found or ErrorBudget(why_not="it has failed, as the log says")
+
+    def errors_asked(self, event: ErrorsAsked) -> None:
+        """Write the error budget of the newest call to a file."""
+        budget = self.error_budget(Asked())
+        why_not = budget.why_not
+        if not why_not:
+            try:
+                event.path.write_text(to_json(budget))
+            except OSError as error:
+                if is_of_a_signal(error):
+                    raise
+                why_not = f"it could not be written: {error}"
+        event.answer(why_not)
+
+    def _budget(self, asked: Asked) -> ErrorBudget:
+        found = self._newest.of(None if asked.model is None else unwrapped(asked.model))
+        step = -1 if found is None else found[0]
+        why_not = self._why_no_budget(found)
+        if found is None or why_not:
+            return ErrorBudget(step=step, why_not=why_not)
+        call = found[1]
+        scaler = self._context.scaler
+        scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+        try:
+            prefix = self._prefix_of(call.model)
+            budget = budget_of(call, step=step, prefix=prefix, scale=scale, asked=asked)
+        except ReplayRefusedError as refusal:
+            return ErrorBudget(step=step, why_not=f"the batch cannot be run again: {refusal}")
+        except (torch.OutOfMemoryError, MemoryError):
+            why_not = "there was no memory for it; a smaller batch needs less"
+            return ErrorBudget(step=step, why_not=why_not)
+        return (
+            replace(budget, notes=(*budget.notes, OF_COMPILED))
+            if self._bus.runs_compiled
+            else budget
+        )
+
+    def _why_no_budget(self, found: tuple[int, KeptCall] | None) -> str:
+        if graph_task() != -1:
+            return "backward is running; ask between two iterations"
+        if not self._is_wanted:
+            return 'calls are not kept with the setting replay="off"; leave it as it is by default'
+        if found is None:
+            return self.why_not or self._newest.why_none
+        if not self._random.knows(found[1].draws):
+            return "the random numbers of the batch are not known any more; ask right after a step"
+        return ""
 
     def _left(self) -> int:
         """Return what a twin may take where the model is. Unit: B."""

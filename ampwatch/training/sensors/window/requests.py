@@ -78,6 +78,10 @@ class TraceRequests:
                 raise
             return True
 
+    def has_answered(self, request: TraceRequest) -> bool:
+        """Whether a request was answered, if it was the newest."""
+        return self._token == request.token
+
     def refuse(self, request: TraceRequest, why_not: str) -> None:
         """Answer with the reason why there is no trace."""
         self.answer(TraceAnswer(request.token, why_not))

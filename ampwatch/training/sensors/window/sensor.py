@@ -28,6 +28,7 @@ from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.devices import PROFILED, is_capturing
 from ampwatch.training.hooks import fork
+from ampwatch.training.hooks.events import ErrorsAsked
 from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OPENING
@@ -45,7 +46,7 @@ from ampwatch.training.sensors.window.totals import (
     ops_found,
 )
 from ampwatch.wire.records import WindowSkip
-from ampwatch.wire.ring.requests import TraceAnswer
+from ampwatch.wire.ring.requests import ERRORS, TraceAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -308,6 +309,9 @@ class WindowSensor(Sensor):
         self._pending = None
         if request is None:
             request = self._requests.newest(self._clock.monotonic_ns())
+            if request is not None and request.what == ERRORS:
+                self._hand_on(request)
+                request = None
         if request is None and not self._is_due(step):
             return
         if get_ident() != threading.main_thread().ident:
@@ -321,6 +325,17 @@ class WindowSensor(Sensor):
             self._hold_back(WindowSkip.CAPTURE, request)
         else:
             self._start(request)
+
+    def _hand_on(self, request: TraceRequest) -> None:
+        """Have whoever knows answer a request that is not for a trace."""
+        requests = self._requests
+
+        def answer(why_not: str) -> None:
+            requests.answer(TraceAnswer(request.token, why_not, self._step - 1))
+
+        self._bus.emit(ErrorsAsked(request.path, answer))
+        if not requests.has_answered(request):
+            answer("nobody answers here any more: a sensor has failed, as the log says")
 
     def _is_due(self, step: int) -> bool:
         if step < OPENING or step % TOGETHER or math.isnan(self._times.usual_s):

@@ -1,0 +1,201 @@
+"""How a command asks a running training of this machine for something, and waits for the answer."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import secrets
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ampwatch.errors import TraceError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import ExitStack
+
+    from ampwatch.wire.ring import RingReader
+    from ampwatch.wire.ring.requests import TraceAnswer
+
+POLL_SECONDS = 0.05
+TIMEOUT_SECONDS = 120.0
+
+
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which training is asked, and how long it is waited for."""
+    add = parser.add_argument
+    add("--run", metavar="NAME", help="name of the run, if there are several")
+    add("--rank", type=int, metavar="N", help="rank, if the run has several on this machine")
+    add(
+        "--timeout",
+        type=_seconds,
+        default=TIMEOUT_SECONDS,
+        metavar="S",
+        help="give up after S seconds (default: %(default)g)",
+    )
+
+
+def running(undo: ExitStack) -> list[RingReader]:
+    """Return the rings of this user whose training runs."""
+    from ampwatch.errors import RingError  # noqa: PLC0415
+    from ampwatch.host.daemon.discovery import find_rings  # noqa: PLC0415 - not for --help
+    from ampwatch.runtime import ring_directories  # noqa: PLC0415
+    from ampwatch.settings import Settings  # noqa: PLC0415
+    from ampwatch.wire.ring import RingReader  # noqa: PLC0415
+
+    settings = Settings.resolve()
+    directories = ring_directories(settings.ring_dir, settings.runtime_dir)
+    readers = []
+    for path in find_rings(directories, any_user=False).rings:
+        with suppress(RingError):  # gone, or of another version: not one that could answer
+            reader = RingReader(path)
+            undo.callback(reader.close)
+            if reader.writer_alive():
+                readers.append(reader)
+    return readers
+
+
+def choose(readers: Sequence[RingReader], run_name: str | None, rank: int | None) -> RingReader:
+    """Return the one training that is meant.
+
+    Raises:
+        TraceError: If there is none, or more than one.
+    """
+    matching = [
+        reader
+        for reader in readers
+        if run_name in (None, reader.identity.run) and rank in (None, reader.identity.rank)
+    ]
+    if len(matching) == 1:
+        return matching[0]
+    asked = " ".join(
+        f"{option} {value}"
+        for option, value in (("--run", run_name), ("--rank", rank))
+        if value is not None
+    )
+    those = "\n".join(f"  {_name(reader)}" for reader in matching or readers)
+    if not readers:
+        msg = (
+            "expected a training of this user that runs under ampwatch.monitor() with a ring,"
+            " found none; `ampwatch doctor` says where rings are looked for"
+        )
+    elif not matching:
+        near = did_you_mean(run_name or "", {reader.identity.run for reader in readers})
+        msg = f"expected a training for {asked}, found only:\n{those}{near}"
+    else:
+        msg = f"expected one training, found {len(matching)}; choose by --run and --rank:\n{those}"
+    raise TraceError(msg)
+
+
+def _name(reader: RingReader) -> str:
+    who = reader.identity
+    return f"--run {who.run} --rank {who.rank}  (process {who.pid})"
+
+
+def ask(
+    reader: RingReader, raw: Path, what: str, iterations: int, timeout_s: float, undo: ExitStack
+) -> TraceAnswer:
+    """Have a training write something over an empty file; return its answer.
+
+    Args:
+        reader: Of its ring.
+        raw: The file, of this user.
+        what: ``trace`` or ``errors``.
+        iterations: How many iterations it is about.
+        timeout_s: How long it is waited for. Unit: s.
+        undo: Takes the request back in the end.
+
+    Raises:
+        TraceError: If it cannot be asked, does not answer, or says why not.
+    """
+    from ampwatch.wire.ring.requests import TraceRequest, withdraw, write_request  # noqa: PLC0415
+
+    request = TraceRequest(secrets.token_hex(8), os.getpid(), raw, iterations, what)
+    _make_room(reader.path)
+    try:
+        write_request(reader.path, request)
+    except FileExistsError:
+        msg = f"expected nobody else to wait for an answer of {_name(reader)}, but somebody does; try again"
+        raise TraceError(msg) from None
+    except OSError as error:
+        msg = f"cannot ask the training, beside its ring {str(reader.path)!r}: {error}"
+        raise TraceError(msg) from error
+    undo.callback(withdraw, reader.path)
+    noun = _NOUNS[what]
+    answer = _wait(reader, request.token, timeout_s, noun)
+    if answer.why_not:
+        msg = f"no {noun}: {answer.why_not}"
+        raise TraceError(msg)
+    return answer
+
+
+_NOUNS = {"trace": "trace", "errors": "error budget"}
+
+
+def _make_room(ring: Path) -> None:
+    """Take away the request of somebody who is no more."""
+    from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
+
+    with suppress(OSError, ValueError):
+        # Signal 0 only asks whether the process exists. One of another user raises PermissionError,
+        # an OSError: it lives, and its request stays.
+        try:
+            os.kill(read_request(ring).pid, 0)
+        except ProcessLookupError:
+            withdraw(ring)
+
+
+def empty_file(output: Path, undo: ExitStack) -> Path:
+    """Return a new file beside ``output``, on the same file system; it goes in the end.
+
+    Raises:
+        TraceError: If there can be none.
+    """
+    try:
+        descriptor, name = tempfile.mkstemp(
+            prefix=f".{output.name}.", suffix=".part", dir=output.parent
+        )
+    except OSError as error:
+        msg = f"expected a directory to write {output.name!r} to, got: {error}"
+        raise TraceError(msg) from error
+    os.close(descriptor)
+    part = Path(name)
+    undo.callback(part.unlink, missing_ok=True)
+    return part
+
+
+def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> TraceAnswer:
+    from ampwatch.wire.ring.requests import read_answer  # noqa: PLC0415
+
+    until = time.monotonic() + timeout_s
+    while True:
+        lives = reader.writer_alive()  # before the answer: what it wrote at last is there then
+        with suppress(OSError, ValueError):
+            answer = read_answer(reader.path)
+            if answer.token == token:
+                return answer
+        if not lives:
+            msg = f"no {noun}: the training {_name(reader)} has ended"
+            raise TraceError(msg)
+        if time.monotonic() > until:
+            msg = (
+                f"no {noun} within {timeout_s:g} s: the training {_name(reader)} did not answer. It"
+                " does between two iterations, at level standard or deep; --timeout waits longer"
+            )
+            raise TraceError(msg)
+        time.sleep(POLL_SECONDS)
+
+
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number > 0:
+        msg = f"expected a number of seconds > 0, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return number

@@ -1,0 +1,155 @@
+"""Error budgets: the newest call of a model made again on a twin, with float64 beside each op."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.errors import SettingsError
+from ampwatch.report.error_budget import ErrorBudget
+from ampwatch.training.kernels.dtypes import HALF
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.sensors.births.error_log import ErrorLog
+from ampwatch.training.sensors.births.exact_ops import Apart
+from ampwatch.training.sensors.births.replay import Replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from ampwatch.training.sensors.births.kept_calls import KeptCall
+
+OUTPUT_ALONE = (
+    "the model does not return its loss, so errors are weighed by what they do to its output and"
+    " there is no backward; error_budget(loss=f) takes f(output) for the loss"
+)
+
+OF_COMPILED = (
+    "compiled code runs, and the budget is that of the same model run eagerly: what is compiled keeps"
+    " more of what it computes in float32"
+)
+
+NO_FORWARD = (
+    "no forward of a watched model that records gradients was seen yet; ask again after a step"
+)
+
+
+class Asked(NamedTuple):
+    """What a budget is asked for.
+
+    Attributes:
+        model: The model, ``None`` for the one that was called last.
+        loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
+        dtype: What autocast casts to instead of what it was; ``None`` for the batch as it was trained.
+    """
+
+    model: nn.Module | None = None
+    loss: Callable[[Any], Any] | None = None
+    dtype: torch.dtype | None = None
+
+
+def checked(model: nn.Module | None, loss: object, dtype: object) -> Asked:
+    """Return what the user asks for.
+
+    Raises:
+        SettingsError: If it makes no sense.
+    """
+    if not (loss is None or callable(loss)):
+        msg = f"expected `loss` to be a function of what the model returns, got {loss!r:.80}"
+        raise SettingsError(msg)
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in HALF):
+        return Asked(model, loss, dtype)
+    msg = f"expected `dtype` to be torch.float16 or torch.bfloat16, got {dtype!r:.80}"
+    raise SettingsError(msg)
+
+
+class NewestCalls:
+    """Keeps the newest call of each model, with its step, for a budget that may be asked for.
+
+    What it keeps of a batch is freed when the model is called again.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[int, KeptCall]] = {}
+        self.why_none = NO_FORWARD
+
+    def keep(self, step: int, call: KeptCall, model: nn.Module) -> None:
+        """Keep a call, and let go of the one before."""
+        for key, (_, older) in list(self._calls.items()):
+            if older.is_orphan:
+                del self._calls[key]
+        # In the place of the newest: a dictionary keeps the order in which keys came.
+        self._calls.pop(id(model), None)
+        self._calls[id(model)] = step, call
+
+    def let_go(self, why: str = NO_FORWARD) -> None:
+        """Keep none of them, for a reason in words."""
+        self._calls.clear()
+        self.why_none = why
+
+    def __iter__(self) -> Iterator[KeptCall]:
+        """Iterate over the calls."""
+        return iter([call for _, call in self._calls.values()])
+
+    def of(self, model: nn.Module | None) -> tuple[int, KeptCall] | None:
+        """Return step and call of a model, of the one that was called last where none is named."""
+        if model is not None:
+            return self._calls.get(id(model))
+        return next(reversed(list(self._calls.values())), None)
+
+
+def budget_of(
+    call: KeptCall,
+    *,
+    step: int,
+    prefix: str,
+    scale: float,
+    asked: Asked,
+) -> ErrorBudget:
+    """Return the error budget of a call.
+
+    Args:
+        call: The call. Parameters are those of now.
+        step: Its iteration.
+        prefix: Of the model's name among the watched ones.
+        scale: What the loss is multiplied by before backward.
+        asked: What is asked for.
+
+    Raises:
+        ReplayRefusedError: If the call cannot be made again, saying why.
+        torch.OutOfMemoryError: If there is no memory for it.
+
+    Cost: see ``ErrorLog``.
+    """
+    log = ErrorLog(Apart(), asked.loss)
+    # Whoever asks for a budget has memory for it, or is told.
+    replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
+    try:
+        replay.run(lambda _call, _place: None, scale)
+        target = log.target
+        rows = log.rows()
+        dtypes = (
+            [region.dtype for region in call.autocast] if asked.dtype is None else [asked.dtype]
+        )
+        notes = list(log.notes)
+        if target is None or target.name != "loss":
+            notes.insert(0, OUTPUT_ALONE)
+        known = [row.contribution for row in rows if row.contribution is not None]
+        return ErrorBudget(
+            model=prefix.rstrip("."),
+            step=step,
+            formats=tuple(dict.fromkeys(map(name_of, dtypes))),
+            target="output" if target is None else target.name,
+            value=None if target is None else target.value,
+            exact=None if target is None else target.exact,
+            error=None if target is None else target.error,
+            explained=sum(known) if known else None,
+            rows=tuple(rows),
+            modules=tuple(log.module_rows()),
+            notes=tuple(notes),
+        )
+    finally:
+        log.forget()

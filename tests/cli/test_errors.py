@@ -1,0 +1,101 @@
+"""`ampwatch errors`, as a user runs it, on a real training in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.cli import main
+from tests.host.daemon.parts import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+import torch
+import ampwatch
+from ampwatch.training import outlet
+from ampwatch.training.launcher import DaemonStatus
+from tests.training.sensors.births.small_models import MODELS, batch
+
+outlet.ensure_daemon = lambda _settings: DaemonStatus("", "unavailable")  # a ring, and nobody who reads it
+stop, replay = Path(sys.argv[1]), sys.argv[2]
+torch.manual_seed(0)
+model = MODELS["mixer"]()
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+with ampwatch.monitor(model, scaler, optimizer=optimizer, run="mix", replay=replay):
+    print("on", flush=True)
+    while not stop.exists():
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss, _ = model(*batch("mixer"))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        time.sleep(1e-3)
+"""
+
+
+@pytest.fixture
+def training(request: pytest.FixtureRequest, own_places: Path) -> Iterator[subprocess.Popen[str]]:
+    """A training that goes on until the test has ended; its setting `replay` is the parameter."""
+    stop = own_places / "stop"
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(stop), getattr(request, "param", "on")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield process
+        stop.touch()
+        assert process.wait(timeout=200) == 0
+
+
+def test_a_running_training_says_where_its_error_is_born(
+    training: subprocess.Popen[str], own_places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a table and as JSON, with the training going on and nothing left beside its ring."""
+    assert main(["errors", "--run", "mix", "--lines", "4"]) == 0
+    table = capsys.readouterr().out
+    assert "autocast to float16" in table
+    assert "Born in forward, what matters most first (4 of" in table
+    assert "Born in backward" in table
+
+    assert main(["errors", "--json"]) == 0
+    budget = json.loads(capsys.readouterr().out)
+    assert budget["target"] == "loss"
+    assert 0.5 < budget["explained"] / budget["error"] < 2.0
+    assert {"module", "op", "born", "contribution", "bits"} <= budget["rows"][0].keys()
+    assert budget["step"] > 0
+
+    assert training.poll() is None
+    assert [p.suffix for p in (own_places / "rings").iterdir()] == [".ring"]
+
+
+@pytest.mark.parametrize("training", ["off"], indirect=True)
+@pytest.mark.usefixtures("training")
+def test_a_training_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a sentence, with status 1."""
+    assert main(["errors"]) == 1
+    assert 'no error budget: calls are not kept with the setting replay="off"' in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.usefixtures("own_places")
+def test_without_a_training_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """And what does not make sense is refused by the parser."""
+    assert main(["errors"]) == 1
+    assert "expected a training of this user" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["errors", "--lines", "0"])

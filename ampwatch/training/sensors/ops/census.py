@@ -20,7 +20,7 @@ from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardE
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import Observation
 from ampwatch.training.model.module_stack import FOREIGN, ModuleStack
-from ampwatch.training.ops.call import OpCall, OpCounts, tensors_among
+from ampwatch.training.ops.call import OpCall, OpCounts, is_view_of, tensors_among
 from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded, OpSensor
 from ampwatch.training.ops.frames import FramePlaces, runs_elsewhere
 from ampwatch.training.ops.info import OpInfo, op_info
@@ -459,6 +459,8 @@ class OpCensusSensor(Sensor):
         if info is None:
             info = self._learn(func)
         if info.is_ignored or self._num_ops >= MAX_OPS:
+            return
+        if info.may_copy and is_view_of(out, args[0]):
             return
         if is_capturing():
             # Ops that read values would be captured along with the user's own.

@@ -174,11 +174,7 @@ class OpCounts:
             tensors, outputs = _cast(call, tensors, outputs)
         if not (outputs or tensors):
             return ""
-        formats: tuple[torch.dtype, ...] = ()
-        if info.kind is OpKind.MATMUL:
-            formats = self._dequantized.formats(info, tensors)
-        variant = self._variant(call, tensors, outputs, formats)
-        self._dequantized.see(info, variant.kind, tensors, outputs)
+        variant = self._variant(call, tensors, outputs)
         fallback = Fallback.NONE
         if variant.is_float32 and phase is Phase.FORWARD:
             fallback = self._why(info, variant.inputs, variant.device_type)
@@ -205,13 +201,10 @@ class OpCounts:
         return variant.device_type if is_new else ""
 
     def _variant(
-        self,
-        call: OpCall,
-        tensors: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        formats: tuple[torch.dtype, ...],
+        self, call: OpCall, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> _Variant:
         first = outputs[0] if outputs else tensors[0]
+        formats = self._dequantized.formats(call.info, tensors)
         # A list in between: a generator costs more than the tuple, in each call of each op.
         signature = call.func, first.dtype, first.device, tuple([t.dtype for t in tensors]), formats
         variant = self._variants.get(signature)
@@ -219,6 +212,7 @@ class OpCounts:
             if len(self._variants) >= MAX_VARIANTS:
                 self._variants.clear()
             variant = self._variants[signature] = _variant_of(call, tensors, first, formats)
+        self._dequantized.see(call.info, variant.kind, tensors, outputs)
         return variant
 
     def _product(

@@ -84,13 +84,13 @@ class Dequantized:
         """Return the FP8 formats whose numbers a product multiplies in a wider dtype.
 
         Args:
-            info: The op, a product of matrices.
+            info: The op.
             given: The tensors that it has read.
 
         Returns:
-            One for each operand; empty unless both hold such numbers.
+            One for each operand; empty unless it is a product whose operands both hold such numbers.
         """
-        if not self._origins:
+        if not self._origins or info.kind is not OpKind.MATMUL:
             return ()
         operands = operands_of(info, given)
         if len(operands) < 2 or any(tensor.dtype in FP8 for tensor in operands):

@@ -72,10 +72,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             runs: whether PyTorch computes it, or its backward, otherwise while a mode is on. If it
             does, the mode is silent from then on and leaves. ``None`` says that this call is not,
             and that others may be. Must not raise.
+        closed: Where the names of the tensor subclasses go whose ops are let through unseen.
 
     Attributes:
         threads: Identities of the threads that it was put on in and not yet taken off.
-        closed: Names of the tensor subclasses whose ops were let through unseen.
+        closed: The names there so far.
 
     Cost: 2 to 3 us an op in a loop, 10 to 30 between the kernels of a training, besides what
     ``note`` takes; nothing while it is off.
@@ -90,6 +91,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         note: Note,
         ignored: Iterable[Any] = (),
         is_altered: Callable[[Any, Sequence[Any]], bool | None] = lambda _func, _args: False,
+        closed: set[str] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._note: Note | None = note
@@ -101,7 +103,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self._may_hook = True
         self._pid = os.getpid()
         self.threads: set[int] = set()
-        self.closed: set[str] = set()
+        self.closed: set[str] = set() if closed is None else closed
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -115,6 +115,7 @@ class OpCensusSensor(Sensor):
         altered: Name of the op because of which nothing is seen any more; empty without.
         uncounted: Name of the function because of which iterations are not seen to their end, and
             not counted; empty without.
+        closed: Names of the tensor subclasses whose ops are not seen.
 
     Cost:
         25 to 60 us an op in a counted iteration, a third to a half of it PyTorch's own
@@ -162,6 +163,7 @@ class OpCensusSensor(Sensor):
         self._thread = 0
         self.altered = ""
         self.uncounted = ""
+        self.closed: set[str] = set()
         self._clear()
 
     def _clear(self) -> None:
@@ -248,7 +250,7 @@ class OpCensusSensor(Sensor):
         self._bus.listen(self, AlteredCalled)
         self.is_dormant = False
         ignored = [func for func, info in self._infos.items() if info.is_ignored]
-        self._mode = OpMode(self._note, ignored, self._is_altered)
+        self._mode = OpMode(self._note, ignored, self._is_altered, self.closed)
         if self._by_frames:
             self._mode.do_without_hooks()
         self._thread = get_ident()
@@ -458,9 +460,8 @@ class OpCensusSensor(Sensor):
         info = self._infos.get(func)
         if info is None:
             info = self._learn(func)
-        if info.is_ignored or self._num_ops >= MAX_OPS:
-            return
-        if info.may_copy and is_view_of(out, args[0]):
+        is_view = info.is_ignored or (info.may_copy and is_view_of(out, args[0]))
+        if is_view or self._num_ops >= MAX_OPS:
             return
         if is_capturing():
             # Ops that read values would be captured along with the user's own.

@@ -51,6 +51,10 @@ MAX_SCALES = 16
 """Newest divisions among which a broken scale is searched for."""
 
 
+EXCUSED = 2.0
+"""Added to the flag of a division that is excused, to be told from one that has broken a scale."""
+
+
 class _Division(NamedTuple):
     """A division that may have made a scale.
 
@@ -186,7 +190,8 @@ class Fp8Casts(OpSensor):
         # A copy: other threads may add to the deque meanwhile, and scalars of several devices
         # cannot be stacked.
         divisions = [d for d in list(self._divisions) if d.is_broken.device == values.device]
-        flags = [flag for d in divisions for flag in (d.is_broken, d.is_excused)]
+        # One number for both flags: as many values may be read at once as divisions are remembered.
+        flags = [d.is_broken + EXCUSED * d.is_excused for d in divisions]
         read = torch.stack([column.to(torch.float32) for column in columns])
         site = self._site(call, place)
         sites = [d.site for d in divisions]
@@ -303,12 +308,12 @@ def _nearest(dtype: torch.dtype, value: float) -> float:
 
 def _pick(sites: Sequence[OpSite], broken: list[OpSite], flags: list[float]) -> None:
     """Put the places of the divisions that have broken a scale into ``broken``, the oldest first."""
-    for site, is_broken, is_excused in zip(sites, flags[::2], flags[1::2], strict=True):
-        if is_excused:
+    for site, flag in zip(sites, flags, strict=True):
+        if flag >= EXCUSED:
             # Largest magnitudes are divided by right before the cast. Infinite ones make a scale of 0,
             # which is divided by as well where it is taken off again.
             broken.clear()
-        elif is_broken:
+        elif flag:
             broken.append(site)
 
 

@@ -173,3 +173,19 @@ def test_a_scale_is_at_fault_unless_the_numbers_were_not_finite_before(
     broken = [s for s in listening.seen if isinstance(s, BrokenScale)]
 
     assert bool(broken) == (amax == 0.0)
+
+
+@pytest.mark.parametrize(("amax", "is_blamed"), [(0.0, True), (torch.inf, False)])
+def test_more_divisions_than_are_remembered_are_judged_by_the_newest(
+    listening: Listening, *, amax: float, is_blamed: bool
+) -> None:
+    """A model in which everything has become infinite, or zero."""
+    values = torch.full((64,), amax)
+    with listening:
+        torch.ones(64).to(E4M3)
+        for _ in range(40):
+            scale = 448.0 / values.abs().max()
+        (values * scale).to(E4M3)
+    broken = [s for s in listening.seen if isinstance(s, BrokenScale)]
+
+    assert bool(broken) is is_blamed

@@ -277,7 +277,7 @@ class Settings:
         high=1.0,
     )
     fp8_flushed_share: float = _knob(
-        0.5,
+        0.1,
         "Share of the non-zero numbers of a cast to float8 that become zero, from which it is reported.",
         low=0.0,
         high=1.0,

@@ -35,6 +35,7 @@ class OpLine:
         mix: FLOPs by dtype.
         bytes_mix: Bytes by dtype.
         fallbacks: Calls in float32 although autocast is used, by reason.
+        emulated: Calls that multiplied numbers of an FP8 format in a wider dtype, by that dtype.
     """
 
     name: str
@@ -48,6 +49,7 @@ class OpLine:
     mix: Counter[str] = field(default_factory=Counter)
     bytes_mix: Counter[str] = field(default_factory=Counter)
     fallbacks: Counter[Fallback] = field(default_factory=Counter)
+    emulated: Counter[str] = field(default_factory=Counter)
 
     def add(self, row: OpRow) -> None:
         """Add the ops of ``row``."""
@@ -59,6 +61,8 @@ class OpLine:
         self.bytes_mix[row.dtype] += row.bytes
         if row.fallback is not Fallback.NONE:
             self.fallbacks[row.fallback] += row.calls
+        if row.is_emulated:
+            self.emulated[row.inputs] += row.calls
 
     def add_casts(self, row: OpRow) -> None:
         """Add the casts of ``row`` to what is cast here."""

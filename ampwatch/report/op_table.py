@@ -125,11 +125,16 @@ def _summary(census: CensusRecord) -> list[str]:
 
 
 def _why(line: OpLine) -> list[str]:
-    """Say why some of the ops of a line ran in float32, most of them first."""
-    return [
+    """Say why some of the ops of a line ran in float32, most of them first, and which are emulated."""
+    reasons = [
         f"    {calls} in float32: {FALLBACKS[reason]}"
         for reason, calls in line.fallbacks.most_common()
     ]
+    emulated = [
+        f"    {calls} emulated: numbers of FP8, multiplied in {dtype}"
+        for dtype, calls in line.emulated.most_common()
+    ]
+    return reasons + emulated
 
 
 def _widths(columns: tuple[_Column, ...], rows: list[list[str]], limit: int) -> list[int]:

@@ -676,6 +676,12 @@ class Session:
                 else "non-finite values are not followed from op to op: compiled code runs, and"
                 " before PyTorch 2.10 it would run otherwise"
             )
+        if self._census is not None and self._census.closed:
+            classes = ", ".join(sorted(self._census.closed))
+            sentences.append(
+                f"ops on tensors of {classes} are not seen: the class does not say which tensors it is"
+                " made of (__tensor_flatten__)"
+            )
         if governor.uncountable:
             sentences.append(
                 f"ops are not counted one by one any more: {governor.uncountable} was met, which"

@@ -133,3 +133,30 @@ def test_the_first_gradient_stays_the_first_when_clipping_has_made_all_of_them_n
     trace = followed.finish([("embedding", both[0]), ("culprit", both[1])], 1.0)
 
     assert list(trace.bad_gradients) == ["culprit", "embedding"]
+
+
+def _in_fp8(key: int) -> Tensor:
+    """A tensor whose values are not read."""
+    return Tensor(key, Values("float8_e4m3fn", 4), is_float=False, dtype_name="float8_e4m3fn")
+
+
+def test_through_fp8_it_comes_of_what_was_cast_to_it() -> None:
+    """Nobody reads values of FP8; what is cast out of them or multiplied is born nowhere else."""
+    followed = lineage()
+    run(followed, op("first"), Tensor(1, FINE), Tensor(2, INF))
+    followed.settle(op("cast"), [_in_fp8(3)], [Tensor(2, INF)])
+    run(followed, op("product"), _in_fp8(3), Tensor(4, NAN))
+    (birth,) = followed.finish([], 1.0).births
+
+    assert (birth.op, birth.spread_to) == ("first", {"product"})
+
+
+def test_what_was_finite_when_it_was_cast_is_no_excuse() -> None:
+    """A scale makes NaN of it after that."""
+    followed = lineage()
+    run(followed, op("elsewhere"), Tensor(1, FINE), Tensor(2, INF))
+    followed.settle(op("cast"), [_in_fp8(3)], [Tensor(5, FINE)])
+    run(followed, op("product"), _in_fp8(3), Tensor(4, NAN))
+    births = followed.finish([], 1.0).births
+
+    assert [birth.op for birth in births] == ["elsewhere", "product"]

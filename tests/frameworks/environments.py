@@ -28,6 +28,7 @@ class Environment:
         needs: Modules that have to be importable.
         truths: Findings that are made of the healthy training, and are true; and why.
         mode: What else the program is told.
+        dtypes: Dtypes in which the program multiplies matrices.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Environment:
     needs: tuple[str, ...] = ()
     truths: tuple[tuple[str, str], ...] = ()
     mode: str = ""
+    dtypes: tuple[str, ...] = ("float16",)
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,13 @@ ENVIRONMENTS = (
         needs=("timm",),
     ),
     Environment(
+        "torchao",
+        "torchao, float8 training, tensorwise, emulated",
+        ("torchao_float8.py", "tensorwise"),
+        needs=("torchao",),
+        dtypes=("float16", "float8_e4m3fn"),
+    ),
+    Environment(
         "ignite",
         "ignite Engine",
         ("ignite_engine.py",),
@@ -206,6 +215,11 @@ RECIPES = (
     Recipe(
         "torchtune",
         "FSDP2 in bfloat16 has no scaler: `ampwatch.monitor(model)` before the loop",
+    ),
+    Recipe(
+        "Transformer Engine",
+        "`ampwatch.monitor(model)` before the loop; its kernels cast and multiply out of sight:"
+        " [FP8](precision.md#fp8)",
     ),
     Recipe("ROCm, Intel XPU, Apple MPS", "As for a plain loop; [what is measured where](gpu.md)"),
 )

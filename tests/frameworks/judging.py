@@ -47,6 +47,7 @@ def judge(
     watched: Outcomes,
     leftovers: list[str],
     truths: tuple[tuple[str, str], ...] = (),
+    dtypes: tuple[str, ...] = (),
 ) -> dict[str, Cell]:
     """Return the cells of one environment, watched in one way.
 
@@ -55,6 +56,7 @@ def judge(
         watched: The program, watched.
         leftovers: Rings that nobody has removed.
         truths: Kinds of findings that are made of the healthy training and are true, and why.
+        dtypes: Dtypes in which the program multiplies matrices, besides float16.
     """
     true = dict(truths)
     for outcome in watched.values():
@@ -62,6 +64,8 @@ def judge(
             report["true"] = [f for f in report["findings"] if f["kind"] in true]
             report["findings"] = [f for f in report["findings"] if f["kind"] not in true]
     cells = {column: check(bare, watched, leftovers) for column, check in COLUMNS.items()}
+    if cells["ops"].answer == YES:
+        cells["ops"] = _products(watched[Fault.NONE], dtypes)
     seen = {f["kind"] for report in watched[Fault.NONE].reports for f in report["true"]}
     if seen and cells["quiet"].answer == YES:
         cells["quiet"] = Cell(YES, "; ".join(true[kind] for kind in sorted(seen)))
@@ -113,6 +117,15 @@ def ops(_: Outcomes, watched: Outcomes, __: list[str]) -> Cell:
             return Cell(NO, "no ops are counted")
         if not healthy.total("ampwatch_op_calls_total", rank, op_kind="matmul", dtype="float16"):
             return Cell(PARTLY, "no float16 matmuls among the ops counted")
+    return Cell(YES)
+
+
+def _products(healthy: Outcome, dtypes: tuple[str, ...]) -> Cell:
+    """Whether matmuls in each of these dtypes were counted on each rank."""
+    for dtype in dtypes:
+        for rank, _ in enumerate(healthy.ranks):
+            if not healthy.total("ampwatch_op_calls_total", rank, op_kind="matmul", dtype=dtype):
+                return Cell(PARTLY, f"no {dtype} matmuls among the ops counted")
     return Cell(YES)
 
 

@@ -48,7 +48,7 @@ def test_what_the_support_matrix_says_of(
         }
     leftovers = runner.leftovers()
     found = {
-        way.value: judge(bare, outcomes, leftovers, environment.truths)
+        way.value: judge(bare, outcomes, leftovers, environment.truths, environment.dtypes)
         for way, outcomes in watched.items()
     }
     if request.config.getoption("--write"):

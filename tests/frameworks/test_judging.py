@@ -107,6 +107,14 @@ def test_a_metric_that_is_wrong_costs_the_cells_that_rest_on_it(
     assert judged(samples=changed) == worse
 
 
+def test_a_dtype_that_the_program_multiplies_in_and_that_is_not_counted_costs_the_ops() -> None:
+    """Of FP8 the casts alone are not enough."""
+    cells = judge(outcomes(), outcomes(), [], dtypes=("float16", "float8_e4m3fn"))
+
+    assert cells["ops"].answer == PARTLY
+    assert "float8_e4m3fn" in cells["ops"].note
+
+
 def test_a_program_that_is_not_watched_has_nothing_but_its_own() -> None:
     """Weights and exit are those of the bare program; everything else is a no."""
     watched = outcomes()

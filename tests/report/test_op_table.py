@@ -105,3 +105,14 @@ def test_another_grouping_is_refused_in_words() -> None:
     """With what there is."""
     with pytest.raises(ValueError, match="expected by to be one of op, module, dtype, got 'layer'"):
         render(MIXED, "layer")  # type: ignore[arg-type]
+
+
+def test_products_that_are_emulated_are_said_to_be() -> None:
+    """Those of FP8 whose inputs were wider, and not those that were multiplied as they are."""
+    wide = op_row("mm", "float8_e4m3fn", calls=9, inputs="float32", out_dtype="float32")
+    real = op_row("_scaled_mm", "float8_e4m3fn", calls=4, inputs="float32+float8_e4m3fn")
+    lines = render(census(wide, real)).splitlines()
+    said = [line for line in lines if "emulated" in line]
+
+    assert said == ["    9 emulated: numbers of FP8, multiplied in float32"]
+    assert lines[lines.index(said[0]) - 1].startswith("mm ")

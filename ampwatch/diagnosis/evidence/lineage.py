@@ -14,7 +14,7 @@ from ampwatch.diagnosis.evidence.births import (
     Origin,
     Values,
 )
-from ampwatch.numerics.units.ops import Phase
+from ampwatch.numerics.units.ops import FP8_DTYPES, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -212,6 +212,10 @@ class Lineage:
                     given.append(Values(operand.dtype_name, operand.numel))
                 continue
             if not operand.is_float:
+                if known is not None:
+                    # Of an FP8 format: its values are not read, and what was cast to it was not finite.
+                    parents |= known[1]
+                    has_nans = True
                 continue
             values = operand.values()
             if values.is_finite:
@@ -228,7 +232,11 @@ class Lineage:
         return given, parents, has_nans
 
     def settle(self, op: SeenOp, outputs: Sequence[Operand], inputs: Iterable[Operand]) -> None:
-        """All outputs of an op are finite: what was not among the inputs has been absorbed."""
+        """All outputs of an op are finite: what was not among the inputs has been absorbed.
+
+        Or it went into an output of an FP8 format: what a cast makes of it is not finite either, and is
+        not read.
+        """
         # What backward reads of them again is no part of the result.
         computed = op.phase is not Phase.BACKWARD and not _reads_no_values(op.name)
         if computed and any(output.is_float for output in outputs):
@@ -239,9 +247,22 @@ class Lineage:
                         self._births[birth].absorbed_by[op.name] += 1
         if any(output.is_float for output in outputs) and _hides(op):
             self._hide_gradients(op, {output.key for output in outputs}, inputs)
+        carried = self._carried(outputs, inputs)
         for output in outputs:
             self._tainted.pop(output.key, None)
             self._suspects.pop(output.key, None)
+            if carried and output.dtype_name in FP8_DTYPES:
+                self._tainted[output.key] = self._count, carried
+
+    def _carried(self, outputs: Sequence[Operand], inputs: Iterable[Operand]) -> frozenset[int]:
+        """Return the births that go into outputs of an FP8 format, whose own values are not read."""
+        births: frozenset[int] = frozenset()
+        if any(output.dtype_name in FP8_DTYPES for output in outputs):
+            for operand in inputs:
+                known = self._tainted.get(operand.key)
+                if known is not None and not (operand.is_float and operand.is_finite()):
+                    births |= known[1]
+        return births
 
     def _hide_gradients(
         self, op: SeenOp, written: AbstractSet[int], inputs: Iterable[Operand]

@@ -17,9 +17,11 @@ from ampwatch.numerics.units.ops import (
     OpKind,
     Phase,
 )
+from ampwatch.training.kernels.admission import is_ordinary
 from ampwatch.training.kernels.dtypes import HALF
 from ampwatch.training.model.dtypes import name_of, promoted
 from ampwatch.training.model.tf32 import allows_tf32
+from ampwatch.training.ops.dequantized import Dequantized
 from ampwatch.training.ops.flops import flops_of
 from ampwatch.training.ops.info import OpInfo, dims_of, operands_of
 
@@ -114,6 +116,7 @@ class OpCounts:
         self._variants: dict[Hashable, _Variant] = {}
         self._products: dict[Hashable, _Product] = {}
         self._switches = (False, False)
+        self._dequantized = Dequantized()
         self._lock = Lock()
         self.clear()
 
@@ -131,6 +134,7 @@ class OpCounts:
         self.weight_cast_bytes = 0
         self._weight_copies: set[int] = set()
         self._activations: dict[int, int] = {}
+        self._dequantized.clear()
 
     @property
     def tallies(self) -> dict[OpKey, OpTally]:
@@ -200,13 +204,15 @@ class OpCounts:
         self, call: OpCall, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> _Variant:
         first = outputs[0] if outputs else tensors[0]
+        formats = self._dequantized.formats(call.info, tensors)
         # A list in between: a generator costs more than the tuple, in each call of each op.
-        signature = call.func, first.dtype, first.device, tuple([t.dtype for t in tensors])
+        signature = call.func, first.dtype, first.device, tuple([t.dtype for t in tensors]), formats
         variant = self._variants.get(signature)
         if variant is None:
             if len(self._variants) >= MAX_VARIANTS:
                 self._variants.clear()
-            variant = self._variants[signature] = _variant_of(call, tensors, first)
+            variant = self._variants[signature] = _variant_of(call, tensors, first, formats)
+        self._dequantized.see(call.info, variant.kind, tensors, outputs)
         return variant
 
     def _product(
@@ -264,6 +270,18 @@ def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
+def is_view_of(out: Any, given: Any) -> bool:
+    """Whether what an op has returned lies in the memory of what it was given."""
+    made = tensors_among((out,))
+    if not made or not isinstance(given, torch.Tensor):
+        return False
+    # Views of a Python class, and of a transform of torch.func, have no address that could be asked for.
+    if made[0] is given or not (is_ordinary(made[0]) and is_ordinary(given)):
+        return True
+    address = _address(made[0])
+    return address == _address(given) if address else made[0].dtype == given.dtype
+
+
 def written_by(call: OpCall) -> list[torch.Tensor]:
     """Return the tensors that a call has changed, wherever they were given."""
     # Not strict: the dispatcher leaves out trailing arguments that have their defaults.
@@ -272,7 +290,12 @@ def written_by(call: OpCall) -> list[torch.Tensor]:
     return tensors_among([given[name] for name in names if name in given])
 
 
-def _variant_of(call: OpCall, tensors: Sequence[torch.Tensor], first: torch.Tensor) -> _Variant:
+def _variant_of(
+    call: OpCall,
+    tensors: Sequence[torch.Tensor],
+    first: torch.Tensor,
+    formats: tuple[torch.dtype, ...],
+) -> _Variant:
     info = call.info
     kind = info.kind
     inputs, dtype = promoted(tuple([t.dtype for t in tensors]))
@@ -280,6 +303,9 @@ def _variant_of(call: OpCall, tensors: Sequence[torch.Tensor], first: torch.Tens
         dtype = name_of(tensors[0].dtype) if tensors else name_of(first.dtype)
         if dtype == name_of(first.dtype):
             kind = OpKind.COPY
+    elif formats:
+        # The inputs stay what they are, which tells an emulated product from one in FP8.
+        dtype = promoted(formats)[1]
     elif kind is OpKind.MATMUL and len(operands := operands_of(info, tensors)) > 1:
         # The scales of a product of float8 matrices are float32.
         dtype = promoted(tuple([t.dtype for t in operands]))[1]

@@ -27,6 +27,7 @@ RECURRENT = frozenset(
 _MATMULS = RECURRENT | frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "addbmm", "linear", "matmul", "mv", "addmv", "dot"}
     | {"mkldnn_linear", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm", "_addmm_activation"}
+    | {"_scaled_mm_v2", "_scaled_grouped_mm_v2"}
 )
 _PARTS = (
     (OpKind.ATTENTION, "attention attn"),
@@ -97,6 +98,9 @@ class OpInfo(NamedTuple):
             cannot run it, so that it must be one that it runs in float32 or promotes.
         is_collective: Whether the op has only begun when it returns. Until it was waited for,
             the memory of its results holds anything.
+        may_copy: Whether only a call tells if it is a view: one that had to copy, or to cast,
+            returns memory of its own (``reshape``, ``to``). With gradients these arrive as the ops
+            that they consist of; inside of a tensor subclass, and in inference mode, as they are.
     """
 
     name: str
@@ -108,6 +112,7 @@ class OpInfo(NamedTuple):
     is_own: bool
     has_fp32_policy: Callable[[str], bool]
     is_collective: bool = False
+    may_copy: bool = False
 
 
 def op_info(func: OpOverload) -> OpInfo:
@@ -118,6 +123,9 @@ def op_info(func: OpOverload) -> OpInfo:
     schema = schema_of(func)
     space, _, full = schema.name.partition("::")
     count_flops = flop_registry.get(func.overloadpacket)
+    is_view = _is_view(func)
+    may_copy = is_view and _consists_of_ops(func)
+    kind = _kind(full, func, has_flops=count_flops is not None)
     known: dict[str, bool] = {}
 
     def has_fp32_policy(device_type: str) -> bool:
@@ -127,17 +135,18 @@ def op_info(func: OpOverload) -> OpInfo:
 
     return OpInfo(
         name=full,
-        kind=_kind(full, func, has_flops=count_flops is not None),
+        kind=OpKind.COPY if may_copy and kind is not OpKind.CAST else kind,
         count_flops=count_flops,
         arguments=tuple(argument.name for argument in schema.arguments),
         written=() if schema.returns else _written(schema.arguments),
         is_ignored=full in _IGNORED
         or space in _NOT_TENSORS
         or _is_wait(schema, space)
-        or _is_view(func),
+        or (is_view and not may_copy),
         is_own=space == "aten",
         has_fp32_policy=has_fp32_policy,
         is_collective=_is_collective(schema, space),
+        may_copy=may_copy,
     )
 
 
@@ -186,6 +195,13 @@ def _is_view(func: OpOverload) -> bool:
     returns = schema_of(func).returns
     aliases = [value.alias_info for value in returns]
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
+
+
+def _consists_of_ops(func: OpOverload) -> bool:
+    """Whether an op has one kernel for all devices, which calls other ops."""
+    schema = schema_of(func)
+    full = f"{schema.name}.{schema.overload_name}".rstrip(".")
+    return bool(has_kernel(full, "CompositeImplicitAutograd"))
 
 
 @cache

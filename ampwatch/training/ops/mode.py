@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.guard import unbroken
+from ampwatch.guard import is_of_a_signal, unbroken
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.places import before_any_forward
-from ampwatch.training.kernels.admission import has_parts
+from ampwatch.training.kernels.admission import has_parts, is_bare, is_fake_class
+from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.info import lets_autocast_through
 from ampwatch.training.private import (
     MODE_KEY,
@@ -50,10 +51,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     It is put on and taken off below the modes of the user, not as a context manager: these may
     be entered and left before, between and after the two.
 
-    An op of a ``DTensor`` is left to that class, and the ops on this process's part that it is made of
-    are reported. An op of another tensor subclass, and what runs below a mode of PyTorch's own that
-    traces (fake tensors, proxies), is let through and not reported, nor are the ops that it is made
-    of: tensors there may hold nothing.
+    An op of a tensor subclass that says which tensors it is made of (``has_parts``: ``DTensor``, tensors
+    in FP8) is left to that class, and the ops on those are reported. An op of another one, and what
+    runs below a mode of PyTorch's own that traces (fake tensors, proxies), is let through and not
+    reported, nor are the ops that it is made of: tensors there may hold nothing.
 
     What enters compiled code restores the dispatcher's state when it leaves it, this mode's share
     included. So inside the mode is neither put on nor taken off, and has to be taken off later.
@@ -71,9 +72,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             runs: whether PyTorch computes it, or its backward, otherwise while a mode is on. If it
             does, the mode is silent from then on and leaves. ``None`` says that this call is not,
             and that others may be. Must not raise.
+        closed: Where the names of the tensor subclasses go whose ops are let through unseen.
 
     Attributes:
         threads: Identities of the threads that it was put on in and not yet taken off.
+        closed: The names there so far.
 
     Cost: 2 to 3 us an op in a loop, 10 to 30 between the kernels of a training, besides what
     ``note`` takes; nothing while it is off.
@@ -88,6 +91,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         note: Note,
         ignored: Iterable[Any] = (),
         is_altered: Callable[[Any, Sequence[Any]], bool | None] = lambda _func, _args: False,
+        closed: set[str] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._note: Note | None = note
@@ -99,6 +103,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self._may_hook = True
         self._pid = os.getpid()
         self.threads: set[int] = set()
+        self.closed: set[str] = set() if closed is None else closed
 
     @never_compiled
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -112,7 +117,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any, compiler: Any) -> Any:
         # PyTorch has taken this mode off the stack for the time of the call, so nothing that is
         # called here comes back to it, and puts it back after the return, whatever happened.
-        if types and not self.is_inherited and _is_of_parts(types):
+        if types and not self.is_inherited and _is_of_parts(args, kwargs):
             # Its class is asked next, with this mode back on the stack (CommDebugMode does likewise).
             return NotImplemented
         me = get_ident()
@@ -160,7 +165,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
 
     def _is_apart(self, types: Any) -> bool:
         """Whether an op on tensors of these types, here and now, is not one to report."""
-        if types and any(t is not torch.nn.Parameter and t is not torch.Tensor for t in types):
+        closed = [t for t in types if t is not torch.nn.Parameter and t is not torch.Tensor]
+        if closed:
+            if self._note is not None and not _traces(dispatch_modes()):
+                self.closed.update(t.__name__ for t in closed if not is_fake_class(t))
             return True
         # Asked first: as a rule there is no other mode, and this runs at each op.
         return num_dispatch_modes() > 0 and _traces(dispatch_modes())
@@ -353,10 +361,16 @@ def _is_backward() -> bool:
     return graph_task() != -1
 
 
-def _is_of_parts(types: Any) -> bool:
-    """Whether an op is of a class whose tensors are made of plain ones that hold something."""
-    # Types come only with arguments that are of a subclass.
-    return bool(types) and any(map(has_parts, types)) and not _traces(dispatch_modes())
+def _is_of_parts(args: Sequence[Any], kwargs: dict[str, Any] | None) -> bool:
+    """Whether all tensors of other classes among arguments are made of plain ones that hold something."""
+    tensors = [t for t in tensors_among((*args, *(kwargs or {}).values())) if not is_bare(t)]
+    try:
+        is_open = bool(tensors) and all(map(has_parts, tensors))
+    except Exception as error:  # code of the user's class: an op must not end by our asking
+        if is_of_a_signal(error):
+            raise
+        return False
+    return is_open and not _traces(dispatch_modes())
 
 
 def _traces(modes: list[Any]) -> bool:

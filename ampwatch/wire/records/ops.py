@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.numerics.units.ops import FP8_DTYPES, Fallback, OpKind, Phase
 from ampwatch.wire.records.fields import Count, LargeCount, Name
 
 
@@ -110,6 +110,13 @@ class OpRow(NamedTuple):
     flops: LargeCount
     tensor_flops: LargeCount
     bytes: LargeCount
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether numbers of an FP8 format were multiplied in a wider dtype; never of a module's row."""
+        inputs = self.inputs.split("+")
+        is_fp8 = self.kind.has_flops and self.dtype in FP8_DTYPES
+        return is_fp8 and bool(self.inputs) and FP8_DTYPES.isdisjoint(inputs)
 
 
 @dataclass(slots=True)

@@ -35,15 +35,15 @@ def _cast(
         (_cast(clipped=20), ["fp8_saturation"]),
         (_cast(clipped=7, numbers=100), []),
         (_cast(clipped=40, numbers=60), []),
-        (_cast(flushed=499), []),
-        (_cast(flushed=500), ["fp8_underflow"]),
+        (_cast(flushed=99), []),
+        (_cast(flushed=100), ["fp8_underflow"]),
         (_cast(clipped=100, flushed=600), ["fp8_saturation", "fp8_underflow"]),
     ],
 )
 def test_a_share_is_needed_and_enough_numbers(
     fp8: Fp8, book: FindingBook, cast: Fp8Cast, kinds: list[str]
 ) -> None:
-    """Two of a hundred are clipped, half flushed; of a few numbers nothing is said."""
+    """Two of a hundred are clipped, a tenth is flushed; of a few numbers nothing is said."""
     fp8.observe(cast)
 
     assert [f.kind for f in book.findings] == kinds

@@ -216,3 +216,23 @@ def test_what_has_to_be_aligned_in_a_convolution_are_the_channels_of_a_group(
     out = aten.convolution.default(*args)
 
     assert dims_of(op_info(aten.convolution.default), (image, kernel), args, out).leading == leading
+
+
+@pytest.mark.parametrize(
+    ("func", "may_copy"),
+    [
+        (aten.to.dtype, True),
+        (aten.reshape.default, True),
+        (aten.contiguous.default, True),
+        (aten.view.default, False),
+        (aten.t.default, False),
+        (aten.mm.default, False),
+    ],
+    ids=str,
+)
+def test_of_ops_that_may_be_views_only_a_call_tells(func: Any, may_copy: bool) -> None:  # noqa: FBT001 - a parameter
+    """They arrive as they are inside of a tensor subclass, and in inference mode."""
+    info = op_info(func)
+
+    assert info.may_copy is may_copy
+    assert not (info.may_copy and info.is_ignored)

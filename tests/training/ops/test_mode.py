@@ -408,3 +408,69 @@ def test_it_does_not_leave_at_an_op_of_a_transform(transform: Any, function: Any
     assert not {"prod", "_linalg_svd"} & set(noted)
     assert depth() == 0
     assert not mode.threads
+
+
+class Parted(Wrapper):
+    """One that says what it is made of."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["inner"], None
+
+
+class Refusing(Wrapper):
+    """One whose own code fails when it is asked."""
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        raise KeyError(self)
+
+
+def test_the_ops_on_the_parts_of_a_tensor_are_seen() -> None:
+    """Those that its class calls, and not the one that it was asked for."""
+    mode = Noted()
+    x = Parted(torch.ones(2))
+    bare = (x + x).inner
+    mode.put_on()
+    watched = (x + x).inner
+    mode.take_off()
+
+    assert mode.names == ["aten::add", "aten::mul"]
+    assert torch.equal(watched, bare)
+    assert (depth(), mode.closed) == (0, set())
+
+
+def test_parts_that_hold_nothing_are_not_computed_with() -> None:
+    """The class may work out shapes on them."""
+    mode = Noted()
+    x = Parted(torch.ones(2, device="meta"))
+    mode.put_on()
+    watched = x + x
+    mode.take_off()
+
+    assert (watched.shape, mode.names) == ((2,), [])
+
+
+def test_a_class_whose_code_fails_when_it_is_asked_stays_closed() -> None:
+    """Its op runs as without, and its name is kept."""
+    mode = Noted()
+    x = Refusing(torch.ones(2))
+    mode.put_on()
+    watched = (x + x).inner
+    mode.take_off()
+
+    assert (watched.tolist(), mode.names, mode.closed) == ([4.0, 4.0], [], {"Refusing"})
+
+
+def test_a_mode_of_the_user_sees_of_such_a_tensor_what_it_saw() -> None:
+    """The op on it, once; those on its parts come when that mode is at work."""
+    x = Parted(torch.ones(2))
+    calls = []
+    for mode in (None, Noted()):
+        with Passing() as of_user:
+            if mode is not None:
+                mode.put_on()
+            (x + x).exp()
+            if mode is not None:
+                mode.take_off()
+        calls.append(of_user.calls)
+
+    assert calls == [2, 2]

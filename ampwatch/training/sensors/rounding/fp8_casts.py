@@ -51,24 +51,45 @@ MAX_SCALES = 16
 """Newest divisions among which a broken scale is searched for."""
 
 
+EXCUSED = 2.0
+"""Added to the flag of a division that is excused, to be told from one that has broken a scale."""
+
+
 class _Division(NamedTuple):
     """A division that may have made a scale.
 
     Attributes:
         site: Place of the division.
         is_broken: Device scalar: whether it made something infinite of finite numbers.
+        is_excused: Device scalar: whether what it divides by is not finite. Then the tensor that is cast
+            next was not finite before it was scaled.
     """
 
     site: OpSite
     is_broken: torch.Tensor
+    is_excused: torch.Tensor
+
+
+class _Clamped(NamedTuple):
+    """What a clamp to the limits of a format has clipped.
+
+    Attributes:
+        result: What it has returned.
+        beyond: Device scalar: how many elements were beyond the format.
+        largest: Device scalar: the largest finite magnitude before it.
+    """
+
+    result: weakref.ref[torch.Tensor]
+    beyond: torch.Tensor
+    largest: torch.Tensor
 
 
 class Fp8Casts(OpSensor):
     """Checks every cast of a tensor to an FP8 format.
 
     Elements that are clamped to the limits of a format before they are cast count as clipped
-    there. Formats inside custom ops (Transformer Engine's kernels) are not seen, and neither are
-    the insides of tensor subclasses; torchao scales, clamps and casts with plain ops.
+    there. Formats inside custom ops (Transformer Engine's kernels, torchao's own in CUDA and Triton) are
+    not seen, and neither are the insides of tensor subclasses that do not say what they are made of.
 
     Args:
         context: Shared parts of the training.
@@ -89,7 +110,7 @@ class Fp8Casts(OpSensor):
         self._num_iterations = 0
         self._casts: set[tuple[str, str]] = set()
         self._divisions: deque[_Division] = deque(maxlen=MAX_SCALES)
-        self._clamped: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+        self._clamped: dict[int, _Clamped] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
             "_to_copy": self._cast,
             "to": self._cast,
@@ -141,9 +162,9 @@ class Fp8Casts(OpSensor):
         if fmt is None:
             if self._clamped and id(source) in self._clamped and is_plain(out):
                 # A cast to another format on the way: the count goes along with the result.
-                reference, beyond = self._clamped.pop(id(source))
-                if reference() is source:
-                    self._clamped[id(out)] = weakref.ref(out), beyond
+                clamped = self._clamped.pop(id(source))
+                if clamped.result() is source:
+                    self._clamped[id(out)] = clamped._replace(result=weakref.ref(out))
             return
         if not is_plain(source) or source.dtype in FP8:
             return
@@ -152,22 +173,25 @@ class Fp8Casts(OpSensor):
         magnitude = values.abs()
         finite = magnitude.isfinite()
         clipped = (finite & _is_beyond(magnitude, fmt)).sum()
+        largest = torch.where(finite, magnitude, 0.0).max().to(torch.float32)
         before = self._clamped.pop(id(source), None)
-        if before is not None and before[0]() is source:
-            clipped = clipped + before[1]
+        if before is not None and before.result() is source:
+            clipped = clipped + before.beyond
+            largest = torch.maximum(largest, before.largest)
         nonzero = magnitude > 0
         columns = (
             (finite & nonzero).sum(),
             clipped,
             # Rounding is to nearest, ties to even: half of the smallest number becomes zero.
             (nonzero & (magnitude <= fmt.flush_at)).sum(),
-            torch.where(finite, magnitude, 0.0).max(),
+            largest,
             (~finite).sum(),
         )
         # A copy: other threads may add to the deque meanwhile, and scalars of several devices
         # cannot be stacked.
         divisions = [d for d in list(self._divisions) if d.is_broken.device == values.device]
-        flags = torch.stack([d.is_broken for d in divisions]) if divisions else columns[0][None][:0]
+        # One number for both flags: as many values may be read at once as divisions are remembered.
+        flags = [d.is_broken + EXCUSED * d.is_excused for d in divisions]
         read = torch.stack([column.to(torch.float32) for column in columns])
         site = self._site(call, place)
         sites = [d.site for d in divisions]
@@ -177,7 +201,8 @@ class Fp8Casts(OpSensor):
         if len(self._casts) < MAX_PLACES:
             self._casts.add(place_of)
         if sites:
-            self._deferred.read(flags.to(torch.float32), partial(_pick, sites, broken))
+            stacked = torch.stack(flags).to(torch.float32)
+            self._deferred.read(stacked, partial(_pick, sites, broken))
         self._deferred.read(read, partial(self._judge, site, fmt.name, broken, is_first))
 
     def _judge(
@@ -207,10 +232,12 @@ class Fp8Casts(OpSensor):
             return
         fmt = next(fmt for fmt in FP8.values() if fmt.max == limit)
         magnitude = values.detach().abs()
-        beyond = (magnitude.isfinite() & _is_beyond(magnitude, fmt)).sum()
+        finite = magnitude.isfinite()
+        beyond = (finite & _is_beyond(magnitude, fmt)).sum()
+        largest = torch.where(finite, magnitude, 0.0).max().to(torch.float32)
         if len(self._clamped) > MAX_SCALES:
             self._clamped.clear()
-        self._clamped[id(call.out)] = weakref.ref(call.out), beyond
+        self._clamped[id(call.out)] = _Clamped(weakref.ref(call.out), beyond, largest)
 
     def _divide(self, call: OpCall, place: OpPlace) -> None:
         """Note whether finite numbers were divided by zero, or by too little."""
@@ -224,21 +251,43 @@ class Fp8Casts(OpSensor):
             divisor = None  # the divisor was overwritten
         elif not isinstance(divisor, torch.Tensor):
             return  # a number
+        flags = _flags(out, divisor)
         on_host = out.device.type == "cpu"
-        is_broken = None
-        if is_plain(divisor) and divisor.device == out.device and divisor.numel() <= LARGEST_SCALE:
-            is_broken = (divisor.detach() == 0).any()
-        if out.numel() <= LARGEST_SCALE:
-            overflowed = out.detach().isfinite().logical_not().any()
-            if is_plain(divisor) and divisor.device == out.device:
-                overflowed = overflowed & divisor.detach().isfinite().all()
-            is_broken = overflowed if is_broken is None else is_broken | overflowed
-        if is_broken is not None and not (on_host and not is_broken.tolist()):
-            self._divisions.append(_Division(self._site(call, place), is_broken))
+        if flags is not None and not (on_host and not (flags[0] | flags[1]).tolist()):
+            self._divisions.append(_Division(self._site(call, place), *flags))
 
     def _site(self, call: OpCall, place: OpPlace) -> OpSite:
         name = call.info.name
         return OpSite(self._step, place_name(place), name, place.phase.label, user_source())
+
+
+def _is_scale(divisor: torch.Tensor, quotient: torch.Tensor) -> bool:
+    is_near = is_plain(divisor) and divisor.device == quotient.device
+    return is_near and divisor.numel() <= LARGEST_SCALE
+
+
+def _flags(
+    quotient: torch.Tensor, divisor: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return whether a division has broken a scale, and whether it is excused (``_Division``).
+
+    Args:
+        quotient: What it has made.
+        divisor: What it divides by; ``None`` if that is gone.
+
+    Returns:
+        Device scalars; ``None`` if both tensors are too large for scales.
+    """
+    known = None
+    if divisor is not None and _is_scale(divisor, quotient):
+        known = divisor.detach()
+    if quotient.numel() > LARGEST_SCALE:
+        return None if known is None else ((known == 0).any(), ~known.isfinite().all())
+    is_infinite = ~quotient.detach().isfinite().all()
+    if known is None:
+        return is_infinite, torch.zeros_like(is_infinite)
+    is_excused = ~known.isfinite().all()
+    return (known == 0).any() | (is_infinite & ~is_excused), is_excused
 
 
 def _is_beyond(magnitude: torch.Tensor, fmt: FloatFormat) -> torch.Tensor:
@@ -258,7 +307,14 @@ def _nearest(dtype: torch.dtype, value: float) -> float:
 
 
 def _pick(sites: Sequence[OpSite], broken: list[OpSite], flags: list[float]) -> None:
-    broken.extend(site for site, flag in zip(sites, flags, strict=True) if flag)
+    """Put the places of the divisions that have broken a scale into ``broken``, the oldest first."""
+    for site, flag in zip(sites, flags, strict=True):
+        if flag >= EXCUSED:
+            # Largest magnitudes are divided by right before the cast. Infinite ones make a scale of 0,
+            # which is divided by as well where it is taken off again.
+            broken.clear()
+        elif flag:
+            broken.append(site)
 
 
 def _upper(call: OpCall) -> float:

@@ -620,3 +620,25 @@ def test_two_hundred_censuses_leave_no_more_objects_than_ten() -> None:
     counted.bench.remove()
 
     assert after - before < 50  # others may let go of theirs meanwhile
+
+
+def test_an_op_that_may_be_a_view_counts_where_it_has_copied() -> None:
+    """In inference mode ``to`` and ``reshape`` arrive as they are."""
+
+    class Inferring(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                values = x.detach()
+                values.to(values.dtype).reshape(-1)
+                values.to(torch.float16)
+                values.t().reshape(-1)
+            return super().forward(x)
+
+    with Counted(model := Inferring(8, 8)) as counted:
+        model(torch.randn(4, 8))
+
+    assert counted.by("op", op="to") | counted.by("op", op="_to_copy") in (
+        {"to": 1},
+        {"_to_copy": 1},
+    )
+    assert counted.sum(kind=OpKind.COPY) == 1

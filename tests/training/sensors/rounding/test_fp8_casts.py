@@ -146,3 +146,46 @@ def test_other_casts_are_nobodys_business(listening: Listening) -> None:
         torch.ones(64).to(torch.float8_e8m0fnu)
 
     assert len(listening.seen) == 1
+
+
+def test_the_largest_number_is_that_of_before_the_clamp(listening: Listening) -> None:
+    """After it the largest is the end of the format, which says nothing of the scale."""
+    values = torch.linspace(-3.0 * 448.0, 448.0, 100)
+    with listening:
+        values.clamp(-448.0, 448.0).to(E4M3)
+    (cast,) = _casts(listening)
+
+    assert cast.largest == 3.0 * 448.0
+
+
+@pytest.mark.parametrize("amax", [0.0, torch.inf, torch.nan])
+def test_a_scale_is_at_fault_unless_the_numbers_were_not_finite_before(
+    listening: Listening, amax: float
+) -> None:
+    """Of an infinite magnitude the scale is zero, and the quotient that takes it off infinite."""
+    values = torch.full((64,), amax)
+    with listening:
+        torch.ones(64).to(E4M3)
+        for _ in range(2):  # forward, and again for another product
+            scale = 448.0 / values.abs().max()
+            scaled = (values * scale).to(E4M3)
+            scaled.float() / scale
+    broken = [s for s in listening.seen if isinstance(s, BrokenScale)]
+
+    assert bool(broken) == (amax == 0.0)
+
+
+@pytest.mark.parametrize(("amax", "is_blamed"), [(0.0, True), (torch.inf, False)])
+def test_more_divisions_than_are_remembered_are_judged_by_the_newest(
+    listening: Listening, *, amax: float, is_blamed: bool
+) -> None:
+    """A model in which everything has become infinite, or zero."""
+    values = torch.full((64,), amax)
+    with listening:
+        torch.ones(64).to(E4M3)
+        for _ in range(40):
+            scale = 448.0 / values.abs().max()
+        (values * scale).to(E4M3)
+    broken = [s for s in listening.seen if isinstance(s, BrokenScale)]
+
+    assert bool(broken) is is_blamed

@@ -1,0 +1,198 @@
+"""Trainings in FP8 through a tensor subclass, watched: the same bits, and what is said of them."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+import ampwatch
+from tests.training.fp8_tensors import E4M3, Fp8Linear, mlp, to_fp8
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STEPS = 6
+HOWS = [{"rows": rows, "emulates": emulates} for rows, emulates in product((False, True), repeat=2)]
+
+
+def _batch(_step: int) -> torch.Tensor:
+    return torch.randn(32, 64)
+
+
+def _trained(
+    model: nn.Module,
+    level: str | None,
+    batch: Callable[[int], torch.Tensor] = _batch,
+    rate: float = 1e-2,
+) -> tuple[list[torch.Tensor], list[str]]:
+    """Train; return losses, weights and random state, and the kinds of what was found."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    watch = ampwatch.monitor(model, level=level, serve=False) if level else None  # type: ignore[arg-type]
+    losses = []
+    for step in range(STEPS):
+        loss = model(batch(step)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    found: list[str] = []
+    if watch is not None:
+        watch.close()
+        found = [finding.kind for finding in watch.findings]
+    weights = [parameter.detach() for parameter in model.parameters()]
+    return [*losses, *weights, torch.get_rng_state()], found
+
+
+def _made(how: dict[str, bool]) -> nn.Module:
+    torch.manual_seed(0)
+    return mlp(**how)
+
+
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_losses_weights_and_random_state_are_the_same_bits(
+    how: dict[str, bool], level: str
+) -> None:
+    """And nothing is said of a healthy training."""
+    bare, _ = _trained(_made(how), None)
+    watched, found = _trained(_made(how), level)
+
+    assert all(map(torch.equal, bare, watched))
+    assert found == []
+
+
+def _outlier(_step: int) -> torch.Tensor:
+    """One element so large that numbers of less than 0.157, an eighth of a bell curve, become zero."""
+    x = torch.randn(32, 64)
+    x[0, 0] = 0.157 * 448 * 2**10
+    return x
+
+
+@pytest.mark.parametrize("emulates", [True, False])
+def test_an_outlier_because_of_which_an_eighth_becomes_zero_is_found(*, emulates: bool) -> None:
+    """In the layer that casts it."""
+    model = _made({"rows": False, "emulates": emulates})
+    flushed = to_fp8(_outlier(0), E4M3).numbers.float().eq(0).float().mean().item()
+    _, found = _trained(model, "deep", _outlier, rate=0.0)
+
+    assert flushed == pytest.approx(1 / 8, abs=0.02)
+    assert found == ["fp8_underflow"]
+
+
+def test_with_a_scale_for_each_row_one_row_is_all_that_the_outlier_costs() -> None:
+    """As the advice says."""
+    _, found = _trained(_made({"rows": True, "emulates": True}), "deep", _outlier, rate=0.0)
+
+    assert found == []
+
+
+class Delayed(Fp8Linear):
+    """Scales by the largest magnitude that the first batch had."""
+
+    scale: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = 448.0 / x.detach().abs().max()
+        self.how["scale"] = self.scale
+        return super().forward(x)
+
+
+class Unguarded(Fp8Linear):
+    """Divides by the largest magnitude, whatever it is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.how["scale"] = 448.0 / x.detach().abs().max()
+        return super().forward(x)
+
+
+def _grown(step: int) -> torch.Tensor:
+    return torch.rand(32, 64) * (8.0 if step > 2 else 1.0)
+
+
+def test_a_stale_scale_is_found_and_by_how_much_it_is_too_large() -> None:
+    """The largest magnitude is that of before the library has clamped it."""
+    model = nn.Sequential(Delayed(64, 32))
+    watch = ampwatch.monitor(model, level="deep", serve=False)
+    for step in range(STEPS):
+        model(_grown(step)).square().mean().backward()
+        torch.optim.SGD(model.parameters(), lr=0.0).step()
+    watch.close()
+    (finding,) = watch.findings
+
+    assert finding.kind == "fp8_saturation"
+    assert finding.evidence["times_too_large"] == pytest.approx(8.0, rel=0.05)
+
+
+def _empty_once(step: int) -> torch.Tensor:
+    return torch.randn(32, 64) * (step != 3)
+
+
+def test_a_batch_of_zeros_and_a_scale_without_a_bound_are_found() -> None:
+    """The scale is at fault, and not the cast that undoes it."""
+    _, found = _trained(nn.Sequential(Unguarded(64, 32)), "deep", _empty_once)
+
+    assert "fp8_scale_nonfinite" in found
+    assert "invalid_operation" not in found
+
+
+def _infinite_once(step: int) -> torch.Tensor:
+    x = torch.randn(32, 64)
+    x[0, 0] = torch.inf if step == 3 else 1.0
+    return x
+
+
+@pytest.mark.parametrize("emulates", [True, False])
+def test_data_that_is_infinite_is_no_fault_of_its_scale(*, emulates: bool) -> None:
+    """The scale of an infinite magnitude is zero, and is divided by where it is taken off again."""
+    model = _made({"rows": False, "emulates": emulates})
+    _, found = _trained(model, "deep", _infinite_once)
+
+    assert "nonfinite_input" in found
+    assert "fp8_scale_nonfinite" not in found
+    assert "invalid_operation" not in found
+
+
+class Closed(torch.Tensor):
+    """A tensor made of another one that it does not name."""
+
+    inner: torch.Tensor
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [a.inner if isinstance(a, Closed) else a for a in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def _closed(inner: torch.Tensor) -> torch.Tensor:
+    made: Closed = torch.Tensor._make_wrapper_subclass(Closed, inner.shape, dtype=inner.dtype)
+    made.inner = inner
+    return made
+
+
+class Shut(nn.Linear):
+    """Computes something on such a tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        extra = torch.exp(_closed(x.detach()))
+        return super().forward(x) + extra.mean()
+
+
+def test_ops_that_cannot_be_seen_are_said_by_the_name_of_their_class() -> None:
+    """With the reason; and of a class that names its parts nothing is said."""
+    said = []
+    for model in (nn.Sequential(Shut(64, 32)), _made(HOWS[0])):
+        watch = ampwatch.monitor(model, level="deep", serve=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for step in range(2):
+            model(_batch(step)).square().mean().backward()
+            optimizer.step()
+        watch.close()
+        said.append([line for line in watch.report().splitlines() if "Closed" in line])
+
+    assert [bool(lines) for lines in said] == [True, False]

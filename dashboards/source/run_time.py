@@ -48,7 +48,6 @@ def time_of_steps() -> tuple[TimeSeries, ...]:
             stacked=True,
             minimum=0,
             interval="1m",
-            legend=("lastNotNull", "max"),
             links=(_TO_RANKS,),
         ),
         TimeSeries(

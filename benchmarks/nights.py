@@ -75,6 +75,11 @@ class Run:
     extra: dict[str, list[Any]] = field(default_factory=dict)
 
 
+USUAL = {"data": 0.04, "forward": 0.3, "backward_with_reduction": 0.5, "rest": 0.16}
+STARVED = {"data": 0.6, "forward": 0.13, "backward_with_reduction": 0.2, "rest": 0.07}
+"""Shares of the time that go to the phases of steps: as they are, and where steps wait for data."""
+
+
 class Training:
     """A GradScaler and what ampwatch counts of it, tick by tick."""
 
@@ -97,6 +102,8 @@ class Training:
         self.nan_weights = 0
         self.held: list[int] = []
         self.skipping = False
+        self.shares = USUAL
+        self.phases = dict.fromkeys(USUAL, 0.0)
 
     def restart(self, now: float) -> None:
         """Start again under the same name."""
@@ -123,6 +130,9 @@ class Training:
             self._train()
         self.skipping = False
         self.failing = max(self.failing - 1, 0)
+        if self.state == "running":
+            for phase, share in self.shares.items():
+                self.phases[phase] += share * TICK
         return self.scraped()
 
     def _train(self) -> None:
@@ -180,6 +190,10 @@ class Training:
             "ampwatch_gradient_underflow_elements_total": round(self.counts["zeros"] * 0.9),
             "ampwatch_parameter_nonfinite_elements": self.nan_weights,
             "ampwatch_loss_nonfinite_total": self.counts["losses"],
+        }
+        row |= {
+            f'ampwatch_step_phase_seconds_sum{{phase="{phase}",clock="host"}}': round(seconds, 3)
+            for phase, seconds in self.phases.items()
         }
         if self.root and (failing or broken or (self.state == "failed" and self.broken)):
             kind, place = self.root
@@ -333,10 +347,29 @@ PLANS: dict[str, Callable[[int, random.Random], Plan]] = {
     ),
     "death": lambda at, _: Plan({at: _set(state="failed")}, (at, at + 20)),
     "straggler": lambda at, _: Plan({}, (at, at + 30)),
+    "first batches": lambda at, _: Plan(
+        {at: _set(shares=STARVED), at + 5: _set(shares=USUAL), at + 40: _set(shares=STARVED)}
+        | {at + 45: _set(shares=USUAL)}
+    ),
+    "waits for data": lambda at, _: Plan(
+        {at: _set(shares=STARVED), at + 40: _set(shares=USUAL)}, (at, at + 40)
+    ),
+    "slow rank": lambda at, _: Plan({}, (at, at + 40)),
+    "slower": lambda at, _: Plan({}, (at, at + 20)),
 }
 """What happens, by the name of a story; nothing in the others."""
 
-HEALTHY = ("steady", "few skips", "evaluation", "restart", "finish", "daemon away", "slow")
+HEALTHY = (
+    "steady",
+    "few skips",
+    "evaluation",
+    "restart",
+    "finish",
+    "daemon away",
+    "slow",
+    "checkpoints",
+    "first batches",
+)
 BROKEN = (
     "collapse",
     "collapse at once",
@@ -351,6 +384,9 @@ BROKEN = (
     "hang",
     "death",
     "straggler",
+    "waits for data",
+    "slow rank",
+    "slower",
 )
 
 
@@ -390,14 +426,27 @@ def lived(name: str, kind: str, chance: random.Random, ranks: int = 0) -> Run:
         # A scale that has fallen is a trouble until it has grown back.
         low = [t for t in range(span[0], TICKS) if rows[t]["ampwatch_loss_scale"] < 1]
         run.trouble, run.pages = (span[0] * TICK, max([span[1], *low]) * TICK), pages
-    if kind == "straggler":
-        _straggles(run, span, chance)
+    _differ(run, span, chance)
     if kind in {"death", "hang", "ends killed"}:
         _dies(run, plan)
     if "daemon away" in kind:
         begin = (span[0] + 3) if span else chance.randint(20, 60)
         _away(run, begin, chance.randint(1, 3))
     return run
+
+
+def _differ(run: Run, span: Any, chance: random.Random) -> None:
+    """Change what only some ranks do."""
+    kind = run.kind
+    if kind == "straggler":
+        _straggles(run, span, chance)
+    if kind == "slow rank":
+        _is_waited_for(run, span, chance)
+    if kind == "slower":
+        for rank in run.ranks:
+            rank.series[FOUND.format("step_slower")] = _found(span)
+    if kind == "checkpoints":
+        _takes_longer(run.ranks[0], 0.1, (0, TICKS))
 
 
 def _straggles(run: Run, span: Any, chance: random.Random) -> None:
@@ -408,6 +457,36 @@ def _straggles(run: Run, span: Any, chance: random.Random) -> None:
     for tick in range(*span):
         values['ampwatch_run_state{state="running"}'][tick] = 0
         values['ampwatch_run_state{state="stale"}'][tick] = 1
+
+
+FOUND = 'ampwatch_finding_last_seen_timestamp_seconds{{kind="{}",severity="warning",root="true"}}'
+
+
+def _found(span: Any) -> list[Any]:
+    """Return when a finding was last seen that is made in a span of ticks."""
+    begin, end = span
+    return [GONE if t < begin else min(t, end) * TICK for t in range(TICKS)]
+
+
+def _is_waited_for(run: Run, span: Any, chance: random.Random) -> None:
+    """Let one rank take longer; the daemon finds it where all ranks are on its host."""
+    if len(run.ranks) == 1:
+        run.trouble, run.kind = None, "steady"
+        return
+    slow = chance.choice(run.ranks)
+    _takes_longer(slow, 0.4, span)
+    if len({rank.host for rank in run.ranks}) == 1:
+        slow.series[FOUND.format("straggler")] = _found(span)
+
+
+def _takes_longer(rank: Rank, share: float, span: Any) -> None:
+    """Let a rank take a share of the time longer for its own part, and wait as much less for others."""
+    begin, end = span
+    for phase, sign in (("rest", 1), ("backward_with_reduction", -1)):
+        values = rank.series[f'ampwatch_step_phase_seconds_sum{{phase="{phase}",clock="host"}}']
+        for tick in range(begin, TICKS):
+            more = sign * share * TICK * (min(tick, end) - begin)
+            values[tick] = round(values[tick] + more, 3)
 
 
 def _dies(run: Run, plan: Any) -> None:

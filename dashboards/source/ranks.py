@@ -27,6 +27,7 @@ from dashboards.source.ranks_apart import (
     to_median,
 )
 from dashboards.source.ranks_numbers import numbers
+from dashboards.source.ranks_waiting import waiting
 from dashboards.source.states import HEALTH_WORDS, STATE_WORDS, TROUBLE, health, state
 from dashboards.source.tables import Column, Key, Table
 from dashboards.source.verdicts import ends
@@ -62,6 +63,7 @@ def page() -> Page:
                 (*_tiles(), ends(110, width=24), _states(), _trouble(), _silent()),
             ),
             Row(200, "Which rank is slow?", _by_the_minute(slow())),
+            Row(500, "Which rank do the others wait for?", _by_the_minute(waiting())),
             Row(300, "Do the ranks agree about the loss scale?", _by_the_minute(agreement())),
             Row(400, "Does a rank compute something else?", _by_the_minute(numbers())),
         ),
@@ -151,7 +153,7 @@ def _tiles() -> tuple[Stat, ...]:
             description=described(
                 shows="Mean step time of the slowest rank over that of the median rank of its run.",
                 good="below 1.05. Ranks that wait for each other in every step all take as long as"
-                " the slowest: then this stays near 1 and the GPU dashboard tells who is waited for.",
+                " the slowest: then this stays near 1, and Which rank do the others wait for? tells who it is.",
                 act="above 1.2: see Which rank is slow?",
                 metrics=["ampwatch_step_duration_seconds"],
             ),

@@ -26,6 +26,7 @@ from dashboards.source.queries import Query, increase, of, rate
 from dashboards.source.run_gradients import gradients
 from dashboards.source.run_progress import facts, learning, sampling, speed
 from dashboards.source.run_scaling import scaling
+from dashboards.source.run_time import time_of_steps
 from dashboards.source.states import (
     ADVICE_KEY,
     FINDING_KEYS,
@@ -62,6 +63,7 @@ def page() -> Page:
             Row(300, "Do the gradients fit the format?", gradients()),
             Row(400, "Does it learn?", learning()),
             Row(500, "Is it as fast as it was?", speed()),
+            Row(700, "Where does a step's time go?", time_of_steps()),
             Row(600, "What is it, and what did ampwatch see of it?", (facts(), *sampling())),
         ),
     )

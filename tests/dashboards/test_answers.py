@@ -187,6 +187,45 @@ def test_the_rank_that_differs_is_named(history: tuple[Prometheus, float]) -> No
     assert tile(104, run="gpt", instance=instance(0)) == 1
 
 
+def test_the_rank_that_others_wait_for_is_named_by_its_own_part_of_a_step(
+    history: tuple[Prometheus, float],
+) -> None:
+    """By the clock of its device, which waits 0.13 s of 0.25 s for data where the others wait 0.05 s."""
+    server, now = history
+
+    def at_end(number: int) -> dict[str, float]:
+        (target,) = panel("ranks", number)["targets"]
+        found = asking.answer(server, target, now, run="gpt")
+        return {s["metric"]["rank"]: asking.newest(s) for s in found}
+
+    last = str(RANKS - 1)
+    for number, share in ((502, 0.08 / 0.25), (503, 0.13 / 0.25)):
+        shown = at_end(number)
+        assert max(shown, key=lambda rank: shown[rank]) == last
+        assert shown[last] == pytest.approx(share, rel=0.01)
+    assert max(at_end(504).values()) == at_end(504)[last]
+
+
+def test_the_parts_of_a_step_add_up_to_it(history: tuple[Prometheus, float]) -> None:
+    """Of all ranks together, as the device of each tells it."""
+    server, now = history
+    (target,) = panel("run", 701)["targets"]
+
+    parts = {
+        s["metric"]["phase"]: asking.newest(s)
+        for s in asking.answer(server, target, now, run="gpt")
+    }
+
+    (mean,) = (
+        asking.newest(s)
+        for t in panel("run", 501)["targets"]
+        if t["legendFormat"].startswith("mean")
+        for s in asking.answer(server, t, now, run="gpt")
+    )
+    assert sum(parts.values()) == pytest.approx(mean)
+    assert parts["forward"] == pytest.approx(0.2 * mean)  # 0.05 s of 0.25 s
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_no_panel_has_a_line_for_each_rank(history: tuple[Prometheus, float], file: Path) -> None:
     """A thousand lines are no picture: ranks are bands, counts and a few names."""

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import distributed
 from torch.nn import functional
+from torch.utils.data import DataLoader, IterableDataset
 
 import ampwatch
 from ampwatch.demo.corpus import Corpus, source_text
 from ampwatch.demo.model import CharacterGPT, Size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SIZE = Size(layers=4, heads=4, width=64, context=32, batch=4)
 GROWTH_INTERVAL = 40
@@ -47,6 +51,22 @@ EVENTS = (
 )
 
 
+READING_SECONDS = 0.03
+"""Time that it takes to read a batch: a part of each step that is seen on the dashboards. Unit: s."""
+
+
+class Batches(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Batches of a corpus without end, each of which takes a while to read."""
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        while True:
+            time.sleep(READING_SECONDS)
+            yield self._corpus.batch(SIZE.batch, SIZE.context)
+
+
 def main() -> None:
     """Train until the time is over."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -64,6 +84,7 @@ def main() -> None:
     rank = distributed.get_rank() if ranks else 0
     torch.manual_seed(1)
     corpus = Corpus(source_text(), torch.device("cpu"), seed=rank)
+    batches = iter(DataLoader(Batches(corpus), batch_size=None))
     model = CharacterGPT(SIZE)
     whole = torch.nn.parallel.DistributedDataParallel(model) if ranks else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -85,7 +106,8 @@ def main() -> None:
                 event = due.pop(0)
                 if event.rank in (-1, rank):
                     ampwatch.inject(watch, **event.arguments)  # type: ignore[arg-type]
-            inputs, targets = corpus.batch(SIZE.batch, SIZE.context)
+            inputs, targets = next(batches)
+            watch.batch(samples=len(inputs), tokens=inputs.numel())
             with torch.autocast("cpu", dtype=dtype):
                 logits = whole(inputs)
                 loss = functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.report.words import number, percent, step_time
+from ampwatch.report.words import number, percent, plural, step_time
 from ampwatch.wire.records import StepPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import DevicePhasesRecord, Phases, StepRecord
 
 NEWEST_STEPS = 128
@@ -19,6 +20,9 @@ each may make one step wait and the others not."""
 
 OPENING_STEPS = 16
 """Steps at the beginning that are left out once there are others: caches fill, code is compiled."""
+
+MIN_SHARE = 1e-3
+"""Share of a step from which on a phase is named: below it neither a strip nor anybody can see it."""
 
 MAX_NAMED = 3
 """Phases that are named in one line."""
@@ -63,19 +67,19 @@ class Breakdown(NamedTuple):
 
     @property
     def shares(self) -> list[PhaseShare]:
-        """The phases that were seen, in their order."""
+        """The phases that have at least ``MIN_SHARE``, in their order."""
         return [
             PhaseShare(phase, seconds, seconds / self.seconds)
             for phase, seconds in zip(StepPhase, self.phases, strict=True)
-            if seconds > 0.0
+            if seconds >= MIN_SHARE * self.seconds
         ]
 
     @property
     def source(self) -> str:
         """By whose clock it is, and of how many steps."""
         clock = "device's" if self.on_device else "host's"
-        of = f"{number(self.steps)} of the newest {number(self.newest)} steps"
-        return f"by the {clock} clock, mean of {of}"
+        of = "" if self.steps == self.newest else f"{number(self.steps)} of "
+        return f"by the {clock} clock, mean of {of}the newest {plural(self.newest, 'step')}"
 
     @property
     def unseen(self) -> list[str]:
@@ -126,6 +130,11 @@ def breakdown(
         return None
     means = tuple(math.fsum(times) / len(taken) for times in zip(*taken, strict=True))
     return Breakdown(means, len(taken), len(newest), bool(of_device))  # type: ignore[arg-type] # one of each phase
+
+
+def breakdown_of(box: Box) -> Breakdown | None:
+    """Return where the time of the newest steps went that a rank has left; ``None`` if nobody knows."""
+    return breakdown(box.steps, box.device_phases)
 
 
 class Rates(NamedTuple):

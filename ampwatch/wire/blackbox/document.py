@@ -30,6 +30,7 @@ from ampwatch.numerics.exponents import (
 )
 from ampwatch.wire.blackbox.box import Box
 from ampwatch.wire.records import (
+    DevicePhasesRecord,
     Finding,
     OptimizerRecord,
     RangeRecord,
@@ -56,6 +57,9 @@ VERSION = 1
 
 MAX_BYTES = 64 << 20
 """A document larger than this is refused. That of a rank has 0.1 to 1 MB."""
+
+_NO_ROWS: dict[str, Any] = {"columns": [], "rows": []}
+"""A table that is left out."""
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -140,6 +144,8 @@ def _box(box: Box) -> dict[str, Any]:
     # without failures stay as they were, byte for byte.
     if box.failures:
         members["failures"] = [_fields(record) for record in box.failures]
+    if box.device_phases:
+        members["device_phases"] = _table(DevicePhasesRecord, box.device_phases)
     return members
 
 
@@ -191,6 +197,7 @@ def _read_box(value: object) -> Box:
         notes=[_text(note) for note in _list(given["notes"], 256)],
         ended_ns=_count(given.get("ended_ns", 0)),
         failures=[_read(SensorFailureRecord, f) for f in _list(given.get("failures", []), 256)],
+        device_phases=_rows(DevicePhasesRecord, given.get("device_phases", _NO_ROWS)),
     )
 
 

@@ -11,6 +11,7 @@ from ampwatch.wire.blackbox.culprit import module_of
 from ampwatch.wire.blackbox.newest import Newest
 from ampwatch.wire.records import (
     ALL_MODULES,
+    DevicePhasesRecord,
     EndRecord,
     FactsRecord,
     FindingRecord,
@@ -42,6 +43,10 @@ MAX_FACTS = 64
 
 MAX_FAILURES = 64
 """Sensors whose failures are remembered; there are fewer sensors."""
+
+MAX_TIMED = 32
+"""Newest iterations kept of those that a device has timed, one of four: of as many steps as reports take
+together (``report.step_times``)."""
 
 STEP_BYTES = 300
 RANGE_BYTES = 1300
@@ -90,6 +95,7 @@ class Recorder:
         self._facts: dict[str, str] = {}
         self._sampling: SamplingRecord | None = None
         self._failures: dict[str, SensorFailureRecord] = {}
+        self._timed: deque[DevicePhasesRecord] = deque(maxlen=MAX_TIMED)
 
     def put(self, *records: Record) -> None:
         """Take in records, in the order in which they were written.
@@ -178,6 +184,7 @@ class Recorder:
             ranges=self._chosen_ranges(),
             sampling=self._sampling,
             failures=list(self._failures.values()),
+            device_phases=list(self._timed),
         )
 
     def _put_step(self, record: StepRecord) -> None:
@@ -211,6 +218,9 @@ class Recorder:
     def _put_failure(self, record: SensorFailureRecord) -> None:
         if record.sensor in self._failures or len(self._failures) < MAX_FAILURES:
             self._failures[record.sensor] = record
+
+    def _put_timed(self, record: DevicePhasesRecord) -> None:
+        self._timed.append(record)
 
     def _put_end(self, record: EndRecord) -> None:
         self.end = record
@@ -277,6 +287,7 @@ _HANDLERS: dict[type[Any], Callable[[Recorder, Any], None]] = {
     FactsRecord: Recorder._put_facts,  # noqa: SLF001
     SamplingRecord: Recorder._put_sampling,  # noqa: SLF001
     SensorFailureRecord: Recorder._put_failure,  # noqa: SLF001
+    DevicePhasesRecord: Recorder._put_timed,  # noqa: SLF001
     EndRecord: Recorder._put_end,  # noqa: SLF001
 }
 

@@ -308,6 +308,8 @@ def _cell(value: object) -> str:
         return value.label
     if isinstance(value, bool):
         return "yes" if value else ""
+    if isinstance(value, tuple):
+        return " ".join(accounts.figure(part) for part in value)
     return accounts.figure(value) if isinstance(value, float) else str(value)
 
 

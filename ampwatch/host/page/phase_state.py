@@ -19,13 +19,18 @@ PHASES = tuple((phase.label, phase.words) for phase in StepPhase)
 def phase_state(rank: RankView) -> State:
     """Return by whose clock, of which steps and what the phases of a rank are.
 
-    ``key`` has label, words, time and share of each phase that the newest steps had; it is empty where
+    ``line`` has the largest of them for a terminal. ``key`` has label, words, time and share of each phase that the newest steps had; it is empty where
     nothing is known.
     """
     told = rank.phase_times.breakdown
     if told is None:
-        return {"sentence": "", "key": [], "notes": []}
-    return {"sentence": _sentence(told), "key": _key(told), "notes": told.unseen}
+        return {"sentence": "", "line": "", "key": [], "notes": []}
+    return {
+        "sentence": _sentence(told),
+        "line": told.line,
+        "key": _key(told),
+        "notes": told.unseen,
+    }
 
 
 def _sentence(told: Breakdown) -> str:

@@ -162,7 +162,7 @@ def _added(one: Phases, other: Phases) -> Phases:
         return one
     if one is NO_PHASES:
         return other
-    return tuple(map(add, one, other))  # type: ignore[return-value] # as many as both
+    return tuple(map(add, one, other))
 
 
 class Cursor(NamedTuple):

@@ -20,10 +20,11 @@ from ampwatch.report import accounts, course_picture, exponent_picture
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.markup import Markup, element, joined
 from ampwatch.report.pages import more_about
-from ampwatch.report.report import one_line, summary_of, told_by
+from ampwatch.report.report import one_line, speaker_of, summary_of, told_by
 from ampwatch.report.standing import judge_boxes
+from ampwatch.report.step_times import breakdown_of, rates
 from ampwatch.report.svg import NARROW, WIDE
-from ampwatch.report.words import percent
+from ampwatch.report.words import percent, step_time
 from ampwatch.wire.blackbox.culprit import about
 from ampwatch.wire.records import SKIP_CLASSES, Severity, SkipClass, StepRecord
 
@@ -65,6 +66,7 @@ def render_html(boxes: Sequence[Box]) -> str:
         *[element("p", note, class_="muted") for note in boxes[0].notes],
         _traceback(boxes, verdict),
         *[_article(story, by_rank[story.ranks[0]], glossary) for story in shown],
+        _step_times(speaker_of(boxes, verdict)),
         element("h3", "Everything else"),
         *[_rank_details(box) for box in boxes[:MAX_RANKS]],
         _footer(boxes),
@@ -231,6 +233,30 @@ def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> Markup | None:
     return element("details", element("summary", said), element("pre", box.traceback), open="")
 
 
+def _step_times(box: Box) -> Markup | None:
+    told = breakdown_of(box)
+    if told is None:
+        return None
+    of = f" of rank {box.identity.rank}" if box.identity.world_size > 1 else ""
+    rows = [
+        element(
+            "tr",
+            element("td", phase.words),
+            element("td", step_time(seconds)),
+            element("td", percent(share)),
+        )
+        for phase, seconds, share in told.shares
+    ]
+    trained = rates(box.steps).words
+    notes = [f"Trained on {' and '.join(trained)} per second."] if trained else []
+    return joined(
+        element("h3", f"Where the time of a step{of} goes"),
+        element("p", f"{step_time(told.seconds)} a step, {told.source}.", class_="muted"),
+        element("table", *rows, class_="numbers"),
+        *[element("p", note, class_="muted") for note in (*notes, *told.unseen)],
+    )
+
+
 def _rank_details(box: Box) -> Markup:
     summary = summary_of(box)
     who = box.identity
@@ -282,6 +308,8 @@ def _cell(value: object) -> str:
         return value.label
     if isinstance(value, bool):
         return "yes" if value else ""
+    if isinstance(value, tuple):
+        return " ".join(accounts.figure(part) for part in value)
     return accounts.figure(value) if isinstance(value, float) else str(value)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.numerics.formats import narrowest_half
 from ampwatch.report.limits import finite_amax, limit_of, lost_share
-from ampwatch.wire.records import Severity
+from ampwatch.wire.records import Severity, StepPhase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +95,33 @@ def _of_memory(name: str) -> Callable[[Newest], float | None]:
     return read
 
 
+def _phase(*phases: StepPhase) -> Callable[[Newest], float | None]:
+    """Return a reader of the time of phases, together; it knows nothing where none of them was seen."""
+
+    def read(newest: Newest) -> float | None:
+        seconds = 0.0 if newest.step is None else sum(newest.step.phases[p] for p in phases)
+        return seconds or None
+
+    return read
+
+
+def _told(name: str) -> Callable[[Newest], float | None]:
+    """Return a reader of a total that is -1 where the program does not tell it."""
+
+    def read(newest: Newest) -> float | None:
+        total = -1 if newest.step is None else getattr(newest.step, name)
+        return float(total) if total >= 0 else None
+
+    return read
+
+
+def _phase_sum(labels: str) -> str:
+    """Return the PromQL of the sum of some phases over all iterations."""
+    match = "=~" if "|" in labels else "="
+    query = f'ampwatch_step_phase_seconds_sum{{clock="host", phase{match}"{labels}"}}'
+    return f"sum by (run, rank) ({query})" if "|" in labels else query
+
+
 def _findings(newest: Newest) -> float:
     return float(len(newest.findings))
 
@@ -110,8 +137,10 @@ class LoggedMetric(NamedTuple):
         key: Its key.
         unit: Its unit; ``1`` for a share, a flag or a number without a unit.
         says: What it says.
-        promql: The same number in Prometheus, for one run and rank.
+        promql: The same number in Prometheus, for one run and rank; empty where it is not there.
         read: Returns it; ``None`` if it is not known, and then there is no such key.
+        summed: For a number that Prometheus has in a histogram: the PromQL of its sum over all
+            iterations.
     """
 
     key: str
@@ -119,6 +148,7 @@ class LoggedMetric(NamedTuple):
     says: str
     promql: str
     read: Callable[[Newest], float | None]
+    summed: str = ""
 
 
 _PROMQL_OF_MEMORY = (
@@ -189,6 +219,53 @@ METRICS: tuple[LoggedMetric, ...] = (
         "Wall time from the end of the iteration before to the end of that one.",
         "",
         _finite(_of_step("duration_s")),
+        "ampwatch_step_duration_seconds_sum",
+    ),
+    LoggedMetric(
+        "amp/data_wait_seconds",
+        "s",
+        "Of that, waiting for the next batch of a DataLoader; absent, like the next three, where the phase was not seen. By the clock of the host, which is ahead of a device.",
+        "",
+        _phase(StepPhase.DATA),
+        _phase_sum("data"),
+    ),
+    LoggedMetric(
+        "amp/forward_seconds",
+        "s",
+        "Of that, from the call of the model to backward, by the clock of the host.",
+        "",
+        _phase(StepPhase.FORWARD),
+        _phase_sum("forward"),
+    ),
+    LoggedMetric(
+        "amp/backward_seconds",
+        "s",
+        "Of that, in backward, also where gradients are summed over ranks in it, by the clock of the host.",
+        "",
+        _phase(StepPhase.BACKWARD, StepPhase.BACKWARD_WITH_REDUCTION),
+        _phase_sum("backward|backward_with_reduction"),
+    ),
+    LoggedMetric(
+        "amp/optimizer_seconds",
+        "s",
+        "Of that, in the steps of optimizers, by the clock of the host; absent in a skipped one.",
+        "",
+        _phase(StepPhase.OPTIMIZER),
+        _phase_sum("optimizer"),
+    ),
+    LoggedMetric(
+        "amp/samples_total",
+        "samples",
+        "Samples that this rank has trained on so far, where the program says so (`watch.batch(samples=...)`).",
+        "ampwatch_trained_samples_total",
+        _told("total_samples"),
+    ),
+    LoggedMetric(
+        "amp/tokens_total",
+        "tokens",
+        "Tokens that this rank has trained on so far, where the program says so (`watch.batch(tokens=...)`).",
+        "ampwatch_trained_tokens_total",
+        _told("total_tokens"),
     ),
     LoggedMetric(
         "amp/overhead_seconds",
@@ -355,7 +432,9 @@ def markdown() -> str:
 
 
 def _line(row: LoggedMetric) -> str:
-    promql = f"`{row.promql}`" if row.promql else "not there: a histogram of all of them is"
+    # A bar would end the cell of the table.
+    found = (row.promql or row.summed).replace("|", "\\|")
+    promql = f"`{found}`" if row.promql else f"not there: a histogram is, whose sum is `{found}`"
     return f"| `{row.key}` | {row.unit} | {row.says} | {promql} |\n"
 
 

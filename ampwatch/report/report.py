@@ -15,7 +15,8 @@ from ampwatch.report.endings import Failure, num_led_to
 from ampwatch.report.glossary import Glossary
 from ampwatch.report.pages import more_about
 from ampwatch.report.standing import judge_boxes
-from ampwatch.report.words import plain
+from ampwatch.report.step_times import breakdown_of, rates
+from ampwatch.report.words import percent, plain, step_time
 from ampwatch.wire.blackbox.box import DIED
 from ampwatch.wire.records import SKIP_CLASSES, RunState, Severity
 
@@ -105,6 +106,7 @@ def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
             lines.append(f"  and {len(boxes) - MAX_LISTED_RANKS} ranks more")
     headline = f"{verdict.level.value.upper()}: {accounts.sentence(plain(verdict.sentence))}"
     lines[1:1] = _wrapped(headline, width, 2, 4)
+    lines += _step_times(speaker_of(boxes, verdict), width)
     lines += _traceback(boxes, verdict)
     return _text(lines, verdict.stories, width)
 
@@ -188,6 +190,29 @@ def _lines_of(box: Box, width: int) -> list[str]:
     who = box.identity
     head = f"run {who.run}, rank {who.rank}, on {who.host}"
     return [f"ampwatch report: {head}", *_numbers(summary_of(box), width)]
+
+
+def speaker_of(boxes: Sequence[Box], verdict: RunVerdict) -> Box:
+    """Return what the rank has left that speaks for the run; the first one without it."""
+    return next((box for box in boxes if box.identity.rank == verdict.speaker), boxes[0])
+
+
+def _step_times(box: Box, width: int) -> list[str]:
+    """Say where the time of a step goes; nothing if that is not known."""
+    told = breakdown_of(box)
+    if told is None:
+        return []
+    of = f" of rank {box.identity.rank}" if box.identity.world_size > 1 else ""
+    head = f"Where the time of a step{of} goes ({step_time(told.seconds)}, {told.source}):"
+    longest = max(len(share.phase.words) for share in told.shares)
+    lines = ["", *_wrapped(head, width, 0, 2)]
+    for phase, seconds, share in told.shares:
+        lines.append(f"  {phase.words:<{longest}}  {step_time(seconds):>8}  {percent(share):>7}")
+    if trained := rates(box.steps).words:
+        lines += _wrapped(f"Trained on {' and '.join(trained)} per second.", width, 2)
+    for text in told.unseen:
+        lines += _wrapped(text, width, 2)
+    return [plain(line) for line in lines]
 
 
 def told_by(boxes: Sequence[Box], verdict: RunVerdict) -> Box | None:

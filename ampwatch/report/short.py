@@ -7,8 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ampwatch.report.headline import headline
-from ampwatch.report.report import WIDTH
+from ampwatch.report.report import WIDTH, speaker_of
 from ampwatch.report.standing import judge_boxes
+from ampwatch.report.step_times import breakdown_of
 from ampwatch.report.words import plain
 from ampwatch.wire.records import Severity
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 LABELS = ("what", "where", "do first")
 """What the lines after the first one are about; that one says so itself."""
 
-MORE = ("explains", "also")
+MORE = ("step", "explains", "also")
 INDENT = max(map(len, (*LABELS, *MORE))) + 2
 MIN_WIDTH = 20
 MAX_KINDS = 4
@@ -40,7 +41,8 @@ def render_short(boxes: Sequence[Box], now_s: float, width: int = WIDTH) -> str:
     verdict = judge_boxes(boxes)
     told = headline(verdict, now_s)
     lines = labelled(boxes[0].identity.run, told.lines, width)
-    for label, text in zip(MORE, (_symptoms(verdict), _others(verdict)), strict=True):
+    told_more = (_step(speaker_of(boxes, verdict)), _symptoms(verdict), _others(verdict))
+    for label, text in zip(MORE, told_more, strict=True):
         lines += _part(label, text, width)
     return plain("\n".join(map("".join, lines))) + "\n"
 
@@ -64,6 +66,12 @@ def _part(label: str, text: str, width: int) -> Iterator[tuple[str, str]]:
     room = max(width - INDENT, MIN_WIDTH)
     for place, line in enumerate(textwrap.wrap(text, room, break_on_hyphens=False)):
         yield f"{'' if place else label:<{INDENT}}", line
+
+
+def _step(box: Box) -> str:
+    """Say where the time of a step goes; empty if that is not known."""
+    told = breakdown_of(box)
+    return "" if told is None else told.line
 
 
 def _symptoms(verdict: RunVerdict) -> str:

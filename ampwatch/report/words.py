@@ -44,7 +44,8 @@ def time_span(seconds: float) -> str:
 
 def step_time(seconds: float) -> str:
     """Write the duration of a step, in milliseconds below one second."""
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    # From 0.9995 on three digits of milliseconds would be "1e+03".
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 def plural(count: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -32,23 +33,33 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Lin
 optimizer = torch.optim.AdamW(model.parameters())
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**6, growth_interval=10)
 watch = ampwatch.monitor(model, scaler, run="logged", level="deep")
-for step in range(60):
+batches = torch.utils.data.DataLoader(torch.randn(960, 8), batch_size=16)
+logged = {}
+for step, batch in enumerate(batches):
+    watch.batch(samples=16, tokens=128)
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = model(torch.randn(16, 8)).float().square().mean()
+        loss = model(batch).float().square().mean()
     loss = loss * 1e-7 * (float("inf") if step in (20, 21, 40) else 1.0)
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
     time.sleep(0.02)  # ranges are recorded ten times a second
+    now = watch.metrics()
+    logged[now["amp/step"]] = now
 watch.close()
-print(json.dumps([watch.url, watch.summary()]), flush=True)
+last = watch.summary()
+logged[last["amp/step"]] = last
+print(json.dumps([watch.url, last, list(logged.values())]), flush=True)
 sys.stdin.read()
 """
 
 
 def test_every_number_is_that_of_prometheus(tmp_path: Path) -> None:
-    """At the end of a run with skips, growths, flushed gradients and findings; all that have a query."""
+    """At the end of a run with skips, growths, flushed gradients and findings; all that have a query.
+
+    Of what Prometheus has in a histogram it is the sum of all that was handed out, step by step.
+    """
     require("prometheus")
     place = Place(tmp_path)
     environment = place.environment | {
@@ -66,12 +77,14 @@ def test_every_number_is_that_of_prometheus(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
-        url, summary = json.loads(process.stdout.readline())
+        url, summary, logged = json.loads(process.stdout.readline())
         config = CONFIG.format(url=url, token=place.runtime / TOKEN_FILE)
         with run_prometheus(tmp_path, config) as prometheus:
             eventually(lambda: prometheus.value("ampwatch_steps_total == 60"), "the last step")
             rows = {row.key: row.promql for row in (*METRICS, *TOTALS) if row.promql}
             values = {key: prometheus.value(promql) for key, promql in rows.items()}
+            sums = {row.key: row.summed for row in METRICS if row.summed}
+            summed = {key: prometheus.value(promql) for key, promql in sums.items()}
             info = place.info()
         process.stdin.close()
         process.wait(60)
@@ -82,3 +95,7 @@ def test_every_number_is_that_of_prometheus(tmp_path: Path) -> None:
     assert known["amp/underflow_share"] > 0.0
     assert known["amp/skipped_steps"] == 3.0
     assert values == pytest.approx(known, rel=1e-6)  # a time since 1970 has no more digits
+    assert len(logged) == 60
+    totals = {key: math.fsum(now.get(key, 0.0) for now in logged) for key in sums}
+    assert all(totals.values())
+    assert summed == pytest.approx(totals, rel=1e-5)  # phases are of single precision in the ring

@@ -11,6 +11,7 @@ import pytest
 from ampwatch.report.logged import METRICS, PREFIX, TOTALS, flat, markdown
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.records import FactsRecord, Severity
+from tests.report.test_step_times import spent
 from tests.workshop.records import IDENTITY, finding, histogram, memory, optimizer, ranges, step
 
 PAGE = Path(__file__).parents[2] / "docs" / "logged-metrics.md"
@@ -111,3 +112,24 @@ def test_findings_are_counted_by_severity() -> None:
     )
 
     assert (found["amp/findings"], found["amp/critical_findings"]) == (2.0, 1.0)
+
+
+def test_phases_that_were_not_seen_in_an_iteration_are_absent() -> None:
+    """Backward is one number, whether gradients are summed in it or not."""
+    apart = spent(data=0.5, forward=0.25, backward=1.0, backward_with_reduction=2.0, rest=9.0)
+    found = numbers(step(9, phases=apart))
+
+    names = ("data_wait", "forward", "backward", "optimizer")
+    assert {n: found[f"amp/{n}_seconds"] for n in names if f"amp/{n}_seconds" in found} == {
+        "data_wait": 0.5,
+        "forward": 0.25,
+        "backward": 3.0,
+    }
+
+
+def test_what_the_program_does_not_say_of_its_batches_is_absent() -> None:
+    """A total of 0 is one; -1 is none."""
+    found = numbers(step(9, total_samples=0, total_tokens=-1))
+
+    assert found["amp/samples_total"] == 0.0
+    assert "amp/tokens_total" not in found

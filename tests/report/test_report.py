@@ -11,6 +11,7 @@ import pytest
 from ampwatch.report.report import WIDTH, render_boxes
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import Finding, RunState, Severity
+from tests.report.test_step_times import spent
 from tests.workshop.records import IDENTITY, optimizer, step
 
 if TYPE_CHECKING:
@@ -48,6 +49,36 @@ def test_a_healthy_run_has_its_numbers_and_nothing_to_report() -> None:
         "\n"
         "Nothing to report: no finding was made.\n"
     )
+
+
+def test_a_report_says_where_the_time_of_a_step_goes() -> None:
+    """A line a phase, what is trained on, and what was not seen."""
+    phases = spent(forward=0.25, backward=0.5, rest=0.25)
+    told = [step(i, phases=phases, total_samples=32 * i) for i in range(50, 54)]
+    text = render_boxes([Box(IDENTITY, steps=told)])
+
+    assert (
+        "\n"
+        "Where the time of a step of rank 0 goes (1 s, by the host's clock, mean of the newest 4\n"
+        "  steps):\n"
+        "  forward     250 ms     25 %\n"
+        "  backward    500 ms     50 %\n"
+        "  the rest    250 ms     25 %\n"
+        "  Trained on 32 samples per second.\n"
+        "  No DataLoader was seen: a wait for data would be part of the rest.\n"
+    ) in text
+    assert "Where the time" not in render_boxes([Box(IDENTITY, steps=[step(9)])])
+
+
+def test_of_several_ranks_it_is_the_one_that_speaks_for_the_run() -> None:
+    """It is the one that the verdict is about."""
+    ranks = [
+        Box(replace(IDENTITY, rank=i), steps=[step(50, phases=spent(data=1.0 + i))])
+        for i in range(2)
+    ]
+    ranks[1].findings = [_finding("scale_collapse", Severity.CRITICAL)]
+
+    assert "Where the time of a step of rank 1 goes (2 s," in render_boxes(ranks)
 
 
 def test_one_of_something_is_reported_in_the_singular() -> None:

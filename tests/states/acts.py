@@ -13,6 +13,12 @@ from tests.states.clock import START
 STEP_SECONDS = 2.0
 """Scripted time of a step. Unit: s."""
 
+WAIT_SECONDS = 0.1
+"""Of that, spent waiting for a batch where nothing else is said. Unit: s."""
+
+FORWARD_SECONDS, BACKWARD_SECONDS, OPTIMIZER_SECONDS = 0.15, 0.3, 0.05
+"""Of that, spent in each of these. Unit: s."""
+
 Look = Literal["running", "ended", "silent"]
 
 
@@ -37,6 +43,8 @@ class Act:
         diverges: Step from which on the learning rate is absurd.
         raises: Rank and step at which a ``ValueError`` ends a rank.
         killed: Rank and step at which a rank kills itself.
+        level: What is watched.
+        waits: Scripted time for which each step waits for its batch. Unit: s.
         daemon_restarts: Scripted time after the start at which the daemon is away. Unit: s.
         beside: Another training on the same machine, at the same time.
     """
@@ -56,6 +64,8 @@ class Act:
     diverges: int | None = None
     raises: tuple[int, int] | None = None
     killed: tuple[int, int] | None = None
+    level: Literal["light", "standard"] = "standard"
+    waits: float = WAIT_SECONDS
     daemon_restarts: float | None = None
     beside: Act | None = None
 
@@ -146,6 +156,8 @@ _ALL = (
         ),
     ),
     Act(name="bf16", steps=200, dtype="bfloat16", scaler=None),
+    # Steps in which something is measured are not judged by their time: nothing is, here.
+    Act(name="waiting_for_data", scaler=_SAW_TOOTH, level="light", waits=1.25),
     Act(name="daemon_restarted", scaler=_SAW_TOOTH, daemon_restarts=290.0),
 )
 

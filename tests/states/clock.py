@@ -36,6 +36,10 @@ class ScriptedClock:
         self.at_ns = round(unix * SECOND)
         self._put_at_ns = _real_ns()
 
+    def go_on(self, seconds: float) -> None:
+        """Let so much time pass now. Unit: s."""
+        self.at_ns += round(seconds * SECOND)
+
     def now_ns(self) -> int:
         """Return the time since the epoch. Unit: ns."""
         return self.at_ns + round(PACE * (_real_ns() - self._put_at_ns))

@@ -140,7 +140,12 @@ class Shot(NamedTuple):
         return KEPT / f"{self.state}-{self.size}-{self.theme}.png"
 
 
-MORE_SHOTS = (Shot("storm", "tall-laptop", "light"), Shot("bf16", "tall-phone", "dark"))
+MORE_SHOTS = (
+    Shot("storm", "tall-laptop", "light"),
+    Shot("bf16", "tall-phone", "dark"),
+    Shot("waiting_for_data", "tall-laptop", "dark"),
+    Shot("waiting_for_data", "tall-phone", "light"),
+)
 
 
 def shots_of(state: str) -> list[Shot]:

@@ -316,6 +316,26 @@ TABLE: dict[str, tuple[Row, ...]] = {
         ),
     ),
     "bf16": (Row(run="bf16", level="healthy", scale=None, pages=False, denies=COLLAPSING),),
+    "waiting_for_data": (
+        Row(
+            run="waiting-for-data",
+            level="needs attention",
+            root=Root(
+                kinds=("input_bound",),
+                where="step",
+                place="the steps",
+                op="",
+                since=range(16, 64),
+                severity="warning",
+            ),
+            # Ranges are not measured here.
+            lost=None,
+            scale=2.0**16,
+            silent=_SCALE_ALERTS,
+            says=(r"input_bound|waits? for data",),
+            denies=COLLAPSING,
+        ),
+    ),
     "daemon_restarted": (
         Row(
             run="daemon-restarted",

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import ampwatch
 from ampwatch.wire.blackbox.document import _plain
+from tests.states.acts import BACKWARD_SECONDS, FORWARD_SECONDS, OPTIMIZER_SECONDS
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.states.acts import Act
@@ -51,6 +54,33 @@ class Net(nn.Module):
         x = self.encoder["gate"](torch.tanh(self.encoder["mix"](x)), log_gain)
         said: Tensor = self.head(x)
         return said
+
+
+class Batches(IterableDataset[Tensor]):
+    """Batches without an end, for each of which the training waits as long as the script says."""
+
+    def __init__(self, act: Act, rank: int, clock: ScriptedClock) -> None:
+        self._random = torch.Generator().manual_seed(rank)
+        self._pass = lambda: clock.go_on(act.waits)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while True:
+            self._pass()
+            yield torch.randn(16, 8, generator=self._random)
+
+
+class SlowSGD(torch.optim.SGD):
+    """SGD whose step takes time.
+
+    Attributes:
+        clock: The time of the script.
+    """
+
+    clock: ScriptedClock
+
+    def step(self, closure: Any = None) -> Any:
+        self.clock.go_on(OPTIMIZER_SECONDS)
+        return super().step(closure)
 
 
 class Notes(logging.Handler):
@@ -110,13 +140,14 @@ def train(
         )
         dist.init_process_group("gloo", store=store, rank=rank, world_size=act.world_size)
         net = nn.parallel.DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=act.lr, momentum=0.9)
+    optimizer = SlowSGD(net.parameters(), lr=act.lr, momentum=0.9)
+    optimizer.clock = clock
     scaler = None if act.scaler is None else torch.amp.GradScaler("cpu", **act.scaler)
-    watch = ampwatch.monitor(net, scaler, run=act.run_name, ring_slots=32768)
+    watch = ampwatch.monitor(net, scaler, run=act.run_name, level=act.level, ring_slots=32768)
     watch.on_finding(notes.found)
     sender = ampwatch.actions.webhook(hook)
     watch.on_finding(sender)
-    data = torch.Generator().manual_seed(rank)
+    data = iter(DataLoader(Batches(act, rank, clock), batch_size=None))
     for step in range(act.steps):
         notes.step = step
         clock.put(act.time_of(step))
@@ -129,7 +160,7 @@ def train(
         if act.diverges == step:
             for group in optimizer.param_groups:
                 group["lr"] = 1e30
-        _one_step(act, step, net, optimizer, scaler, data, notes)
+        _one_step(act, step, net, optimizer, scaler, next(data), clock, notes)
     if act.look == "ended":
         _keep(watch, sender, notes)
         return
@@ -148,10 +179,10 @@ def _one_step(
     net: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None,
-    data: torch.Generator,
+    x: Tensor,
+    clock: ScriptedClock,
     notes: Notes,
 ) -> None:
-    x = torch.randn(16, 8, generator=data)
     target = x.sum(1, keepdim=True).sin()
     overflows = any(step in steps for steps in act.overflow)
     log_gain = torch.full((16, 1), HUGE if overflows else 0.0)
@@ -160,6 +191,8 @@ def _one_step(
     # Of the weights that hold at this step, the one that began last.
     for since, weight in act.weights_of_loss.items():
         loss = loss * weight if step >= since else loss
+    clock.go_on(FORWARD_SECONDS)
+    loss.register_hook(lambda _gradient: clock.go_on(BACKWARD_SECONDS))
     before = [p.detach().clone() for p in net.parameters()]
     if scaler is None:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -38,6 +38,7 @@ class Row:
         scales: Loss scales of its newest spans of steps; ``None`` without one.
         losses: Losses likewise.
         step_seconds: What a step takes lately; NaN if not known. Unit: s.
+        step_line: Where the time of a step goes; empty if that is not known.
         figures: What describes it right now: title, value and note.
         gpu: The GPU it computes on, in a few words; empty if that is not known.
         host: Host it is on.
@@ -57,6 +58,7 @@ class Row:
     scales: tuple[float | None, ...] = ()
     losses: tuple[float | None, ...] = ()
     step_seconds: float = math.nan
+    step_line: str = ""
     figures: tuple[tuple[str, str, str], ...] = ()
     gpu: str = ""
     host: str = ""
@@ -102,6 +104,7 @@ def rows_of(state: Mapping[str, Any]) -> list[Row]:
                     scales=tuple(_column(of, columns, "scale")),
                     losses=tuple(_column(of, columns, "loss")),
                     step_seconds=next((s for s in reversed(seconds) if s is not None), math.nan),
+                    step_line=clean(of.get("phases", {}).get("line", "")),
                     figures=tuple(_figures(of)),
                     gpu=on_gpu.get((run, rank), ""),
                     host=clean(of.get("host", "")),

@@ -94,6 +94,7 @@ class RankPage:
         losses = spark(row.losses, room, is_ascii=self._is_ascii)
         lines = headline_lines(row.name, row.level, row.lines, width)
         lines += _about("who", _who(row), width)
+        lines += _about("step", row.step_line, width)
         for title, value, note in row.figures:
             lines += _about("", f"{title}: {value}{f' ({note})' if note else ''}", width)
         for label, course in (("scale", scales), ("loss", losses)):

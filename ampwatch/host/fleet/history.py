@@ -10,16 +10,17 @@ import math
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.host.fleet.course import Course, CoursePosition
 from ampwatch.report.verdict import RECENT_STEPS
-from ampwatch.wire.records import SKIP_CLASSES, SkipClass
+from ampwatch.wire.records import NO_PHASES, SKIP_CLASSES, SkipClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.wire.records import StepRecord
+    from ampwatch.wire.records import DevicePhasesRecord, Phases, StepRecord
 
 MAX_BUCKETS = 1024
 MAX_SKIPS = 512
@@ -56,6 +57,11 @@ class Bucket:
         num_durations: Iterations of known duration.
         duration_max: Longest known duration, NaN if none is known. Unit: s.
         skips: Skipped iterations per class, in the order of ``SKIP_CLASSES``.
+        phase_sums: Time of each phase, all iterations together. Unit: s.
+        num_phased: Iterations whose phases are known.
+        device_phase_sums: Time of each phase on the device, in the iterations that it has timed and whose
+            times came in these: a few iterations late. Unit: s.
+        num_device_phased: How many those are.
     """
 
     first_step: int
@@ -73,6 +79,10 @@ class Bucket:
     num_durations: int = 0
     duration_max: float = math.nan
     skips: tuple[int, ...] = NO_SKIPS
+    phase_sums: Phases = NO_PHASES
+    num_phased: int = 0
+    device_phase_sums: Phases = NO_PHASES
+    num_device_phased: int = 0
 
     @classmethod
     def of(cls, record: StepRecord) -> Bucket:
@@ -91,6 +101,8 @@ class Bucket:
             bucket.num_durations = 1
         if record.skip_class is not SkipClass.NONE:
             bucket.skips = tuple(int(c is record.skip_class) for c in SKIP_CLASSES)
+        if any(record.phases):
+            bucket.phase_sums, bucket.num_phased = record.phases, 1
         return bucket
 
     def merge(self, newer: Bucket) -> None:
@@ -110,6 +122,15 @@ class Bucket:
         self.num_durations += newer.num_durations
         self.duration_max = _best(max, self.duration_max, newer.duration_max)
         self.skips = _summed(self.skips, newer.skips)
+        self.phase_sums = _added(self.phase_sums, newer.phase_sums)
+        self.num_phased += newer.num_phased
+        self.device_phase_sums = _added(self.device_phase_sums, newer.device_phase_sums)
+        self.num_device_phased += newer.num_device_phased
+
+    def put_device(self, record: DevicePhasesRecord) -> None:
+        """Take in an iteration as its device has timed it."""
+        self.device_phase_sums = _added(self.device_phase_sums, record.phases)
+        self.num_device_phased += 1
 
     @property
     def loss_mean(self) -> float:
@@ -133,6 +154,15 @@ def _summed(skips: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
     if not any(more):
         return tuple(skips)
     return tuple(one + other for one, other in zip(skips, more, strict=True))
+
+
+def _added(one: Phases, other: Phases) -> Phases:
+    # Most iterations of a device are not timed by it: one of four is.
+    if other is NO_PHASES:
+        return one
+    if one is NO_PHASES:
+        return other
+    return tuple(map(add, one, other))
 
 
 class Cursor(NamedTuple):
@@ -203,6 +233,15 @@ class History:
             self._num_skips += 1
             event = SkipEvent(record.step, record.time_ns, record.skip_class, record.loss_scale)
             self.skips.append(event)
+
+    def put_device(self, record: DevicePhasesRecord) -> None:
+        """Take in an iteration as its device has timed it, with the newest iteration.
+
+        Those who have seen the buckets before are told of it with the next iteration: all of them but
+        the last one stay as they were.
+        """
+        if self.buckets and any(record.phases):
+            self.buckets[-1].put_device(record)
 
     @property
     def recent(self) -> tuple[Sequence[int], int]:

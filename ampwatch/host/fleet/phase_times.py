@@ -6,11 +6,13 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.host.fleet.histogram import Histogram
-from ampwatch.wire.records import StepPhase
+from ampwatch.report.step_times import NEWEST_STEPS, breakdown, rates
+from ampwatch.wire.records import DevicePhasesRecord, StepPhase, StepRecord
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet.histogram import Distribution
-    from ampwatch.wire.records import DevicePhasesRecord, Phases, StepRecord
+    from ampwatch.report.step_times import Breakdown, Rates
+    from ampwatch.wire.records import Phases
 
 PHASE_BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 64.0)
 """Upper bounds for phases: four times the one before. A rank has a histogram for each phase. Unit: s."""
@@ -56,10 +58,13 @@ class PhaseTimes:
         self._steps: dict[int, StepPhases] = {}
         self._order: deque[int] = deque()
         self._device_steps: dict[int, Phases] = {}
+        self._newest_records = deque[StepRecord](maxlen=NEWEST_STEPS)
+        self._newest_timed = deque[DevicePhasesRecord](maxlen=NEWEST_STEPS)
 
     def put(self, record: StepRecord) -> None:
         """Take in a step; steps of a rank come in order."""
         self.newest = record.step
+        self._newest_records.append(record)
         self._steps[record.step] = StepPhases(record.phases, record.cpu_ns, record.run_delay_ns)
         self._order.append(record.step)
         if len(self._order) > KEPT:
@@ -69,6 +74,7 @@ class PhaseTimes:
     def put_device(self, record: DevicePhasesRecord) -> None:
         """Take in an iteration as its device has seen it."""
         self.on_device = record
+        self._newest_timed.append(record)
         self._device_steps[record.step] = record.phases
         if len(self._device_steps) > KEPT // 4:
             del self._device_steps[next(iter(self._device_steps))]
@@ -90,6 +96,16 @@ class PhaseTimes:
             ((phase.label, clock), histogram.distribution())
             for (phase, clock), histogram in sorted(self._histograms.items())
         ]
+
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """Where the time of the newest steps went; ``None`` if that is not known."""
+        return breakdown(list(self._newest_records), list(self._newest_timed))
+
+    @property
+    def rates(self) -> Rates:
+        """What is trained on in a second."""
+        return rates(list(self._newest_records))
 
     @property
     def oldest(self) -> int:

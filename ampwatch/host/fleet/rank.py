@@ -178,6 +178,7 @@ class RankView:
             self._apply_finding(record.finding)
         elif isinstance(record, DevicePhasesRecord):
             self.phase_times.put_device(record)
+            self.history.put_device(record)
         else:
             self._apply_of_run(record)
 

@@ -18,6 +18,7 @@ _ONLY_ON_THE_PAGE = frozenset(
         "module_columns",
         "op_columns",
         "kernel_columns",
+        "phases",
         "formats",
         "troubles",
     }

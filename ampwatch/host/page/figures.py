@@ -19,6 +19,7 @@ from ampwatch.report.op_shares import (
     tensor_share,
 )
 from ampwatch.report.precision_words import band
+from ampwatch.report.step_times import three_digits
 from ampwatch.report.verdict import tally
 from ampwatch.report.words import (
     memory,
@@ -138,7 +139,8 @@ def _step_time(rank: RankView) -> Figure:
     seconds = rank.usual_step_seconds
     if seconds <= 0:
         return _none_yet("the median of the newest steps, from the second one on")
-    return Figure(step_time(seconds), f"{number(float(f'{1 / seconds:.3g}'))} steps per second")
+    each = [f"{three_digits(1 / seconds)} steps", *rank.phase_times.rates.words]
+    return Figure(step_time(seconds), f"{', '.join(each)} per second")
 
 
 def _headroom_figure(rank: RankView) -> Figure:

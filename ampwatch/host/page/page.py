@@ -19,6 +19,7 @@ from ampwatch.host.page.figures import figures
 from ampwatch.host.page.gpu_state import gpu_state
 from ampwatch.host.page.lines import Shown, in_lines, line_of, of_run, there, words_of
 from ampwatch.host.page.map_codes import TROUBLES
+from ampwatch.host.page.phase_state import PHASES, phase_state
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
@@ -97,7 +98,7 @@ class Feed:
         self._work_seconds = 0.0
         # Not the fleet's: that one is let go of between the ranks, so that a scrape can have it.
         self._making = threading.Lock()
-        self._series: dict[RankView, tuple[HistoryCursor | None, dict[str, Row]]] = {}
+        self._series: dict[RankView, tuple[HistoryCursor | None, bool, dict[str, Row]]] = {}
         self._ranges: dict[RankView, RangeState] = {}
         self._precision: dict[RankView, PrecisionState] = {}
         self._formats = formats()
@@ -203,6 +204,7 @@ class Feed:
             "now": round(now, 3),
             "version": __version__,
             "columns": COLUMNS,
+            "phases": PHASES,
             "exponent_columns": EXPONENT_COLUMNS,
             "histogram_columns": HISTOGRAM_COLUMNS,
             "module_columns": MODULE_COLUMNS,
@@ -239,6 +241,7 @@ class Feed:
             "pid": rank.identity.pid,
             "version": rank.identity.version,
             "figures": {title: list(figure) for title, figure in figures(rank).items()},
+            "phases": phase_state(rank),
             "facts": dict(rank.facts),
             "findings": {
                 m.finding.key: finding_row(m.finding, current=m.is_current) for m in members
@@ -251,9 +254,11 @@ class Feed:
 
     def _series_of(self, rank: RankView) -> dict[str, Row]:
         """Return the rows of ``rank``, built anew only where its history has changed."""
-        cursor, rows = self._series.get(rank, (None, {}))
-        update = rank.history.since(cursor)
-        fresh = {str(bucket.first_step): bucket_row(bucket) for bucket in update.buckets}
+        on_device = rank.phase_times.on_device is not None
+        cursor, was_on_device, rows = self._series.get(rank, (None, on_device, {}))
+        # The first word of a device makes all rows other ones: they have its phases then.
+        update = rank.history.since(cursor if on_device == was_on_device else None)
+        fresh = {str(b.first_step): bucket_row(b, on_device=on_device) for b in update.buckets}
         rows = fresh if update.everything else {**rows, **fresh}
-        self._series[rank] = update.cursor, rows
+        self._series[rank] = update.cursor, on_device, rows
         return rows

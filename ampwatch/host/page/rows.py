@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 """JSON-ready: plain dicts with string keys, finite numbers, and no ``None`` as a dict's value."""
 
-Row = tuple[float | str | None, ...]
+Row = tuple[float | str | tuple[int, ...] | None, ...]
 
 COLUMNS = (
     "last_step",
@@ -36,9 +36,15 @@ COLUMNS = (
     "longest",
     "ended",
     *(skip.label for skip in SKIP_CLASSES),
+    "phased",
+    "phases",
 )
 """Cells of the row of a bucket; its first step is its key. ``ended`` is the Unix time at the end of its
-last step."""
+last step, ``phased`` the mean time of those steps whose phases are known, and ``phases`` what each
+``StepPhase`` has of that, in thousandths; the last ones that have nothing are left out."""
+
+WHOLE = 1000
+"""What the phases of a row add up to, but for rounding."""
 
 
 def found(verdict: RunVerdict) -> dict[str, list[int]]:
@@ -102,8 +108,13 @@ def _terms(*texts: str) -> tuple[str, ...]:
     return tuple(term.name for term in Glossary().new_in(*texts))
 
 
-def bucket_row(bucket: Bucket) -> Row:
-    """Return the cells of a bucket, in the order of ``COLUMNS``."""
+def bucket_row(bucket: Bucket, *, on_device: bool = False) -> Row:
+    """Return the cells of a bucket, in the order of ``COLUMNS``.
+
+    Args:
+        bucket: The bucket.
+        on_device: Whether its phases are to be those of the device.
+    """
     loss = bucket.loss_mean if bucket.num_losses else bucket.loss_last
     return (
         bucket.last_step,
@@ -114,7 +125,21 @@ def bucket_row(bucket: Bucket) -> Row:
         *map(_known, (bucket.duration_mean, bucket.duration_max)),
         round(bucket.time_ns / 1e9, 3),
         *bucket.skips,
+        *_phases(bucket, on_device=on_device),
     )
+
+
+def _phases(bucket: Bucket, *, on_device: bool) -> tuple[float | None, tuple[int, ...] | None]:
+    """Return the mean time of the steps whose phases are known, unit s, and the phases in thousandths."""
+    sums = bucket.device_phase_sums if on_device else bucket.phase_sums
+    steps = bucket.num_device_phased if on_device else bucket.num_phased
+    seconds = sum(sums)
+    if not steps or not seconds:
+        return None, None
+    parts = [round(WHOLE * part / seconds) for part in sums]
+    while not parts[-1]:
+        parts.pop()
+    return float(f"{seconds / steps:.4g}"), tuple(parts)
 
 
 def _known(value: float) -> float | str | None:

@@ -9,6 +9,7 @@ from ampwatch.wire.records import RunState, Severity, Topic
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import (
+        DevicePhasesRecord,
         Finding,
         OptimizerRecord,
         RangeRecord,
@@ -44,6 +45,7 @@ class Box:
         sampling: The newest totals of sampling, if there was any.
         notes: What else there is to know, in sentences.
         failures: The newest exception of each sensor that failed, and how many there were.
+        device_phases: The newest iterations that the device has timed, in order.
     """
 
     identity: RunIdentity
@@ -62,6 +64,7 @@ class Box:
     sampling: SamplingRecord | None = None
     notes: list[str] = field(default_factory=list)
     failures: list[SensorFailureRecord] = field(default_factory=list)
+    device_phases: list[DevicePhasesRecord] = field(default_factory=list)
 
     @property
     def has_alarm(self) -> bool:
@@ -90,6 +93,7 @@ def joined(older: Box, newer: Box) -> Box:
     steps = {s.step: s for s in (*older.steps, *newer.steps)}
     optimizers = {(o.step, o.index): o for o in (*older.optimizers, *newer.optimizers)}
     failures = {f.sensor: f for f in (*older.failures, *newer.failures)}
+    timed = {t.step: t for t in (*older.device_phases, *newer.device_phases)}
     ranges = {(r.step, r.topic, r.module): r for r in (*older.ranges, *newer.ranges)}
     return Box(
         identity=newer.identity,
@@ -108,6 +112,7 @@ def joined(older: Box, newer: Box) -> Box:
         sampling=newer.sampling or older.sampling,
         notes=newer.notes or older.notes,
         failures=list(failures.values()),
+        device_phases=[timed[key] for key in sorted(timed)],
     )
 
 

@@ -38,6 +38,7 @@ from ampwatch.numerics.exponents import (
 )
 from ampwatch.wire.blackbox.box import Box
 from ampwatch.wire.records import (
+    DevicePhasesRecord,
     Finding,
     OptimizerRecord,
     RangeRecord,
@@ -64,6 +65,9 @@ VERSION = 1
 
 MAX_BYTES = 64 << 20
 """A document larger than this is refused. That of a rank has 0.1 to 1 MB."""
+
+_NO_ROWS: dict[str, Any] = {"columns": [], "rows": []}
+"""A table that is left out."""
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -148,6 +152,8 @@ def _box(box: Box) -> dict[str, Any]:
     # without failures stay as they were, byte for byte.
     if box.failures:
         members["failures"] = [_fields(record) for record in box.failures]
+    if box.device_phases:
+        members["device_phases"] = _table(DevicePhasesRecord, box.device_phases)
     return members
 
 
@@ -199,6 +205,7 @@ def _read_box(value: object) -> Box:
         notes=[_text(note) for note in _list(given["notes"], 256)],
         ended_ns=_count(given.get("ended_ns", 0)),
         failures=[_read(SensorFailureRecord, f) for f in _list(given.get("failures", []), 256)],
+        device_phases=_rows(DevicePhasesRecord, given.get("device_phases", _NO_ROWS)),
     )
 
 

@@ -11,6 +11,7 @@ from ampwatch.wire.blackbox.culprit import module_of
 from ampwatch.wire.blackbox.newest import Newest
 from ampwatch.wire.records import (
     ALL_MODULES,
+    DevicePhasesRecord,
     EndRecord,
     FactsRecord,
     FindingRecord,
@@ -43,6 +44,10 @@ MAX_FACTS = 64
 
 MAX_FAILURES = 64
 """Sensors whose failures are remembered; there are fewer sensors."""
+
+MAX_TIMED = 32
+"""Newest iterations kept of those that a device has timed, one of four: of as many steps as reports take
+together (``report.step_times``)."""
 
 STEP_BYTES = 300
 RANGE_BYTES = 1300
@@ -95,6 +100,7 @@ class Recorder:
         self._sampling: SamplingRecord | None = None
         self._failures: dict[str, SensorFailureRecord] = {}
         self._memory: MemoryRecord | None = None
+        self._timed: deque[DevicePhasesRecord] = deque(maxlen=MAX_TIMED)
 
     def put(self, *records: Record) -> None:
         """Take in records, in the order in which they were written.
@@ -186,6 +192,7 @@ class Recorder:
             ranges=self._chosen_ranges(),
             sampling=self._sampling,
             failures=list(self._failures.values()),
+            device_phases=list(self._timed),
         )
 
     def _put_step(self, record: StepRecord) -> None:
@@ -225,6 +232,9 @@ class Recorder:
 
     def _put_memory(self, record: MemoryRecord) -> None:
         self._memory = record
+
+    def _put_timed(self, record: DevicePhasesRecord) -> None:
+        self._timed.append(record)
 
     def _put_end(self, record: EndRecord) -> None:
         self.end = record
@@ -292,6 +302,7 @@ _HANDLERS: dict[type[Any], Callable[[Recorder, Any], None]] = {
     SamplingRecord: Recorder._put_sampling,  # noqa: SLF001
     SensorFailureRecord: Recorder._put_failure,  # noqa: SLF001
     MemoryRecord: Recorder._put_memory,  # noqa: SLF001
+    DevicePhasesRecord: Recorder._put_timed,  # noqa: SLF001
     EndRecord: Recorder._put_end,  # noqa: SLF001
 }
 

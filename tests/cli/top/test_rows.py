@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from ampwatch.cli.top.cells import text_of
 from ampwatch.cli.top.rows import Row, badness_of, number_of, rows_of
+from ampwatch.cli.top.story import page_of
 from ampwatch.report.report import render_story
 from ampwatch.report.verdict import Level
 from tests.cli.top.states import made_up_state, many_ranks, state_of
@@ -43,6 +45,19 @@ def test_a_rank_without_a_step_is_a_row_as_well() -> None:
 
     assert (row.level, row.step, row.scales, row.losses) == ("starting", -1, (), ())
     assert math.isnan(row.step_seconds)
+
+
+def test_where_the_time_of_a_step_goes_is_the_daemons_line() -> None:
+    """On the page of a rank; a daemon of before does not know it."""
+    state = made_up_state()
+    told = state["runs"]["gpt"]["ranks"]["0"]
+    told["phases"]["line"] = "1 s: 60 % waiting for data"
+
+    shown = page_of(row_of(state, "gpt"), is_ascii=True).lines(80, 40)
+    del told["phases"]
+
+    assert "step      1 s: 60 % waiting for data" in [text_of(line) for line in shown]
+    assert row_of(state, "gpt").step_line == ""
 
 
 def test_findings_are_stories_with_what_they_explain() -> None:

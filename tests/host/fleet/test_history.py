@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet.history import Bucket, Cursor, History, SkipEvent
-from ampwatch.wire.records import SKIP_CLASSES, SkipClass, StepRecord
+from ampwatch.wire.records import (
+    NO_PHASES,
+    SKIP_CLASSES,
+    DevicePhasesRecord,
+    SkipClass,
+    StepPhase,
+    StepRecord,
+)
 from tests.workshop.records import skipped_step, step
 
 numbers = st.one_of(st.floats(0.5, 4.0), st.just(math.nan))
@@ -19,6 +26,9 @@ records: st.SearchStrategy[dict[str, Any]] = st.builds(
     num_losses=st.integers(0, 1),
     duration_s=numbers,
     skip_class=st.sampled_from(SkipClass),
+    phases=st.one_of(
+        st.just(NO_PHASES), st.tuples(*[st.floats(0.0, 4.0, width=32) for _ in StepPhase])
+    ),
 )
 
 
@@ -66,6 +76,9 @@ def check_bucket(bucket: Bucket, made: list[StepRecord]) -> None:
     assert same(mean(durations), bucket.duration_mean)
     assert same(max(durations, default=math.nan), bucket.duration_max)
     assert tuple(sum(r.skip_class is c for r in made) for c in SKIP_CLASSES) == bucket.skips
+    assert sum(any(r.phases) for r in made) == bucket.num_phased
+    for place, seconds in enumerate(bucket.phase_sums):
+        assert same(math.fsum(r.phases[place] for r in made), seconds)
 
 
 @given(st.lists(records, max_size=200), st.integers(1, 16))
@@ -169,3 +182,29 @@ def test_a_step_that_goes_back_does_not_break_the_order() -> None:
         (5, 5, 1),
         (6, 6, 2),
     ]
+
+
+def test_what_a_device_has_timed_stands_with_the_step_in_which_it_came() -> None:
+    """However often the history is thinned, nothing of it is lost, and nothing is of the host."""
+    history = History(max_buckets=8)
+    sent = 0.0
+    for i in range(100):
+        history.add(step(i))
+        if i % 4 == 3:
+            seconds = 0.25 * i
+            sent += seconds
+            phases = (seconds, *NO_PHASES[1:])
+            history.put_device(DevicePhasesRecord(i - 2, 1, phases))  # type: ignore[arg-type] # ten
+
+    assert sum(b.num_device_phased for b in history.buckets) == 25
+    assert sum(b.device_phase_sums[StepPhase.DATA] for b in history.buckets) == sent
+    assert history.buckets[0].device_phase_sums[0] == 0.25 * (3 + 7 + 11 + 15)
+    assert all(b.phase_sums == NO_PHASES for b in history.buckets)
+
+
+def test_a_device_that_speaks_before_the_first_step_is_not_heard() -> None:
+    """There is no step to put it to."""
+    history = History()
+    history.put_device(DevicePhasesRecord(0, 1, (1.0, *NO_PHASES[1:])))  # type: ignore[arg-type]
+
+    assert history.buckets == []

@@ -13,7 +13,7 @@ import pytest
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.document import from_json, to_json
-from ampwatch.wire.records import RunState
+from ampwatch.wire.records import NO_PHASES, DevicePhasesRecord, RunState
 from tests.workshop.boxes import box
 from tests.workshop.records import alarm, failure, histogram, step
 
@@ -57,6 +57,17 @@ def test_failures_of_sensors_are_written_where_there_are_any() -> None:
     (read,) = from_json(to_json([given]), "a file")
 
     assert read.failures == given.failures
+
+
+def test_what_a_device_has_timed_is_written_where_there_is_any() -> None:
+    """A report of a run without a device is as it was before."""
+    given = box()
+    assert "device_phases" not in document()["ranks"][0]
+    given.device_phases = [DevicePhasesRecord(7, 9, (*NO_PHASES[1:], 0.5))]
+    (read,) = from_json(to_json([given]), "a file")
+
+    assert read.device_phases == given.device_phases
+    assert joined(read, box()).device_phases == given.device_phases
 
 
 def test_any_reader_of_json_can_read_it() -> None:

@@ -8,6 +8,7 @@ import { showGpus } from "/static/gpus.js";
 import { showKernels } from "/static/kernels.js";
 import { Links } from "/static/links.js";
 import { ModelMap } from "/static/map.js";
+import { showPhases } from "/static/phases.js";
 import { Precision } from "/static/precision.js";
 import { Ranges } from "/static/ranges.js";
 import { Ranks } from "/static/ranks.js";
@@ -53,6 +54,7 @@ function show() {
   view.showHeadline(name, run);
   view.showFigures(run.ranks[rank]);
   view.showHistory(run.ranks[rank].series);
+  showPhases(run.ranks[rank].phases);
   setText(byId("charts-since"), beganWhen(aboutRun(run), daemonNow()));
   view.showFindings(run.ranks[rank], state.glossary);
   view.showFacts(run.ranks[rank]);
@@ -66,7 +68,7 @@ function show() {
   const exponents = ranges.show(subject, state, run.ranks[rank].ranges);
   showSecondCourse(shown.other);
   showStep(shown.step ?? run.ranks[rank].findings[shown.finding]?.first_step ?? null);
-  charts.show(subject, state.columns, run.ranks[rank].series, exponents);
+  charts.show(subject, state.columns, run.ranks[rank].series, exponents, state.phases);
   // Last: a row is scrolled to where everything above it has its height.
   links.show(shown.finding, (key) => addressOf(shown, key));
   if (isArriving && shown.finding === null && shown.step !== null) byId("charts").scrollIntoView({ block: "center" });

@@ -4,11 +4,13 @@ import { bySteps, byTime } from "/static/axes.js";
 import { byId, make, setText } from "/static/dom.js";
 import { exponents } from "/static/exponents.js";
 import { PANELS } from "/static/panels.js";
+import { phases } from "/static/phases.js";
 import { Plot, onNewLook } from "/static/plot.js";
 import { named } from "/static/state.js";
 
 const WIDE = 620; // px; a narrower chart has fewer labels
 const HEATMAP = "exponents";
+const STRIP = "phases";
 const UNSEEN_MS = 2000; // a chart that is out of view follows this slowly
 
 export class Charts {
@@ -22,7 +24,7 @@ export class Charts {
     this.waiting = new Set(); // to be drawn, one a frame
     this.stale = new Set(); // not drawn since there was news, for nobody sees them
     const wishes = (name) => ({ onZoom: (ends) => this.zoomTo(ends), onReset: () => this.narrow(this.share), onSeen: () => this.catchUp([name]) });
-    const names = { ...Object.fromEntries(Object.entries(PANELS).map(([name, panel]) => [name, panel.name])), [HEATMAP]: "Exponents of the gradients" };
+    const names = { ...Object.fromEntries(Object.entries(PANELS).map(([name, panel]) => [name, panel.name])), [STRIP]: "Where the time of a step goes", [HEATMAP]: "Exponents of the gradients" };
     this.plots = Object.fromEntries(Object.entries(names).map(([name, words]) => [name, new Plot(byId(`chart-${name}`), `${words} over the run`, wishes(name))]));
     byId("axis").addEventListener("change", (event) => {
       this.axis = event.target.value;
@@ -33,14 +35,15 @@ export class Charts {
 
   /**
    * Draw the history of a rank if there is news in it. `subject` names it: a zoom is kept while
-   * it stays the same; `exponents` is what the heatmap shows. What has changed is another object.
+   * it stays the same; `exponents` is what the heatmap shows, `named` are the phases of a step by label and
+   * in words. What has changed is another object.
    */
-  show(subject, columns, series, exponents) {
+  show(subject, columns, series, exponents, named = []) {
     const news = [Object.values(series).at(-1), exponents.columns, exponents.format, exponents.known, exponents.scaled];
     if (this.wanted?.subject === subject && news.every((part, i) => part === this.news[i])) return;
     const isOther = this.wanted?.subject !== subject;
     if (isOther) this.zoom = null;
-    this.wanted = { subject, exponents, rows: readRows(columns, series) };
+    this.wanted = { subject, exponents, named, rows: readRows(columns, series) };
     this.news = news;
     this.draw(isOther);
   }
@@ -121,7 +124,8 @@ export class Charts {
   }
 
   picture(name, width) {
-    const { rows, exponents: view } = this.wanted;
+    const { rows, named: order, exponents: view } = this.wanted;
+    if (name === STRIP) return phases(order, between(rows, this.steps), this.beside);
     if (name !== HEATMAP) return PANELS[name].picture(between(rows, this.steps), this.beside);
     const { caption, away, picture } = exponents(view, this.end, width);
     setText(byId("limits-of"), caption);

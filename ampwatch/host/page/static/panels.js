@@ -3,8 +3,8 @@
 // A second run is { rows, label, at }: it is drawn beside the first, on the same axes.
 
 import { powers, ticks } from "/static/axes.js";
-import { nearest } from "/static/plot.js";
-import { SKIPS, number, percent, steps, value } from "/static/words.js";
+import { nearest, nothing } from "/static/plot.js";
+import { SKIPS, number, percent, skipWords, steps, value } from "/static/words.js";
 
 const ZERO_EXPONENT = -150; // a log axis has no place for 0: it stands below the smallest float32
 const INFINITE_EXPONENT = 128; // and none for infinity, which stands above the largest
@@ -46,11 +46,6 @@ function scale(all, other) {
   ];
   const stops = rows.map((row) => stop(row, exponent(row.scale), say, other, others, skipWords));
   return { layers, y: { range: [low, high], ticks: powers([low, high], MANY_TICKS) }, stops };
-}
-
-/** A chart of nothing says so, and has no axis: none was measured. */
-function nothing(remark) {
-  return { layers: [], y: { range: [0, 1], ticks: [] }, stops: [], remark };
 }
 
 /** Where a scale stands on the log axis. */
@@ -153,9 +148,4 @@ function stop(row, y, say, other, others, more = () => []) {
     return [`${other.label}: ${say(there)}`];
   };
   return { x: row.last_step, y, say: () => [steps([row.first, row.last_step]), say(row), ...more(row), ...beside()] };
-}
-
-function skipWords(row) {
-  const parts = SKIPS.filter((skip) => row[skip.name]).map((skip) => `${number(row[skip.name])} ${skip.name}`);
-  return parts.length ? [`skipped: ${parts.join(", ")}`] : [];
 }

@@ -249,6 +249,11 @@ export class Plot {
   }
 }
 
+/** A picture that has no axis, and says why: nothing was measured. */
+export function nothing(remark) {
+  return { layers: [], y: { range: [0, 1], ticks: [] }, stops: [], remark };
+}
+
 /** Call `draw` when charts look different without any news: in another theme of the system, in another width. */
 export function onNewLook(draw) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

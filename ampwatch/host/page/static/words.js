@@ -14,6 +14,12 @@ export const SKIPS = [
   { name: "storm", words: "one after the other", sign: "✕", symbol: "cross", colour: "--skip-storm" },
 ];
 
+/** How many steps of a row were skipped, by class; nothing if none was. */
+export function skipWords(row) {
+  const parts = SKIPS.filter((skip) => row[skip.name]).map((skip) => `${number(row[skip.name])} ${skip.name}`);
+  return parts.length ? [`skipped: ${parts.join(", ")}`] : [];
+}
+
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 
 /** 2 to the power of an integer, as text. */

@@ -1,4 +1,4 @@
-"""Loss scales as they are read: in digits where digits are read at a glance, as a power of two elsewhere.
+"""Loss scales and times of steps as they are read: digits where digits are read at a glance.
 
 ASCII only, for logs and terminals.
 """
@@ -38,6 +38,12 @@ def scale_argument(scale: float) -> str:
         return power_of_two(scale).replace("2^", "2.0**")
     digits = _digits(scale)
     return f"{digits}.0" if digits.isdigit() else digits
+
+
+def step_time(seconds: float) -> str:
+    """Write the duration of a step or of a part of it, in milliseconds below one second."""
+    # From 0.9995 on three digits of milliseconds would be "1e+03".
+    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 def _digits(scale: float) -> str:

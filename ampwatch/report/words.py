@@ -42,10 +42,7 @@ def time_span(seconds: float) -> str:
     return f"{number(seconds // 1)} s" if seconds >= 1 else "less than 1 s"
 
 
-def step_time(seconds: float) -> str:
-    """Write the duration of a step, in milliseconds below one second."""
-    # From 0.9995 on three digits of milliseconds would be "1e+03".
-    return f"{seconds * 1000:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
+step_time = written.step_time
 
 
 def plural(count: int, noun: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.numerics.written import step_time
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def _summary(evidence: dict[str, float], first: int, *, on_device: bool) -> str:
     if needed := evidence.get("workers_needed"):
         workers += f", and {needed:.0f} would keep up, as far as cores and disks do"
     return (
-        f"{who} for data in {evidence['wait_share']:.0%} of the time: {evidence['wait_ms']:.3g} ms of"
-        f" each step of {evidence['step_ms']:.3g} ms, since step {first}{workers}"
+        f"{who} for data in {evidence['wait_share']:.0%} of the time:"
+        f" {step_time(evidence['wait_ms'] / 1e3)} of each step of"
+        f" {step_time(evidence['step_ms'] / 1e3)}, since step {first}{workers}"
     )

@@ -35,6 +35,7 @@ class TimedStep(NamedTuple):
         numel: Elements that the model was called with; 0 where it is not known.
         workers: Workers of the DataLoader; -1 without one.
         run_delay_s: Time so far in which the thread had no core; NaN where it is not known. Unit: s.
+        is_plain: Whether its ops ran as they do unobserved: what it took is what a step takes.
     """
 
     step: int
@@ -42,6 +43,7 @@ class TimedStep(NamedTuple):
     numel: int
     workers: int
     run_delay_s: float
+    is_plain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Span:
         steps: How many were taken in.
         seconds: Sum of their durations. Unit: s.
         data_seconds: Of that, spent waiting for data. Unit: s.
-        usual: Median duration. Unit: s.
+        usual: Median duration of those that are plain; NaN without any. Unit: s.
         usual_phases: Median time of each phase. Unit: s.
         numel: Median of the elements that the model was called with.
         workers: Workers of the DataLoader; -1 without one.
@@ -102,7 +104,7 @@ class SpanBuilder:
         seconds = sum(row.phases)
         self._seconds += seconds
         self._data += row.phases[StepPhase.DATA]
-        if len(self._rows) < MAX_ROWS:
+        if row.is_plain and len(self._rows) < MAX_ROWS:
             self._rows.append(row)
         is_long = self._steps >= MIN_STEPS and self._seconds >= MIN_SECONDS
         is_slow = self._steps >= MIN_SLOW_STEPS and self._seconds >= MAX_SPAN_SECONDS
@@ -124,11 +126,11 @@ class SpanBuilder:
             steps=self._steps,
             seconds=self._seconds,
             data_seconds=self._data,
-            usual=median(sum(row.phases) for row in rows),
+            usual=median(sum(row.phases) for row in rows) if rows else math.nan,
             usual_phases=tuple(
                 median(times) for times in zip(*(r.phases for r in rows), strict=True)
             ),
-            numel=median(row.numel for row in rows),
+            numel=median(row.numel for row in rows) if rows else 0.0,
             workers=last.workers,
             delay_share=delay / self._seconds if self._seconds else math.nan,
         )

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, after, likely
+from ampwatch.numerics.written import step_time
 from ampwatch.wire.records import Finding, Severity, StepPhase
 
 if TYPE_CHECKING:
@@ -174,16 +175,17 @@ def _delay(spans: list[Span]) -> float:
 
 
 def _summary(evidence: dict[str, float], first: int, phase: StepPhase, growth: float) -> str:
-    more = evidence["phase_ms_more"]
-    where = f"{phase.words} takes {more:.3g} ms more"
-    if more < MAIN_SHARE * 1e3 * growth:
-        where = f"no phase alone has grown, most {phase.words}, by {more:.3g} ms"
+    more = evidence["phase_ms_more"] / 1e3
+    where = f"{phase.words} takes {step_time(more)} more"
+    if more < MAIN_SHARE * growth:
+        where = f"no phase alone has grown, most {phase.words}, by {step_time(more)}"
     busy = ""
     if (delay := evidence.get("no_core_share", 0.0)) >= BUSY_SHARE:
         busy = (
             f"; the training thread had no core in {delay:.0%} more of the time: this host is busy"
         )
     return (
-        f"Steps take {evidence['step_ms']:.3g} ms since step {first}, {evidence['ratio']:.1f} times the"
-        f" {evidence['step_ms_before']:.3g} ms of before: {where}{busy}"
+        f"Steps take {step_time(evidence['step_ms'] / 1e3)} since step {first},"
+        f" {evidence['ratio']:.1f} times the {step_time(evidence['step_ms_before'] / 1e3)} of before:"
+        f" {where}{busy}"
     )

@@ -24,8 +24,9 @@ WARM_UP_STEPS = 16
 class StepTimes:
     """Judges where the time of steps goes.
 
-    An iteration in which anything was measured is left out, as one with an evaluation is: neither is
-    what a step takes. Where the device reports its own times the host's are not judged: the host is
+    An iteration with an evaluation is left out. One whose ops were observed, or that a profiler has
+    recorded, waits for data like any other, and is no measure of what a step takes; what sampling ranges
+    costs is within its budget. Where the device reports its own times the host's are not judged: the host is
     ahead of it, and waits where nothing is lost.
 
     Args:
@@ -42,11 +43,10 @@ class StepTimes:
 
     def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
-        if not (iteration.topics or iteration.census or iteration.window):
-            self.count((iteration,))
+        self.count((iteration,))
 
     def count(self, plain: Sequence[Iteration]) -> None:
-        """Take in plain iterations in a row."""
+        """Take in iterations in a row."""
         self._newest = plain[-1]
         if self._is_on_device:
             return
@@ -69,13 +69,15 @@ class StepTimes:
             self._take(timed.step, timed.phases, self._newest)
 
     def _take(self, step: int, phases: Sequence[float], of: Iteration | None) -> None:
-        numel, workers, delay = 0, -1, math.nan
+        numel, workers, delay, is_plain = 0, -1, math.nan, True
         if of is not None:
             time = of.time
             numel, workers = time.numel, time.workers
             delay = time.run_delay_ns / 1e9 if time.run_delay_ns >= 0 else math.nan
-        row = TimedStep(step, tuple(phases), numel, workers, delay)  # type: ignore[arg-type] # one of each phase
+            is_plain = of.census is None and of.window is None
+        row = TimedStep(step, tuple(phases), numel, workers, delay, is_plain)  # type: ignore[arg-type] # one of each
         span = self._spans.add(row)
         if span is not None:
             self._input_bound.take(span, on_device=self._is_on_device)
-            self._step_slower.take(span)
+            if not math.isnan(span.usual):
+                self._step_slower.take(span)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 PHASE_BOUNDS = (0.001, 0.004, 0.016, 0.064, 0.25, 1.0, 4.0, 16.0, 64.0)
 """Upper bounds for phases: four times the one before. A rank has a histogram for each phase. Unit: s."""
 
-KEPT = 4096
-"""Newest steps that are kept to be compared with those of other ranks."""
+KEPT = 1024
+"""Newest steps that are kept to be compared with those of other ranks. Of steps of less than a
+millisecond some go by between two passes of the daemon: enough are left."""
 
 HOST, DEVICE = "host", "device"
 """Values of the label ``clock``: by whose time a phase was measured."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.time.straggler import STRAGGLER
 from ampwatch.host.fleet.gpu_users import gpu_of
 from ampwatch.host.fleet.gpus import Feature
+from ampwatch.numerics.written import step_time
 from ampwatch.wire.records import Finding, StepPhase
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def _cause(share: _Share, members: Sequence[RankView], gpus: Sequence[Gpu]) -> s
     if held := _held_down(share.rank, members, gpus):
         return held
     if share.delay is not None and share.delay >= MAIN * share.excess:
-        return f"its thread has no core for {1e3 * share.delay:.3g} ms more: its host is busy"
+        return f"its thread has no core for {step_time(share.delay)} more: its host is busy"
     if phase is StepPhase.DATA:
         return "it waits for data"
     if share.cpu is None:
@@ -288,8 +289,8 @@ def _say(
             where="step",
             summary=(
                 f"Rank {number} makes the {len(members)} ranks of this host wait: of each step of"
-                f" {1e3 * mean_step:.3g} ms it takes {1e3 * share.excess:.3g} ms longer than the others,"
-                f" which wait {1e3 * share.waited:.3g} ms longer than it does; {cause}; since step {first}"
+                f" {step_time(mean_step)} it takes {step_time(share.excess)} longer than the others,"
+                f" which wait {step_time(share.waited)} longer than it does; {cause}; since step {first}"
             ),
             advice=STRAGGLER.advice,
             phase="forward",

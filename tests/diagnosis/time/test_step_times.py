@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.evidence.ops import OpCensus
 from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
 from ampwatch.diagnosis.time.input_bound import workers_needed
 from ampwatch.diagnosis.time.step_times import StepTimes
@@ -273,11 +274,20 @@ def test_what_does_not_last_or_has_a_reason_is_left_alone(then: Callable[[Course
     assert course.kinds() == []
 
 
-def test_an_iteration_in_which_something_was_measured_is_left_out() -> None:
-    """Measuring takes time, and is not the training's."""
+def test_iterations_whose_ops_were_observed_say_nothing_of_what_a_step_takes() -> None:
+    """To observe ops takes time, and is not the training's."""
     course = Course().go(30.0, lambda _: usual())
     for _ in range(1000):
-        slow = course.of(usual(backward=3.0))
-        course.times.detect(replace(slow, topics=frozenset({Topic.GRADIENT})))
+        course.times.detect(replace(course.of(usual(backward=3.0)), census=OpCensus(0)))
 
     assert course.kinds() == []
+
+
+def test_where_each_iteration_is_sampled_the_wait_for_data_is_found_all_the_same() -> None:
+    """Long steps: a sample of each is within the budget."""
+    course = Course()
+    for _ in range(200):
+        sampled = replace(course.of(usual(data=3.0)), topics=frozenset({Topic.GRADIENT}))
+        course.times.detect(sampled)
+
+    assert [kind for kind, _ in course.kinds()] == ["input_bound"]

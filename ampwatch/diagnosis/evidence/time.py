@@ -20,7 +20,9 @@ class StepTime(NamedTuple):
         cpu_ns: CPU time of the training thread so far; -1 where it is not known. Unit: ns.
         run_delay_ns: Time so far in which it had no core, likewise. Unit: ns.
         numel: Elements of what the model was called with, all calls together; 0 where it is not known.
-        workers: Workers of the DataLoader that was asked last; -1 without one.
+        workers: Workers of the DataLoaders that were asked; -1 without one, or if they have different numbers.
+        is_ahead: Whether the training is on a device: then the host is ahead of it, and its times say
+            nothing of what a step takes.
     """
 
     phases: Phases = NO_PHASES
@@ -30,6 +32,7 @@ class StepTime(NamedTuple):
     run_delay_ns: int = -1
     numel: int = 0
     workers: int = -1
+    is_ahead: bool = False
 
 
 class DevicePhases(NamedTuple):

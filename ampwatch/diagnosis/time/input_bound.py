@@ -87,7 +87,7 @@ class InputBound:
         made = self._book.get(INPUT_BOUND.slug, "step")
         says = _summary(evidence, first if made is None else made.first_step, on_device=on_device)
         if made is not None:
-            made.count += last.steps - 1  # one is counted with it
+            made.count += last.last_step - last.first_step  # one more is counted with it
             self._book.restate(made, last.last_step, severity, says, **evidence)
             return
         self._book.make(
@@ -97,10 +97,9 @@ class InputBound:
                 where="step",
                 summary=says,
                 advice=INPUT_BOUND.advice,
-                phase="forward",
                 first_step=first,
                 last_step=last.last_step,
-                count=steps,
+                count=last.last_step - first + 1,
                 evidence=evidence,
             )
         )

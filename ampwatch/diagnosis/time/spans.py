@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.wire.records import StepPhase
@@ -34,7 +34,9 @@ class TimedStep(NamedTuple):
         phases: Where its time went. Unit: s.
         numel: Elements that the model was called with; 0 where it is not known.
         workers: Workers of the DataLoader; -1 without one.
-        run_delay_s: Time so far in which the thread had no core; NaN where it is not known. Unit: s.
+        cpu_s: CPU time of the thread so far; NaN where it is not known. Unit: s.
+        run_delay_s: Time so far in which the thread could run and had no core, likewise. Unit: s.
+        ended_s: Unix time at its end. Unit: s.
         is_plain: Whether its ops ran as they do unobserved: what it took is what a step takes.
     """
 
@@ -42,7 +44,9 @@ class TimedStep(NamedTuple):
     phases: Phases
     numel: int
     workers: int
+    cpu_s: float
     run_delay_s: float
+    ended_s: float
     is_plain: bool = True
 
 
@@ -58,10 +62,12 @@ class Span:
         data_seconds: Of that, spent waiting for data. Unit: s.
         usual: Median duration of those that are plain; NaN without any. Unit: s.
         usual_phases: Median time of each phase. Unit: s.
-        numel: Median of the elements that the model was called with.
+        numel: Mean of the elements that the model was called with.
+        numel_error: Standard error of that mean.
         workers: Workers of the DataLoader; -1 without one.
-        delay_share: Share of the time in which the training thread had no core; NaN where it is not
-            known.
+        delay_share: Share of the time in which the training thread could run that it had no core in; NaN
+            where it is not known. Not of all time: who computes more waits more, on the same host.
+        wall_seconds: Time from its beginning to its end, with the steps that were left out. Unit: s.
     """
 
     first_step: int
@@ -72,8 +78,10 @@ class Span:
     usual: float
     usual_phases: tuple[float, ...]
     numel: float
+    numel_error: float
     workers: int
     delay_share: float
+    wall_seconds: float
 
     @property
     def data_share(self) -> float:
@@ -82,7 +90,7 @@ class Span:
 
 
 class SpanBuilder:
-    """Takes in steps, and gives them back as spans.
+    """Takes in steps, and gives them back as spans, of which each begins where the one before has ended.
 
     Cost: 0.5 us a step; a span of many is closed in 0.3 ms.
     """
@@ -91,21 +99,23 @@ class SpanBuilder:
         self._rows: list[TimedStep] = []
         self._steps = 0
         self._seconds = self._data = 0.0
+        self._stride = 1
         self._first: TimedStep | None = None
-        self._delay_before = math.nan
+        self._before: TimedStep | None = None
 
     def add(self, row: TimedStep) -> Span | None:
         """Take in a step; return the span that it completes, if it does."""
-        if self._first is None:
-            self._first = row
-            if math.isnan(self._delay_before):
-                self._delay_before = row.run_delay_s
+        self._first = self._first or row
         self._steps += 1
         seconds = sum(row.phases)
         self._seconds += seconds
         self._data += row.phases[StepPhase.DATA]
-        if row.is_plain and len(self._rows) < MAX_ROWS:
+        if row.is_plain and self._steps % self._stride == 0:
             self._rows.append(row)
+            if len(self._rows) > MAX_ROWS:
+                # Each second one of all, so that the median is that of the whole span.
+                self._rows = self._rows[::2]
+                self._stride *= 2
         is_long = self._steps >= MIN_STEPS and self._seconds >= MIN_SECONDS
         is_slow = self._steps >= MIN_SLOW_STEPS and self._seconds >= MAX_SPAN_SECONDS
         return self._close(row) if is_long or is_slow else None
@@ -113,13 +123,15 @@ class SpanBuilder:
     def clear(self) -> None:
         """Forget the steps of the span that is open."""
         self._rows = []
-        self._steps, self._first = 0, None
+        self._steps, self._first, self._stride = 0, None, 1
         self._seconds = self._data = 0.0
-        self._delay_before = math.nan
+        self._before = None
 
     def _close(self, last: TimedStep) -> Span:
         rows, first = self._rows, self._first or last
-        delay = last.run_delay_s - self._delay_before
+        before = self._before or first
+        delay, cpu = last.run_delay_s - before.run_delay_s, last.cpu_s - before.cpu_s
+        numels = [float(row.numel) for row in rows] or [0.0]
         span = Span(
             first_step=first.step,
             last_step=last.step,
@@ -130,10 +142,12 @@ class SpanBuilder:
             usual_phases=tuple(
                 median(times) for times in zip(*(r.phases for r in rows), strict=True)
             ),
-            numel=median(row.numel for row in rows) if rows else 0.0,
+            numel=fmean(numels),
+            numel_error=pstdev(numels) / math.sqrt(len(numels)),
             workers=last.workers,
-            delay_share=delay / self._seconds if self._seconds else math.nan,
+            delay_share=delay / (delay + cpu) if delay + cpu > 0.0 else math.nan,
+            wall_seconds=last.ended_s - before.ended_s,
         )
         self.clear()
-        self._delay_before = last.run_delay_s
+        self._before = last
         return span

@@ -40,7 +40,7 @@ REFERENCE_SPANS = 4
 """Spans in a row whose median is what steps take."""
 
 SLOW_SPANS = 4
-MIN_SLOW_SECONDS = 10.0
+MIN_SLOW_SECONDS = 60.0
 """Slower spans in a row, and time, after which it is no passing trouble of the host. Unit: s."""
 
 RATIO = 1.3
@@ -57,7 +57,10 @@ MAIN_SHARE = 0.5
 """Share of the growth from which on a phase, or a lack of cores, is named as what it is due to."""
 
 SAME_SIZE = 0.05
-"""Relative change of the size of batches up to which they are compared."""
+"""Relative change of the mean size of batches up to which they are compared."""
+
+ERRORS = 4.0
+"""Standard errors up to which they are as well: lengths vary from batch to batch."""
 
 BUSY_SHARE = 0.1
 """Share of the time without a core from which on the host is called busy."""
@@ -82,7 +85,7 @@ class StepSlower:
 
     def take(self, span: Span) -> None:
         """Take in the next steps."""
-        if self._recent and not _is_alike(span, self._recent[-1]):
+        if self._recent and not _is_alike(span, (self._reference or self._recent)[0]):
             self._recent.clear()
             self._reference = []
             self._forget()
@@ -95,7 +98,7 @@ class StepSlower:
             self._forget()
             return
         self._slow.append(span)
-        self._slow_seconds += span.seconds
+        self._slow_seconds += span.wall_seconds
         if len(self._slow) >= SLOW_SPANS and self._slow_seconds >= MIN_SLOW_SECONDS:
             self._say()
             # Of a long trouble the beginning and the end are all that is told.
@@ -130,7 +133,7 @@ class StepSlower:
         made = self._book.get(STEP_SLOWER.slug, "step")
         says = _summary(evidence, first, phase, growth)
         if made is not None:
-            made.count += self._slow[-1].steps - 1  # one is counted with it
+            made.count += last - self._slow[-1].first_step  # one more is counted with it
             self._book.restate(made, last, severity, says, **evidence)
             return
         self._book.make(
@@ -140,17 +143,17 @@ class StepSlower:
                 where="step",
                 summary=says,
                 advice=STEP_SLOWER.advice,
-                phase="forward",
                 first_step=first,
                 last_step=last,
-                count=sum(span.steps for span in self._slow),
+                count=last - first + 1,
                 evidence=evidence,
             )
         )
 
 
 def _is_alike(span: Span, before: Span) -> bool:
-    return abs(span.numel - before.numel) <= SAME_SIZE * max(before.numel, 1.0)
+    by_chance = ERRORS * math.hypot(span.numel_error, before.numel_error)
+    return abs(span.numel - before.numel) <= max(SAME_SIZE * before.numel, by_chance)
 
 
 def _usual(spans: deque[Span] | list[Span]) -> float:
@@ -182,7 +185,8 @@ def _summary(evidence: dict[str, float], first: int, phase: StepPhase, growth: f
     busy = ""
     if (delay := evidence.get("no_core_share", 0.0)) >= BUSY_SHARE:
         busy = (
-            f"; the training thread had no core in {delay:.0%} more of the time: this host is busy"
+            f"; of the time in which its thread could run it had no core in {delay:.0%} more: this"
+            " host is busy"
         )
     return (
         f"Steps take {step_time(evidence['step_ms'] / 1e3)} since step {first},"

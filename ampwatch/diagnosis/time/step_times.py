@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.time.input_bound import InputBound
@@ -16,18 +17,25 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.time import DevicePhases
+    from ampwatch.wire.records import Phases
 
 WARM_UP_STEPS = 16
 """Steps at the beginning that are not judged: caches fill, kernels are chosen, code is compiled."""
+
+KEPT = 32
+"""Newest iterations that a device's report, which comes some steps later, may be of."""
+
+USUAL_EVALUATIONS = 0.5
+"""Share of iterations with an evaluation from which on it is part of each step: a teacher, a target."""
 
 
 class StepTimes:
     """Judges where the time of steps goes.
 
-    An iteration with an evaluation is left out. One whose ops were observed, or that a profiler has
-    recorded, waits for data like any other, and is no measure of what a step takes; what sampling ranges
-    costs is within its budget. Where the device reports its own times the host's are not judged: the host is
-    ahead of it, and waits where nothing is lost.
+    An iteration with an evaluation is left out, unless most have one. One whose ops were observed, or
+    that a profiler has recorded, waits for data like any other, and is no measure of what a step takes;
+    what sampling ranges costs is within its budget. Of a training on a device only the device's own
+    times are judged: the host is ahead of it, and waits where nothing is lost.
 
     Args:
         book: Where findings go.
@@ -37,9 +45,9 @@ class StepTimes:
         self._spans = SpanBuilder()
         self._input_bound = InputBound(book)
         self._step_slower = StepSlower(book)
-        self._seen = 0
+        self._seen = self._evaluations = 0
         self._is_on_device = False
-        self._newest: Iteration | None = None
+        self._newest: deque[Iteration] = deque(maxlen=KEPT)
 
     def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
@@ -47,37 +55,49 @@ class StepTimes:
 
     def count(self, plain: Sequence[Iteration]) -> None:
         """Take in iterations in a row."""
-        self._newest = plain[-1]
-        if self._is_on_device:
-            return
         for iteration in plain:
-            self._seen += 1
-            phases = iteration.time.phases
-            if self._seen > WARM_UP_STEPS and any(phases) and not phases[StepPhase.EVALUATION]:
-                self._take(iteration.step, phases, iteration)
+            if iteration.time.is_ahead:
+                self._newest.append(iteration)
+            elif not self._is_on_device:
+                self._take(iteration, iteration.time.phases)
 
     def observe(self, timed: DevicePhases) -> None:
         """Take in an iteration as its device has seen it."""
         if not self._is_on_device:
             self._is_on_device = True
             self._spans.clear()
-        if (
-            timed.step > WARM_UP_STEPS
-            and any(timed.phases)
-            and not timed.phases[StepPhase.EVALUATION]
-        ):
-            self._take(timed.step, timed.phases, self._newest)
+        for iteration in self._newest:
+            if iteration.step == timed.step:
+                self._take(iteration, timed.phases)
 
-    def _take(self, step: int, phases: Sequence[float], of: Iteration | None) -> None:
-        numel, workers, delay, is_plain = 0, -1, math.nan, True
-        if of is not None:
-            time = of.time
-            numel, workers = time.numel, time.workers
-            delay = time.run_delay_ns / 1e9 if time.run_delay_ns >= 0 else math.nan
-            is_plain = of.census is None and of.window is None
-        row = TimedStep(step, tuple(phases), numel, workers, delay, is_plain)  # type: ignore[arg-type] # one of each
+    def _take(self, iteration: Iteration, phases: Phases) -> None:
+        self._seen += 1
+        if self._is_of_evaluation(phases) or self._seen <= WARM_UP_STEPS or not any(phases):
+            return
+        time = iteration.time
+        row = TimedStep(
+            iteration.step,
+            phases,
+            time.numel,
+            time.workers,
+            _seconds(time.cpu_ns),
+            _seconds(time.run_delay_ns),
+            iteration.time_ns / 1e9,
+            is_plain=iteration.census is None and iteration.window is None,
+        )
         span = self._spans.add(row)
-        if span is not None:
-            self._input_bound.take(span, on_device=self._is_on_device)
-            if not math.isnan(span.usual):
-                self._step_slower.take(span)
+        if span is None:
+            return
+        self._input_bound.take(span, on_device=self._is_on_device)
+        if not math.isnan(span.usual):
+            self._step_slower.take(span)
+
+    def _is_of_evaluation(self, phases: Phases) -> bool:
+        """Whether an iteration is to be left out since it has an evaluation, as few of them have."""
+        has_one = phases[StepPhase.EVALUATION] > 0.0
+        self._evaluations += has_one
+        return has_one and self._evaluations < USUAL_EVALUATIONS * self._seen
+
+
+def _seconds(nanoseconds: int) -> float:
+    return nanoseconds / 1e9 if nanoseconds >= 0 else math.nan

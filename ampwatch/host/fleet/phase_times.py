@@ -113,6 +113,13 @@ class PhaseTimes:
         """The oldest step that is still known; 0 before the first."""
         return self._order[0] if self._order else 0
 
+    @property
+    def ready(self) -> int:
+        """The newest step whose time is known by the clock that counts; -1 before the first."""
+        if self.on_device is None:
+            return self.newest
+        return min(self.newest, self.on_device.step)
+
     def of(self, step: int) -> StepPhases | None:
         """Return the time of a step; ``None`` if it is not known, or not any more.
 

@@ -41,6 +41,9 @@ SEEN_BY_OTHERS = 0.5
 MAIN = 0.5
 """Share of the excess from which on something is its cause."""
 
+USUAL_EVALUATIONS = 0.5
+"""Share of steps with an evaluation from which on it is part of each step."""
+
 LOW_CLOCK = 0.9
 """Ratio of the clock of a GPU to that of the others below which it is held down."""
 
@@ -56,27 +59,60 @@ class _Sums:
 
     Attributes:
         phases: Time of each phase. Unit: s.
-        began: The step before the first that was added, or that one.
-        newest: The newest one.
+        began: Where counters begin: at the step before the first that was added, or at that one; with its
+            index. ``None`` until they move again after steps that were left out.
+        newest: The newest step, likewise.
+        left_out: CPU time at the newest step that was left out; -1 without one. Unit: ns.
     """
 
     phases: list[float] = field(default_factory=lambda: [0.0] * len(StepPhase))
-    began: StepPhases | None = None
-    newest: StepPhases | None = None
+    began: tuple[int, StepPhases] | None = None
+    newest: tuple[int, StepPhases] | None = None
+    left_out: int = -1
 
-    def add(self, step: StepPhases) -> None:
+    def add(self, number: int, step: StepPhases) -> None:
         """Take in a step."""
-        self.began = self.began or step
-        self.newest = step
+        self.newest = number, step
+        # Counters are read every few steps: the first that moves has left behind what was left out.
+        if self.began is None and (step.cpu_ns != self.left_out or step.cpu_ns < 0):
+            self.began = self.newest
         for phase, seconds in enumerate(step.phases):
             self.phases[phase] += seconds
 
-    def difference(self, name: str) -> float | None:
-        """Return by how many seconds a counter of ns has grown; ``None`` where it is not known."""
+    def leave_out(self, step: StepPhases) -> None:
+        """Begin counters anew after a step that is left out."""
+        self.began, self.left_out = None, step.cpu_ns
+
+    def each(self, name: str) -> float | None:
+        """Return by how many seconds a counter of ns grows in a step; ``None`` where that is not known."""
         if self.began is None or self.newest is None:
             return None
-        first, last = getattr(self.began, name), getattr(self.newest, name)
-        return None if first < 0 or last < first else (last - first) / 1e9
+        (first, before), (last, now) = self.began, self.newest
+        grown = getattr(now, name) - getattr(before, name)
+        is_known = getattr(before, name) >= 0 and grown >= 0 and last > first
+        return grown / 1e9 / (last - first) if is_known else None
+
+
+@dataclass(slots=True)
+class _Pace:
+    """How often steps have an evaluation.
+
+    Attributes:
+        steps: Steps seen.
+        evaluations: Of those, with one.
+    """
+
+    steps: int = 0
+    evaluations: int = 0
+
+    def leaves_out(self, *, has_evaluation: bool) -> bool:
+        """Take in a step; return whether it is left out: one rank evaluates as a rule, and the others wait.
+
+        Where most steps have an evaluation it is part of a step, as that of a teacher is.
+        """
+        self.steps += 1
+        self.evaluations += has_evaluation
+        return has_evaluation and self.evaluations < USUAL_EVALUATIONS * self.steps
 
 
 class _Share(NamedTuple):
@@ -112,6 +148,7 @@ class _Job:
         slowest: Number of the rank that was slowest in the last spans; -1 without one.
         since: Step since which it was.
         spans: In how many spans in a row.
+        pace: How often steps have an evaluation.
     """
 
     members: tuple[int, ...]
@@ -122,6 +159,7 @@ class _Job:
     slowest: int = -1
     since: int = -1
     spans: int = 0
+    pace: _Pace = field(default_factory=_Pace)
 
     def begin(self) -> None:
         """Begin a span; counters go on from where the last one ended."""
@@ -156,21 +194,25 @@ class Stragglers:
                 self._follow(job, members, gpus)
 
     def _follow(self, job: _Job, members: list[RankView], gpus: Sequence[Gpu]) -> None:
-        ready = min(rank.phase_times.newest for rank in members)
+        ready = min(rank.phase_times.ready for rank in members)
         # A daemon that comes late begins with the newest steps that all have.
         first = max(rank.phase_times.oldest for rank in members)
         for step in range(max(job.next_step, first), ready + 1):
             job.next_step = step + 1
             times = [rank.phase_times.of(step) for rank in members]
             known = [t for t in times if t is not None and any(t.phases)]
-            # An evaluation is made by one rank as a rule, while the others wait for it.
-            if len(known) < len(members) or any(t.phases[StepPhase.EVALUATION] for t in known):
+            if len(known) < len(members):
+                continue
+            evaluates = any(t.phases[StepPhase.EVALUATION] for t in known)
+            if job.pace.leaves_out(has_evaluation=evaluates):
+                for sums, time in zip(job.sums, known, strict=True):
+                    sums.leave_out(time)
                 continue
             if job.first_step < 0:
                 job.first_step = step
             job.steps += 1
             for sums, time in zip(job.sums, known, strict=True):
-                sums.add(time)
+                sums.add(step, time)
             if job.steps >= MIN_STEPS and sum(job.sums[0].phases) >= MIN_SECONDS:
                 self._judge(job, step, members, gpus)
                 job.begin()
@@ -207,8 +249,8 @@ def slowest_of(members: Sequence[RankView], sums: Sequence[_Sums], steps: int) -
         return (values[worst] - median(values[place] for place in others)) / steps
 
     def more_of(name: str) -> float | None:
-        values = [one.difference(name) for one in sums]
-        known = [value for value in values if value is not None]
+        values = [one.each(name) for one in sums]
+        known = [value * steps for value in values if value is not None]
         return more(known) if len(known) == len(values) else None
 
     return _Share(
@@ -293,7 +335,6 @@ def _say(
                 f" which wait {step_time(share.waited)} longer than it does; {cause}; since step {first}"
             ),
             advice=STRAGGLER.advice,
-            phase="forward",
             first_step=first,
             last_step=steps[1],
             count=SPANS * num_steps if known is None else known.count + num_steps,

@@ -952,7 +952,7 @@ PLACES: tuple[Place, ...] = (
         REPLACED,
         (RootCalled, RootReturned),
         _roots,
-        when="at standard and deep, unless `replay` is off",
+        when="always, where a model is watched",
     ),
     Place(
         "all methods of torch.distributed.ProcessGroup that return a handle (Work), and"

@@ -14,6 +14,7 @@ from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
 from ampwatch.diagnosis.time.input_bound import workers_needed
 from ampwatch.diagnosis.time.step_times import StepTimes
 from ampwatch.wire.records import Phases, Severity, StepPhase, Topic
+from tests.workshop.clocks import SECOND, START
 from tests.workshop.iterations import iteration
 
 if TYPE_CHECKING:
@@ -51,11 +52,22 @@ class Course:
         self.book = FindingBook(lambda _: None)
         self.times = StepTimes(self.book)
         self.step = 0
-        self.delay_ns = 0
+        self.now_ns = START * SECOND
+        self.cpu_ns = self.delay_ns = 0
 
-    def of(self, found: Phases, *, workers: int = 0, numel: int = BATCH) -> Iteration:
-        made = iteration(step=self.step, duration_s=sum(found))
-        made.time = StepTime(phases=found, numel=numel, workers=workers, run_delay_ns=self.delay_ns)
+    def of(
+        self, found: Phases, *, workers: int = 0, numel: int = BATCH, is_ahead: bool = False
+    ) -> Iteration:
+        self.now_ns += round(sum(found) * SECOND)
+        made = iteration(step=self.step, duration_s=sum(found), time_ns=self.now_ns)
+        made.time = StepTime(
+            phases=found,
+            numel=numel,
+            workers=workers,
+            cpu_ns=self.cpu_ns,
+            run_delay_ns=self.delay_ns,
+            is_ahead=is_ahead,
+        )
         self.step += 1
         return made
 
@@ -65,16 +77,20 @@ class Course:
         each: Callable[[int], Phases],
         *,
         workers: int = 0,
-        numel: int = BATCH,
+        numel: Callable[[int], int] = lambda _step: BATCH,
         delay: float = 0.0,
+        is_ahead: bool = False,
     ) -> Course:
-        """Go on for a time; ``delay`` is the share of it without a core."""
+        """Go on for a time; ``delay`` is the share of it in which the thread has no core."""
         end = 0.0
         while end < seconds:
             found = each(self.step)
             end += sum(found)
-            self.delay_ns += round(delay * sum(found) * 1e9)
-            self.times.count([self.of(found, workers=workers, numel=numel)])
+            self.cpu_ns += round((1.0 - delay) * sum(found) * SECOND)
+            self.delay_ns += round(delay * sum(found) * SECOND)
+            size = numel(self.step)
+            made = self.of(found, workers=workers, numel=size, is_ahead=is_ahead)
+            self.times.count([made])
         return self
 
     def kinds(self) -> list[tuple[str, Severity]]:
@@ -165,9 +181,9 @@ def test_of_a_device_its_own_times_are_judged() -> None:
     """The host waits for data while the device computes: nothing is lost."""
     course = Course()
     for _ in range(4000):
-        course.go(STEP / 2, lambda _: usual(data=3.0))
+        course.go(STEP / 2, lambda _: usual(data=3.0), is_ahead=True)
         if course.step % 4 == 0:
-            course.times.observe(DevicePhases(course.step, usual(data=0.02)))
+            course.times.observe(DevicePhases(course.step - 2, usual(data=0.02)))
 
     assert course.kinds() == []
 
@@ -176,9 +192,9 @@ def test_a_device_that_waits_for_data_is_said_to() -> None:
     """By the marks on its stream, of each fourth step."""
     course = Course()
     for _ in range(1200):
-        course.go(STEP / 2, lambda _: usual())
+        course.go(STEP / 2, lambda _: usual(), is_ahead=True)
         if course.step % 4 == 0:
-            course.times.observe(DevicePhases(course.step, usual(data=1.0)))
+            course.times.observe(DevicePhases(course.step - 2, usual(data=1.0)))
 
     assert [kind for kind, _ in course.kinds()] == ["input_bound"]
     assert course.book.findings[0].summary.startswith(
@@ -193,7 +209,7 @@ def test_steps_that_have_become_slower_are_said_to_with_the_phase_and_the_step()
     """An info at first: the host may be busy with something else."""
     course = Course().go(30.0, lambda _: usual())
     since = course.step
-    course.go(30.0, lambda _: usual(backward=1.5))
+    course.go(90.0, lambda _: usual(backward=1.5))
 
     (finding,) = course.book.findings
     assert (finding.kind, finding.severity) == ("step_slower", "info")
@@ -215,23 +231,81 @@ def test_what_stays_half_as_slow_again_for_minutes_is_a_warning() -> None:
 def test_a_host_that_has_no_core_to_spare_is_named() -> None:
     """From the scheduler's account of the thread."""
     course = Course().go(30.0, lambda _: usual())
-    course.go(30.0, lambda _: tuple(2 * s for s in usual()), delay=0.5)  # type: ignore[arg-type, return-value]
+    course.go(90.0, lambda _: tuple(2 * s for s in usual()), delay=0.5)  # type: ignore[arg-type, return-value]
 
-    assert "no core in 50% more of the time: this host is busy" in course.book.findings[0].summary
+    assert "it had no core in 50% more: this host is busy" in course.book.findings[0].summary
 
 
 def test_steps_that_are_slower_as_they_wait_for_data_are_a_symptom_of_that() -> None:
     """One root: the loader."""
     course = Course().go(30.0, lambda _: usual())
-    course.go(60.0, lambda _: usual(data=2.0))
+    course.go(120.0, lambda _: usual(data=2.0))
 
     by_kind = {finding.kind: finding for finding in course.book.findings}
     assert by_kind["input_bound"].root
     assert by_kind["step_slower"].caused_by == "input_bound@step"
 
 
+def test_what_is_slower_is_found_where_lengths_vary_from_batch_to_batch() -> None:
+    """The mean size of batches is as it was, as far as chance goes."""
+    chance = random.Random(3)
+    sizes: dict[int, float] = {}
+
+    def size(step: int) -> float:
+        return sizes.setdefault(step, chance.lognormvariate(0.0, 0.5))
+
+    def go(seconds: float, factor: float) -> None:
+        course.go(
+            seconds,
+            lambda step: tuple(factor * size(step) * s for s in usual()),  # type: ignore[arg-type, return-value]
+            numel=lambda step: round(size(step) * BATCH),
+        )
+
+    course = Course()
+    go(60.0, 1.0)
+    go(300.0, 3.0)
+
+    assert [kind for kind, _ in course.kinds()] == ["step_slower"]
+
+
+def test_where_each_step_has_a_call_without_gradients_it_is_part_of_a_step() -> None:
+    """A teacher in evaluation mode: waits for data are found as elsewhere."""
+    with_teacher = {**dict.fromkeys(("forward", "backward"), STEP / 2), "evaluation": STEP / 2}
+    course = Course().go(30.0, lambda _: phases(data=3 * STEP, **with_teacher))
+
+    assert [kind for kind, _ in course.kinds()] == ["input_bound"]
+
+
+def test_of_a_device_minutes_are_those_that_have_passed() -> None:
+    """Each fourth iteration is timed, and all of them count."""
+    course = Course()
+    for number in range(12000):
+        slow = 2.0 if number > 2000 else 1.0
+        each = tuple(slow * s for s in usual())
+        course.go(STEP / 2, lambda _, each=each: each, is_ahead=True)  # type: ignore[misc]
+        if course.step % 4 == 0:
+            course.times.observe(DevicePhases(course.step - 1, each))  # type: ignore[arg-type]
+
+    (finding,) = course.book.findings
+    assert finding.severity is Severity.WARNING
+    assert finding.evidence["minutes"] == pytest.approx(10000 * 2 * STEP / 60, rel=0.05)
+
+
 def _larger(course: Course) -> None:
-    course.go(60.0, lambda _: tuple(2 * s for s in usual()), numel=2 * BATCH)  # type: ignore[arg-type, return-value]
+    course.go(120.0, lambda _: tuple(2 * s for s in usual()), numel=lambda _: 2 * BATCH)  # type: ignore[arg-type, return-value]
+
+
+def _growing(course: Course) -> None:
+    """A curriculum: each step a little longer, and slower by as much."""
+
+    def size(step: int) -> float:
+        return 1.0 + step / 1000
+
+    course.go(
+        400.0,
+        lambda step: tuple(size(step) * s for s in usual()),  # type: ignore[arg-type, return-value]
+        numel=lambda step: round(size(step) * BATCH),
+    )
 
 
 def _evaluations(course: Course) -> None:
@@ -251,8 +325,8 @@ def _noise(course: Course) -> None:
 
 def _burst(course: Course) -> None:
     for _ in range(5):
-        course.go(4.0, lambda _: usual(backward=3.0))
-        course.go(30.0, lambda _: usual())
+        course.go(30.0, lambda _: usual(backward=3.0))
+        course.go(60.0, lambda _: usual())
 
 
 def _faster(course: Course) -> None:
@@ -264,10 +338,10 @@ def _slightly(course: Course) -> None:
 
 
 @pytest.mark.parametrize(
-    "then", [_larger, _evaluations, _checkpoints, _noise, _burst, _faster, _slightly]
+    "then", [_larger, _growing, _evaluations, _checkpoints, _noise, _burst, _faster, _slightly]
 )
 def test_what_does_not_last_or_has_a_reason_is_left_alone(then: Callable[[Course], None]) -> None:
-    """Larger batches, evaluations, checkpoints, chance, bursts of a few seconds."""
+    """Larger batches, evaluations, checkpoints, chance, bursts of half a minute."""
     course = Course().go(30.0, noisy(usual()) if then is _noise else lambda _: usual())
     then(course)
 

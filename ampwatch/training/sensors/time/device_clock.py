@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.wire.records import StepPhase
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import torch
 
     from ampwatch.training.devices import Timer
     from ampwatch.wire.records import Phases
 
-MAX_MARKS = 256
+MAX_MARKS = 1024
 """Marks of an iteration that are kept: with more of them, as in long accumulation, it is not timed."""
 
 MAX_FLYING = 4
@@ -32,9 +30,17 @@ class _Mark(NamedTuple):
 
 
 class _Timed(NamedTuple):
-    """The marks of one iteration, in order; the last one ends it."""
+    """The marks of one iteration, in order, on one stream; the last one ends it.
+
+    Attributes:
+        step: Index of the iteration.
+        stream: The stream that the training used when it began. Another one, as of a prefetcher, passes
+            its marks at other times, and what lies between two streams is no duration.
+        marks: The marks.
+    """
 
     step: int
+    stream: Any
     marks: list[_Mark]
 
 
@@ -48,6 +54,9 @@ class DeviceClock:
         device: The device.
         link: Makes the events.
 
+    Raises:
+        RuntimeError, TypeError, NotImplementedError, AttributeError: If the backend has no events with a time.
+
     Cost: 1 to 3 us a mark on the host, nothing on the device. Events are used again.
     """
 
@@ -57,12 +66,14 @@ class DeviceClock:
         self._free: list[Any] = []
         self._open: _Timed | None = None
         self._flying: deque[_Timed] = deque()
+        # At set-up, where it may raise.
+        self._free.append(self._link.make_timer(device))
 
     def begin(self, step: int) -> None:
         """Time iteration ``step``, which begins now."""
         self.end()
         if len(self._flying) < MAX_FLYING:
-            self._open = _Timed(step, [])
+            self._open = _Timed(step, self._link.stream(self._device), [])
             self.mark(int(StepPhase.REST))
 
     def mark(self, phase: int) -> None:
@@ -75,8 +86,17 @@ class DeviceClock:
             self._free += [mark.timer for mark in timed.marks]
             return
         timer = self._free.pop() if self._free else self._link.make_timer(self._device)
-        timer.record(self._link.stream(self._device))
+        timer.record(timed.stream)
         timed.marks.append(_Mark(phase, timer))
+
+    def rename(self, phase: int, to: int, since: tuple[int, ...]) -> None:
+        """Have a phase be another one, back to the last mark of one of ``since``: it is known now."""
+        marks = [] if self._open is None else self._open.marks
+        for place in range(len(marks) - 1, -1, -1):
+            if marks[place].phase in since:
+                return
+            if marks[place].phase == phase:
+                marks[place] = marks[place]._replace(phase=to)
 
     def end(self) -> None:
         """End the iteration that is timed, if one is."""
@@ -95,7 +115,7 @@ class DeviceClock:
         """
         found: list[tuple[int, Phases]] = []
         while self._flying and not is_capturing():
-            step, marks = self._flying[0]
+            step, _, marks = self._flying[0]
             last: Any = marks[-1].timer
             if not last.query():
                 break

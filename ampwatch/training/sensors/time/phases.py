@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -9,18 +10,24 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
+from ampwatch.guard import Suppress
 from ampwatch.training.devices import HOST, is_capturing
 from ampwatch.training.hooks.events import RootCalled
 from ampwatch.training.hooks.roots import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.private import ACTIVE_REPLICA, LOADER_WORKERS, graph_task
+from ampwatch.training.private import (
+    ACTIVE_REPLICA,
+    LOADER_WORKERS,
+    NoFunctionModes,
+    graph_task,
+)
 from ampwatch.training.sensors.time.device_clock import DeviceClock
 from ampwatch.training.sensors.time.scheduling import ThreadTimes
 from ampwatch.wire.records import NO_PHASES, StepPhase
 from ampwatch.wire.records.fields import MAX_COUNT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ampwatch.training.hooks.events import (
         BackwardBegan,
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
         OptimizerStepped,
         OptimizerStepping,
         StepBegan,
+        StepEnded,
         Unscaled,
         Unscaling,
     )
@@ -58,6 +66,12 @@ NUM_PHASES = len(StepPhase)
 DEVICE_PERIOD = 4
 """Iterations from one that a device is timed in to the next. An event costs its thread 1 to 3 us to
 record and an iteration has about eight: in each, they would take more than the sensor may."""
+
+DEVICE_TURN = 3
+"""Remainder of those iterations: samples are taken in multiples of powers of two."""
+
+MAX_DEPTH = 3
+"""Containers within one another in which the batch is looked for."""
 
 THREAD_PERIOD = 8
 """Iterations from one reading of the thread's times to the next: 2.4 us each."""
@@ -89,16 +103,17 @@ class PhaseSensor(Sensor):
         self._now: Callable[[], int] = context.clock.monotonic_ns
         self._spent = [0] * NUM_PHASES
         self._phase = REST
-        self._outer = REST
+        self._outer = self._outer_of_step = REST
         self._since = self._now()
         self._awaited_since = 0
-        self._awaited = 0
+        self._awaited = self._nested = 0
         self._communicates = context.peers.world_size > 1
-        self._reduces = self._overlaps = False
-        self._is_listening = self._was_settled = self._is_in_vain = False
+        self._reduces = self._overlaps = self._was_called = False
+        self._backward_before = 0
+        self._is_listening = self._was_settled = self._is_unheard = False
         self._listening_since = 0
         self._num_heard = 0
-        self._workers = -1
+        self._workers: int | None = None
         self._numel = 0
         self._samples = self._tokens = -1
         self._thread = ThreadTimes()
@@ -120,8 +135,11 @@ class PhaseSensor(Sensor):
     def devices_known(self, event: DevicesKnown) -> None:
         """Make events on the device of the training, where it has one."""
         device = self._context.home.device
-        has_one = event.has_accelerator and device is not None and device.type != HOST
-        self._device = DeviceClock(device) if has_one and device is not None else None
+        self._device = None
+        if event.has_accelerator and device is not None and device.type != HOST:
+            # A backend may have events that take no time.
+            with Suppress(RuntimeError, TypeError, NotImplementedError, AttributeError):
+                self._device = DeviceClock(device)
 
     # Where the time goes.
 
@@ -142,14 +160,22 @@ class PhaseSensor(Sensor):
         """Begin to wait for data, unless in the middle of something else."""
         if self._is_elsewhere():
             return
+        if self._phase == DATA:
+            self._nested += 1  # a loader that reads another one
+            return
         self._outer = self._phase
         self._enter(DATA)
         self._awaited_since = self._since
-        self._workers = getattr(event.loader, LOADER_WORKERS, -1)
+        workers = getattr(event.loader, LOADER_WORKERS, -1)
+        # Of loaders with different numbers of workers nobody knows which is short of them.
+        self._workers = workers if self._workers in (None, workers) else -1
 
     def batch_arrived(self, _event: BatchArrived) -> None:
         """End the wait; what it was for shows when the model is called."""
         if self._phase != DATA or self._is_elsewhere():
+            return
+        if self._nested:
+            self._nested -= 1
             return
         self._enter(self._outer)
         # Within forward it is for that: a pipeline of the model's own. Else it is not known yet what for.
@@ -165,23 +191,34 @@ class PhaseSensor(Sensor):
         if evaluates and self._awaited:
             self._spent[DATA] -= self._awaited
             self._spent[EVALUATION] += self._awaited
+            if self._device is not None:
+                self._device.rename(DATA, EVALUATION, (FORWARD, EVALUATION))
         self._awaited = 0
         self._enter(EVALUATION if evaluates else FORWARD)
         if not evaluates:
             self._note_call(event)
 
     def _note_call(self, event: RootCalled) -> None:
-        self._numel += _numel_of(event.args, event.kwargs)
+        self._was_called = True
+        # Without the function modes and the subclasses of the user, which would see our question.
+        with NoFunctionModes():
+            self._numel += _numel_of((*event.args, *event.kwargs.values()), MAX_DEPTH)
         if self._communicates:
             # While it calls the model it says whether the backward to come is to sum gradients.
             replica: Any = getattr(DistributedDataParallel, ACTIVE_REPLICA, None)
-            self._reduces = replica is not None and replica.require_backward_grad_sync
+            # Another model that is called beside it, or its part, says nothing of that.
+            if replica is not None:
+                self._reduces = replica.require_backward_grad_sync
 
     def backward_began(self, _event: BackwardBegan) -> Callable[[], None] | None:
         """Begin backward."""
         if self._is_elsewhere():
             return None
-        self._enter(BACKWARD_WITH_REDUCTION if self._reduces else BACKWARD)
+        self._overlaps = False
+        self._backward_before = self._spent[BACKWARD]
+        # Where the call of the model went by unheard nobody knows whether gradients are summed.
+        may_reduce = self._reduces or (self._communicates and not self._was_called)
+        self._enter(BACKWARD_WITH_REDUCTION if may_reduce else BACKWARD)
         return self._end_backward
 
     def _end_backward(self) -> None:
@@ -191,14 +228,16 @@ class PhaseSensor(Sensor):
         self._enter(OPTIMIZER if self._bus.is_optimizer_stepping else REST)
         if self._overlaps:
             spent = self._spent
-            spent[BACKWARD_WITH_REDUCTION] += spent[BACKWARD]
-            spent[BACKWARD] = 0
-            self._overlaps = False
+            spent[BACKWARD_WITH_REDUCTION] += spent[BACKWARD] - self._backward_before
+            spent[BACKWARD] = self._backward_before
+            if self._device is not None:
+                self._device.rename(BACKWARD, BACKWARD_WITH_REDUCTION, (FORWARD,))
 
     def communication_awaited(self, _event: CommunicationAwaited) -> None:
         """Begin to wait for other ranks; within backward take note that it is shared with them."""
         if graph_task() != -1:
-            self._overlaps = True  # on a device in a thread of autograd
+            # Not by the thread: on a device autograd has threads of its own.
+            self._overlaps = self._phase == BACKWARD
         elif self._phase not in (FORWARD, EVALUATION, REDUCTION) and not self._is_elsewhere():
             self._outer = self._phase
             self._enter(REDUCTION)
@@ -231,15 +270,23 @@ class PhaseSensor(Sensor):
         """Begin to check for non-finite gradients, and to unscale them if nobody has."""
         self._enter(UNSCALE_AND_CLIP)
 
+    def step_ended(self, _event: StepEnded) -> None:
+        """End them, where the step was skipped."""
+        if self._phase == UNSCALE_AND_CLIP:
+            self._enter(REST)
+
     def optimizer_stepping(self, _event: OptimizerStepping) -> None:
         """Begin the step of an optimizer."""
         if self._phase != OPTIMIZER and not self._is_elsewhere():
+            self._outer_of_step = self._phase
             self._enter(OPTIMIZER)
 
     def optimizer_stepped(self, event: OptimizerStepped) -> None:
         """End it."""
         if event.is_outermost and self._phase == OPTIMIZER:
-            self._enter(REST)
+            # Within backward each parameter may have an optimizer of its own.
+            is_within = self._outer_of_step in (BACKWARD, BACKWARD_WITH_REDUCTION)
+            self._enter(self._outer_of_step if is_within else REST)
 
     # What the program says of its batches.
 
@@ -269,9 +316,12 @@ class PhaseSensor(Sensor):
         self._enter(REST)
         spent, self._spent = self._spent, [0] * NUM_PHASES
         numel, self._numel = self._numel, 0
-        self._awaited = 0
+        self._awaited = self._nested = 0
+        workers, self._workers = self._workers, None
+        self._was_called = False
         if iteration.step % THREAD_PERIOD == 0:
             self._thread.read()
+        device = self._context.home.device
         iteration.time = StepTime(
             _phases(spent, iteration.duration_s),
             self._samples,
@@ -279,13 +329,14 @@ class PhaseSensor(Sensor):
             self._thread.cpu_ns,
             self._thread.run_delay_ns,
             numel,
-            self._workers,
+            -1 if workers is None else workers,
+            device is not None and device.type != HOST,
         )
         if self._device is not None:
             self._read_device(iteration.step)
         if self._bus.may_compile:
             self._follow_compiled(iteration.step)
-        if not self._is_listening and not self._is_in_vain:
+        if not self._is_listening and not self._is_unheard:
             self._listen()
 
     def _read_device(self, step: int) -> None:
@@ -294,7 +345,7 @@ class PhaseSensor(Sensor):
             return
         for timed, spent in clock.arrived():
             self._context.observe(DevicePhases(timed, spent))
-        if (step + 1) % DEVICE_PERIOD == 0 and not is_capturing():
+        if (step + 1) % DEVICE_PERIOD == DEVICE_TURN and not is_capturing():
             clock.begin(step + 1)
         else:
             clock.end()
@@ -303,7 +354,7 @@ class PhaseSensor(Sensor):
 
     def compile_called(self, _event: CompileCalled) -> None:
         """Have the calls tapped anew in the next iteration: nothing of ours is to be compiled."""
-        self._is_in_vain = False
+        self._is_unheard = False
         self._ignore()
 
     def _listen(self) -> None:
@@ -322,22 +373,25 @@ class PhaseSensor(Sensor):
         is_settled = self._bus.is_compiling_settled
         if is_settled != self._was_settled:
             self._was_settled = is_settled
-            self._is_in_vain = False
+            self._is_unheard = False
             self._ignore()
         elif is_settled and step - self._listening_since > SETTLED and not self._num_heard:
-            self._is_in_vain = True  # only compiled functions call the model, and go by unheard
+            self._is_unheard = True  # only compiled functions call the model, and go by unheard
             self._ignore()
 
 
-def _numel_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+def _numel_of(values: Iterable[Any], depth: int) -> int:
     """Return the elements of the first tensor that a model is called with: its batch is as large."""
-    for value in args or kwargs.values():
+    for value in values:
+        numel = 0
         if isinstance(value, torch.Tensor):
-            return value.numel()
-        if isinstance(value, dict):
-            return _numel_of((), value)
-        if isinstance(value, (list, tuple)):
-            return _numel_of(tuple(value), {})
+            numel = value.numel()
+        elif depth and isinstance(value, Mapping):
+            numel = _numel_of(value.values(), depth - 1)
+        elif depth and isinstance(value, (list, tuple)):
+            numel = _numel_of(value, depth - 1)
+        if numel:
+            return numel
     return 0
 
 

@@ -12,6 +12,7 @@ SCHEDSTAT = "/proc/thread-self/schedstat"
 Source: Documentation/scheduler/sched-stats.rst of the kernel."""
 
 LENGTH = 96
+"""Bytes that three numbers of 64 bits take at most, and more."""
 
 
 class ThreadTimes:
@@ -42,7 +43,7 @@ class ThreadTimes:
 
     def close(self) -> None:
         """Close the file. Idempotent."""
-        file, self._file = self._file, -1
+        file, self._file, self._has_tried = self._file, -1, False
         if file >= 0:
             with Suppress(OSError):
                 os.close(file)

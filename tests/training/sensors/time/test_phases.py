@@ -58,8 +58,8 @@ class Model(nn.Module):
 class Optimizer(torch.optim.SGD):
     """Takes a time in each step."""
 
-    def __init__(self, model: Model) -> None:
-        super().__init__(model.parameters(), lr=1e-2)
+    def __init__(self, model: Model, parameters: Any = None) -> None:
+        super().__init__(parameters or model.parameters(), lr=1e-2)
         self.time = model.time
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
@@ -326,6 +326,55 @@ def test_a_loader_that_raises_ends_the_wait(played: PlayedTime) -> None:
     training.step(torch.randn(2, 4))
 
     assert training.phases() == {**PLAIN, "data": DATA, "rest": LOGGING + CLIP}
+
+
+def test_a_loader_that_reads_another_one_is_one_wait(played: PlayedTime) -> None:
+    """What follows it is the program's own."""
+
+    class Outer(Samples):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            inner: torch.Tensor = next(iter(DataLoader(Samples(self.time), batch_size=1)))
+            return inner[0]
+
+    training = Training(played)
+    for x in DataLoader(Outer(played, number=3), batch_size=1):
+        played.take(CLIP)
+        training.step(x)
+
+    assert training.phases() == {**PLAIN, "data": DATA, "rest": LOGGING + CLIP}
+
+
+def test_an_optimizer_within_backward_leaves_the_rest_of_it_backward(played: PlayedTime) -> None:
+    """Stepped as soon as a gradient is there, before backward is done."""
+    torch.manual_seed(0)
+    model = Model(played)
+    early = Optimizer(model, [model.layer.weight])
+    late = torch.optim.SGD([model.layer.bias], lr=0.0)
+    model.layer.weight.register_post_accumulate_grad_hook(lambda _: early.step())
+
+    watch = ampwatch.monitor(model, optimizer=late, level="light", serve=False)
+    start = torch.nn.Parameter(torch.randn(2, 4))
+    for _ in range(3):
+        x: torch.Tensor = Timed.apply(start, played)
+        model(x).square().mean().backward()
+        late.step()
+
+    phases = watch.box().steps[-1].phases
+    assert phases[StepPhase.BACKWARD] == pytest.approx(2 * BACKWARD, abs=1e-6)
+    watch.close()
+
+
+def test_what_follows_a_skipped_step_is_the_rest(played: PlayedTime) -> None:
+    """As it is after one that was taken."""
+    training = Training(played)
+    training.step(torch.randn(2, 4))
+    training.backward(torch.full((2, 4), float("inf")))
+    training.scaler.step(training.optimizer)
+    played.take(CLIP)
+    training.scaler.update()
+
+    assert training.phases()["unscale_and_clip"] == UNSCALE
+    assert training.phases()["rest"] == LOGGING + CLIP
 
 
 def test_a_loader_in_another_thread_is_not_waited_for(played: PlayedTime) -> None:

@@ -29,7 +29,7 @@ STEP_SLOWER = Kind(
     certainty=likely("medians of many steps before and after were compared"),
     advice=(
         "See what changed in the phase that has grown: for data the loader and the disk; for forward and"
-        " backward longer inputs, a graph that grows from step to step (a hidden state that is not"
+        " backward a graph that grows from step to step (a hidden state that is not"
         " detached), recompilation (TORCH_LOGS=recompiles), lower clocks of the GPU; for the rest logging,"
         " checkpoints and lists that grow. Where the thread had no core, something else runs on this host."
     ),

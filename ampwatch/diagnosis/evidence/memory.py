@@ -47,7 +47,7 @@ class Holding(Enum):
 
 
 class Kept(NamedTuple):
-    """The same of each of several iterations that were looked at, up to now, is still there.
+    """A part of each of several iterations that is still there now.
 
     Attributes:
         holding: What.

@@ -164,8 +164,12 @@ class _Job:
     def begin(self) -> None:
         """Begin a span; counters go on from where the last one ended."""
         self.steps, self.first_step = 0, -1
-        before = [sums.newest for sums in self.sums] or [None] * len(self.members)
-        self.sums = [_Sums(began=newest) for newest in before]
+        before = self.sums or [_Sums() for _ in self.members]
+        # Where counters have not moved since a step that was left out they still have to.
+        self.sums = [
+            _Sums(began=None if sums.began is None else sums.newest, left_out=sums.left_out)
+            for sums in before
+        ]
 
 
 class Stragglers:

@@ -89,8 +89,8 @@ class PhaseSensor(Sensor):
     Args:
         context: Shared parts of the training.
 
-    Cost: 0.3 us an event, of which a plain iteration has about eight; on a device 15 us more in one
-    iteration of ``DEVICE_PERIOD``. Measured in ``benchmarks/phases.py``.
+    Cost: a clock reading an event, of which a plain iteration has about eight; on a device an event of
+    its stream more for each, in one iteration of ``DEVICE_PERIOD``. ``benchmarks/phases.py`` measures it.
     """
 
     name = "phases"

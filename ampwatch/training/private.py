@@ -204,6 +204,13 @@ schema_of: Callable[[Any], Any] = attrgetter(
     _on_instances("_ops.OpOverload._schema", "What an operator takes, returns and writes to.")
 )
 
+attention_in_float64: Callable[..., Any] | None = _find(
+    "ops.aten._scaled_dot_product_attention_math",
+    "Fused attention, of which some kernels are for halves alone, where an error budget wants it exact.",
+    "Such a call is one that the budget has not followed.",
+    otherwise=None,
+)
+
 has_kernel: Callable[[str, Any], bool] = _find(
     "_C._dispatch_has_kernel_for_dispatch_key", "Tells what autocast does with an operator."
 )
@@ -589,6 +596,10 @@ def missing() -> Iterator[PrivateName]:
         ),
         "torch.nn.Module": torch.nn.Module(),
         "torch._ops.OpOverload": torch.ops.aten.add.Tensor,
+        # A generator of its own: the one of the program stays as it is.
+        "torch.utils.data.dataloader._BaseDataLoaderIter": iter(
+            torch.utils.data.DataLoader([0], generator=torch.Generator())  # type: ignore[arg-type]
+        ),
     }
     for row in NAMES:
         owner, _, name = row.name.rpartition(".")

@@ -57,7 +57,7 @@ _SCALE = re.compile(
 _SHARES = re.compile(r"share|rate|ratio|error|distance")
 
 STYLE = {
-    r"\b1 (?:steps|times|parameters|buffers|weights|layers|updates|elements|replicas|additions)\b": "one of many",
+    r"(?<![\w.])1 (?:steps|times|parameters|buffers|weights|layers|updates|elements|replicas|additions)\b": "one of many",
     r"(?<!\.)\.\.(?!\.)|\. \.|;\.|,\.": "two full stops",
     r"\b(?:param|buffer|optimizer):": "a place that is not in words",
     r"\w@\w": "a key that is not in words",

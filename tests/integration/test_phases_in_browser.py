@@ -8,10 +8,11 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from ampwatch.wire.records import DevicePhasesRecord, SkipClass
+from ampwatch.wire.records import SkipClass
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 from tests.report.test_step_times import spent
+from tests.workshop.records import device_phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +132,7 @@ def test_its_key_has_words_times_and_shares(page: Page) -> None:
 def test_once_the_device_tells_it_is_the_devices_and_says_so(page: Page, trainer: Trainer) -> None:
     """What the host waits for is no loss there."""
     for i in range(40, 44):
-        trainer.write(DevicePhasesRecord(i - 2, 1, spent(data=0.01, forward=0.03)))
+        trainer.write(device_phases(i - 2, 1, spent(data=0.01, forward=0.03)))
         trainer.train(1, phases=WAITS)
 
     eventually(lambda: "by the device's clock" in page.text("#phases-sentence"), "its word")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.report.step_times import NEWEST_STEPS, OPENING_STEPS, Rates, breakdown, rates
-from ampwatch.wire.records import NO_PHASES, DevicePhasesRecord, StepPhase
+from ampwatch.wire.records import NO_PHASES, StepPhase
 from tests.workshop.clocks import SECOND, START
-from tests.workshop.records import step
+from tests.workshop.records import device_phases, step
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import Phases
@@ -68,8 +68,8 @@ def test_the_opening_is_left_out_once_there_are_other_steps() -> None:
 def test_the_clock_of_a_device_goes_before_that_of_the_host() -> None:
     """The host is ahead of it: what it waits for is no loss. Iterations of long ago do not count."""
     steps = [step(100 + i, phases=spent(data=0.9, forward=0.1)) for i in range(40)]
-    timed = [DevicePhasesRecord(20, 1, spent(data=5.0))]
-    timed += [DevicePhasesRecord(i, 1, spent(data=0.1, forward=0.3)) for i in range(100, 140, 4)]
+    timed = [device_phases(20, 1, spent(data=5.0))]
+    timed += [device_phases(i, 1, spent(data=0.1, forward=0.3)) for i in range(100, 140, 4)]
 
     told = breakdown(steps, timed)
 

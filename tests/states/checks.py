@@ -131,9 +131,9 @@ def _known_numbers(seen: Seen, row: Row) -> list[float]:
         for finding in findings_of(seen, row, rank):
             evidence = {n: v for n, v in finding["evidence"].items() if isinstance(v, (int, float))}
             known += evidence.values()
-            # A share is written in whole percent, and a time of a second and more in seconds.
+            # A share is written in whole percent, and a time of less than a second in milliseconds.
             known += [float(f"{v:.2f}") for name, v in evidence.items() if name.endswith("_share")]
-            known += [v / 1e3 for name, v in evidence.items() if name.endswith("_ms")]
+            known += [1e3 * v for name, v in evidence.items() if "_seconds" in name]
             known += [finding[name] for name in ("first_step", "last_step", "count")]
     truth = truth_of(seen, row)
     skipped = sum(not t["finite_gradients"] for t in truth)

@@ -53,7 +53,7 @@ class ZeroedSensor(Sensor):
             raise RuntimeError("planted")
 '''
 IMPORT = "from ampwatch.training.sensors.scaler.losses import RootLosses\n"
-LINE = "        yield AutocastBackwardSensor(context)\n"
+LINE = "        yield AutocastSensor(context)\n"
 TRAINING = """
 import json
 import logging

@@ -30,6 +30,7 @@ from tests.wire.ring.samples import (
     window,
 )
 from tests.workshop.boxes import box
+from tests.workshop.records import device_phases, memory
 
 FILES = Path(__file__).parents[1] / "golden" / "wire"
 
@@ -44,6 +45,8 @@ RECORDS = (
     window(),
     FAILURE,
     CHECKSUM,
+    device_phases(),
+    memory(),
     END,
 )
 """One of each kind."""

@@ -15,25 +15,26 @@ from ampwatch.settings import Settings
 from ampwatch.wire.records import (
     OTHER_OPTIMIZERS,
     CastTotal,
-    DevicePhasesRecord,
     FallbackTotal,
     KernelTotal,
     OpTotal,
     RunState,
     Topic,
 )
-from tests.workshop.clocks import SECOND, START, Clock
+from tests.workshop.clocks import START, Clock
 from tests.workshop.records import (
     FACTS,
     H100,
     census,
     checksum,
+    device_phases,
     end,
     failure,
     finding,
     histogram,
     identity,
     kernel,
+    memory,
     op_row,
     optimizer,
     ranges,
@@ -151,11 +152,6 @@ PRECISION: list[Record] = [
 """One census and one window of everything: what the golden scrape has of precision."""
 
 
-ON_DEVICE = (0.05, 0.05, 0.0, 0.1, 0.01, 0.005, 0.02, 0.005, 0.01, 0.0)
-"""The phases of an iteration of the golden scrape by the clock of its device: it waits longer for data than
-the host, which is ahead of it. Unit: s."""
-
-
 def made_up_fleet() -> Fleet:
     """The fleet of the golden scrape, watched from the start; its clock stands 20 s after that."""
     clock = Clock()
@@ -185,7 +181,8 @@ def made_up_fleet() -> Fleet:
             cpu_ns=3_000_000_000,
             run_delay_ns=50_000_000,
         ),
-        DevicePhasesRecord(3, (START + 5) * SECOND, ON_DEVICE),
+        device_phases(),
+        memory(4),
         optimizer(0, total_steps=4, total_skipped=(0, 1, 0, 1)),
         optimizer(1, total_steps=4, total_skipped=(0, 0, 1, 0)),
         optimizer(OTHER_OPTIMIZERS, total_steps=7),

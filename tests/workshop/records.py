@@ -17,6 +17,7 @@ from ampwatch.wire.records import (
     CensusRecord,
     CensusSource,
     ChecksumRecord,
+    DevicePhasesRecord,
     EndRecord,
     FactsRecord,
     Finding,
@@ -26,6 +27,7 @@ from ampwatch.wire.records import (
     MemoryRecord,
     OpRow,
     OptimizerRecord,
+    Phases,
     PlaceMemory,
     RangeRecord,
     RunIdentity,
@@ -120,6 +122,17 @@ def end(
 
 def checksum(step: int = 257, part: int = 0, checksum: int = 2**48 - 1) -> ChecksumRecord:
     return ChecksumRecord(step, part, checksum)
+
+
+ON_DEVICE = (0.05, 0.05, 0.0, 0.1, 0.01, 0.005, 0.02, 0.005, 0.01, 0.0)
+"""The phases of an iteration by the clock of its device: it waits longer for data than the host, which is ahead of
+it. Unit: s."""
+
+
+def device_phases(
+    step: int = 3, time_ns: int = (START + 5) * SECOND, phases: Phases = ON_DEVICE
+) -> DevicePhasesRecord:
+    return DevicePhasesRecord(step, time_ns, phases)
 
 
 def memory(step: int = 9, time_ns: int = (START + 9) * SECOND) -> MemoryRecord:
@@ -335,6 +348,7 @@ BUILDERS = {
     EndRecord: end,
     SensorFailureRecord: failure,
     ChecksumRecord: checksum,
+    DevicePhasesRecord: device_phases,
     MemoryRecord: memory,
 }
 """The builder of each type; without arguments it gives a plain record."""

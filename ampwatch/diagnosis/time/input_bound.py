@@ -76,8 +76,8 @@ class InputBound:
         share, wait, step = waited / seconds, waited / steps, seconds / steps
         evidence = {
             "wait_share": share,
-            "wait_ms": 1e3 * wait,
-            "step_ms": 1e3 * step,
+            "wait_seconds": wait,
+            "step_seconds": step,
             "workers": float(last.workers),
         }
         needed = workers_needed(wait, step, last.workers)
@@ -132,6 +132,6 @@ def _summary(evidence: dict[str, float], first: int, *, on_device: bool) -> str:
         workers += f", and {needed:.0f} would keep up, as far as cores and disks do"
     return (
         f"{who} for data in {evidence['wait_share']:.0%} of the time:"
-        f" {step_time(evidence['wait_ms'] / 1e3)} of each step of"
-        f" {step_time(evidence['step_ms'] / 1e3)}, since step {first}{workers}"
+        f" {step_time(evidence['wait_seconds'])} of each step of"
+        f" {step_time(evidence['step_seconds'])}, since step {first}{workers}"
     )

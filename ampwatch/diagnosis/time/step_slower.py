@@ -118,10 +118,10 @@ class StepSlower:
         growth = now - before
         delay = _delay(self._slow) - _delay(self._reference)
         evidence = {
-            "step_ms": 1e3 * now,
-            "step_ms_before": 1e3 * before,
+            "step_seconds": now,
+            "step_seconds_before": before,
             "ratio": now / before,
-            "phase_ms_more": 1e3 * more,
+            "phase_seconds_more": more,
             "data_share": _more(self._reference, self._slow, StepPhase.DATA) / growth,
             "minutes": self._slow_seconds / 60.0,
         }
@@ -178,7 +178,7 @@ def _delay(spans: list[Span]) -> float:
 
 
 def _summary(evidence: dict[str, float], first: int, phase: StepPhase, growth: float) -> str:
-    more = evidence["phase_ms_more"] / 1e3
+    more = evidence["phase_seconds_more"]
     where = f"{phase.words} takes {step_time(more)} more"
     if more < MAIN_SHARE * growth:
         where = f"no phase alone has grown, most {phase.words}, by {step_time(more)}"
@@ -189,7 +189,7 @@ def _summary(evidence: dict[str, float], first: int, phase: StepPhase, growth: f
             " host is busy"
         )
     return (
-        f"Steps take {step_time(evidence['step_ms'] / 1e3)} since step {first},"
-        f" {evidence['ratio']:.1f} times the {step_time(evidence['step_ms_before'] / 1e3)} of before:"
+        f"Steps take {step_time(evidence['step_seconds'])} since step {first},"
+        f" {evidence['ratio']:.1f} times the {step_time(evidence['step_seconds_before'])} of before:"
         f" {where}{busy}"
     )

@@ -316,18 +316,18 @@ def _say(
     evidence = {
         "rank": float(number),
         "ranks": float(len(members)),
-        "step_ms": 1e3 * mean_step,
-        "excess_ms": 1e3 * share.excess,
-        "others_wait_ms": 1e3 * share.waited,
+        "step_seconds": mean_step,
+        "excess_seconds": share.excess,
+        "others_wait_seconds": share.waited,
     }
     evidence |= {
-        f"{phase.label}_ms_more": 1e3 * share.phases[phase]
+        f"{phase.label}_seconds_more": share.phases[phase]
         for phase in OWN
         if share.phases[phase] >= SHARE * share.excess
     }
-    for name, seconds in (("cpu_ms_more", share.cpu), ("no_core_ms_more", share.delay)):
+    for name, seconds in (("cpu_seconds_more", share.cpu), ("no_core_seconds_more", share.delay)):
         if seconds is not None:
-            evidence[name] = 1e3 * seconds
+            evidence[name] = seconds
     rank.find(
         Finding(
             kind=STRAGGLER.slug,

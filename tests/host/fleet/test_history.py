@@ -10,12 +10,11 @@ from ampwatch.host.fleet.history import Bucket, Cursor, History, SkipEvent
 from ampwatch.wire.records import (
     NO_PHASES,
     SKIP_CLASSES,
-    DevicePhasesRecord,
     SkipClass,
     StepPhase,
     StepRecord,
 )
-from tests.workshop.records import skipped_step, step
+from tests.workshop.records import device_phases, skipped_step, step
 
 numbers = st.one_of(st.floats(0.5, 4.0), st.just(math.nan))
 records: st.SearchStrategy[dict[str, Any]] = st.builds(
@@ -194,7 +193,7 @@ def test_what_a_device_has_timed_stands_with_the_step_in_which_it_came() -> None
             seconds = 0.25 * i
             sent += seconds
             phases = (seconds, *NO_PHASES[1:])
-            history.put_device(DevicePhasesRecord(i - 2, 1, phases))  # type: ignore[arg-type] # ten
+            history.put_device(device_phases(i - 2, 1, phases))  # type: ignore[arg-type] # ten
 
     assert sum(b.num_device_phased for b in history.buckets) == 25
     assert sum(b.device_phase_sums[StepPhase.DATA] for b in history.buckets) == sent
@@ -205,6 +204,6 @@ def test_what_a_device_has_timed_stands_with_the_step_in_which_it_came() -> None
 def test_a_device_that_speaks_before_the_first_step_is_not_heard() -> None:
     """There is no step to put it to."""
     history = History()
-    history.put_device(DevicePhasesRecord(0, 1, (1.0, *NO_PHASES[1:])))  # type: ignore[arg-type]
+    history.put_device(device_phases(0, 1, (1.0, *NO_PHASES[1:])))  # type: ignore[arg-type]
 
     assert history.buckets == []

@@ -10,9 +10,9 @@ import pytest
 from ampwatch.diagnosis.time.straggler import STRAGGLER
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
-from ampwatch.wire.records import DevicePhasesRecord, Phases, Record, StepPhase
+from ampwatch.wire.records import Phases, Record, StepPhase
 from tests.workshop.clocks import SECOND, START, Clock
-from tests.workshop.records import identity, step
+from tests.workshop.records import device_phases, identity, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,9 +92,9 @@ def test_the_rank_that_waits_for_data_is_named_with_what_the_others_wait(slow: i
     ((rank, finding),) = found(courses(lambda r, _: {"data": 0.08} if r == slow else {}))
 
     assert rank == slow
-    assert finding.evidence["excess_ms"] == pytest.approx(80.0)
-    assert finding.evidence["others_wait_ms"] == pytest.approx(80.0)
-    assert finding.evidence["data_ms_more"] == pytest.approx(80.0)
+    assert finding.evidence["excess_seconds"] == pytest.approx(0.08)
+    assert finding.evidence["others_wait_seconds"] == pytest.approx(0.08)
+    assert finding.evidence["data_seconds_more"] == pytest.approx(0.08)
     assert "it waits for data" in finding.summary
     assert finding.summary.startswith(f"Rank {slow} makes the 4 ranks of this host wait")
 
@@ -156,7 +156,7 @@ def test_of_devices_their_own_times_are_compared() -> None:
         for host, device in zip(mine, theirs, strict=True):
             records.append(host)
             if host.step % 4 == 3:  # type: ignore[union-attr]
-                records.append(DevicePhasesRecord(host.step, host.time_ns, device.phases))  # type: ignore[union-attr]
+                records.append(device_phases(host.step, host.time_ns, device.phases))  # type: ignore[union-attr]
         both.append(records)
 
     assert [rank for rank, _ in found(both)] == [3]

@@ -10,11 +10,11 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.rows import COLUMNS, WHOLE
 from ampwatch.settings import Settings
-from ampwatch.wire.records import DevicePhasesRecord, StepPhase
+from ampwatch.wire.records import StepPhase
 from tests.report.test_step_times import spent
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
-from tests.workshop.records import identity, step
+from tests.workshop.records import device_phases, identity, step
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import Record
@@ -97,7 +97,7 @@ def test_all_rows_are_of_the_device_once_it_has_spoken() -> None:
     shown.put(*[step(i, phases=spent(data=0.9, forward=0.1)) for i in range(3)])
     assert [row["phases"] for row in shown.rows] == [(900, 100)] * 3
 
-    shown.put(DevicePhasesRecord(1, 1, spent(data=0.5, forward=1.5)), step(3))
+    shown.put(device_phases(1, 1, spent(data=0.5, forward=1.5)), step(3))
 
     assert [row["phases"] for row in shown.rows] == [None, None, (250, 750), None]
     assert shown.rows[2]["phased"] == 2.0

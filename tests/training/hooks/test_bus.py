@@ -13,6 +13,7 @@ from torch.nn.modules import module as module_state
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_state
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ampwatch.training.devices import graph_classes
 from ampwatch.training.hooks import events
@@ -55,6 +56,7 @@ OWNERS: tuple[Any, ...] = (
     *graph_classes(),
     torch.distributed.ProcessGroup,
     torch.distributed.Work,
+    _BaseDataLoaderIter,
     torch,
     torch.utils,
     torch.linalg,

@@ -13,9 +13,9 @@ import pytest
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox.box import joined
 from ampwatch.wire.blackbox.document import from_json, to_json
-from ampwatch.wire.records import NO_PHASES, DevicePhasesRecord, RunState
+from ampwatch.wire.records import NO_PHASES, RunState
 from tests.workshop.boxes import box
-from tests.workshop.records import alarm, failure, histogram, step
+from tests.workshop.records import alarm, device_phases, failure, histogram, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_what_a_device_has_timed_is_written_where_there_is_any() -> None:
     """A report of a run without a device is as it was before."""
     given = box()
     assert "device_phases" not in document()["ranks"][0]
-    given.device_phases = [DevicePhasesRecord(7, 9, (*NO_PHASES[1:], 0.5))]
+    given.device_phases = [device_phases(7, 9, (*NO_PHASES[1:], 0.5))]
     (read,) = from_json(to_json([given]), "a file")
 
     assert read.device_phases == given.device_phases

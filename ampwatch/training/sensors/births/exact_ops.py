@@ -14,6 +14,7 @@ from ampwatch.training.private import (
     DispatchKey,
     DispatchKeySet,
     ForcedKeys,
+    attention_in_float64,
     excluded_keys,
     included_keys,
     schema_of,
@@ -193,12 +194,12 @@ def _otherwise(call: OpCall, args: list[Any], kwargs: dict[str, Any]) -> Callabl
     name = call.info.name
     if name in ("view", "_unsafe_view") and isinstance(args[1], (list, tuple)):
         return lambda: args[0].reshape(args[1])
-    if name.startswith(FUSED_ATTENTION) and "backward" not in name:
+    attend = attention_in_float64
+    if attend is not None and name.startswith(FUSED_ATTENTION) and "backward" not in name:
         given = dict(zip(call.info.arguments, args, strict=False)) | kwargs
         query, key, value = (given[part] for part in ("query", "key", "value"))
         mask = given.get("attn_mask", given.get("attn_bias"))
         causal, scale = given.get("is_causal", False), given.get("scale")
-        attend = torch.ops.aten._scaled_dot_product_attention_math.default  # noqa: SLF001 - an op's name
         return lambda: attend(query, key, value, mask, 0.0, causal, scale=scale)[:1]
     return None
 

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 MAX_MARKED = 64
 """Iterations that are followed; of more each second one."""
 
-MAX_DEPTH = 8
-"""Nodes between a loss and the part of its graph that is followed: outputs are that near."""
+MAX_DEPTH = 128
+"""Nodes between a loss and the part of its graph that is followed. Where blocks are residual, two nodes are one
+block; whatever output is kept, what it was computed of is kept with it."""
+
+MAX_CASTS = 3
+"""Nodes between a parameter and the op that takes it: its cast by autocast, its transpose."""
 
 MIN_AGE = 3
 """Iterations that a program may still hold: the names of its loop do, and so does what is read late."""
@@ -126,11 +130,23 @@ def _marked(node: Any) -> weakref.ref[set[Any]] | None:
 
 
 def _below(node: Any) -> Any:
-    """Return the node farthest from a loss, ``MAX_DEPTH`` at most, that is no parameter's."""
+    """Return the node farthest from a loss, ``MAX_DEPTH`` at most, on a way that leads to no parameter."""
     found = None
     for _ in range(MAX_DEPTH):
-        inputs = [one for one, _ in node.next_functions if one is not None and one.name() != LEAF]
-        if not inputs:
+        node = next((one for one, _ in node.next_functions if not _is_of_parameter(one)), None)
+        if node is None:
             break
-        found = node = inputs[0]
+        found = node
     return found
+
+
+def _is_of_parameter(node: Any) -> bool:
+    """Return whether a node is a parameter's, or a cast or view of one; so is ``None``, which needs no gradient."""
+    for _ in range(MAX_CASTS + 1):
+        if node is None or node.name() == LEAF:
+            return True
+        inputs = node.next_functions
+        if len(inputs) != 1:
+            return False
+        node = inputs[0][0]
+    return False

@@ -61,6 +61,42 @@ def test_what_is_kept_is_known(
         assert graphs.kept(20) is None
 
 
+class _Residual(nn.Module):
+    """A block as transformers have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what is computed of the input to it."""
+        return x + self.down(torch.relu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kept_after", range(6))
+def test_an_output_deep_in_the_model_is_kept(kept_after: int, dtype: torch.dtype) -> None:
+    """Of any layer, in float32 and where autocast has cast weights and biases before each op."""
+    layers = [nn.Linear(4, 4), *(_Residual() for _ in range(4)), nn.Linear(4, 2)]
+    kept: list[Tensor] = []
+    graphs = KeptGraphs()
+    for step in range(20):
+        x = torch.randn(3, 4)
+        with torch.autocast("cpu", torch.float16, enabled=dtype is torch.float16):
+            for index, layer in enumerate(layers):
+                x = layer(x)
+                if index == kept_after:
+                    kept.append(x)
+        loss = x.float().square().mean()
+        assert graphs.mark(step, loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    found = graphs.kept(20)
+
+    assert found is not None
+    assert (found.holding, found.since) == (Holding.PART, 0)
+
+
 def test_what_is_kept_from_some_iteration_on_counts_from_there() -> None:
     kept: list[Tensor] = []
     graphs = followed(lambda step, _out, loss: kept.append(loss) if step >= 7 else None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import secrets
 import tempfile
@@ -12,9 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch.cli.arguments import seconds
 from ampwatch.errors import TraceError, did_you_mean
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from contextlib import ExitStack
 
@@ -32,7 +32,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=int, metavar="N", help="rank, if the run has several on this machine")
     add(
         "--timeout",
-        type=_seconds,
+        type=seconds,
         default=TIMEOUT_SECONDS,
         metavar="S",
         help="give up after S seconds (default: %(default)g)",
@@ -188,14 +188,3 @@ def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> TraceA
             )
             raise TraceError(msg)
         time.sleep(POLL_SECONDS)
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not number > 0:
-        msg = f"expected a number of seconds > 0, got {text!r}"
-        raise argparse.ArgumentTypeError(msg)
-    return number

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import math
 import sys
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ampwatch.cli.arguments import seconds
 from ampwatch.demo.course import SECONDS, DemoCourse, Limit, usual_course
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--steps", type=_count, metavar="N", help="end after N steps at the latest")
     add(
         "--seconds",
-        type=_seconds,
+        type=seconds,
         default=SECONDS,
         metavar="S",
         help="end after S seconds at the latest (default: %(default)g)",
@@ -68,7 +68,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     fault.add_argument("--healthy", action="store_true", help="plant no fault")
     fault.add_argument(
         "--fault-after",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="plant the fault after S seconds (default: 60, but half way at the latest)",
     )
@@ -162,16 +162,5 @@ def _count(text: str) -> int:
         number = 0
     if number < 1:
         msg = f"expected a whole number of steps >= 1, got {text!r}"
-        raise argparse.ArgumentTypeError(msg)
-    return number
-
-
-def _seconds(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not number > 0:
-        msg = f"expected a number of seconds > 0, got {text!r}"
         raise argparse.ArgumentTypeError(msg)
     return number

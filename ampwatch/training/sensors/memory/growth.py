@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.evidence.memory import Memory, MemoryPlace, MemoryRead
@@ -59,6 +58,7 @@ class MemorySensor(Sensor):
 
     def __init__(self, context: Context) -> None:
         self._home = context.home
+        self._clock = context.clock
         self._observe = context.observe
         self._bus = context.bus
         self._graphs = KeptGraphs()
@@ -105,7 +105,7 @@ class MemorySensor(Sensor):
         places = tuple(self._read())
         if places:
             kept = self._graphs.kept(step)
-            self._observe(MemoryRead(step, time.time_ns(), places, kept))
+            self._observe(MemoryRead(step, self._clock.unix_ns(), places, kept))
 
     def removed(self) -> None:
         """Forget the losses."""

@@ -1,7 +1,7 @@
 """How early growing attention logits are told: small GPTs that are made to spike, and healthy ones.
 
 ``python -m benchmarks.spikes --json FILE`` trains GPTs without QK norm on a CPU. The learning rate of some doubles every 75
-iterations until the loss leaves its band; that of the others stays, and nothing may be said of them. Takes some minutes.
+iterations (``--doubles-in``) until the loss leaves its band; that of the others stays, and nothing may be said of them. Takes some minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import ampwatch
 
 WIDTH, HEADS, LENGTH, BATCH, WORDS, LAYERS = 32, 2, 16, 8, 32, 2
 SPIKING_RATE, HEALTHY_RATE = 1e-3, 3e-3
-DOUBLES_IN = 75
+DOUBLES_IN = 75.0
+"""Iterations in which the rate of those doubles that are made to spike."""
+
 WARM_UP = 50
 SMOOTHED = 9
 """Losses of which the median is compared."""
@@ -96,7 +98,7 @@ def texts(chain: torch.Tensor) -> torch.Tensor:
     return text
 
 
-def train(seed: int, steps: int, *, spikes: bool) -> dict[str, Any]:
+def train(seed: int, steps: int, doubles_in: float, *, spikes: bool) -> dict[str, Any]:
     """Train one; return when the growth was told, and when the loss left its band (-1: never)."""
     torch.manual_seed(seed)
     model = Gpt()
@@ -108,7 +110,7 @@ def train(seed: int, steps: int, *, spikes: bool) -> dict[str, Any]:
     lowest = math.inf
     with ampwatch.monitor(model, optimizer=optimizer, serve=False) as watch:
         for step in range(steps):
-            growth = 2.0 ** (step / DOUBLES_IN) if spikes else 1.0
+            growth = 2.0 ** (step / doubles_in) if spikes else 1.0
             for group in optimizer.param_groups:
                 group["lr"] = rate * growth * min(1.0, (step + 1) / WARM_UP)
             text = texts(chain)
@@ -144,13 +146,15 @@ def main() -> None:
     parser.add_argument("--healthy", type=int, default=20, help="healthy seeds")
     parser.add_argument("--steps", type=int, default=600, help="iterations of one that spikes")
     parser.add_argument("--quiet-steps", type=int, default=400, help="iterations of a healthy one")
+    parser.add_argument("--doubles-in", type=float, default=DOUBLES_IN, help="iterations")
     parser.add_argument("--json", type=Path, help="where to keep the results")
     given = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for spikes, seeds in ((True, given.spiking), (False, given.healthy)):
         for seed in range(seeds):
-            row = train(seed, given.steps if spikes else given.quiet_steps, spikes=spikes)
+            steps = given.steps if spikes else given.quiet_steps
+            row = train(seed, steps, given.doubles_in, spikes=spikes)
             row["right"] = is_right(row)
             rows.append(row)
             print(*(f"{key}={row[key]}" for key in ("spikes", "seed", "told", "left", "right")))

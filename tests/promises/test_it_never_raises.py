@@ -74,6 +74,7 @@ from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.training.sensors.rounding.averages import WeightAverages
 from ampwatch.training.sensors.rounding.data_averages import DataAverages
+from ampwatch.training.sensors.ranges.logits import LogitSensor
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
 from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
 from ampwatch.training.sensors.rounding.loop_sums import LoopSums
@@ -208,6 +209,7 @@ IN_STEP = [
     (CulpritOps, "observe_trace"),
     (CulpritOps, "judge_input"),
     (Escalation, "update"),
+    (LogitSensor, "ops_began"),
     (LossyCasts, "op"),
     (Fp8Casts, "ops_began"),
     (MetricSums, "op"),

@@ -125,8 +125,9 @@ class LogitSensor(OpSensor):
             self._fused(call, place)
         elif self._products:
             dtype = self._origin(tensors_among(call.args))
-            for made in tensors_among((call.out,)) if dtype is not None else ():
-                self._note(made, dtype)
+            if dtype is not None:
+                for made in tensors_among((call.out,)):
+                    self._note(made, dtype)
 
     def ops_ended(self, _event: OpsEnded) -> None:
         """Read what was measured in the iteration."""
@@ -163,7 +164,11 @@ class LogitSensor(OpSensor):
 
     def _fused(self, call: OpCall, place: OpPlace) -> None:
         # Not strict: the dispatcher leaves out trailing arguments that have their defaults.
-        given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
+        given: dict[str, Any] = (
+            dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
+        )
+        query: Any
+        key: Any
         query, key = given.get("query"), given.get("key")
         if not (is_plain(query) and is_plain(key)) or query.dtype not in FLOATS:
             return

@@ -13,6 +13,7 @@ from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
+from ampwatch.diagnosis.evidence.logits import LogitsRead
 from ampwatch.diagnosis.evidence.memory import MemoryRead
 from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.diagnosis.evidence.replicas import CheckedWeights
@@ -37,6 +38,7 @@ from ampwatch.diagnosis.evidence.time import DevicePhases
 from ampwatch.diagnosis.evidence.waits import HostWaits
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
+from ampwatch.diagnosis.forward.logits import LogitGrowth
 from ampwatch.diagnosis.gradients.culprits import Culprits, OtherRanks
 from ampwatch.diagnosis.gradients.gradient_range import GradientRange
 from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
@@ -230,10 +232,12 @@ class Diagnosis:
         fp8 = Fp8(self.book, settings)
         creep, memory = MemoryCreep(self.book), MemoryRecorder(put)
         self._syncs = syncs = SyncsInStep(self.book)
+        self._logits = LogitGrowth(self.book)
         # What says nothing of the numbers of an iteration: it stays a plain one.
         self._aside: dict[type, tuple[Callable[[Any], None], ...]] = {
             MemoryRead: (memory.record, creep.observe),
             HostWaits: (syncs.observe,),
+            LogitsRead: (self._logits.observe,),
             DevicePhases: (self._observe_device,),
         }
         self.memory = memory
@@ -333,7 +337,7 @@ class Diagnosis:
         return Attention(
             escalation.wants_trace,
             escalation.wants_inputs,
-            escalation.wants_ops,
+            escalation.wants_ops or self._logits.asks_for_ops(self.last_step.step + 1),
             self.focus,
             *escalation.failed,
         )

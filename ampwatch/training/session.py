@@ -57,6 +57,7 @@ from ampwatch.training.sensors.ranges.gradients import (
     DirectGradientSensor,
     ScaledGradientSensor,
 )
+from ampwatch.training.sensors.ranges.logits import LogitSensor
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.training.sensors.rounding.averages import WeightAverages
@@ -398,6 +399,7 @@ class Session:
             yield CollectiveSensor()
             yield InputSensor(context)
             yield from filter(None, (self._census, self._births, self._tape))
+            yield LogitSensor(context)
             yield LossyCasts(context)
             yield Fp8Casts(context)
             yield MetricSums(context)

@@ -70,6 +70,7 @@ from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, ScaledGradientSensor
+from ampwatch.training.sensors.ranges.logits import LogitSensor
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.training.sensors.rounding.averages import WeightAverages
@@ -208,6 +209,7 @@ IN_STEP = [
     (CulpritOps, "observe_trace"),
     (CulpritOps, "judge_input"),
     (Escalation, "update"),
+    (LogitSensor, "ops_began"),
     (LossyCasts, "op"),
     (Fp8Casts, "ops_began"),
     (MetricSums, "op"),

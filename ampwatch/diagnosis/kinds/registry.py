@@ -27,6 +27,7 @@ from ampwatch.diagnosis.forward.kinds import (
     REDUCE_OVERFLOW,
     SILENT_OVERFLOW,
 )
+from ampwatch.diagnosis.forward.logits import LOGIT_GROWTH
 from ampwatch.diagnosis.gradients.kinds import (
     FP16_WITHOUT_SCALER,
     GRAD_UNDERFLOW,
@@ -80,6 +81,7 @@ ROWS = (
     FORWARD_OVERFLOW,
     SILENT_OVERFLOW,
     HEADROOM_LOW,
+    LOGIT_GROWTH,
     MASKED_ROW_NAN,
     FORWARD_NAN_UNDERFLOW,
     LOSSY_INTEGER_CAST,

@@ -1,0 +1,237 @@
+"""Findings about attention logits that grow towards where a softmax saturates."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from itertools import combinations
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, likely
+from ampwatch.diagnosis.places import in_words
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.logits import LogitsRead
+
+LOGIT_GROWTH = Kind(
+    slug="logit_growth",
+    number=61,
+    family=KindFamily.FORWARD_RANGE,
+    meaning="attention logits grow towards where softmax saturates: the loss spikes next",
+    severities=(Severity.WARNING,),
+    certainty=likely(
+        "the largest logit was read, or bounded, in several iterations; where it goes is the trend"
+        " carried on"
+    ),
+    advice=(
+        "Normalize query and key before they are multiplied (QK norm: an nn.RMSNorm over the size of"
+        " a head), or cap the logits (cap * torch.tanh(logits / cap)). Lower the learning rate, or"
+        " warm it up longer. Keep logits and softmax in float32 (torch.autocast(device_type,"
+        " enabled=False)); for the logits of the loss a z-loss does the same. Keep a checkpoint from"
+        " before the growth."
+    ),
+)
+
+SATURATED = -math.log(FORMATS["float32"].flush_at)
+"""Distance from which the softmax gives a key nothing, 103.97: the exponential of its distance to the
+largest logit is zero in float32, in which PyTorch sums, whatever the dtype of its operand."""
+
+LOUD = SATURATED / 2
+"""Largest logit from which growth is a finding."""
+
+WATCHED = SATURATED / 4
+"""Largest logit from which ops are observed more often."""
+
+INTERVALS = ((WATCHED, 8), (WATCHED / 2, 32), (0.0, 64))
+"""Iterations between two whose ops are observed for the logits, by what the largest one has come to.
+Others are observed in their turn."""
+
+MIN_RISEN = 0.5
+"""Growth since the least of what is remembered without which ``INTERVALS`` has the longest one, as a power
+of two: large logits that stay as they are cost no more than small ones."""
+
+APART = 8
+"""Iterations between two measurements that count: where each is observed, neighbours say the same."""
+
+MIN_POINTS = 4
+"""Measurements without which nothing is said."""
+
+NEWEST = 3
+"""Measurements of which the median is what logits are now: one batch is no trend."""
+
+FITTED = 8
+"""Newest measurements that the trend is fitted to."""
+
+POINTS = 64
+"""Measurements of a module that are remembered."""
+
+AHEAD = 500
+"""Iterations within which the trend has to reach ``SATURATED``."""
+
+MIN_GROWN = 1.0
+"""Growth since the least of what is remembered, as a power of two."""
+
+
+class _Point(NamedTuple):
+    """The largest logit of one iteration, as a power of two."""
+
+    step: int
+    log2: float
+
+
+class _Trend(NamedTuple):
+    """Logits that grow.
+
+    Attributes:
+        since: The iteration after which they have grown.
+        before: What the largest was then.
+        now: What it is, the median of the newest.
+        slope: Powers of two an iteration.
+    """
+
+    since: int
+    before: float
+    now: float
+    slope: float
+
+    @property
+    def doubles_in(self) -> float:
+        """Iterations in which they double."""
+        return 1 / self.slope
+
+    @property
+    def steps_left(self) -> float:
+        """Iterations until they saturate a softmax; 0 if they do."""
+        return max(math.log2(SATURATED / self.now), 0.0) / self.slope
+
+
+class LogitGrowth:
+    """Follows the largest attention logit of each module.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self._series: dict[tuple[str, bool], deque[_Point]] = {}
+        self._seen_at = self._asked_at = -1
+        self._told_at = -1
+
+    def asks_for_ops(self, step: int) -> bool:
+        """Whether the ops of an iteration are to be observed, for the logits alone. Asked once of each."""
+        if self._seen_at < 0:
+            return False
+        asks = step - max(self._seen_at, self._asked_at) >= self._interval
+        if asks:
+            # What was read arrives some iterations later.
+            self._asked_at = step
+        return asks
+
+    @property
+    def _interval(self) -> int:
+        """Iterations after which ops are to be observed again."""
+        risen = [
+            series[-1].log2
+            for series in self._series.values()
+            if series[-1].log2 - min(point.log2 for point in series) >= MIN_RISEN
+        ]
+        largest = 2 ** max(risen, default=-math.inf)
+        return next(steps for level, steps in INTERVALS if largest >= level)
+
+    def observe(self, read: LogitsRead) -> None:
+        """Take in the largest logit of a module."""
+        self._seen_at = max(self._seen_at, read.step)
+        if not 0 < read.largest < math.inf:
+            return
+        # A bound and an exact number are not compared: they differ by a factor of their own.
+        key = read.where, read.is_bound
+        series = self._series.setdefault(key, deque(maxlen=POINTS))
+        if series and read.step - series[-1].step < APART:
+            return
+        series.append(_Point(read.step, math.log2(read.largest)))
+        trend = _trend(list(series))
+        if trend is not None:
+            self._say(read, trend)
+
+    def _say(self, read: LogitsRead, trend: _Trend) -> None:
+        made = self._book.of_kind(LOGIT_GROWTH.slug)
+        if not made:
+            self._told_at = read.step
+            self._book.make(_finding(read, trend))
+        elif made[-1].where == read.where and read.step > self._told_at:
+            self._told_at = read.step
+            self._book.renew(_finding(read, trend))
+
+
+def _trend(points: Sequence[_Point]) -> _Trend | None:
+    """Return how logits grow; ``None`` if they do not, or not towards saturation."""
+    if len(points) < MIN_POINTS:
+        return None
+    now = median(point.log2 for point in points[-NEWEST:])
+    # Medians of neighbours, so that a batch with small logits is no beginning of growth.
+    smooth = [
+        _Point(points[i + NEWEST // 2].step, median(p.log2 for p in points[i : i + NEWEST]))
+        for i in range(len(points) - NEWEST + 1)
+    ]
+    least = min(point.log2 for point in smooth)
+    first = max((p for p in smooth if p.log2 <= least), key=lambda point: point.step)
+    slope = _slope(points[-FITTED:])
+    if 2**now < LOUD or now - least < MIN_GROWN or slope <= 0:
+        return None
+    trend = _Trend(first.step, 2**least, 2**now, slope)
+    return trend if trend.steps_left <= AHEAD else None
+
+
+def _slope(points: Sequence[_Point]) -> float:
+    """Return the slope of a line through points: the median of those of all pairs (Theil and Sen)."""
+    return median((b.log2 - a.log2) / (b.step - a.step) for a, b in combinations(points, 2))
+
+
+def _finding(read: LogitsRead, trend: _Trend) -> Finding:
+    spacing = _spacing(read.dtype, trend.now)
+    most = "at most " if read.is_bound else ""
+    ends = (
+        f"At this rate it reaches {SATURATED:.0f} in {trend.steps_left:.0f} iterations, from where"
+        if trend.steps_left
+        else f"From {SATURATED:.0f} on"
+    )
+    return Finding(
+        kind=LOGIT_GROWTH.slug,
+        severity=LOGIT_GROWTH.severity,
+        where=read.where,
+        summary=(
+            f"The largest attention logit in {in_words(read.where)} grows: from {most}"
+            f"{trend.before:.3g} at step {trend.since} to {most}{trend.now:.3g} at step {read.step},"
+            f" and doubles in {trend.doubles_in:.0f} iterations. {ends} a softmax gives all weight to"
+            f" one key and none to the others, and its gradient vanishes; neighbouring numbers of"
+            f" {read.dtype} are {spacing:.2g} apart there now"
+        ),
+        advice=LOGIT_GROWTH.advice,
+        op=read.op,
+        phase="forward",
+        dtype=read.dtype,
+        first_step=trend.since,
+        last_step=read.step,
+        evidence={
+            "largest": trend.now,
+            "largest_before": trend.before,
+            "doubles_in_steps": trend.doubles_in,
+            "saturates_at": SATURATED,
+            "steps_left": trend.steps_left,
+            "spacing": spacing,
+            "is_bound": float(read.is_bound),
+        },
+        source=read.source,
+    )
+
+
+def _spacing(dtype: str, value: float) -> float:
+    """Return the distance of neighbouring numbers of a format at a value."""
+    return float(2.0 ** (math.floor(math.log2(value)) - FORMATS[dtype].mantissa_bits))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
+from ampwatch.wire.records.layers import LayerRecord, Operand, OperandRecord
 from ampwatch.wire.records.ops import (
     CastTotal,
     CensusRecord,
@@ -71,9 +72,12 @@ __all__ = [
     "FindingRecord",
     "KernelRow",
     "KernelTotal",
+    "LayerRecord",
     "MemoryRecord",
     "OpRow",
     "OpTotal",
+    "Operand",
+    "OperandRecord",
     "OptimizerRecord",
     "Phases",
     "PlaceMemory",

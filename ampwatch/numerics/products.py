@@ -34,13 +34,18 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
 
 
+HEADROOM = 3
+"""Exponent of how much larger values may become than they were measured before a format without scales
+overflows: samples are of few steps, and the largest gradient of a hundred is a multiple of that of one."""
+
+
 @dataclass(frozen=True, slots=True)
 class CastLoss:
     """Loss of one tensor by a cast.
 
     Attributes:
         sqnr_db: Signal-to-quantisation-noise ratio; inf without noise, as of nothing but zeros, -inf
-            where elements overflow. Unit: dB.
+            where elements overflow, or would if they were ``2**HEADROOM`` times larger. Unit: dB.
         flushed_share: Elements that become zero among those that are not zero.
     """
 
@@ -79,7 +84,8 @@ def cast_loss(
 
 
 def _by_exponents(histogram: ExponentHistogram, fmt: FloatFormat, shift: int) -> CastLoss:
-    if cast(histogram, fmt, shift).overflow_high:
+    headroom = 0 if fmt.family is FormatFamily.FLOAT8 else HEADROOM  # these have scales
+    if cast(histogram, fmt, shift + headroom).overflow_high:
         return CastLoss(-math.inf, 0.0)
     lowest = math.frexp(fmt.min_normal)[1] - 1
     top = histogram.first + len(histogram.counts) - 1

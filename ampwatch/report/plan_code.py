@@ -172,8 +172,9 @@ def _autocast(plan: Plan) -> list[str]:
         lines += [
             "",
             "",
-            f"# Gradients were judged with a loss scale of {plan.loss_scale:g}, which a GradScaler finds by itself.",
-            "scaler = torch.amp.GradScaler()",
+            "def scaler(device: str):",
+            f'    """Return the scaler of gradients, which were judged with a loss scale of {plan.loss_scale:g}."""',
+            "    return torch.amp.GradScaler(device)",
         ]
     return lines
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
-from ampwatch.numerics.products import CastLoss, cast_loss, product_db
+from ampwatch.numerics.products import HEADROOM, CastLoss, cast_loss, product_db
 from ampwatch.numerics.units.gpus import Gpu, find_gpu
 from ampwatch.numerics.whatif import scale_window
 from ampwatch.report.plan import (
@@ -68,8 +68,8 @@ OPERANDS = {
 WIDE_BITS = 16
 """Bits of the narrowest format of what has to stay wide."""
 
-MAX_LOSS_SCALE = 24
-"""Exponent of the largest loss scale that float16 is judged with."""
+MAX_LOSS_SCALE = 16
+"""Exponent of the largest loss scale that float16 is judged with: that which a GradScaler begins with."""
 
 PHASES = (0, 64, 1024, 16384)
 """First iterations of the phases that are told apart."""
@@ -423,14 +423,14 @@ def _seconds(gpu: Gpu | None, fmt: FloatFormat, flops: int, nbytes: float) -> fl
 
 
 def _loss_scale(layers: Sequence[LayerRecord]) -> int:
-    """Return the exponent of the largest loss scale at which no gradient overflows float16."""
+    """Return the exponent of the largest loss scale at which no gradient overflows float16, with headroom."""
     highest = MAX_LOSS_SCALE
     for record in layers:
         for operand in record.operands:
             if operand.operand is Operand.GRAD_OUTPUT:
                 high = scale_window(operand.histogram, FORMATS["float16"]).high
                 if high is not None:
-                    highest = min(highest, high + nearest_exponent(operand.loss_scale))
+                    highest = min(highest, high - HEADROOM + nearest_exponent(operand.loss_scale))
     return highest
 
 

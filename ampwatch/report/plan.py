@@ -71,6 +71,7 @@ class LayerPlan:
     Attributes:
         module: Qualified name of the module; empty for the root.
         kind: Name of its class.
+        layer: ``linear`` or ``convolution``.
         dtype: Dtype in which it is trained.
         products: Its products, in the order of ``PRODUCTS``; without ``grad_input`` where no gradient goes on.
         why_wide: Why no format below 16 bits was considered; empty if they were.
@@ -79,6 +80,7 @@ class LayerPlan:
 
     module: str
     kind: str
+    layer: str
     dtype: str
     products: tuple[ProductPlan, ...]
     why_wide: str

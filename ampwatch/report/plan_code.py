@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.formats import FORMATS, FormatFamily
+from ampwatch.wire.records import LINEAR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,7 +57,7 @@ def _head(plan: Plan, kind: str) -> list[str]:
 
 
 def _torchao(plan: Plan) -> list[str]:
-    linear = [layer for layer in plan.layers if layer.kind.endswith("Linear")]
+    linear = [layer for layer in plan.layers if layer.layer == LINEAR]
     narrow = [layer for layer in linear if _is_narrow(layer)]
     others = [x.module for x in plan.layers if _is_narrow(x) and x not in linear]
     below = [layer.module for layer in narrow if layer.bits < MAX_FP8_BITS]
@@ -92,7 +93,7 @@ def _te(plan: Plan) -> list[str]:
     for layer in plan.layers:
         recipes.setdefault(_recipe(layer), []).append(layer.module)
     wide = recipes.pop("", [])
-    convolutions = [x.module for x in plan.layers if _recipe(x) and not x.kind.endswith("Linear")]
+    convolutions = [x.module for x in plan.layers if _recipe(x) and x.layer != LINEAR]
     listed = {name: recipe for recipe, names in recipes.items() for name in names}
     used = sorted({recipe.partition("(")[0] for recipe in recipes} | {"Format"})
     return [

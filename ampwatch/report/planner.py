@@ -28,7 +28,7 @@ from ampwatch.report.plan import (
     Plan,
     ProductPlan,
 )
-from ampwatch.wire.records import Operand
+from ampwatch.wire.records import CONVOLUTION, Operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -310,6 +310,7 @@ class _LayerPlanner:
         return LayerPlan(
             module=record.module,
             kind=record.kind,
+            layer=record.layer,
             dtype=record.dtype,
             products=tuple(map(self._product, wanted)),
             why_wide=self._why_wide,
@@ -333,14 +334,14 @@ class _LayerPlanner:
 
     def _refusal(self, product: str, candidate: _Candidate) -> str:
         """Return why a format is out of the question, whatever it would lose; empty if it is not."""
-        gpu, kind = self._asked.gpu, self._record.kind
+        gpu = self._asked.gpu
         if gpu is not None and not gpu.multiplies(candidate.left):
             return f"{gpu.name} does not multiply it"
         if candidate.bits >= WIDE_BITS:
             return ""
         if self._why_wide:
             return self._why_wide
-        if kind.startswith("Conv"):
+        if self._record.layer == CONVOLUTION:
             return "PyTorch has no convolution in it"
         block = candidate.left.block
         multiple = max(candidate.left.alignment, block.elements if block else 1)
@@ -387,7 +388,7 @@ class _LayerPlanner:
         now = FORMATS.get(record.dtype, FORMATS["float32"])
         left, right = (candidate.left, candidate.right) if candidate else (now, now)
         elements = {
-            Operand.INPUT: record.rows * record.inner * record.groups,
+            Operand.INPUT: record.input_elements,
             Operand.WEIGHT: record.inner * record.columns * record.groups,
             Operand.GRAD_OUTPUT: record.rows * record.columns * record.groups,
         }

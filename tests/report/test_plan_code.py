@@ -18,13 +18,13 @@ BF16, FP32, FP4 = ("bfloat16", "bfloat16"), ("float32", "float32"), ("nvfp4", "n
 MX, FP16 = ("mxfp8_e4m3", "mxfp8_e4m3"), ("float16", "float16")
 
 
-def _layer(name: str, *formats: tuple[str, ...], kind: str = "Linear") -> LayerPlan:
+def _layer(name: str, *formats: tuple[str, ...], layer: str = "linear") -> LayerPlan:
     formats = formats * 3 if len(formats) == 1 else formats
     products = tuple(
         ProductPlan(p, f, 30.0, 0.0, "", "", 1, 1.0, 1.0, None, None)
         for p, f in zip(PRODUCTS, formats, strict=True)
     )
-    return LayerPlan(name, kind, "bfloat16", products, "", (1,))
+    return LayerPlan(name, "Any", layer, "bfloat16", products, "", (1,))
 
 
 def _plan(*layers: LayerPlan) -> Plan:
@@ -52,7 +52,7 @@ def test_torchao_converts_linear_layers_that_need_no_more_than_eight_bits() -> N
     """In all three products; what it cannot do is in comments."""
     plan = _plan(
         _layer("up", FP8), _layer("down", FP8, BF16, FP8), _layer("small", FP4),
-        _layer("conv", FP8, kind="Conv2d"), _layer("open", FP8, (), FP8),
+        _layer("conv", FP8, layer="convolution"), _layer("open", FP8, (), FP8),
     )  # fmt: skip
     code = plan.code("torchao")
     space = _run(code)

@@ -51,9 +51,10 @@ def _layer(tensors: dict[Operand, torch.Tensor], name: str = "up", order: int = 
     return LayerRecord(
         module=name,
         kind="Linear",
-        has_products=True,
+        layer="linear",
         order=order,
         rows=ROWS,
+        input_elements=ROWS * INNER,
         inner=INNER,
         columns=COLUMNS,
         groups=1,
@@ -195,7 +196,7 @@ def test_last_layers_routers_and_convolutions_stay_wide() -> None:
     tensors = _tensors()
     names = ["experts.router", "mlp.gate", "gate_proj"]
     layers = [_layer(tensors, name, order) for order, name in enumerate(names)]
-    layers.append(replace(_layer(tensors, "stem", 7), kind="Conv2d"))
+    layers.append(replace(_layer(tensors, "stem", 7), kind="WSConv2d", layer="convolution"))
     layers.append(_layer(tensors, "head", 100))
     plan = plan_of(Box(IDENTITY, layers=layers), limit=5)
 
@@ -207,7 +208,7 @@ def test_last_layers_routers_and_convolutions_stay_wide() -> None:
 
 def test_norms_stay_in_float32() -> None:
     """They are listed with their reason."""
-    norm = replace(_layer({}, "norm"), kind="LayerNorm", has_products=False)
+    norm = replace(_layer({}, "norm"), kind="LayerNorm", layer="")
     plan = plan_of(_box(_layer(_tensors()), norm))
 
     assert [(k.module, k.dtype) for k in plan.kept] == [("norm", "float32")]
@@ -251,8 +252,11 @@ def test_without_blocks_no_block_scaled_format_is_planned() -> None:
 
 def test_a_gpu_decides_what_is_multiplied_and_what_is_gained() -> None:
     """By the peaks of the datasheet: FP8 is twice as fast as bfloat16 where arithmetic is the limit."""
-    big = replace(_layer(_tensors()), rows=8192, inner=8192, columns=8192)
-    layers = [big, replace(big, module="head", order=5, rows=16, inner=16, columns=16)]
+    big = replace(_layer(_tensors()), rows=8192, inner=8192, columns=8192, input_elements=8192**2)
+    layers = [
+        big,
+        replace(big, module="head", order=5, rows=16, inner=16, columns=16, input_elements=256),
+    ]
     box = Box(IDENTITY, layers=layers)
     h100, a100 = plan_of(box, gpu="h100", limit=5), plan_of(box, gpu="A100", limit=5)
     b200 = plan_of(box, gpu="B200", limit=5)
@@ -305,7 +309,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], 
 
 def test_a_model_without_layers_and_a_report_that_knows_none_say_what_to_do() -> None:
     """Reports of older releases have no layers."""
-    norm = replace(_layer({}, "norm"), kind="LayerNorm", has_products=False)
+    norm = replace(_layer({}, "norm"), kind="LayerNorm", layer="")
 
     assert "no linear or convolutional layer" in plan_of(Box(IDENTITY, layers=[norm])).why_not
     old = plan_of(Box(IDENTITY))

@@ -23,6 +23,10 @@ class Operand(IntEnum):
         return self.name.lower()
 
 
+LINEAR, CONVOLUTION = "linear", "convolution"
+"""Layers that have products."""
+
+
 @dataclass(slots=True)
 class OperandRecord:
     """The newest measurement of an operand in a phase of the training.
@@ -49,9 +53,10 @@ class LayerRecord:
     Attributes:
         module: Qualified name of the module; empty for the root.
         kind: Name of its class.
-        has_products: Whether it is a linear or convolutional layer, and all below is known.
+        layer: ``LINEAR`` or ``CONVOLUTION``; empty if it is neither, and what follows is not known.
         order: Place in the order in which the modules were last called, from 0.
         rows: Rows of the product in one call: samples and positions.
+        input_elements: Elements of its input in one call.
         inner: Elements that one dot product of forward sums over.
         columns: Features or channels of its output, of one group.
         groups: Groups of a convolution, else 1.
@@ -64,9 +69,10 @@ class LayerRecord:
 
     module: str
     kind: str
-    has_products: bool
+    layer: str
     order: Count
     rows: Count
+    input_elements: Count
     inner: Count
     columns: Count
     groups: Count
@@ -74,3 +80,8 @@ class LayerRecord:
     dtype: str
     source: str
     operands: list[OperandRecord] = field(default_factory=list)
+
+    @property
+    def has_products(self) -> bool:
+        """Whether it is a linear or convolutional layer."""
+        return self.layer in (LINEAR, CONVOLUTION)

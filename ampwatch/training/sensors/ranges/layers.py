@@ -19,10 +19,10 @@ from ampwatch.numerics.exponents import merged
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.private import ConvNd, own_parameters
+from ampwatch.training.private import ConvNd, own_parameters, version_of
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import to_json
-from ampwatch.wire.records import LayerRecord, Operand, OperandRecord, Topic
+from ampwatch.wire.records import CONVOLUTION, LINEAR, LayerRecord, Operand, OperandRecord, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,18 +117,23 @@ class LayerSensor(Sensor):
         given = args[0] if record.has_products and args else None
         needed = None
         if isinstance(given, torch.Tensor):
-            record.rows = output.numel() // max(record.columns * record.groups, 1)
+            record.input_elements = given.numel()
+            # A transposed convolution spreads each position of its input.
+            is_spread = getattr(module, "transposed", False)
+            channels: Any = module.in_channels if is_spread else record.columns * record.groups
+            record.rows = (given if is_spread else output).numel() // max(channels, 1)
             record.source = self._source_of(given)
             record.has_grad_input = given.requires_grad
             needed = None if record.source else given
         record.dtype = name_of(output.dtype)
         # Which in-place ops have changed it since is told by the version: it is then no output any more.
-        self._outputs[id(output)] = (weakref.ref(output), output._version, name)  # noqa: SLF001 - PyTorch's only name for it
+        if not output.is_inference():  # which has no version
+            self._outputs[id(output)] = (weakref.ref(output), version_of(output), name)
         return needed
 
     def _source_of(self, tensor: torch.Tensor) -> str:
         found = self._outputs.get(id(tensor))
-        if found is None or found[0]() is not tensor or found[1] != tensor._version:  # noqa: SLF001
+        if found is None or found[0]() is not tensor or found[1] != version_of(tensor):
             return ""
         return found[2]
 
@@ -189,9 +194,10 @@ def _new(module: nn.Module, name: str, names: dict[int, str]) -> _Layer:
     record = LayerRecord(
         module=name,
         kind=type(module).__name__,
-        has_products=False,
+        layer="",
         order=0,
         rows=0,
+        input_elements=0,
         inner=0,
         columns=0,
         groups=1,
@@ -202,11 +208,11 @@ def _new(module: nn.Module, name: str, names: dict[int, str]) -> _Layer:
     weight = own_parameters(module).get("weight")
     if not isinstance(module, (nn.Linear, ConvNd)) or weight is None:
         return _Layer(record)
-    record.has_products = True
     if isinstance(module, nn.Linear):
+        record.layer = LINEAR
         record.inner, record.columns = module.in_features, module.out_features
     else:
-        record.groups = module.groups
+        record.layer, record.groups = CONVOLUTION, module.groups
         record.inner = module.in_channels // module.groups * math.prod(module.kernel_size)
         record.columns = module.out_channels // module.groups
     if is_parametrized(module, "weight"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 import ampwatch
 from ampwatch.report.planner import plan_of
@@ -118,6 +119,31 @@ def test_layers_are_described_as_they_were_called(train: Any) -> None:
     assert (head.kind, head.rows, head.inner, head.columns) == ("Linear", 16, 512, 10)
     assert (conv.has_grad_input, head.has_grad_input) == (False, True)
     assert [layer.order for layer in watch.box().layers] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(24, 32), (4, 7, 24)),
+        (nn.Conv2d(4, 8, 3, padding=1, stride=2, groups=2), (2, 4, 8, 8)),
+        (nn.ConvTranspose2d(4, 8, 3, stride=2), (2, 4, 5, 5)),
+    ],
+)
+def test_flops_are_those_that_pytorch_counts(
+    train: Any, layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """Of forward, in one call."""
+    x = torch.randn(shape)
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(10))
+    model(x)
+    record = train(model, x).box().layers[0]
+
+    assert (
+        2 * record.rows * record.inner * record.columns * record.groups == counter.get_total_flops()
+    )
+    assert record.input_elements == x.numel()
 
 
 def test_a_plan_of_a_live_training_rests_on_its_steps(train: Any) -> None:

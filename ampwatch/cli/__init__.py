@@ -28,6 +28,7 @@ VERBS = (
     "explain",
     "grafana",
     "ops",
+    "plan",
     "report",
     "run",
     "top",

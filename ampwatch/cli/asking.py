@@ -104,7 +104,7 @@ def ask(
     Args:
         reader: Of its ring.
         raw: The file, of this user.
-        what: ``trace`` or ``errors``.
+        what: ``trace``, ``errors`` or ``layers``.
         iterations: How many iterations it is about.
         timeout_s: How long it is waited for. Unit: s.
         undo: Takes the request back in the end.
@@ -133,7 +133,7 @@ def ask(
     return answer
 
 
-_NOUNS = {"trace": "trace", "errors": "error budget"}
+_NOUNS = {"trace": "trace", "errors": "error budget", "layers": "precision plan"}
 
 
 def _make_room(ring: Path) -> None:

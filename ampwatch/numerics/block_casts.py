@@ -137,7 +137,7 @@ def _rest(
 def _of_level(level: BlockLevel, fmt: FloatFormat) -> _Totals:
     """Return the sums over a level, in units of the power of two below the largest of a block."""
     others = _others(level)
-    spread = [_spread(others, distance) for distance in range(NUM_DISTANCES)]
+    spread = [cells_of(others, distance) for distance in range(NUM_DISTANCES)]
     total = _Totals()
     if _is_power_of_two(fmt):
         spread[0] = _below_maxima(level, others[0])
@@ -216,7 +216,7 @@ def _flushed_bounds(blocks: BlockHistogram, fmt: FloatFormat) -> tuple[int, int]
     return blocks.at_least(1 - low), blocks.at_least(1 - high)
 
 
-def _spread(others: Sequence[int], distance: int) -> list[float]:
+def cells_of(others: Sequence[int], distance: int) -> list[float]:
     """Return how the elements of a distance from 1 on are spread over its cells, from the lowest up."""
     count = others[distance]
     if not count or not distance:

@@ -23,12 +23,14 @@ from ampwatch.report.html_report import render_html
 from ampwatch.report.logged import METRICS, TOTALS, flat
 from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
+from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, plan_of
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
 from ampwatch.report.standing import render_json
 from ampwatch.settings import Settings
 from ampwatch.training.actions.base import Subscription
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
+from ampwatch.training.model.dtypes import unknown_formats
 from ampwatch.training.model.facts import ranks
 from ampwatch.training.outlet import Outlet
 from ampwatch.training.sensors.births.budgets import checked
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from ampwatch.report.error_budget import ErrorBudget
     from ampwatch.report.logged import LoggedMetric
     from ampwatch.report.op_lines import By
+    from ampwatch.report.plan import Plan
     from ampwatch.training.scalers.loss_scaler import LossScaler
     from ampwatch.wire.records import Finding, Severity
 
@@ -514,6 +517,39 @@ class Monitor:
             raise SettingsError(msg)
         return self._session.error_budget(checked(model, loss, dtype))
 
+    def plan(
+        self,
+        *,
+        limit: float = LIMIT_DB,
+        max_flushed: float = MAX_FLUSHED,
+        gpu: str | None = None,
+        formats: Iterable[str] | None = None,
+    ) -> Plan:
+        """Return for each product of each layer the cheapest format whose loss stays under a limit.
+
+        From what was measured of inputs, weights and gradients so far, in all phases of the training.
+        It changes nothing, and says nothing of steps to come. docs/plan.md explains the numbers. Still
+        there after ``close``.
+
+        Args:
+            limit: Least signal-to-quantisation-noise ratio of a product. Unit: dB.
+            max_flushed: Largest share of elements of an operand that may become zero.
+            gpu: Name of a GPU: what it does not multiply is left out, and gains are by its peaks.
+            formats: Names of the formats to choose from; those that libraries train with if not given.
+
+        Returns:
+            The plan: ``table()``, ``as_dict()``, ``code("torchao")``. Where there is none, its
+            ``why_not`` says why, and what to do.
+
+        Raises:
+            SettingsError: If an argument makes no sense.
+
+        Cost:
+            Some 10 ms for a layer and phase.
+        """
+        plan = plan_of(self.box(), limit=limit, max_flushed=max_flushed, gpu=gpu, formats=formats)
+        return replace(plan, notes=(*plan.notes, *unknown_formats(plan.formats)))
+
     def close(self) -> None:
         """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""
         self._close(RunState.FINISHED, "")
@@ -561,6 +597,7 @@ class Monitor:
         box.settings = {f.name: getattr(self.settings, f.name) for f in fields(self.settings)}
         box.notes = [*report_lines(session.census, session.window), *self._not_seen()]
         box.traceback = self._traceback
+        box.layers = session.layers()
 
     def _require_open(self) -> None:
         if self._closed and self.settings.level != "off":

@@ -117,6 +117,7 @@ class _NoOutlet:
     """A way out that leads nowhere: the page only asks which sensors there are."""
 
     ring_path: Path | None = None
+    identity = None
     said = None
     holders = ()
     world_size = 2  # a rank among others checks its weights against theirs

@@ -57,6 +57,7 @@ from ampwatch.training.sensors.ranges.gradients import (
     DirectGradientSensor,
     ScaledGradientSensor,
 )
+from ampwatch.training.sensors.ranges.layers import LayerSensor
 from ampwatch.training.sensors.ranges.logits import LogitSensor
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
@@ -98,7 +99,7 @@ if TYPE_CHECKING:
     from ampwatch.training.outlet import Outlet
     from ampwatch.training.sensors.births.budgets import Asked
     from ampwatch.training.targets import Targets
-    from ampwatch.wire.records import CensusRecord, WindowRecord
+    from ampwatch.wire.records import CensusRecord, LayerRecord, WindowRecord
 
 logger = logging.getLogger("ampwatch")
 
@@ -357,6 +358,7 @@ class Session:
         self._window = WindowSensor(context) if self._samples else None
         self._replay = ReplaySensor(context) if self._samples else None
         self._phases = PhaseSensor(context)
+        self._layers = LayerSensor(context, outlet.identity) if self._samples else None
         is_taped = self._samples and settings.record_dir
         self._tape = TapeSensor(context, outlet.identity) if is_taped else None
         is_unknown = targets.scaler is None and targets.loss_scaler is None
@@ -390,7 +392,9 @@ class Session:
             yield Planner(context.governor, self.bus)
             gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
             yield gradients(context)
-            yield ActivationSensor(context)
+            if self._layers is not None:
+                yield self._layers
+            yield ActivationSensor(context, self._layers)
             yield WeightSensor(context)
             yield UpdateSensor(context)
             if context.peers.world_size > 1:
@@ -541,6 +545,10 @@ class Session:
         if self._iteration.thread not in (0, get_ident()):
             return ErrorBudget(why_not="another thread trains; ask in that one")
         return self._replay.error_budget(asked)
+
+    def layers(self) -> list[LayerRecord]:
+        """Return the layers that have been called, and what was measured of the operands of their products."""
+        return [] if self._layers is None else self._layers.records()
 
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""

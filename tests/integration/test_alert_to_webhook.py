@@ -74,10 +74,12 @@ scaler = torch.amp.GradScaler("cpu", init_scale={FIRST_SCALE}, growth_interval={
 # Often enough that within its minute every panel has two counts to make a rate of.
 watch = ampwatch.monitor(model, scaler, run="{RUN}", sample_every=2)
 asked = lambda what: (Path(sys.argv[1]) / what).exists()
+# A loader, for a panel shows how long it is waited for.
+batches = iter(torch.utils.data.DataLoader(torch.randn(16 * 100_000, 8), 16))
 fault, end = None, time.monotonic() + 230
 while not asked("stop") and time.monotonic() < end:
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = model(torch.randn(16, 8)).float().square().mean()
+        loss = model(next(batches)).float().square().mean()
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()

@@ -42,7 +42,7 @@ ERRORS = "Errors"
 MEMBERS = {
     "Monitor": (
         "findings", "on_finding", "report", "op_table", "last_step", "metrics", "summary",
-        "gradient_norms", "error_budget", "log_to", "live", "end_iteration", "models", "is_scaled", "url", "closed", "close",
+        "gradient_norms", "error_budget", "plan", "log_to", "live", "end_iteration", "models", "is_scaled", "url", "closed", "close",
     ),
     "Finding": ("key",),
     "Injection": ("active", "remove"),

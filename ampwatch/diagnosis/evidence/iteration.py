@@ -51,6 +51,7 @@ class TensorRange(NamedTuple):
         span: Of an update, how many iterations it is the sum of.
         norm: L2 norm of a gradient, scaled as it is; NaN where it was not measured.
         blocks: Its blocks, of each size; none where they were not measured.
+        is_input: Whether it is what the module was given, instead of what it returned.
     """
 
     topic: Topic
@@ -62,6 +63,7 @@ class TensorRange(NamedTuple):
     span: int = 1
     norm: float = math.nan
     blocks: tuple[BlockHistogram, ...] = ()
+    is_input: bool = False
 
 
 class SamplingCost(NamedTuple):
@@ -110,6 +112,7 @@ class Iteration:
         incomplete: Those of them of which a tensor was not measured, or not as it came to be.
         is_told: Whether it is known if the step was taken: what ended it may not have been able to tell.
         ranges: The measurements.
+        inputs: Those of what layers were given: nothing is judged by them.
         census: The ops, if they were counted.
         window: The kernels, if a profiler window has ended with this iteration.
         time: Where its time went.
@@ -134,6 +137,7 @@ class Iteration:
     incomplete: frozenset[Topic] = frozenset()
     is_told: bool = True
     ranges: Sequence[TensorRange] = field(default=())
+    inputs: Sequence[TensorRange] = field(default=())
     census: OpCensus | None = None
     window: Window | None = None
     time: StepTime = NO_TIME

@@ -290,9 +290,16 @@ class ForwardBegan(NamedTuple):
 
 
 class ForwardReturned(NamedTuple):
-    """A module has returned ``output``, before the user's hooks see it. On demand."""
+    """A module has returned ``output``, before the user's hooks see it. On demand.
+
+    Attributes:
+        module: The module.
+        args: What it was called with by position.
+        output: What it returned.
+    """
 
     module: nn.Module
+    args: Any
     output: Any
 
 
@@ -374,6 +381,18 @@ class ErrorsAsked(NamedTuple):
 
     Attributes:
         path: Empty file of this user, for the budget as JSON.
+        answer: To be called once: with why there is none, in words, or with nothing if it is written.
+    """
+
+    path: Path
+    answer: Callable[[str], None]
+
+
+class LayersAsked(NamedTuple):
+    """Another process asks for the layers, and what was measured of their operands.
+
+    Attributes:
+        path: Empty file of this user, for a report that has the layers alone.
         answer: To be called once: with why there is none, in words, or with nothing if it is written.
     """
 

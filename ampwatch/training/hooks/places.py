@@ -660,9 +660,9 @@ def _after_forward(bus: Bus, handles: list[Any]) -> None:
     # Once: the place comes and goes with the iterations whose outputs are measured.
     of_others = bus.ownership.modules_of_others()
 
-    def returned(module: nn.Module, _args: Any, output: Any) -> None:
+    def returned(module: nn.Module, args: Any, output: Any) -> None:
         if id(module) not in of_others and not is_traced():
-            channel.emit(ForwardReturned(module, output))
+            channel.emit(ForwardReturned(module, args, output))
 
     handles.append(register_module_forward_hook(returned))
 

@@ -579,7 +579,9 @@ class IterationLedger(Sensor):
         if parcel.sample is not None and self._samples is not None:
             iteration.topics = frozenset(parcel.sample.topics)
             iteration.incomplete = frozenset(parcel.sample.incomplete)
-            iteration.ranges = self._samples.take(parcel.sample)
+            taken = self._samples.take(parcel.sample)
+            iteration.ranges = [r for r in taken if not r.is_input]
+            iteration.inputs = [r for r in taken if r.is_input]
         was_alarming = self._alarming
         self._alarming = _is_alarming(iteration)
         if self._arrived.subscribers:

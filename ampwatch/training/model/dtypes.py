@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.numerics.formats import HALF
+from ampwatch.numerics.formats import FORMATS, HALF
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NAMES = {
     dtype: str(dtype).removeprefix("torch.")
@@ -40,3 +44,14 @@ def promoted(dtypes: tuple[torch.dtype, ...]) -> tuple[tuple[str, ...], str]:
     if len(set(names).intersection(HALF)) > 1 and max(bits) == _BITS[HALF[0]]:
         return names, "float32"
     return names, max(names, key=_BITS.__getitem__, default="")
+
+
+def unknown_formats(names: Iterable[str]) -> list[str]:
+    """Return in sentences which number formats this version of PyTorch has no dtype for."""
+    unknown = [
+        name for name in names if (dtype := FORMATS[name].torch_name) and not hasattr(torch, dtype)
+    ]
+    if not unknown:
+        return []
+    listed = ", ".join(unknown)
+    return [f"PyTorch {torch.__version__} has no dtype for {listed}, and a newer one may have"]

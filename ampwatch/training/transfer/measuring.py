@@ -82,6 +82,7 @@ class How(NamedTuple):
         gate: A device scalar; where it reads 0 nothing is measured. Tensors of other devices
             are left alone.
         with_norms: Whether their L2 norms are measured as well: another pass.
+        is_input: Whether modules were given the values, instead of having returned them.
     """
 
     scaled: bool = False
@@ -89,6 +90,7 @@ class How(NamedTuple):
     most: int = 0
     gate: Tensor | None = None
     with_norms: bool = False
+    is_input: bool = False
 
 
 WHOLE = How()
@@ -99,6 +101,9 @@ MAX_ELEMENTS = 16384
 
 OUTPUT = How(most=MAX_ELEMENTS)
 """How outputs of modules are measured."""
+
+INPUT = How(most=MAX_ELEMENTS, is_input=True)
+"""How inputs of modules are measured."""
 
 
 class _Piece(NamedTuple):
@@ -424,4 +429,6 @@ def _landing(topic: Topic, how: How, pieces: Sequence[_Piece], *, with_blocks: b
         RowLabel(p.number, p.item.name, p.item.module, p.dtype, p.tensor.numel()) for p in pieces
     ]
     is_gated = how.gate is not None
-    return Landing(topic, how.scaled, how.span, is_gated, how.with_norms, with_blocks, rows)
+    return Landing(
+        topic, how.scaled, how.span, is_gated, how.with_norms, with_blocks, how.is_input, rows
+    )

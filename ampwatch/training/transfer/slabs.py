@@ -69,6 +69,7 @@ class Landing:
         gated: Whether a device scalar had to be non-zero for the values to be measured.
         with_norms: Whether their L2 norms were measured.
         with_blocks: Whether their blocks were measured.
+        is_input: Whether modules were given the values, instead of having returned them.
         rows: Label of each row; rows of one tensor follow one another.
     """
 
@@ -78,6 +79,7 @@ class Landing:
     gated: bool
     with_norms: bool
     with_blocks: bool
+    is_input: bool
     rows: list[RowLabel]
 
     def read(self, address: int, norms: int, blocks: int) -> Iterator[TensorRange]:
@@ -118,6 +120,7 @@ class Landing:
                     self.span,
                     norm,
                     of_tensor,
+                    self.is_input,
                 )
 
 

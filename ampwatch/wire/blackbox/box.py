@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import (
         DevicePhasesRecord,
         Finding,
+        LayerRecord,
         OptimizerRecord,
         RangeRecord,
         RunIdentity,
@@ -46,6 +47,8 @@ class Box:
         notes: What else there is to know, in sentences.
         failures: The newest exception of each sensor that failed, and how many there were.
         device_phases: The newest iterations that the device has timed, in order.
+        layers: The modules without children, and what was measured of the operands of their products;
+            none if whoever made the box did not know them.
     """
 
     identity: RunIdentity
@@ -65,6 +68,7 @@ class Box:
     notes: list[str] = field(default_factory=list)
     failures: list[SensorFailureRecord] = field(default_factory=list)
     device_phases: list[DevicePhasesRecord] = field(default_factory=list)
+    layers: list[LayerRecord] = field(default_factory=list)
 
     @property
     def has_alarm(self) -> bool:
@@ -113,6 +117,7 @@ def joined(older: Box, newer: Box) -> Box:
         notes=newer.notes or older.notes,
         failures=list(failures.values()),
         device_phases=[timed[key] for key in sorted(timed)],
+        layers=newer.layers or older.layers,
     )
 
 

@@ -40,6 +40,9 @@ from ampwatch.wire.blackbox.box import Box
 from ampwatch.wire.records import (
     DevicePhasesRecord,
     Finding,
+    LayerRecord,
+    Operand,
+    OperandRecord,
     OptimizerRecord,
     RangeRecord,
     RunIdentity,
@@ -154,6 +157,8 @@ def _box(box: Box) -> dict[str, Any]:
         members["failures"] = [_fields(record) for record in box.failures]
     if box.device_phases:
         members["device_phases"] = _table(DevicePhasesRecord, box.device_phases)
+    if box.layers:
+        members["layers"] = [_fields(record) for record in box.layers]
     return members
 
 
@@ -168,16 +173,16 @@ def _table(kind: type[Any], records: Sequence[Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """Return ``value`` as JSON has it."""
-    if isinstance(value, (SkipClass, Topic)):
+    if isinstance(value, (SkipClass, Topic, Operand)):
         return value.label
     # JSON has no NaN and no infinity; what Python writes for them no other parser reads.
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    if isinstance(value, (ExponentHistogram, BlockHistogram, BlockLevel)):
+    if isinstance(value, (ExponentHistogram, BlockHistogram, BlockLevel, OperandRecord)):
         return _fields(value)
     return value
 
@@ -206,6 +211,7 @@ def _read_box(value: object) -> Box:
         ended_ns=_count(given.get("ended_ns", 0)),
         failures=[_read(SensorFailureRecord, f) for f in _list(given.get("failures", []), 256)],
         device_phases=_rows(DevicePhasesRecord, given.get("device_phases", _NO_ROWS)),
+        layers=[_read(LayerRecord, r) for r in _list(given.get("layers", []), 4096)],
     )
 
 
@@ -324,6 +330,10 @@ def _histogram(
     )
 
 
+def _operands(value: object) -> list[OperandRecord]:
+    return [_read(OperandRecord, one) for one in _list(value, 256)]
+
+
 def _plain_histogram(value: object) -> ExponentHistogram | None:
     return None if value is None else _histogram(value, *PLAIN_EXPONENTS)
 
@@ -382,6 +392,8 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "dict[str, float]": _evidence,
     "Severity": Severity,
     "SkipClass": _named({c.label: c for c in SkipClass}),
+    "Operand": _named({o.label: o for o in Operand}),
+    "list[OperandRecord]": _operands,
     "Topic": _named({t.label: t for t in Topic}),
     "Phases": _phases,
     "tuple[Count, Count, Count, Count]": _counts(4),

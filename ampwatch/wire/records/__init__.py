@@ -12,6 +12,7 @@ from __future__ import annotations
 from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
+from ampwatch.wire.records.layers import CONVOLUTION, LINEAR, LayerRecord, Operand, OperandRecord
 from ampwatch.wire.records.ops import (
     CastTotal,
     CensusRecord,
@@ -50,7 +51,9 @@ from ampwatch.wire.records.steps import (
 
 __all__ = [
     "ALL_MODULES",
+    "CONVOLUTION",
     "KERNEL_UNITS",
+    "LINEAR",
     "MAX_OPTIMIZERS",
     "MEMORY_LIMIT",
     "MEMORY_PARTS",
@@ -71,9 +74,12 @@ __all__ = [
     "FindingRecord",
     "KernelRow",
     "KernelTotal",
+    "LayerRecord",
     "MemoryRecord",
     "OpRow",
     "OpTotal",
+    "Operand",
+    "OperandRecord",
     "OptimizerRecord",
     "Phases",
     "PlaceMemory",

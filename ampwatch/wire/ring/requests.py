@@ -1,4 +1,4 @@
-"""Requests for a trace, or an error budget, from one process to another: two small files beside the ring.
+"""Requests for a trace, an error budget or the layers, from one process to another: two small files beside the ring.
 
 The request stays until it is answered; whoever asked takes it back by removing it, and then
 nothing is written. Both files are JSON objects, private to the user, made elsewhere and moved
@@ -29,20 +29,20 @@ _MAX_TOTALS = 256
 _LONGEST_TEXT = 512
 
 
-TRACE, ERRORS = "trace", "errors"
-"""What may be asked for: a Chrome trace, or an error budget as JSON."""
+TRACE, ERRORS, LAYERS = "trace", "errors", "layers"
+"""What may be asked for: a Chrome trace, an error budget as JSON, or a report that has the layers alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Request for a trace, or for an error budget.
+    """Request for a trace, an error budget, or the layers.
 
     Attributes:
         token: Names the request in its answer.
         pid: Who asks.
         path: File that what is asked for replaces; it exists and is empty.
         iterations: How many iterations are profiled.
-        what: ``TRACE`` or ``ERRORS``.
+        what: ``TRACE``, ``ERRORS`` or ``LAYERS``.
     """
 
     token: str
@@ -117,8 +117,8 @@ def read_request(ring: Path) -> TraceRequest:
         msg = f"expected an absolute path and 1 to {MAX_ITERATIONS} iterations, got {str(path)!r} and {iterations}"
         raise ValueError(msg)
     what = _text(content, "what")
-    if what not in (TRACE, ERRORS):
-        msg = f"expected a request for {TRACE!r} or {ERRORS!r}, got {what!r:.80}"
+    if what not in (TRACE, ERRORS, LAYERS):
+        msg = f"expected a request for {TRACE!r}, {ERRORS!r} or {LAYERS!r}, got {what!r:.80}"
         raise ValueError(msg)
     return TraceRequest(_text(content, "token"), _number(content, "pid"), path, iterations, what)
 

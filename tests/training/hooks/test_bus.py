@@ -213,6 +213,7 @@ def test_every_event_that_has_a_place_has_one_place() -> None:
         "ScaleSeen",
         "StepMissed",
         "ErrorsAsked",
+        "LayersAsked",
     }
 
 

@@ -1,4 +1,4 @@
-"""Outputs of leaf modules, and the gradients that come back to them, in sampled iterations."""
+"""Outputs of leaf modules, inputs of layers, and gradients of outputs, in sampled iterations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ampwatch.training.hooks.places import before_node
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task
-from ampwatch.training.transfer.measuring import MAX_ELEMENTS, OUTPUT, How, Item
+from ampwatch.training.transfer.measuring import INPUT, MAX_ELEMENTS, OUTPUT, How, Item
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from ampwatch.training.hooks.events import CompiledEntering, IterationPlanned
     from ampwatch.training.iteration.context import Context
+    from ampwatch.training.sensors.ranges.layers import LayerSensor
 
 MODULES = frozenset({Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT})
 """Topics that need the hook on modules."""
@@ -42,11 +43,13 @@ class ActivationSensor(Sensor):
 
     Args:
         context: Shared parts of the training.
+        layers: Told of calls; says which inputs are to be measured. ``None`` for none.
     """
 
     name = "activations"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, layers: LayerSensor | None = None) -> None:
+        self._layers = layers
         self._bus = context.bus
         # A guard of its own: hooks on nodes of the graph run in backward, begun by no event.
         self._guard = context.bus.guard(self.name)
@@ -75,6 +78,8 @@ class ActivationSensor(Sensor):
     def _begin(self, focus: AbstractSet[str]) -> None:
         self._seen.clear()
         self._focus = focus
+        if self._layers is not None:
+            self._layers.begin()
         wanted = bool(focus or self._governor.wanted & MODULES) and not self._bus.runs_compiled
         if not wanted:
             self._end()
@@ -101,17 +106,26 @@ class ActivationSensor(Sensor):
         """Measure the output of a leaf module, or have its gradient measured."""
         leaf = self._leaves.get(id(event.module))
         if leaf is not None and leaf[2]() is event.module:
-            self._measure(leaf[0], leaf[1], event.output)
+            self._measure(leaf[0], leaf[1], event)
 
-    def _measure(self, number: int, name: str, output: Any) -> None:
+    def _measure(self, number: int, name: str, event: ForwardReturned) -> None:
         part, parts = self._governor.part
         mine = number % parts == part
-        outputs = name in self._focus or (mine and Topic.ACTIVATION in self._governor.wanted)
+        flow = Topic.ACTIVATION in self._governor.wanted
+        outputs = name in self._focus or (mine and flow)
         gradients = mine and Topic.ACTIVATION_GRADIENT in self._governor.wanted
-        if not (outputs or gradients) or not torch.is_grad_enabled():
+        if not (flow or outputs or gradients) or not torch.is_grad_enabled():
             return
-        tensors = [t for t in tensors_in(output) if t.is_floating_point()]
-        if outputs and not self._is_repeated(name):
+        is_first = (flow or outputs) and not self._is_repeated(name)
+        # All are told of, also where a part of the modules is measured: whose output an input is.
+        if is_first and flow and self._layers is not None:
+            given = self._layers.called(event.module, name, event.args, event.output)
+            if mine and given is not None and given.is_floating_point():
+                self._measuring.measure(Topic.ACTIVATION, [Item(name, name, given)], INPUT)
+        if not (outputs or gradients):
+            return
+        tensors = [t for t in tensors_in(event.output) if t.is_floating_point()]
+        if outputs and is_first:
             items = [Item(name, name, t) for t in tensors]
             self._measuring.measure(Topic.ACTIVATION, items, OUTPUT)
         if gradients:

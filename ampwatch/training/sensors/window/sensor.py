@@ -28,7 +28,7 @@ from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.devices import PROFILED, is_capturing
 from ampwatch.training.hooks import fork
-from ampwatch.training.hooks.events import ErrorsAsked
+from ampwatch.training.hooks.events import ErrorsAsked, LayersAsked
 from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OPENING
@@ -46,7 +46,7 @@ from ampwatch.training.sensors.window.totals import (
     ops_found,
 )
 from ampwatch.wire.records import WindowSkip
-from ampwatch.wire.ring.requests import ERRORS, TraceAnswer
+from ampwatch.wire.ring.requests import ERRORS, TRACE, TraceAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -309,7 +309,7 @@ class WindowSensor(Sensor):
         self._pending = None
         if request is None:
             request = self._requests.newest(self._clock.monotonic_ns())
-            if request is not None and request.what == ERRORS:
+            if request is not None and request.what != TRACE:
                 self._hand_on(request)
                 request = None
         if request is None and not self._is_due(step):
@@ -333,7 +333,8 @@ class WindowSensor(Sensor):
         def answer(why_not: str) -> None:
             requests.answer(TraceAnswer(request.token, why_not, self._step - 1))
 
-        self._bus.emit(ErrorsAsked(request.path, answer))
+        asked = ErrorsAsked if request.what == ERRORS else LayersAsked
+        self._bus.emit(asked(request.path, answer))
         if not requests.has_answered(request):
             answer("nobody answers here any more: a sensor has failed, as the log says")
 

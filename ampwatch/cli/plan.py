@@ -1,0 +1,145 @@
+"""``ampwatch plan``: the cheapest format of each product of each layer that keeps a limit."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
+from ampwatch.errors import ReportError, TraceError
+
+if TYPE_CHECKING:
+    from ampwatch.wire.blackbox import Box
+
+DESCRIPTION = """\
+Plan the precision of a training: for each linear and convolutional layer, and for each of
+its three products, the cheapest number format whose loss stays under a limit, why not the
+next cheaper one, what it would gain, and what has to stay in bfloat16 or float32.
+
+It rests on what ampwatch has measured of inputs, weights and gradients while the model
+trained: of a training that runs, which is asked for it between two iterations, or of a
+report. Nothing is changed. docs/plan.md says how a loss is foretold.
+"""
+
+EPILOG = """\
+examples:
+  ampwatch plan
+      of the only training of this user that runs
+  ampwatch plan gpt.json --gpu B200 --limit 16
+      from a report, for a GPU; a product may lose what leaves it 16 dB
+  ampwatch plan gpt.json --formats float16,bfloat16,float32 --limit 40
+      for autocast alone
+  ampwatch plan --code torchao > precision.py
+      as code: module_filter_fn and the conversion; te and autocast likewise
+  ampwatch plan --json > plan.json
+      all of it, for a program
+
+It ends with status 1 and a sentence if there is no plan. In the training's own program
+watch.plan() returns it.
+"""
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="plan which layer can train in which number format",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "report",
+        nargs="?",
+        metavar="REPORT",
+        help="a report, or the name of a run that has left one; a training that runs is asked if not given",
+    )
+    add(
+        "--limit",
+        type=float,
+        metavar="DB",
+        help="least signal-to-noise ratio of a product (default: 20)",
+    )
+    add(
+        "--flushed",
+        type=float,
+        metavar="SHARE",
+        help="largest share of an operand that may become zero (default: 0.1)",
+    )
+    add("--gpu", metavar="NAME", help="plan for this GPU: A100, H100, B200, ...")
+    add("--formats", metavar="A,B,...", help="choose from these formats only")
+    add("--lines", type=int, metavar="N", help="layers of the table (default: 40)")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--json", action="store_true", help="print all of it as JSON")
+    how.add_argument(
+        "--code", choices=("torchao", "te", "autocast"), help="print it as a Python module"
+    )
+    add_choice(parser)
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read what was measured, plan, and print.
+
+    Raises:
+        AmpwatchError: If there is no plan, saying why, or an argument makes no sense.
+    """
+    from ampwatch.report.plan import LINES, to_json  # noqa: PLC0415 - not for --help
+    from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, checked, plan_of  # noqa: PLC0415 - likewise
+
+    limit = LIMIT_DB if args.limit is None else args.limit
+    flushed = MAX_FLUSHED if args.flushed is None else args.flushed
+    formats = (
+        None if args.formats is None else [f.strip() for f in args.formats.split(",") if f.strip()]
+    )
+    checked(limit, flushed, args.gpu, formats)  # before anybody is asked
+    box = _asked(args) if args.report is None else _reported(args)
+    plan = plan_of(box, limit=limit, max_flushed=flushed, gpu=args.gpu, formats=formats)
+    if plan.why_not:
+        msg = f"no precision plan: {plan.why_not}"
+        raise ReportError(msg)
+    if args.code:
+        print(plan.code(args.code), end="")
+    else:
+        lines = LINES if args.lines is None else max(args.lines, 1)
+        print(to_json(plan) if args.json else plan.table(lines), end="")
+    return 0
+
+
+def _reported(args: argparse.Namespace) -> Box:
+    """Return the newest box of a report, of the rank that is asked for, that knows layers."""
+    from ampwatch.cli.report import boxes_of  # noqa: PLC0415 - not for --help
+
+    boxes = boxes_of(args.report)
+    wanted = [
+        box
+        for box in boxes
+        if args.run in (None, box.identity.run) and args.rank in (None, box.identity.rank)
+    ]
+    if not wanted:
+        found = ", ".join(f"{b.identity.run} (rank {b.identity.rank})" for b in boxes)
+        msg = f"expected a rank that --run and --rank choose in {args.report}, found {found}"
+        raise ReportError(msg)
+    return max(wanted, key=lambda box: (bool(box.layers), box.written_ns, -box.identity.rank))
+
+
+def _asked(args: argparse.Namespace) -> Box:
+    """Return what a running training says of its layers."""
+    from ampwatch.cli.progress import progress  # noqa: PLC0415 - not for --help
+    from ampwatch.wire.blackbox.document import from_json  # noqa: PLC0415 - likewise
+
+    with ExitStack() as undo:
+        reader = choose(running(undo), args.run, args.rank)
+        # Beside the ring, which both can reach: a container may have a /tmp of its own.
+        raw = empty_file(reader.path.with_name("plan.json"), undo)
+        with progress(f"waiting for an iteration of {reader.identity.run} to end"):
+            ask(reader, raw, "layers", 1, args.timeout, undo)
+        try:
+            boxes = from_json(raw.read_bytes(), "the answer of the training")
+        except OSError as error:
+            msg = f"cannot read the answer of the training: {error}"
+            raise TraceError(msg) from error
+    return boxes[0]

@@ -1,0 +1,242 @@
+"""Operands of the products of linear and convolutional layers, as they were measured over a training."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from ampwatch.guard import is_of_a_signal
+from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
+from ampwatch.numerics.exponents import merged
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.memory import HeldBytes
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.private import ConvNd, own_parameters, version_of
+from ampwatch.wire.blackbox import Box
+from ampwatch.wire.blackbox.document import to_json
+from ampwatch.wire.records import CONVOLUTION, LINEAR, LayerRecord, Operand, OperandRecord, Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.training.hooks.events import IterationArrived, LayersAsked
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.wire.records import RunIdentity
+
+PHASES = (64, 1024, 16384)
+"""Iterations at which a phase of a training ends: ranges change by orders of magnitude over orders of
+magnitude of steps. The newest measurement of each phase is kept."""
+
+MAX_LAYERS = 512
+"""Modules without children that are known."""
+
+OPERAND_BYTES = 6000
+"""Memory of one measurement with its blocks. Unit: bytes."""
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A module without children that was called.
+
+    Attributes:
+        record: What is known of it.
+        weight: Qualified name of the parameter that is its weight; empty if that is not measured.
+        measured: The measurements by operand and phase.
+    """
+
+    record: LayerRecord
+    weight: str = ""
+    measured: dict[tuple[Operand, int], OperandRecord] = field(default_factory=dict)
+
+
+class LayerSensor(Sensor):
+    """Keeps what was measured of inputs, weights and gradients of outputs of layers.
+
+    It measures nothing itself: the sensor of activations tells it of calls and measures inputs that
+    are the output of no other module.
+
+    Args:
+        context: Shared parts of the training.
+        identity: Whose layers they are.
+    """
+
+    name = "layers"
+
+    def __init__(self, context: Context, identity: RunIdentity) -> None:
+        self._identity = identity
+        self._names = context.names
+        self._layers: dict[str, _Layer] = {}
+        self._calls = 0
+        self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
+        context.memory.add("report", self.held_bytes)
+
+    def installed(self) -> None:
+        """Find the layers: weights are measured before any is called."""
+        names = {id(parameter): name for name, parameter in self._names.parameters()}
+        for name, module in self._names.leaf_modules():
+            if len(self._layers) < MAX_LAYERS:
+                self._layers[name] = _new(module, name, names)
+
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of what is kept, as an estimate."""
+        kept = sum(len(layer.measured) for layer in self._layers.values())
+        return HeldBytes(OPERAND_BYTES * kept)
+
+    def begin(self) -> None:
+        """Forget whose outputs the tensors of the iteration before were."""
+        self._outputs.clear()
+
+    def called(self, module: nn.Module, name: str, args: Any, output: Any) -> torch.Tensor | None:
+        """Take in the call of a module without children.
+
+        Returns:
+            Its input, if that is to be measured; ``None`` if it is none of a linear or convolutional
+            layer, or is the output of a module, which is measured as such.
+        """
+        layer = self._layers.get(name)
+        # Lazy modules become others when they are called first; some are added or replaced later.
+        if layer is None or layer.record.kind != type(module).__name__:
+            if layer is None and len(self._layers) >= MAX_LAYERS:
+                return None
+            names = {id(parameter): known for known, parameter in self._names.parameters()}
+            layer = self._layers[name] = _new(module, name, names)
+        record = layer.record
+        self._calls += 1
+        record.order = self._calls
+        if not isinstance(output, torch.Tensor):
+            return None
+        given = args[0] if record.has_products and args else None
+        needed = None
+        if isinstance(given, torch.Tensor):
+            record.input_elements = given.numel()
+            # A transposed convolution spreads each position of its input.
+            is_spread = getattr(module, "transposed", False)
+            channels: Any = module.in_channels if is_spread else record.columns * record.groups
+            record.rows = (given if is_spread else output).numel() // max(channels, 1)
+            record.source = self._source_of(given)
+            record.has_grad_input = given.requires_grad
+            needed = None if record.source else given
+        record.dtype = name_of(output.dtype)
+        # Which in-place ops have changed it since is told by the version: it is then no output any more.
+        if not output.is_inference():  # which has no version
+            self._outputs[id(output)] = (weakref.ref(output), version_of(output), name)
+        return needed
+
+    def _source_of(self, tensor: torch.Tensor) -> str:
+        found = self._outputs.get(id(tensor))
+        if found is None or found[0]() is not tensor or found[1] != version_of(tensor):
+            return ""
+        return found[2]
+
+    def iteration_arrived(self, event: IterationArrived) -> None:
+        """Keep what has been measured of operands."""
+        iteration = event.iteration
+        if not self._layers or not (iteration.ranges or iteration.inputs):
+            return
+        by_tensor: dict[tuple[Topic, str, bool], list[TensorRange]] = {}
+        for r in (*iteration.ranges, *iteration.inputs):
+            name = r.name if r.topic is Topic.WEIGHT else r.module
+            by_tensor.setdefault((r.topic, name, r.is_input), []).append(r)
+        for layer in self._layers.values():
+            record = layer.record
+            if not record.has_products:
+                continue
+            source = record.source
+            given = (Topic.ACTIVATION, source or record.module, not source)
+            returned = (Topic.ACTIVATION_GRADIENT, record.module, False)
+            for operand, key in (
+                (Operand.INPUT, given),
+                (Operand.WEIGHT, (Topic.WEIGHT, layer.weight, False)),
+                (Operand.GRAD_OUTPUT, returned),
+            ):
+                _keep(layer, operand, by_tensor.get(key, ()), iteration)
+
+    def records(self) -> list[LayerRecord]:
+        """Return the layers that were called, in the order of their calls, and what was measured of them."""
+        called = [layer for layer in self._layers.values() if layer.record.order]
+        layers = sorted(called, key=lambda layer: layer.record.order)
+        return [
+            replace(
+                layer.record,
+                order=order,
+                operands=[layer.measured[key] for key in sorted(layer.measured)],
+            )
+            for order, layer in enumerate(layers)
+        ]
+
+    def layers_asked(self, event: LayersAsked) -> None:
+        """Write the layers to a file, for another process."""
+        box = Box(self._identity, written_ns=time_ns(), layers=self.records())
+        why_not = ""
+        try:
+            event.path.write_text(to_json([box]))
+        except OSError as error:
+            if is_of_a_signal(error):
+                raise
+            why_not = f"it could not be written: {error}"
+        event.answer(why_not)
+
+    def removed(self) -> None:
+        """Let go of tensors."""
+        self._outputs.clear()
+
+
+def _new(module: nn.Module, name: str, names: dict[int, str]) -> _Layer:
+    record = LayerRecord(
+        module=name,
+        kind=type(module).__name__,
+        layer="",
+        order=0,
+        rows=0,
+        input_elements=0,
+        inner=0,
+        columns=0,
+        groups=1,
+        has_grad_input=False,
+        dtype="",
+        source="",
+    )
+    weight = own_parameters(module).get("weight")
+    if not isinstance(module, (nn.Linear, ConvNd)) or weight is None:
+        return _Layer(record)
+    if isinstance(module, nn.Linear):
+        record.layer = LINEAR
+        record.inner, record.columns = module.in_features, module.out_features
+    else:
+        record.layer, record.groups = CONVOLUTION, module.groups
+        record.inner = module.in_channels // module.groups * math.prod(module.kernel_size)
+        record.columns = module.out_channels // module.groups
+    if is_parametrized(module, "weight"):
+        return _Layer(record)  # what is multiplied is computed from what is measured
+    return _Layer(record, names.get(id(weight), ""))
+
+
+def _keep(
+    layer: _Layer, operand: Operand, ranges: Iterable[TensorRange], iteration: Iteration
+) -> None:
+    """Keep the measurement of an operand, in the place of an older one of its phase."""
+    ranges = list(ranges)
+    if not ranges or any(r.histogram.nonfinite for r in ranges):
+        return  # of a step that is skipped
+    key = operand, bisect_right(PHASES, iteration.step)
+    known = layer.measured.get(key)
+    every = [blocks for r in ranges for blocks in r.blocks]
+    if known is not None and known.blocks and not every:
+        return  # blocks are measured in some of the samples
+    scale = iteration.scale_before if ranges[0].scaled else 1.0
+    layer.measured[key] = OperandRecord(
+        step=iteration.step,
+        operand=operand,
+        loss_scale=scale if 0.0 < scale < math.inf else 1.0,
+        blocks=tuple(merged_blocks(every, size) for size in BLOCK_SIZES) if every else (),
+        histogram=merged(r.histogram for r in ranges),
+    )

@@ -1,0 +1,131 @@
+"""`ampwatch plan`, as a user runs it: from a report, and of a real training in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.cli import main
+from ampwatch.wire.blackbox import Box
+from ampwatch.wire.blackbox.document import to_json
+from tests.host.daemon.parts import ROOT
+from tests.report.test_planner import _box, _layer, _tensors
+from tests.workshop.records import IDENTITY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+import torch
+import ampwatch
+from ampwatch.training import outlet
+from ampwatch.training.launcher import DaemonStatus
+
+outlet.ensure_daemon = lambda _settings: DaemonStatus("", "unavailable")  # a ring, and nobody who reads it
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 16))
+optimizer = torch.optim.AdamW(model.parameters())
+watch = ampwatch.monitor(model, optimizer=optimizer, run="net")
+step = 0
+while not Path(sys.argv[1]).exists():
+    model(torch.randn(64, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    step += 1
+    if all(len(r.operands) > 2 for r in watch.box().layers if r.has_products) and watch.box().layers:
+        print("measured", flush=True)
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    """Return a report with a layer and a last one."""
+    path = tmp_path / "gpt.json"
+    path.write_text(to_json([_box(_layer(_tensors()))]))
+    return path
+
+
+def test_a_report_gives_a_table_json_and_code(
+    report: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the limit, the GPU and the formats that are asked for."""
+    assert main(["plan", str(report)]) == 0
+    table = capsys.readouterr().out
+    assert "Precision plan of gpt: the cheapest format of each product that keeps 20 dB" in table
+    assert "float8_e4m3fn" in table
+
+    assert main(["plan", str(report), "--json", "--gpu", "b200", "--limit", "5"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["gpu"], plan["limit_db"]) == ("B200", 5.0)
+    assert plan["layers"][0]["products"][0]["formats"] == ["mxfp4", "mxfp4"]
+
+    arguments = ["--formats", "float16, bfloat16,float32", "--limit", "60", "--code", "autocast"]
+    assert main(["plan", str(report), *arguments]) == 0
+    assert "DTYPE = torch.float16" in capsys.readouterr().out
+
+
+def test_a_running_training_is_planned(
+    own_places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With nothing left beside its ring."""
+    stop = own_places / "stop"
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(stop)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "measured\n"
+        try:
+            assert main(["plan", "--run", "net", "--json"]) == 0
+            plan = json.loads(capsys.readouterr().out)
+            assert [p.suffix for p in (own_places / "rings").iterdir()] == [".ring"]
+        finally:
+            stop.touch()
+            process.stdout.read()
+    assert process.returncode == 0
+    assert [layer["module"] for layer in plan["layers"]] == ["0", "2", "3"]
+    assert plan["layers"][1]["products"][0]["formats"] == ["float8_e4m3fn", "float8_e4m3fn"]
+    assert plan["phases"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "H10"], "did you mean 'H100'"),
+        (["--limit", "-2"], "`limit` to be a number from 0"),
+        (["--flushed", "2"], "`max_flushed` to be a number from 0 to 1"),
+        (["--formats", "fp8"], "expected formats of"),
+        (["--formats", ","], "at least one format"),
+        (["--rank", "7"], "expected a rank that --run and --rank choose"),
+    ],
+)
+def test_bad_arguments_are_explained(
+    report: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a sentence, with status 1."""
+    assert main(["plan", str(report), *arguments]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_report_of_an_older_release_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no layers."""
+    path = tmp_path / "old.json"
+    path.write_text(to_json([Box(IDENTITY)]))
+
+    assert main(["plan", str(path)]) == 1
+    assert "no precision plan: the report says nothing of the layers" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_places")
+def test_without_a_training_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the other commands that ask one do."""
+    assert main(["plan"]) == 1
+    assert "expected a training of this user" in capsys.readouterr().err

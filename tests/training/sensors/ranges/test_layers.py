@@ -1,0 +1,219 @@
+"""Operands of layers: which are measured, whose outputs they are, and that nothing is judged by them."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
+
+import ampwatch
+from ampwatch.report.planner import plan_of
+from ampwatch.training.model.dtypes import unknown_formats
+from ampwatch.wire.records import Operand
+from tests.numerics.oracle import histogram_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ampwatch.wire.records import LayerRecord
+
+
+class Model(nn.Module):
+    """Layers whose inputs are a batch, an output, an output that is changed in place, and a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(64, 64), nn.LayerNorm(64)
+        self.second, self.third, self.fourth = (nn.Linear(64, 64) for _ in range(3))
+        self.relu = nn.ReLU(inplace=True)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        x = self.second(self.norm(self.first(x)))
+        x = self.relu(x)
+        x = self.third(x)
+        x *= 2
+        x = self.fourth(x)
+        return self.head(x.view(-1, 64))
+
+
+@pytest.fixture
+def train(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Train under a monitor whose samples all have blocks, until each operand was measured."""
+    monkeypatch.setattr("ampwatch.training.transfer.measuring.BLOCKS_APART_NS", 0)
+    made: list[ampwatch.Monitor] = []
+
+    def run(
+        model: nn.Module, x: torch.Tensor, steps: int = 300, **settings: Any
+    ) -> ampwatch.Monitor:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # ranges stay what they are
+        watch = ampwatch.monitor(model, optimizer=optimizer, serve=False, **settings)
+        made.append(watch)
+        for step in count():
+            target = torch.zeros(len(x), dtype=torch.long)
+            cross_entropy(model(x), target).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            layers = [layer for layer in watch.box().layers if layer.has_products]
+            if layers and all(len(_operands(layer)) == 3 for layer in layers):
+                break
+            if step >= steps:
+                break
+        return watch
+
+    yield run
+    for watch in made:
+        watch.close()
+
+
+def _operands(layer: LayerRecord) -> dict[Operand, Any]:
+    return {operand.operand: operand for operand in layer.operands}
+
+
+def test_inputs_are_measured_once_as_what_they_are(train: Any) -> None:
+    """As the output of the module that made them, or by themselves where nothing else is measured."""
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(64, 64)
+    watch = train(model, x)
+    layers = {layer.module: layer for layer in watch.box().layers}
+
+    assert {
+        name: layers[name].source for name in ("first", "second", "third", "fourth", "head")
+    } == {
+        "first": "",
+        "second": "norm",
+        "third": "relu",
+        "fourth": "",  # changed in place since
+        "head": "",  # a view
+    }
+    h = model.norm(model.first(x))
+    fourth = model.third(model.relu(model.second(h))) * 2
+    for name, values in {"first": x, "second": h, "fourth": fourth}.items():
+        measured = _operands(layers[name])[Operand.INPUT].histogram
+        assert measured == histogram_of(values.detach().flatten().tolist())
+    weight = _operands(layers["third"])[Operand.WEIGHT].histogram
+    assert weight == histogram_of(model.third.weight.detach().flatten().tolist())
+
+
+def test_layers_are_described_as_they_were_called(train: Any) -> None:
+    """With their shapes, in the order of their calls; the batch has no gradient."""
+    model = nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 10)
+    )
+    watch = train(model, torch.randn(16, 4, 8, 8))
+    conv, _relu, _flatten, head = watch.box().layers
+
+    assert (conv.kind, conv.rows, conv.inner, conv.columns, conv.groups) == (
+        "Conv2d",
+        16 * 64,
+        18,
+        4,
+        2,
+    )
+    assert (head.kind, head.rows, head.inner, head.columns) == ("Linear", 16, 512, 10)
+    assert (conv.has_grad_input, head.has_grad_input) == (False, True)
+    assert [layer.order for layer in watch.box().layers] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(24, 32), (4, 7, 24)),
+        (nn.Conv2d(4, 8, 3, padding=1, stride=2, groups=2), (2, 4, 8, 8)),
+        (nn.ConvTranspose2d(4, 8, 3, stride=2), (2, 4, 5, 5)),
+    ],
+)
+def test_flops_are_those_that_pytorch_counts(
+    train: Any, layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """Of forward, in one call."""
+    x = torch.randn(shape)
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(10))
+    model(x)
+    record = train(model, x).box().layers[0]
+
+    assert (
+        2 * record.rows * record.inner * record.columns * record.groups == counter.get_total_flops()
+    )
+    assert record.input_elements == x.numel()
+
+
+def test_a_plan_of_a_live_training_rests_on_its_steps(train: Any) -> None:
+    """And is that of its report."""
+    torch.manual_seed(0)
+    watch = train(Model(), torch.randn(64, 64))
+    plan = watch.plan()
+
+    assert not plan.why_not
+    assert {p.format for layer in plan.layers[1:-1] for p in layer.products} == {"float8_e4m3fn"}
+    assert plan.layers[-1].bits == 16
+    assert [p.product for p in plan.layers[0].products] == ["forward", "grad_weight"]
+    assert plan.phases[0].first == 0
+    assert plan_of(watch.box()) == plan
+    watch.close()
+    assert watch.plan() == plan
+
+
+def test_a_tied_weight_is_measured_under_the_name_that_it_has(train: Any) -> None:
+    """The head of a language model is often its embedding."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.letters, self.head = nn.Embedding(32, 64), nn.Linear(64, 32, bias=False)
+            self.head.weight = self.letters.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.letters(x))
+
+    model = Tied()
+    watch = train(model, torch.randint(32, (64,)))
+    head = watch.box().layers[-1]
+
+    assert head.source == "letters"
+    assert len(_operands(head)) == 3
+
+
+def test_a_weight_that_is_computed_is_not_said_to_be_measured(train: Any) -> None:
+    """What is multiplied is not the parameter."""
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(64, 64))
+    watch = train(nn.Sequential(layer, nn.Linear(64, 10)), torch.randn(64, 64), steps=60)
+    layers = watch.box().layers
+
+    assert Operand.WEIGHT not in _operands(layers[0]) or not layers[0].has_products
+    assert Operand.WEIGHT in _operands(layers[-1])
+
+
+def test_at_level_light_there_is_no_plan(train: Any) -> None:
+    """And it says what to do."""
+    watch = train(nn.Linear(64, 10), torch.randn(64, 64), steps=5, level="light")
+
+    assert "at level standard" in watch.plan().why_not
+
+
+def test_formats_that_this_torch_lacks_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FP4 has a dtype from 2.8 on."""
+    assert unknown_formats(["bfloat16", "float8_e4m3fn", "tf32"]) == []
+    monkeypatch.delattr(torch, "float4_e2m1fn_x2", raising=False)
+    (sentence,) = unknown_formats(["bfloat16", "mxfp4", "nvfp4"])
+    assert "no dtype for mxfp4, nvfp4" in sentence
+
+
+def test_inputs_are_in_no_range_that_is_judged_or_shown(train: Any) -> None:
+    """Ranges of activations stay those of outputs."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 10))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-3)
+    watch = train(model, torch.randn(64, 64) * 1e4)
+    ranges = {r.module: r for r in watch.box().ranges if r.topic.label == "activation"}
+
+    assert ranges["0"].num_tensors == 1
+    assert ranges["0"].histogram.amax < 1e3

@@ -80,6 +80,7 @@ fault, end = None, time.monotonic() + 230
 while not asked("stop") and time.monotonic() < end:
     with torch.autocast("cpu", dtype=torch.float16):
         loss = model(next(batches)).float().square().mean()
+    watch.batch(samples=16, tokens=128)
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()

@@ -70,6 +70,7 @@ from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, ScaledGradientSensor
+from ampwatch.training.sensors.ranges.layers import LayerSensor
 from ampwatch.training.sensors.ranges.logits import LogitSensor
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
@@ -150,6 +151,8 @@ IN_STEP = [
     (ActivationSensor, "iteration_planned"),
     (ActivationSensor, "forward_returned"),
     (ActivationSensor, "_measure_gradient"),
+    (LayerSensor, "called"),
+    (LayerSensor, "iteration_arrived"),
     (WeightSensor, "iteration_closing"),
     (UpdateSensor, "optimizer_stepping"),
     (UpdateSensor, "optimizer_stepped"),
@@ -438,6 +441,8 @@ SCALED = (
     "memory",
     "phases",
     "waits",
+    "layers",
+    "logits",
 )
 UNWATCHED = ("losses", "missed_steps")
 """Guards of what is there without a scaler only."""

@@ -37,6 +37,7 @@ from turns import (
     steps_of,
     take_turns,
 )
+from workloads import computes_in_bfloat16
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -163,7 +164,12 @@ def main() -> None:
         results = [
             parts.get(each, lambda each=each: measured(each, args)) for each in args.workloads
         ]
-    conditions = {"rounds": args.rounds, "steps": args.steps, "environment": QUIET_ENVIRONMENT}
+    conditions = {
+        "rounds": args.rounds,
+        "steps": args.steps,
+        "computes_in_bfloat16": computes_in_bfloat16(args.device),
+        "environment": QUIET_ENVIRONMENT,
+    }
     found = {"code": parts.code, **kept(results, args.device, **conditions)}
     if args.json:
         write(args.json, found)

@@ -28,6 +28,7 @@ from conditions import (
 from overhead import BARE, CONTROL, phase
 from told import NOT_ASKED, ask_all, installed
 from turns import Plan, parsed, parser_of, steps_of, take_turns
+from workloads import computes_in_bfloat16
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -83,7 +84,12 @@ def main() -> None:
             for each in args.workloads
         ]
     packages = sorted({c.package for c in COMPANIONS.values()} - {"ampwatch"})
-    conditions = {"rounds": args.rounds, "steps": args.steps, "environment": QUIET_ENVIRONMENT}
+    conditions = {
+        "rounds": args.rounds,
+        "steps": args.steps,
+        "computes_in_bfloat16": computes_in_bfloat16(args.device),
+        "environment": QUIET_ENVIRONMENT,
+    }
     found = {
         "code": parts.code,
         **kept(results, args.device, packages, **conditions),

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
+from ampwatch.training.model.machine import cpu_dtypes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -118,7 +120,7 @@ class Workload:
         inputs: Makes one batch.
         targets: Makes what the model is to answer to it.
         loss: Of the model's output and the targets.
-        dtype: Of the autocast region.
+        dtype: Of the autocast region; of bfloat16 there is none on a CPU without instructions for it.
     """
 
     model: Callable[[], nn.Module]
@@ -217,6 +219,11 @@ WORKLOADS = {
 }
 
 
+def computes_in_bfloat16(device: str) -> bool:
+    """Return whether there are instructions for bfloat16: emulated, a step takes ten times as long, and hides overhead."""
+    return device != "cpu" or "bfloat16" in cpu_dtypes()
+
+
 class Training:
     """A workload on a device, ready to step.
 
@@ -238,11 +245,12 @@ class Training:
         self._loss = workload.loss
         self._dtype = workload.dtype
         self._device = device
+        self._autocasts = workload.dtype is not torch.bfloat16 or computes_in_bfloat16(device)
 
     def step(self) -> None:
         """Take one step, as PyTorch's AMP recipe writes it."""
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self._device, dtype=self._dtype):
+        with torch.autocast(self._device, dtype=self._dtype, enabled=self._autocasts):
             loss = self._loss(self.model(self._inputs), self._targets)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)

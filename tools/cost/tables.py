@@ -77,9 +77,12 @@ def origin(kept: dict[str, Measured], target: str) -> str:
         f"{name} {version}" for name, version in it["versions"].items() if name != "ampwatch"
     )
     changed = ", changed since" if it["code"]["changed"] else ""
+    half = ""
+    if not it["conditions"].get("computes_in_bfloat16", True):
+        half = ", which has no instructions for bfloat16, so in float32"
     return (
         f"Measured by `make {target}` on {it['date'][:10]}, commit `{it['code']['commit']}`{changed}, on "
-        f"{it['machine']['cores']} cores of {it['machine']['cpu']}; {versions}."
+        f"{it['machine']['cores']} cores of {it['machine']['cpu']}{half}; {versions}."
     )
 
 

@@ -136,7 +136,8 @@ def test_a_planted_activation_is_found_in_its_module(
 ) -> None:
     """The diagnosis names the module, the iteration and an op: that is what is to be proven."""
     run = healthy(steps=30, scaled=scaled)
-    with watched(run, level=level) as watch:
+    # Each step is looked at, whatever that costs on a busy host.
+    with watched(run, level=level, sample_every=1) as watch:
         ampwatch.inject(watch, fault, module=module, step=22, steps=steps)
         run.loop()
 

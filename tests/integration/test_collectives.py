@@ -82,9 +82,9 @@ for name, (wrap, communicate) in CASES.items():
             optimizer.step()
             optimizer.zero_grad()
     lines = str(watch.report()).splitlines()
-    # An info may be of this machine: it has no instructions for bfloat16.
-    alarms = [f.kind for f in watch.findings if f.root and f.severity != "info"]
-    found[name] = alarms + [x for x in lines if "switched off" in x]
+    # That a CPU has no instructions for bfloat16 is true of the machine, and no finding of this training.
+    kinds = [f.kind for f in watch.findings if f.root and f.kind != "cpu_isa_missing"]
+    found[name] = kinds + [x for x in lines if "switched off" in x]
 Path(sys.argv[1], f"found-{dist.get_rank()}").write_text(json.dumps(found))
 dist.destroy_process_group()
 os._exit(0)  # the models keep the threads of gloo, for which PyTorch aborts a process that ends: see test_shards.py

@@ -75,7 +75,7 @@ class KeptGraphs:
     def mark(self, step: int, loss: object) -> bool:
         """Follow a loss of an iteration; return whether it has a graph.
 
-        Cost: 10 us.
+        Cost: 10 us, and some 2 us a node of the way down its graph, so 0.3 ms for a deep model.
         """
         node = getattr(loss, "grad_fn", None)
         if node is None or not isinstance(loss, torch.Tensor):

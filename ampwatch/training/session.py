@@ -25,7 +25,7 @@ from ampwatch.training.iteration.programs import Programs
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.memory import MemoryBudget, limit_of
-from ampwatch.training.model.facts import layer_shapes, run_facts
+from ampwatch.training.model.facts import layer_shapes, ranks, run_facts
 from ampwatch.training.model.home import Home
 from ampwatch.training.model.living import alive
 from ampwatch.training.model.machine import machine_of, no_peak
@@ -229,6 +229,7 @@ class Whereabouts(Sensor):
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Look once: by now all parameters are where they are going to be."""
         self.is_dormant = True
+        self._count_ranks()
         context = self._context
         home, before = context.home, context.home.device
         if not home.update():
@@ -247,6 +248,20 @@ class Whereabouts(Sensor):
         self._diagnosis.move(machine_of(home.device, context.settings), layers)
         self._diagnosis.check_layers()
         context.bus.emit(FactsChanged())
+
+    def _count_ranks(self) -> None:
+        rank, _, world_size = ranks()
+        known = self._context.peers.world_size
+        if world_size != known:
+            logger.warning(
+                "this is rank %d of %d since torch.distributed.init_process_group(); ampwatch.monitor()"
+                " was called before it and knows of %d: what ranks do to one another is not seen, and each"
+                " may be taken for the same one; call monitor() after init_process_group(), or set RANK,"
+                " LOCAL_RANK and WORLD_SIZE as torchrun does",
+                rank,
+                world_size,
+                known,
+            )
 
 
 class Session:

@@ -159,6 +159,7 @@ def cost_us() -> tuple[float, float]:
                 channel.subscribers = tuple(
                     one for one in channel.subscribers if not isinstance(one.sensor, PhaseSensor)
                 )
+            session.bus.time_no_more()
             session.bus._take_off_unwanted()
         return watch
 

@@ -159,7 +159,8 @@ def _row(place: Place) -> str:
 
 def _listeners(place: Place, level: str) -> Iterator[str]:
     for sensor in sensors_of(level):
-        if any(hasattr(sensor, handler_name(event)) for event in place.events):
+        is_told = any(hasattr(sensor, handler_name(event)) for event in place.events)
+        if is_told or not sensor.times.isdisjoint(place.events):
             yield sensor.name
 
 

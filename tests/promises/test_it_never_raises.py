@@ -86,6 +86,7 @@ from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
 from ampwatch.training.sensors.time.phases import PhaseSensor
+from ampwatch.training.sensors.time.splitting import Splitter
 from ampwatch.training.session import Notices
 from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
@@ -138,12 +139,8 @@ IN_STEP = [
     (UpdatePrecision, "detect"),
     (StepTimes, "detect"),
     (PhaseSensor, "root_called"),
-    (PhaseSensor, "backward_began"),
-    (PhaseSensor, "_end_backward"),
-    (PhaseSensor, "step_began"),
-    (PhaseSensor, "optimizer_stepping"),
-    (PhaseSensor, "optimizer_stepped"),
     (PhaseSensor, "iteration_closed"),
+    (Splitter, "split"),
     (ScaledGradientSensor, "unscaling"),
     (ScaledGradientSensor, "step_began"),
     (ScaledGradientSensor, "step_ended"),

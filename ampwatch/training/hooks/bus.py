@@ -9,7 +9,7 @@ list: ``places.PLACES``.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ampwatch.guard import Channel, Guard, Subscriber, unbroken
 from ampwatch.training.hooks import events
@@ -75,6 +75,19 @@ TORCH_EVENTS: tuple[type, ...] = tuple(
 """All events of `events.py`."""
 
 
+Moment: TypeAlias = "tuple[int, int, type, int]"
+"""When something happened (unit ns), on which thread (``threading.get_ident``), the kind of event, and what
+else has to be known of it: see ``events.py``."""
+
+
+def _no_time() -> int:
+    return 0
+
+
+def _forget(_moment: Moment) -> None:
+    """Take a moment that nobody wants."""
+
+
 class Bus:
     """Hands the events of one training to its sensors.
 
@@ -92,6 +105,8 @@ class Bus:
         scaler: The watched scaler. Another one may take over while the training runs.
         models: As given.
         loss_scaler: As given.
+        now: The clock of moments. Unit: ns.
+        note: Takes a moment; forgets it unless a sensor has asked for moments.
         infers_scale: Whether the scale is that which losses were seen to be multiplied by.
         ownership: Says which modules, optimizers and graphs are another training's.
         is_stepping: Whether a step through the watched scaler is running.
@@ -117,6 +132,9 @@ class Bus:
         self.scaler = scaler
         self.models = models
         self.loss_scaler = loss_scaler
+        self.now: Callable[[], int] = _no_time
+        self.note: Callable[[Moment], object] = _forget
+        self._timed: frozenset[type] = frozenset()
         self.infers_scale = False
         self.ownership = Ownership(models)
         self._asking = self.guard("ownership", is_thread_safe=True)
@@ -232,6 +250,31 @@ class Bus:
     def hears(self, sensor: Sensor, event: type) -> bool:
         """Whether a sensor is told of an event."""
         return any(s.sensor is sensor for s in self.channel(event).subscribers)
+
+    @unbroken
+    def time(
+        self, sensor: Sensor, now: Callable[[], int], note: Callable[[Moment], object]
+    ) -> None:
+        """Have the moments of ``sensor.times`` noted from now on.
+
+        Who only wants to know when something happened is not told of it: a call behind a guard takes
+        ten times as long. One sensor of a training can have them.
+
+        Args:
+            sensor: The sensor.
+            now: The clock. Unit: ns.
+            note: Takes each moment, on the thread on which it happens. Must not raise.
+        """
+        self._timed, self.now, self.note = sensor.times, now, note
+        self._place()
+
+    def time_no_more(self) -> None:
+        """Have no moments noted any more. Idempotent.
+
+        What was placed for them stays until something else is taken off: the sensor may have failed in a
+        hook of PyTorch's, which walks over its hooks in place.
+        """
+        self._timed, self.now, self.note = frozenset(), _no_time, _forget
 
     # Rest.
 
@@ -370,6 +413,7 @@ class Bus:
         for sensor, _ in reversed(self._sensors):
             # Its own guard is off after a failure, or held where a sensor's callback closes.
             Guard(sensor.name, self.account).run(sensor.removed)
+        self.time_no_more()
         self.at_boundary = ()
         self.is_stepping = self.is_optimizer_stepping = False
 
@@ -386,7 +430,9 @@ class Bus:
 
     def _is_wanted(self, place: Place) -> bool:
         return not place.events or any(
-            self.channel(event).subscribers or self.of_other_scalers(event).subscribers
+            event in self._timed
+            or self.channel(event).subscribers
+            or self.of_other_scalers(event).subscribers
             for event in place.events
         )
 

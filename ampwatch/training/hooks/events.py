@@ -178,23 +178,29 @@ class BatchAwaited(NamedTuple):
 
 
 class BatchArrived(NamedTuple):
-    """It has the batch, or there is none any more, or the loader has raised."""
+    """It has the batch, or there is none any more, or the loader has raised. Only its moment is noted."""
 
 
 class CommunicationAwaited(NamedTuple):
-    """The program begins to wait for a collective (``torch.distributed.Work.wait``)."""
+    """The program begins to wait for a collective (``torch.distributed.Work.wait``).
+
+    Only its moment is noted, with 1 within backward and else 0.
+    """
 
 
 class CommunicationArrived(NamedTuple):
-    """It has waited; on a device only the stream may have to."""
+    """It has waited; on a device only the stream may have to. Only its moment is noted."""
 
 
 class ClipBegan(NamedTuple):
-    """A function of ``torch.nn.utils`` begins to take a norm of gradients, or to clip them."""
+    """A function of ``torch.nn.utils`` begins to take a norm of gradients, or to clip them.
+
+    Only its moment is noted.
+    """
 
 
 class ClipEnded(NamedTuple):
-    """It has returned, or raised."""
+    """It has returned, or raised. Only its moment is noted."""
 
 
 class Zeroed(NamedTuple):
@@ -246,6 +252,10 @@ class BackwardBegan(NamedTuple):
     tensors: tuple[Any, ...]
     gradients: tuple[Any, ...]
     is_alone: bool = True
+
+
+class BackwardEnded(NamedTuple):
+    """It has returned, and has not raised. Only its moment is noted."""
 
 
 class AutocastEntering(NamedTuple):

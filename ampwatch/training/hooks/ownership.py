@@ -40,6 +40,7 @@ class Ownership:
     Attributes:
         models: As given.
         optimizers: Returns its optimizers that are known and still there.
+        has_others: Whether another training is watched in this process.
         has_company: Whether a training was seen in this process that nobody watches: an optimizer, or
             a scaler of torch's, that is none of this training's as far as is known.
     """
@@ -47,24 +48,28 @@ class Ownership:
     def __init__(self, models: Models) -> None:
         self.models = models
         self.optimizers: Callable[[], Iterable[Optimizer]] = tuple
-        self.has_company = False
+        self.has_others = self.has_company = False
         self._ours: set[int] = set()
         self._known: dict[int, tuple[weakref.ref[Optimizer], bool]] = {}
         self._changes = -1
 
     def begin(self) -> None:
         """Take part from now on."""
-        global _open, _changes  # noqa: PLW0603 - of the process
-        _open = (*(one for one in _open if one is not self), self)
-        _changes += 1
+        self._change((*(one for one in _open if one is not self), self))
 
     def end(self) -> None:
         """Take part no more. Idempotent."""
-        global _open, _changes  # noqa: PLW0603 - of the process
-        _open = tuple(one for one in _open if one is not self)
-        _changes += 1
+        self._change(tuple(one for one in _open if one is not self))
         self._known.clear()
         self._ours.clear()
+
+    def _change(self, now_open: tuple[Ownership, ...]) -> None:
+        global _open, _changes  # noqa: PLW0603 - of the process
+        _open = now_open
+        _changes += 1
+        # Now and not when it is asked for: that is in each step.
+        for one in {*now_open, self}:
+            one.has_others = any(other is not one for other in now_open)
 
     def modules_of_others(self) -> set[int]:
         """Return the identities of modules that others watch, and this training does not."""
@@ -134,11 +139,6 @@ class Ownership:
             for other in _open
             if other is not self
         )
-
-    @property
-    def has_others(self) -> bool:
-        """Whether another training is watched in this process."""
-        return len(_open) > 1 or (bool(_open) and _open[0] is not self)
 
 
 def _leaves_behind(roots: Iterable[Any], ours: set[int]) -> list[nn.Parameter]:

@@ -39,6 +39,7 @@ from ampwatch.training.hooks.events import (
     AutocastEntering,
     AutocastLeft,
     BackwardBegan,
+    BackwardEnded,
     BatchArrived,
     BatchAwaited,
     ClipBegan,
@@ -274,12 +275,15 @@ def _unscale(bus: Bus, handles: list[Any]) -> None:
 
     # scaler.step unscales as well; then the step is what sensors are told of.
     def before(scaler: GradScaler, args: Any, kwargs: Any) -> None:
-        optimizer = _optimizer(args, kwargs)
-        if scaler is bus.scaler and not bus.is_stepping and optimizer is not None:
-            unscaling.emit(Unscaling(scaler, optimizer))
+        if scaler is bus.scaler and not bus.is_stepping:
+            optimizer = _optimizer(args, kwargs)
+            if optimizer is not None:
+                bus.note((bus.now(), get_ident(), Unscaling, 0))
+                unscaling.emit(Unscaling(scaler, optimizer))
 
     def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
         if scaler is bus.scaler and not bus.is_stepping:
+            bus.note((bus.now(), get_ident(), Unscaled, 0))
             unscaled.emit(Unscaled(scaler, _optimizer(args, kwargs)))
 
     _on_scaler(bus, handles, "unscale_", before=before, after=after)
@@ -299,17 +303,19 @@ def _step(bus: Bus, handles: list[Any]) -> None:
             # It may have taken over with this very step.
             if scaler is not bus.scaler:
                 return
+        bus.note((bus.now(), get_ident(), StepBegan, 0))
         began.emit(event)
         # What step() itself reads: a method of the user's may raise, and not because of the user.
         bus.is_stepping = getattr(scaler, IS_ENABLED, True)
 
     def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
-        event = StepEnded(scaler, _optimizer(args, kwargs))
+        channel = others_ended
         if scaler is bus.scaler:
+            bus.note((bus.now(), get_ident(), StepEnded, 0))
             bus.is_stepping = False
-            ended.emit(event)
-        else:
-            others_ended.emit(event)
+            channel = ended
+        if channel.subscribers:
+            channel.emit(StepEnded(scaler, _optimizer(args, kwargs)))
 
     def failed(scaler: GradScaler) -> None:
         if scaler is bus.scaler:
@@ -382,6 +388,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
             begun.clear()
         begun.add(id(optimizer))
         bus.is_optimizer_stepping = True
+        bus.note((bus.now(), get_ident(), OptimizerStepping, 0))
         if stepping.subscribers:
             stepping.emit(OptimizerStepping(optimizer))
 
@@ -394,6 +401,7 @@ def _optimizer_step(bus: Bus, handles: list[Any]) -> None:
         if is_outermost:
             outermost = None
             begun.clear()
+            bus.note((bus.now(), get_ident(), OptimizerStepped, 0))
         bus.is_optimizer_stepping = False
         stepped.emit(OptimizerStepped(optimizer, bus.is_stepping, is_outermost))
         if bus.at_boundary:
@@ -450,16 +458,17 @@ def _batches(bus: Bus, handles: list[Any]) -> None:
     # Where the first DataLoader is made its module has been imported: by torch itself.
     if LOADER_ITERATOR is None:
         return
-    awaited, arrived = bus.channel(BatchAwaited), bus.channel(BatchArrived)
+    awaited = bus.channel(BatchAwaited)
 
     def before(loader: Any, _args: Any, _kwargs: Any) -> None:
+        bus.note((bus.now(), get_ident(), BatchAwaited, 0))
         awaited.emit(BatchAwaited(loader))
 
     def after(_loader: Any, _args: Any, _kwargs: Any) -> None:
-        arrived.emit(BatchArrived())
+        bus.note((bus.now(), get_ident(), BatchArrived, 0))
 
     def failed(_loader: Any) -> None:
-        arrived.emit(BatchArrived())
+        bus.note((bus.now(), get_ident(), BatchArrived, 0))
 
     handles.append(listen(LOADER_ITERATOR, "__next__", before=before, after=after, failed=failed))
 
@@ -467,16 +476,15 @@ def _batches(bus: Bus, handles: list[Any]) -> None:
 def _communication(bus: Bus, handles: list[Any]) -> None:
     if not torch.distributed.is_available():
         return
-    awaited, arrived = bus.channel(CommunicationAwaited), bus.channel(CommunicationArrived)
 
     def before(_work: Any, _args: Any, _kwargs: Any) -> None:
-        awaited.emit(CommunicationAwaited())
+        bus.note((bus.now(), get_ident(), CommunicationAwaited, int(graph_task() != -1)))
 
     def after(_work: Any, _args: Any, _kwargs: Any) -> None:
-        arrived.emit(CommunicationArrived())
+        bus.note((bus.now(), get_ident(), CommunicationArrived, 0))
 
     def failed(_work: Any) -> None:
-        arrived.emit(CommunicationArrived())
+        bus.note((bus.now(), get_ident(), CommunicationArrived, 0))
 
     work = torch.distributed.Work
     handles.append(listen(work, "wait", before=before, after=after, failed=failed))
@@ -488,17 +496,15 @@ TIMED_CLIPS = (CLIP_NORM, CLIP, "clip_grad_value_")
 
 
 def _clip_times(bus: Bus, handles: list[Any]) -> None:
-    began, ended = bus.channel(ClipBegan), bus.channel(ClipEnded)
-
     def before(_args: Any, _kwargs: Any) -> None:
         if tracing_state() is None:
-            began.emit(ClipBegan())
+            bus.note((bus.now(), get_ident(), ClipBegan, 0))
 
     def after(_args: Any, _kwargs: Any) -> None:
-        ended.emit(ClipEnded())
+        bus.note((bus.now(), get_ident(), ClipEnded, 0))
 
     def failed() -> None:
-        ended.emit(ClipEnded())
+        bus.note((bus.now(), get_ident(), ClipEnded, 0))
 
     places = [(clip_grad, name) for name in TIMED_CLIPS]
     places += [(nn.utils, "get_total_norm"), (nn.utils, "clip_grads_with_norm_")]
@@ -514,8 +520,9 @@ def _backward(bus: Bus, handles: list[Any]) -> None:
     # Every Tensor.backward goes through torch.autograd.backward. One within another one is part
     # of that: activation checkpointing computes its piece of the forward pass again there.
     channel = bus.channel(BackwardBegan)
-    # By thread what is to be called at the end of the backward that is running.
-    running: dict[int, Sequence[tuple[Guard, Callable[[], object]]]] = {}
+    # By thread what is to be called at the end of the backward that is running; of another training's
+    # nothing is told.
+    running: dict[int, Sequence[tuple[Guard, Callable[[], object]]] | None] = {}
 
     def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if graph_task() != -1 or tracing_state() is not None:
@@ -523,17 +530,22 @@ def _backward(bus: Bus, handles: list[Any]) -> None:
         me = get_ident()
         running.pop(me, None)
         is_alone = not running
-        tensors = args[0] if args else kwargs.get("tensors")
-        gradients = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
-        roots = (tensors,) if isinstance(tensors, torch.Tensor) else _listed(tensors)
-        running[me] = ()
-        if not bus.is_graph_of_another(roots):
-            given = () if gradients is None else _listed(gradients)
-            running[me] = channel.emit(BackwardBegan(roots, given, is_alone))
+        running[me] = None
+        roots = _listed(args[0] if args else kwargs.get("tensors"))
+        if bus.is_graph_of_another(roots):
+            return
+        bus.note((bus.now(), me, BackwardBegan, 0))
+        given = _listed(args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
+        running[me] = channel.emit(BackwardBegan(roots, given, is_alone))
 
     def after(_args: Any, _kwargs: Any) -> None:
-        if graph_task() == -1:
-            for guard, end in running.pop(get_ident(), ()):
+        if graph_task() != -1:
+            return
+        me = get_ident()
+        ends = running.pop(me, None)
+        if ends is not None:
+            bus.note((bus.now(), me, BackwardEnded, 0))
+            for guard, end in ends:
                 guard.run(end)
 
     def failed() -> None:
@@ -871,7 +883,7 @@ PLACES: tuple[Place, ...] = (
         (ClippingByNorm, ClippingByValue),
         _clip,
     ),
-    Place("torch.autograd.backward", FUNCTION, (BackwardBegan,), _backward),
+    Place("torch.autograd.backward", FUNCTION, (BackwardBegan, BackwardEnded), _backward),
     Place(
         "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
         REPLACED,

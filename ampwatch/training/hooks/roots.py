@@ -20,7 +20,13 @@ from torch import nn
 from ampwatch.training.hooks.compiling import is_traced, may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.taps import listen
-from ampwatch.training.private import GUARDS_CLASSES, OPTIMIZED_MODULE, ORIGINAL_MODULE, eval_frame
+from ampwatch.training.private import (
+    GUARDS_CLASSES,
+    OPTIMIZED_MODULE,
+    ORIGINAL_MODULE,
+    eval_frame,
+    tracing_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,13 +127,15 @@ class RootCalls:
 
     def _root(self, called: Any) -> nn.Module | None:
         """Return the watched model that is called, by itself or through what wraps it."""
+        if tracing_state() is not None:  # of other ways to write down what is done the caller knows
+            return None
         # As a rule it is called by itself.
         known = self._roots.get(id(called))
-        if known is not None and known() is called and not is_traced():
+        if known is not None and known() is called:
             return known()
         module: nn.Module = unwrapped(called)
         known = self._roots.get(id(module))
-        return module if known is not None and known() is module and not is_traced() else None
+        return module if known is not None and known() is module else None
 
     def _before(self, called: Any, args: Any, kwargs: Any) -> None:
         root = self._root(called)
@@ -135,6 +143,8 @@ class RootCalls:
             self._called.emit(RootCalled(root, args, kwargs))
 
     def _after(self, called: Any, output: Any, _args: Any, _kwargs: Any) -> None:
+        if not self._returned.subscribers:
+            return
         root = self._root(called)
         if root is not None:
             self._returned.emit(RootReturned(root, output))
@@ -158,7 +168,7 @@ class _CompiledCall:
 
         def heard(*args: Any, **kwargs: Any) -> Any:
             module = reference()
-            if module is None or torch.compiler.is_compiling():
+            if module is None or is_traced():
                 return compiled(*args, **kwargs)
             calls._before(module, args, kwargs)  # noqa: SLF001 - of this module
             output = compiled(*args, **kwargs)

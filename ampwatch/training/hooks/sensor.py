@@ -23,6 +23,7 @@ class Sensor:
         is_dormant: Nothing happens that concerns it; costs less than being called in vain.
         rests: Whether it wants the events of each step (``EACH_STEP``) in some iterations only: what a
             program does wrong in its calls it does again.
+        times: Events of which it wants to know when they happen, and no more: see ``Bus.time``.
         deaf_to: Names of events that it has methods for and does not want in this training.
         guard: Its fail-open boundary, where it does work that no event begins; else the bus
             makes one.
@@ -34,6 +35,7 @@ class Sensor:
     any_scaler: bool = False
     is_dormant: bool = False
     rests: bool = False
+    times: frozenset[type] = frozenset()
     deaf_to: frozenset[str] = frozenset()
     guard: Guard | None = None
 

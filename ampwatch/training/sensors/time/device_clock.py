@@ -10,6 +10,8 @@ from ampwatch.training.devices import Link, is_capturing
 from ampwatch.wire.records import StepPhase
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from ampwatch.training.devices import Timer
@@ -23,9 +25,14 @@ MAX_FLYING = 4
 
 
 class _Mark(NamedTuple):
-    """A point of the stream at which a phase begins."""
+    """A point of the stream.
 
-    phase: int
+    Attributes:
+        place: Which moment of the iteration it is; -1 for its beginning.
+        timer: The event.
+    """
+
+    place: int
     timer: Timer
 
 
@@ -37,11 +44,13 @@ class _Timed(NamedTuple):
         stream: The stream that the training used when it began. Another one, as of a prefetcher, passes
             its marks at other times, and what lies between two streams is no duration.
         marks: The marks.
+        phases: The phase that begins with each moment; known once the iteration has ended.
     """
 
     step: int
     stream: Any
     marks: list[_Mark]
+    phases: list[int]
 
 
 class DeviceClock:
@@ -71,41 +80,44 @@ class DeviceClock:
 
     def begin(self, step: int) -> None:
         """Time iteration ``step``, which begins now."""
-        self.end()
+        self.drop()
         if len(self._flying) < MAX_FLYING:
-            self._open = _Timed(step, self._link.stream(self._device), [])
-            self.mark(int(StepPhase.REST))
+            self._open = _Timed(step, self._link.stream(self._device), [], [])
+            self.mark(-1)
 
-    def mark(self, phase: int) -> None:
-        """Begin a phase of the iteration that is timed, if one is."""
+    def mark(self, place: int) -> None:
+        """Mark a moment of the iteration that is timed, if one is.
+
+        Args:
+            place: Which moment of the iteration it is, from 0 on.
+        """
         timed = self._open
         if timed is None:
             return
         if len(timed.marks) >= MAX_MARKS or is_capturing():
-            self._open = None
-            self._free += [mark.timer for mark in timed.marks]
+            self.drop()
             return
         timer = self._free.pop() if self._free else self._link.make_timer(self._device)
         timer.record(timed.stream)
-        timed.marks.append(_Mark(phase, timer))
+        timed.marks.append(_Mark(place, timer))
 
-    def rename(self, phase: int, to: int, since: tuple[int, ...]) -> None:
-        """Have a phase be another one, back to the last mark of one of ``since``: it is known now."""
-        marks = [] if self._open is None else self._open.marks
-        for place in range(len(marks) - 1, -1, -1):
-            if marks[place].phase in since:
-                return
-            if marks[place].phase == phase:
-                marks[place] = marks[place]._replace(phase=to)
-
-    def end(self) -> None:
-        """End the iteration that is timed, if one is."""
-        timed = self._open
-        if timed is not None:
-            self.mark(int(StepPhase.REST))
+    def drop(self) -> None:
+        """Time the iteration that is open no further, if one is timed."""
         if self._open is not None:
-            self._flying.append(self._open)
+            self._free += [mark.timer for mark in self._open.marks]
             self._open = None
+
+    def end(self, phases: Sequence[int]) -> None:
+        """End the iteration that is timed, if one is.
+
+        Args:
+            phases: The phase that begins with each of its moments.
+        """
+        self.mark(len(phases))
+        timed, self._open = self._open, None
+        if timed is not None:
+            timed.phases.extend(phases)
+            self._flying.append(timed)
 
     def arrived(self) -> list[tuple[int, Phases]]:
         """Return the iterations whose marks have all been passed, and their phases. Never waits.
@@ -115,14 +127,15 @@ class DeviceClock:
         """
         found: list[tuple[int, Phases]] = []
         while self._flying and not is_capturing():
-            step, _, marks = self._flying[0]
+            step, _, marks, phases = self._flying[0]
             last: Any = marks[-1].timer
             if not last.query():
                 break
             self._flying.popleft()
             spent = [0.0] * len(StepPhase)
             for begin, end in pairwise(marks):
-                spent[begin.phase] += max(begin.timer.elapsed_time(end.timer), 0.0) / 1e3
+                phase = int(StepPhase.REST) if begin.place < 0 else phases[begin.place]
+                spent[phase] += max(begin.timer.elapsed_time(end.timer), 0.0) / 1e3
             self._free += [mark.timer for mark in marks]
             found.append((step, tuple(spent)))  # type: ignore[arg-type] # as many as there are phases
         return found

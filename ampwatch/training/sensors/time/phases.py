@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -23,45 +24,46 @@ from ampwatch.training.private import (
 )
 from ampwatch.training.sensors.time.device_clock import DeviceClock
 from ampwatch.training.sensors.time.scheduling import ThreadTimes
+from ampwatch.training.sensors.time.splitting import (
+    BACKWARD,
+    BACKWARD_WITH_REDUCTION,
+    COMMUNICATION,
+    EVALUATES,
+    FORWARD,
+    KEEPS_GRADIENTS,
+    REST,
+    SUMS_GRADIENTS,
+    TIMED,
+    TRAINS,
+    Splitter,
+)
 from ampwatch.wire.records import NO_PHASES, StepPhase
 from ampwatch.wire.records.fields import MAX_COUNT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.bus import Moment
     from ampwatch.training.hooks.events import (
-        BackwardBegan,
-        BatchArrived,
         BatchAwaited,
-        ClipBegan,
-        ClipEnded,
-        CommunicationArrived,
-        CommunicationAwaited,
         CompileCalled,
         DevicesKnown,
         IterationClosed,
-        OptimizerStepped,
-        OptimizerStepping,
-        StepBegan,
-        StepEnded,
-        Unscaled,
-        Unscaling,
     )
     from ampwatch.training.iteration.context import Context
     from ampwatch.wire.records import Phases
 
-# As plain integers: an enumeration takes longer to index a list with, and this is done in each step.
-DATA = int(StepPhase.DATA)
-FORWARD = int(StepPhase.FORWARD)
-BACKWARD = int(StepPhase.BACKWARD)
-BACKWARD_WITH_REDUCTION = int(StepPhase.BACKWARD_WITH_REDUCTION)
-REDUCTION = int(StepPhase.REDUCTION)
-UNSCALE_AND_CLIP = int(StepPhase.UNSCALE_AND_CLIP)
-OPTIMIZER = int(StepPhase.OPTIMIZER)
-EVALUATION = int(StepPhase.EVALUATION)
-REST = int(StepPhase.REST)
 STEP = int(StepPhase.STEP)
 NUM_PHASES = len(StepPhase)
+
+FOLDED = 1024
+"""Moments that are added up before the iteration ends: a long evaluation has many. An iteration of more is
+not timed on its device."""
+
+MAX_MOMENTS = 8 * FOLDED
+"""Moments that are kept where no call of the model is heard, at which they would be added up. Of more the
+oldest are lost, and their time is that of the phase before them."""
 
 DEVICE_PERIOD = 4
 """Iterations from one that a device is timed in to the next. An event costs its thread 1 to 3 us to
@@ -80,11 +82,9 @@ THREAD_PERIOD = 8
 class PhaseSensor(Sensor):
     """Says where the time of each iteration goes.
 
-    It knows the phase that the training thread is in, and adds the time since the last event to it
-    when the next event comes. What is no event of PyTorch belongs to the phase that it happens in:
-    computing the loss is forward, logging after ``scaler.step`` is the rest. A wait for data belongs
-    to what the batch is used for: training, or an evaluation. Phases do not overlap, and their sum is
-    the duration of the iteration.
+    It has the bus note when something happens, and adds up at the end of the iteration what lies in
+    between: ``Splitter`` tells of which phase it is. Phases do not overlap, and their sum is the duration
+    of the iteration.
 
     Args:
         context: Shared parts of the training.
@@ -94,22 +94,19 @@ class PhaseSensor(Sensor):
     """
 
     name = "phases"
-    is_thread_safe = True  # what comes from another thread is told apart, and at most marks a flag
+    is_thread_safe = True  # what comes from another thread is told apart
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._iteration = context.iteration
         self._bus = context.bus
-        self._now: Callable[[], int] = context.clock.monotonic_ns
-        self._spent = [0] * NUM_PHASES
-        self._phase = REST
-        self._outer = self._outer_of_step = REST
-        self._since = self._now()
-        self._awaited_since = 0
-        self._awaited = self._nested = 0
+        self._now = context.clock.monotonic_ns
         self._communicates = context.peers.world_size > 1
-        self._reduces = self._overlaps = self._was_called = False
-        self._backward_before = 0
+        self.times = TIMED if self._communicates else TIMED - COMMUNICATION
+        self._splitter = Splitter(communicates=self._communicates)
+        self._moments: deque[Moment] = deque(maxlen=MAX_MOMENTS)
+        self._spent = [0] * NUM_PHASES
+        self._since = self._now()
         self._is_listening = self._was_settled = self._is_unheard = False
         self._listening_since = 0
         self._num_heard = 0
@@ -118,18 +115,24 @@ class PhaseSensor(Sensor):
         self._samples = self._tokens = -1
         self._thread = ThreadTimes()
         self._device: DeviceClock | None = None
-        if not self._communicates:
-            self.deaf_to = frozenset({"communication_awaited", "communication_arrived"})
+        self._on_device: Guard | None = None
 
     def installed(self) -> None:
-        """Begin to hear when the model is called."""
+        """Begin to hear when the model is called, and to have the rest noted."""
         self._listen()
+        self._bus.time(self, self._now, self._moments.append)
         self._since = self._now()
+
+    def failed(self) -> None:
+        """Have nothing noted any more."""
+        self._bus.time_no_more()
+        self._moments.clear()
 
     def removed(self) -> None:
         """Let go of the device's events and of the file of the thread's times."""
         self._is_listening = False
         self._device = None
+        self._moments.clear()
         self._thread.close()
 
     def devices_known(self, event: DevicesKnown) -> None:
@@ -139,154 +142,75 @@ class PhaseSensor(Sensor):
         if event.has_accelerator and device is not None and device.type != HOST:
             # A backend may have events that take no time.
             with Suppress(RuntimeError, TypeError, NotImplementedError, AttributeError):
-                self._device = DeviceClock(device)
+                self._time_on(DeviceClock(device))
 
-    # Where the time goes.
+    def _time_on(self, clock: DeviceClock) -> None:
+        self._device = clock
+        if self._on_device is None:
+            # A guard of its own: a call of the model is noted by the sensor, which is in its own one then.
+            # And what fails on a device is not the host's.
+            self._on_device = self._bus.guard("phases_of_device", sweep=self._forget_device)
 
-    def _enter(self, phase: int) -> None:
-        now = self._now()
-        self._spent[self._phase] += now - self._since
-        self._since = now
-        self._phase = phase
-        if self._device is not None:
-            self._device.mark(phase)
+    def _forget_device(self) -> None:
+        self._device = None
+        self._bus.note = self._moments.append
 
-    def _is_elsewhere(self) -> bool:
-        """Whether the calling thread is not the one that trains, as far as is known."""
-        thread = self._iteration.thread
-        return bool(thread) and get_ident() != thread
+    # What happens.
+
+    def _note_on_device(self, moment: Moment) -> None:
+        """Take a moment, and mark on the device what comes after it."""
+        self._moments.append(moment)
+        clock, guard = self._device, self._on_device
+        if clock is not None and guard is not None and moment[1] == self._iteration.thread:
+            guard.run(clock.mark, len(self._moments) - 1)
 
     def batch_awaited(self, event: BatchAwaited) -> None:
-        """Begin to wait for data, unless in the middle of something else."""
-        if self._is_elsewhere():
-            return
-        if self._phase == DATA:
-            self._nested += 1  # a loader that reads another one
-            return
-        self._outer = self._phase
-        self._enter(DATA)
-        self._awaited_since = self._since
-        workers = getattr(event.loader, LOADER_WORKERS, -1)
-        # Of loaders with different numbers of workers nobody knows which is short of them.
-        self._workers = workers if self._workers in (None, workers) else -1
-
-    def batch_arrived(self, _event: BatchArrived) -> None:
-        """End the wait; what it was for shows when the model is called."""
-        if self._phase != DATA or self._is_elsewhere():
-            return
-        if self._nested:
-            self._nested -= 1
-            return
-        self._enter(self._outer)
-        # Within forward it is for that: a pipeline of the model's own. Else it is not known yet what for.
-        if self._outer != FORWARD:
-            self._awaited += self._since - self._awaited_since
+        """Learn how many workers the loader has."""
+        if self._iteration.thread in (0, get_ident()):
+            workers = getattr(event.loader, LOADER_WORKERS, -1)
+            # Of loaders with different numbers of workers nobody knows which is short of them.
+            self._workers = workers if self._workers in (None, workers) else -1
 
     def root_called(self, event: RootCalled) -> None:
         """Begin forward, or an evaluation."""
-        if self._is_elsewhere() or graph_task() != -1:
+        now, me, thread = self._now(), get_ident(), self._iteration.thread
+        if (thread and me != thread) or graph_task() != -1:
             return  # made again within backward, by activation checkpointing
         self._num_heard += 1
-        evaluates = not (event.module.training or torch.is_grad_enabled())
-        if evaluates and self._awaited:
-            self._spent[DATA] -= self._awaited
-            self._spent[EVALUATION] += self._awaited
+        detail = EVALUATES
+        if event.module.training or torch.is_grad_enabled():
+            detail = self._sums_gradients() if self._communicates else TRAINS
+            # Without the function modes and the subclasses of the user, which would see our question.
+            with NoFunctionModes():
+                self._numel += _numel_of((*event.args, *event.kwargs.values()), MAX_DEPTH)
+        self._bus.note((now, me, RootCalled, detail))
+        if len(self._moments) >= FOLDED:
+            self._fold()
             if self._device is not None:
-                self._device.rename(DATA, EVALUATION, (FORWARD, EVALUATION))
-        self._awaited = 0
-        self._enter(EVALUATION if evaluates else FORWARD)
-        if not evaluates:
-            self._note_call(event)
+                self._device.drop()
 
-    def _note_call(self, event: RootCalled) -> None:
-        self._was_called = True
-        # Without the function modes and the subclasses of the user, which would see our question.
-        with NoFunctionModes():
-            self._numel += _numel_of((*event.args, *event.kwargs.values()), MAX_DEPTH)
-        if self._communicates:
-            # While it calls the model it says whether the backward to come is to sum gradients.
-            replica: Any = getattr(DistributedDataParallel, ACTIVE_REPLICA, None)
-            # Another model that is called beside it, or its part, says nothing of that.
-            if replica is not None:
-                self._reduces = replica.require_backward_grad_sync
+    @staticmethod
+    def _sums_gradients() -> int:
+        """Return what a replica says of the backward to come, which it does while it calls the model."""
+        replica: Any = getattr(DistributedDataParallel, ACTIVE_REPLICA, None)
+        if replica is None:
+            return TRAINS
+        return SUMS_GRADIENTS if replica.require_backward_grad_sync else KEEPS_GRADIENTS
 
-    def backward_began(self, _event: BackwardBegan) -> Callable[[], None] | None:
-        """Begin backward."""
-        if self._is_elsewhere():
-            return None
-        self._overlaps = False
-        self._backward_before = self._spent[BACKWARD]
-        # Where the call of the model went by unheard nobody knows whether gradients are summed.
-        may_reduce = self._reduces or (self._communicates and not self._was_called)
-        self._enter(BACKWARD_WITH_REDUCTION if may_reduce else BACKWARD)
-        return self._end_backward
-
-    def _end_backward(self) -> None:
-        if self._phase not in (BACKWARD, BACKWARD_WITH_REDUCTION):
-            return
-        # Within a closure: LBFGS and the like call for gradients in their step.
-        self._enter(OPTIMIZER if self._bus.is_optimizer_stepping else REST)
-        if self._overlaps:
-            spent = self._spent
-            spent[BACKWARD_WITH_REDUCTION] += spent[BACKWARD] - self._backward_before
-            spent[BACKWARD] = self._backward_before
-            if self._device is not None:
-                self._device.rename(BACKWARD, BACKWARD_WITH_REDUCTION, (FORWARD,))
-
-    def communication_awaited(self, _event: CommunicationAwaited) -> None:
-        """Begin to wait for other ranks; within backward take note that it is shared with them."""
-        if graph_task() != -1:
-            # Not by the thread: on a device autograd has threads of its own.
-            self._overlaps = self._phase == BACKWARD
-        elif self._phase not in (FORWARD, EVALUATION, REDUCTION) and not self._is_elsewhere():
-            self._outer = self._phase
-            self._enter(REDUCTION)
-
-    def communication_arrived(self, _event: CommunicationArrived) -> None:
-        """End the wait."""
-        if self._phase == REDUCTION and not self._is_elsewhere():
-            self._enter(self._outer)
-
-    def unscaling(self, _event: Unscaling) -> None:
-        """Begin to unscale."""
-        self._enter(UNSCALE_AND_CLIP)
-
-    def unscaled(self, _event: Unscaled) -> None:
-        """End it."""
-        if self._phase == UNSCALE_AND_CLIP:
-            self._enter(REST)
-
-    def clip_began(self, _event: ClipBegan) -> None:
-        """Begin to clip."""
-        if self._phase == REST and not self._is_elsewhere():
-            self._enter(UNSCALE_AND_CLIP)
-
-    def clip_ended(self, _event: ClipEnded) -> None:
-        """End it."""
-        if self._phase == UNSCALE_AND_CLIP and not self._is_elsewhere():
-            self._enter(REST)
-
-    def step_began(self, _event: StepBegan) -> None:
-        """Begin to check for non-finite gradients, and to unscale them if nobody has."""
-        self._enter(UNSCALE_AND_CLIP)
-
-    def step_ended(self, _event: StepEnded) -> None:
-        """End them, where the step was skipped."""
-        if self._phase == UNSCALE_AND_CLIP:
-            self._enter(REST)
-
-    def optimizer_stepping(self, _event: OptimizerStepping) -> None:
-        """Begin the step of an optimizer."""
-        if self._phase != OPTIMIZER and not self._is_elsewhere():
-            self._outer_of_step = self._phase
-            self._enter(OPTIMIZER)
-
-    def optimizer_stepped(self, event: OptimizerStepped) -> None:
-        """End it."""
-        if event.is_outermost and self._phase == OPTIMIZER:
-            # Within backward each parameter may have an optimizer of its own.
-            is_within = self._outer_of_step in (BACKWARD, BACKWARD_WITH_REDUCTION)
-            self._enter(self._outer_of_step if is_within else REST)
+    def _fold(self) -> list[int]:
+        """Add what was noted to the phases; return the phase that begins with each moment."""
+        before, since, spent = self._splitter.phase, self._since, self._spent
+        # At once: another thread may be about to add one.
+        moments = tuple(self._moments)
+        self._moments.clear()
+        phases = self._splitter.split(moments, self._iteration.thread or get_ident())
+        for moment, phase in zip(moments, phases):  # noqa: B905 - as many; to have it checked takes longer
+            now = moment[0]
+            spent[before] += now - since
+            before = phase
+            since = now
+        self._since = since
+        return phases
 
     # What the program says of its batches.
 
@@ -313,12 +237,14 @@ class PhaseSensor(Sensor):
     def iteration_closed(self, event: IterationClosed) -> None:
         """Hand over the times of the iteration that ends, and begin anew."""
         iteration = event.iteration
-        self._enter(REST)
+        now = self._now()
+        phases = self._fold()
+        self._spent[self._splitter.phase] += now - self._since
+        self._since = now
+        self._splitter.begin()
         spent, self._spent = self._spent, [0] * NUM_PHASES
         numel, self._numel = self._numel, 0
-        self._awaited = self._nested = 0
         workers, self._workers = self._workers, None
-        self._was_called = False
         if iteration.step % THREAD_PERIOD == 0:
             self._thread.read()
         device = self._context.home.device
@@ -332,23 +258,22 @@ class PhaseSensor(Sensor):
             -1 if workers is None else workers,
             device is not None and device.type != HOST,
         )
-        if self._device is not None:
-            self._read_device(iteration.step)
+        if self._device is not None and self._on_device is not None:
+            self._on_device.run(self._read_device, self._device, iteration.step, phases)
         if self._bus.may_compile:
             self._follow_compiled(iteration.step)
         if not self._is_listening and not self._is_unheard:
             self._listen()
 
-    def _read_device(self, step: int) -> None:
-        clock = self._device
-        if clock is None:
-            return
+    def _read_device(self, clock: DeviceClock, step: int, phases: list[int]) -> None:
+        clock.end(phases)
         for timed, spent in clock.arrived():
             self._context.observe(DevicePhases(timed, spent))
         if (step + 1) % DEVICE_PERIOD == DEVICE_TURN and not is_capturing():
             clock.begin(step + 1)
+            self._bus.note = self._note_on_device
         else:
-            clock.end()
+            self._bus.note = self._moments.append
 
     # The calls of models.
 
@@ -399,9 +324,10 @@ def _phases(spent: list[int], duration_s: float) -> Phases:
     """Return the phases of an iteration, unit s; zeros without a duration."""
     if not duration_s > 0.0:  # NaN as well
         return NO_PHASES
-    # No time goes backwards; a clock of a virtual machine that is moved may.
-    seconds = [max(nanoseconds, 0) / 1e9 for nanoseconds in spent]
-    seconds[REST] = 0.0
-    is_split = seconds[FORWARD] or seconds[BACKWARD] or seconds[BACKWARD_WITH_REDUCTION]
+    spent[REST] = 0
+    if min(spent) < 0:  # no time goes backwards; a clock of a virtual machine that is moved may
+        spent = [max(nanoseconds, 0) for nanoseconds in spent]
+    is_split = spent[FORWARD] or spent[BACKWARD] or spent[BACKWARD_WITH_REDUCTION]
+    seconds = [nanoseconds / 1e9 for nanoseconds in spent]
     seconds[REST if is_split else STEP] = max(duration_s - sum(seconds), 0.0)
     return tuple(seconds)  # type: ignore[return-value] # as many as there are phases

@@ -60,10 +60,10 @@ def link() -> PlayedLink:
 def iterate(clock: DeviceClock, link: PlayedLink, step: int) -> None:
     """Give the device an iteration: it waits 3 ms, computes 5 ms forward and 7 ms backward."""
     clock.begin(step)
-    for phase, after in ((DATA, 3.0), (FORWARD, 5.0), (BACKWARD, 7.0)):
-        clock.mark(phase)
+    for place, after in enumerate((3.0, 5.0, 7.0)):
+        clock.mark(place)
         link.now_ms += after
-    clock.end()
+    clock.end([DATA, FORWARD, BACKWARD])
 
 
 def test_between_two_marks_lies_what_the_device_did(link: PlayedLink) -> None:
@@ -85,11 +85,11 @@ def test_marks_lie_on_the_stream_that_the_iteration_began_on(link: PlayedLink) -
     clock = DeviceClock(DEVICE, link)
     clock.begin(3)
     link.stream_now = "side"
-    clock.mark(DATA)
+    clock.mark(0)
     link.now_ms += 2.0
     link.stream_now = "main"
-    clock.mark(FORWARD)
-    clock.end()
+    clock.mark(1)
+    clock.end([DATA, FORWARD])
     link.passed_ms = link.now_ms
 
     assert clock.arrived()[0][1][DATA] == pytest.approx(0.002)
@@ -120,26 +120,39 @@ def test_an_iteration_of_very_many_phases_is_not_timed(link: PlayedLink) -> None
     """Long accumulation; the next one is."""
     clock = DeviceClock(DEVICE, link)
     clock.begin(0)
-    for _ in range(MAX_MARKS):
-        clock.mark(FORWARD)
-    clock.end()
+    for place in range(MAX_MARKS):
+        clock.mark(place)
+    clock.end([FORWARD] * MAX_MARKS)
     iterate(clock, link, 1)
     link.passed_ms = link.now_ms
 
     assert [step for step, _ in clock.arrived()] == [1]
 
 
-def test_a_phase_that_is_known_late_is_renamed_as_far_back_as_is_said(link: PlayedLink) -> None:
-    """The wait for the batches of an evaluation; that of training before it stays."""
+def test_a_moment_without_a_mark_is_in_the_phase_before_it(link: PlayedLink) -> None:
+    """Of another thread: the stream is not asked what it does meanwhile."""
     clock = DeviceClock(DEVICE, link)
     clock.begin(0)
-    for phase, after in ((DATA, 1.0), (FORWARD, 2.0), (DATA, 4.0)):
-        clock.mark(phase)
+    for place, after in ((0, 1.0), (2, 2.0)):
+        clock.mark(place)
         link.now_ms += after
-    clock.rename(DATA, StepPhase.EVALUATION, (FORWARD,))
-    clock.end()
+    clock.end([FORWARD, DATA, BACKWARD])
     link.passed_ms = link.now_ms
 
     phases = clock.arrived()[0][1]
-    assert phases[DATA] == pytest.approx(0.001)
-    assert phases[StepPhase.EVALUATION] == pytest.approx(0.004)
+    assert [phases[p] for p in (FORWARD, DATA, BACKWARD)] == pytest.approx([0.001, 0.0, 0.002])
+
+
+def test_an_iteration_that_is_dropped_does_not_arrive(link: PlayedLink) -> None:
+    """Nor is anything marked in it; its events are used again."""
+    clock = DeviceClock(DEVICE, link)
+    clock.begin(0)
+    clock.mark(0)
+    clock.drop()
+    clock.mark(1)
+    clock.end([FORWARD, DATA])
+    iterate(clock, link, 1)
+    link.passed_ms = link.now_ms
+
+    assert [step for step, _ in clock.arrived()] == [1]
+    assert len(link.made) == 5

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
@@ -12,7 +13,18 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import ampwatch
+from ampwatch.training.hooks.events import (
+    BackwardBegan,
+    BackwardEnded,
+    BatchArrived,
+    BatchAwaited,
+    RootCalled,
+)
+from ampwatch.training.sensors.time.device_clock import DeviceClock
+from ampwatch.training.sensors.time.phases import FOLDED, PhaseSensor
+from ampwatch.training.sensors.time.splitting import EVALUATES, TRAINS, Splitter
 from ampwatch.wire.records import NO_PHASES, StepPhase
+from tests.training.sensors.time.test_device_clock import PlayedLink
 from tests.workshop.played_time import play_time
 
 if TYPE_CHECKING:
@@ -270,6 +282,104 @@ def test_an_evaluation_in_between_is_a_phase_of_its_own(played: PlayedTime) -> N
         "data": DATA,
         "evaluation": 3 * (DATA + FORWARD + LOSS),
     }
+
+
+def test_a_long_evaluation_is_added_up_as_it_goes(played: PlayedTime) -> None:
+    """Nothing of it is lost, and what is kept of it does not grow with it."""
+    training = Training(played)
+    batches = iter(DataLoader(Samples(played), batch_size=1))
+    training.step(next(batches))
+    training.model.eval()
+    sensor = next(s for s in training.watch._session.bus.sensors if isinstance(s, PhaseSensor))
+    kept = []
+    for x in DataLoader(Samples(played, number=FOLDED), batch_size=1):
+        with torch.no_grad():
+            training.model(x)
+        kept.append(len(sensor._moments))
+    training.model.train()
+    training.step(next(batches))
+
+    evaluation = training.watch.box().steps[-1].phases[StepPhase.EVALUATION]
+    assert evaluation == pytest.approx(FOLDED * (DATA + FORWARD), rel=1e-4)
+    assert training.phases()["data"] == DATA
+    assert max(kept) < FOLDED
+
+
+def test_a_device_is_asked_when_it_comes_to_what_the_host_has_noted(played: PlayedTime) -> None:
+    """In one iteration of four; a device that is never behind takes as long as the host."""
+
+    class Link(PlayedLink):
+        def make_timer(self, device: torch.device) -> Any:
+            timer = super().make_timer(device)
+            timer.record = lambda stream: setattr(timer, "at_ms", played.now_ns / 1e6)
+            return timer
+
+    training = Training(played)
+    sensor = next(s for s in training.watch._session.bus.sensors if isinstance(s, PhaseSensor))
+    link = Link()
+    link.passed_ms = math.inf
+    sensor._time_on(DeviceClock(torch.device("meta"), link))
+    batches = iter(DataLoader(Samples(played, number=40), batch_size=2))
+    training.step(next(batches))
+    for step in range(1, 9):
+        if step == 7:
+            training.model.eval()
+            with torch.no_grad():
+                training.model(next(batches))
+            training.model.train()
+        training.step(next(batches))
+
+    box = training.watch.box()
+    by_host = {record.step: record.phases for record in box.steps}
+    assert [timed.step for timed in box.device_phases] == [3, 7]
+    for timed in box.device_phases:
+        assert timed.phases == pytest.approx(by_host[timed.step], abs=1e-5)
+
+
+def test_a_device_that_fails_to_mark_is_asked_no_more(
+    played: PlayedTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once; the host's phases go on."""
+
+    class Broken(DeviceClock):
+        places: ClassVar[list[int]] = []
+
+        def mark(self, place: int) -> None:
+            self.places.append(place)
+            if place == 1:
+                raise RuntimeError
+
+    training = Training(played)
+    sensor = next(s for s in training.watch._session.bus.sensors if isinstance(s, PhaseSensor))
+    broken = Broken(torch.device("meta"), PlayedLink())
+    sensor._time_on(broken)
+    for _ in range(16):
+        training.step(torch.randn(2, 4))
+
+    assert training.phases() == PLAIN
+    assert ["phases_of_device" in text for text in caplog.messages] == [True]
+    assert training.watch.box().device_phases == []
+    assert broken.places[-1] == 1
+
+
+def test_a_wait_is_told_from_the_call_that_follows_it() -> None:
+    """Only the next call of the model shows what a batch was for."""
+    moments = [
+        (0, 1, BatchAwaited, 0),
+        (1, 1, BatchArrived, 0),
+        (2, 1, RootCalled, TRAINS),
+        (3, 1, BackwardBegan, 0),
+        (4, 1, BackwardEnded, 0),
+        (5, 1, BatchAwaited, 0),
+        (6, 2, BatchAwaited, 0),
+        (7, 1, BatchArrived, 0),
+        (8, 1, RootCalled, EVALUATES),
+    ]
+
+    phases = Splitter(communicates=False).split(moments, 1)
+
+    names = "DATA REST FORWARD BACKWARD REST EVALUATION EVALUATION REST EVALUATION"
+    assert [StepPhase(phase).name for phase in phases] == names.split()
 
 
 def test_a_second_forward_without_gradients_while_training_is_forward(played: PlayedTime) -> None:

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, TensorDataset
+from workloads import computes_in_bfloat16
 
 import ampwatch
 from ampwatch.training.sensors.time.phases import PhaseSensor
@@ -42,13 +43,19 @@ MARKED: dict[str, tuple[StepPhase, ...]] = {
 """Marks of the program, and the phases between them. Where ``scaler.step`` ends its check and calls the
 optimizer no program can mark, so both are one here."""
 
-STEPS = 40
+WARM_UP, STEPS, BATCH = 80, 30, 128
+"""So large that each phase takes milliseconds: of shorter ones the Python between mark and call, some 0.05 ms
+a call, is more than the comparison allows."""
+
+SAMPLES = (WARM_UP + STEPS) * BATCH
 ROUNDS, ROUND_STEPS = 60, 100
 
 
 def _mlp() -> tuple[nn.Module, TensorDataset]:
-    model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), nn.Linear(256, 10))
-    return model, TensorDataset(torch.randn(4096, 256), torch.randint(0, 10, (4096,)))
+    model = nn.Sequential(
+        nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1024), nn.Linear(1024, 10)
+    )
+    return model, TensorDataset(torch.randn(SAMPLES, 256), torch.randint(0, 10, (SAMPLES,)))
 
 
 def _cnn() -> tuple[nn.Module, TensorDataset]:
@@ -58,9 +65,11 @@ def _cnn() -> tuple[nn.Module, TensorDataset]:
         nn.Conv2d(32, 32, 3, stride=2, padding=1),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(32 * 8 * 8, 10),
+        nn.Linear(32 * 8 * 8, 256),
+        nn.Linear(256, 10),
     )
-    return model, TensorDataset(torch.randn(2048, 3, 16, 16), torch.randint(0, 10, (2048,)))
+    images = torch.randn(SAMPLES, 3, 16, 16)
+    return model, TensorDataset(images, torch.randint(0, 10, (SAMPLES,)))
 
 
 class _Transformer(nn.Module):
@@ -68,8 +77,8 @@ class _Transformer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(64, 64)
-        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.embed = nn.Embedding(4096, 64)
+        layer = nn.TransformerEncoderLayer(64, 4, 512, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 2)
         self.head = nn.Linear(64, 10)
 
@@ -79,8 +88,8 @@ class _Transformer(nn.Module):
 
 
 def _transformer() -> tuple[nn.Module, TensorDataset]:
-    tokens = torch.randint(0, 64, (2048, 32))
-    return _Transformer(), TensorDataset(tokens, torch.randint(0, 10, (2048,)))
+    tokens = torch.randint(0, 4096, (SAMPLES, 16))
+    return _Transformer(), TensorDataset(tokens, torch.randint(0, 10, (SAMPLES,)))
 
 
 TRAININGS: dict[str, Callable[[], tuple[nn.Module, TensorDataset]]] = {
@@ -96,14 +105,15 @@ def against_profiler(name: str) -> dict[str, tuple[float, float]]:
     model, samples = TRAININGS[name]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    batches = iter(DataLoader(samples, batch_size=32))
+    batches = iter(DataLoader(samples, batch_size=BATCH))
+    in_half = computes_in_bfloat16("cpu")
 
     def step() -> None:
         with record_function("data"):
             x, y = next(batches)
         optimizer.zero_grad()
         with record_function("forward"):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=in_half):
                 loss = nn.functional.cross_entropy(model(x).float(), y)
             scaled = scaler.scale(loss)
         with record_function("backward"):
@@ -115,7 +125,7 @@ def against_profiler(name: str) -> dict[str, tuple[float, float]]:
         scaler.update()
 
     with ampwatch.monitor(model, scaler, level="light", serve=False) as watch:
-        for _ in range(16):
+        for _ in range(WARM_UP):
             step()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             for _ in range(STEPS):
@@ -179,7 +189,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="where to keep the numbers")
     given = parser.parse_args()
-    kept: dict[str, Any] = {"torch": torch.__version__, "steps": STEPS, "trainings": {}}
+    kept: dict[str, Any] = {
+        "torch": torch.__version__,
+        "computes_in_bfloat16": computes_in_bfloat16("cpu"),
+        "steps": STEPS,
+        "trainings": {},
+    }
     for name in TRAININGS:
         found = kept["trainings"][name] = against_profiler(name)
         for phase, (ours, theirs) in found.items():

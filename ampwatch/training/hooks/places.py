@@ -876,6 +876,15 @@ PLACES: tuple[Place, ...] = (
         (Zeroed,),
         _zero_grad,
     ),
+    # Before the next one, which calls sensors: what these take is no clipping.
+    Place(
+        "torch.nn.utils.clip_grad._get_total_norm, ..._clip_grads_with_norm_, ...clip_grad_value_;"
+        " torch.nn.utils.get_total_norm, torch.nn.utils.clip_grads_with_norm_,"
+        " torch.nn.utils.clip_grad_value_",
+        FUNCTION,
+        (ClipBegan, ClipEnded),
+        _clip_times,
+    ),
     Place(
         "torch.nn.utils.clip_grad._clip_grads_with_norm_, ..._group_tensors_by_device_and_dtype,"
         " torch.nn.utils.clip_grads_with_norm_",
@@ -889,14 +898,6 @@ PLACES: tuple[Place, ...] = (
         REPLACED,
         (BatchAwaited, BatchArrived),
         _batches,
-    ),
-    Place(
-        "torch.nn.utils.clip_grad._get_total_norm, ..._clip_grads_with_norm_, ...clip_grad_value_;"
-        " torch.nn.utils.get_total_norm, torch.nn.utils.clip_grads_with_norm_,"
-        " torch.nn.utils.clip_grad_value_",
-        FUNCTION,
-        (ClipBegan, ClipEnded),
-        _clip_times,
     ),
     Place(
         "torch.distributed.Work.wait",

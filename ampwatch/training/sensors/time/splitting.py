@@ -52,7 +52,7 @@ class Splitter:
 
     What is no event of PyTorch belongs to the phase that it happens in: computing the loss is forward,
     logging after ``scaler.step`` is the rest. A wait for data belongs to what the batch is used for:
-    training, or an evaluation.
+    training, or an evaluation. What lies between unscaling, clipping and the step is part of them.
 
     Args:
         communicates: Whether gradients may be summed over ranks.
@@ -70,8 +70,9 @@ class Splitter:
     def begin(self) -> None:
         """Begin an iteration."""
         self.phase = self._before_wait = self._before_step = REST
-        self._is_stepping = self._overlaps = self._was_called = False
+        self._is_stepping = self._is_in_scaler = self._overlaps = self._was_called = False
         self._nested = 0
+        self._paused_at = -1
         self._awaited_at = self._backward_at = 0
         self._waits: list[range] = []
 
@@ -86,6 +87,7 @@ class Splitter:
         self._phases = phases = []
         # What was noted before these is decided.
         self._awaited_at = self._backward_at = 0
+        self._paused_at = -1
         self._waits.clear()
         take = self._TAKE
         for _, of_thread, event, detail in moments:
@@ -157,25 +159,44 @@ class Splitter:
         if self.phase == REDUCTION:
             self.phase = self._before_wait
 
-    def _scaling_began(self, _detail: int) -> None:
+    def _resume(self) -> None:
+        """Have what lies between two parts of unscaling, clipping and the step be part of them."""
+        if self._paused_at == len(self._phases) - 1 >= 0:
+            self._phases[self._paused_at] = UNSCALE_AND_CLIP
+
+    def _unscaling(self, _detail: int) -> None:
         self.phase = UNSCALE_AND_CLIP
+
+    def _step_began(self, _detail: int) -> None:
+        self._resume()
+        self._is_in_scaler = True
+        self.phase = UNSCALE_AND_CLIP
+
+    def _step_ended(self, _detail: int) -> None:
+        self._is_in_scaler = False
+        if self.phase in (UNSCALE_AND_CLIP, OPTIMIZER):
+            self.phase = REST
 
     def _clip_began(self, _detail: int) -> None:
         if self.phase == REST:
+            self._resume()
             self.phase = UNSCALE_AND_CLIP
 
-    def _scaling_ended(self, _detail: int) -> None:
+    def _paused(self, _detail: int) -> None:
         if self.phase == UNSCALE_AND_CLIP:
             self.phase = REST
+            self._paused_at = len(self._phases)
 
     def _optimizer_stepping(self, _detail: int) -> None:
+        self._resume()
         self._is_stepping = True
         if self.phase != OPTIMIZER:
             self._before_step, self.phase = self.phase, OPTIMIZER
 
     def _optimizer_stepped(self, _detail: int) -> None:
         self._is_stepping = False
-        if self.phase == OPTIMIZER:
+        # What the scaler does after it is little, and part of its step.
+        if self.phase == OPTIMIZER and not self._is_in_scaler:
             # Within backward each parameter may have an optimizer of its own.
             is_within = self._before_step in (BACKWARD, BACKWARD_WITH_REDUCTION)
             self.phase = self._before_step if is_within else REST
@@ -188,12 +209,12 @@ class Splitter:
         BackwardEnded: _backward_ended,
         CommunicationAwaited: _communication_awaited,
         CommunicationArrived: _communication_arrived,
-        Unscaling: _scaling_began,
-        Unscaled: _scaling_ended,
+        Unscaling: _unscaling,
+        Unscaled: _paused,
         ClipBegan: _clip_began,
-        ClipEnded: _scaling_ended,
-        StepBegan: _scaling_began,
-        StepEnded: _scaling_ended,
+        ClipEnded: _paused,
+        StepBegan: _step_began,
+        StepEnded: _step_ended,
         OptimizerStepping: _optimizer_stepping,
         OptimizerStepped: _optimizer_stepped,
     }

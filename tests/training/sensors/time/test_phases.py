@@ -217,6 +217,20 @@ def test_unscaling_and_clipping_by_hand_are_one_phase(
     assert training.phases() == {**PLAIN, "unscale_and_clip": UNSCALE + CLIP}
 
 
+def test_what_lies_between_unscaling_and_the_step_is_part_of_them(played: PlayedTime) -> None:
+    """A norm that is printed; what is printed after a norm that nobody clips by is the rest."""
+    training = Training(played)
+    for _ in range(2):
+        training.backward(torch.randn(2, 4))
+        training.scaler.unscale_(training.optimizer)
+        played.take(CLIP)
+        training.update()
+        nn.utils.get_total_norm([p.grad for p in training.model.parameters() if p.grad is not None])
+        played.take(LOGGING)
+
+    assert training.phases() == {**PLAIN, "unscale_and_clip": UNSCALE + CLIP}
+
+
 def test_batches_that_are_accumulated_are_added(played: PlayedTime) -> None:
     """Three times forward, backward and a wait; one step."""
     training = Training(played)

@@ -194,7 +194,7 @@ class Outlet:
 
     @property
     def identity(self) -> RunIdentity:
-        """Who is watched."""
+        """Return who is watched: the run, the rank, the process and its host."""
         return self._identity
 
     @property

@@ -49,10 +49,10 @@ def fit(
     seen: list[int] = []
     original = Governor.next
 
-    def end(governor: Governor, duration_s: float) -> None:
+    def end(governor: Governor, duration_s: float, look_every: int) -> None:
         if governor.wanted:
             seen.append(governor.step)
-        original(governor, duration_s)
+        original(governor, duration_s, look_every)
 
     with monkeypatch.context() as patch:
         patch.setattr(Governor, "next", end)

@@ -144,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--spiking", type=int, default=10, help="seeds that are made to spike")
     parser.add_argument("--healthy", type=int, default=20, help="healthy seeds")
+    parser.add_argument("--first-seed", type=int, default=0, help="seed of the first of each")
     parser.add_argument("--steps", type=int, default=600, help="iterations of one that spikes")
     parser.add_argument("--quiet-steps", type=int, default=400, help="iterations of a healthy one")
     parser.add_argument("--doubles-in", type=float, default=DOUBLES_IN, help="iterations")
@@ -152,7 +153,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for spikes, seeds in ((True, given.spiking), (False, given.healthy)):
-        for seed in range(seeds):
+        for seed in range(given.first_seed, given.first_seed + seeds):
             steps = given.steps if spikes else given.quiet_steps
             row = train(seed, steps, given.doubles_in, spikes=spikes)
             row["right"] = is_right(row)

@@ -337,9 +337,10 @@ class Diagnosis:
         return Attention(
             escalation.wants_trace,
             escalation.wants_inputs,
-            escalation.wants_ops or self._logits.asks_for_ops(self.last_step.step + 1),
+            escalation.wants_ops,
             self.focus,
             *escalation.failed,
+            look_every=self._logits.look_every,
         )
 
     def end(self) -> None:

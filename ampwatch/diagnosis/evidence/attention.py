@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Attention(NamedTuple):
-    """Requests for the next iteration, whatever the governor has planned.
+    """Requests for the next iteration, whatever the governor has planned; looks are planned by it.
 
     Attributes:
         trace: Something has failed: follow non-finite values from op to op.
@@ -21,6 +21,7 @@ class Attention(NamedTuple):
             without one.
         failed_scale: The loss scale of that iteration; NaN without one.
         is_unexplained: Whether neither calibration nor a growth of the scale explains that it failed.
+        look_every: Iterations of which the operands of ops are to be read in one; 0 for none.
     """
 
     trace: bool = False
@@ -30,6 +31,7 @@ class Attention(NamedTuple):
     failed: int = -1
     failed_scale: float = math.nan
     is_unexplained: bool = False
+    look_every: int = 0
 
     @property
     def is_closer(self) -> bool:

@@ -16,6 +16,7 @@ class LogitsRead(NamedTuple):
         largest: The largest one.
         is_bound: Whether it is not larger than that, computed from the norms of query and key.
         source: ``file:line`` of the user's code; empty if unknown.
+        reach: The largest norm of a query times that of a key, up to a factor that stays; 0.0 if unknown.
     """
 
     step: int
@@ -25,3 +26,4 @@ class LogitsRead(NamedTuple):
     largest: float
     is_bound: bool
     source: str = ""
+    reach: float = 0.0

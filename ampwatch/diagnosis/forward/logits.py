@@ -45,16 +45,14 @@ largest logit is zero in float32, in which PyTorch sums, whatever the dtype of i
 LOUD = SATURATED / 2
 """Largest logit from which growth is a finding."""
 
-WATCHED = SATURATED / 4
-"""Largest logit from which ops are observed more often."""
+WATCHED = SATURATED / 8
+"""Largest logit from which ops are observed often, and from which growth after a plateau is a finding."""
 
 INTERVALS = ((WATCHED, 8), (WATCHED / 2, 32), (0.0, 64))
-"""Iterations between two whose ops are observed for the logits, by what the largest one has come to.
-Others are observed in their turn."""
+"""Iterations of which one is looked at, by what the largest logit has come to that has risen."""
 
 MIN_RISEN = 0.5
-"""Growth since the least of what is remembered without which ``INTERVALS`` has the longest one, as a power
-of two: large logits that stay as they are cost no more than small ones."""
+"""Growth that counts, as a power of two: large logits that stay as they are cost no more than small ones."""
 
 APART = 8
 """Iterations between two measurements that count: where each is observed, neighbours say the same."""
@@ -77,12 +75,28 @@ AHEAD = 500
 MIN_GROWN = 1.0
 """Growth since the least of what is remembered, as a power of two."""
 
+PLATEAU = 12
+"""Measurements before the newest that say where logits had come to rest, and how far they stray there."""
+
+RESUMED = 5
+"""Newest measurements that the trend after a plateau is fitted to."""
+
+MIN_RESUMED = 0.4
+"""Growth from a plateau, as a power of two."""
+
+BEYOND = 1.5
+"""How far above a plateau they have to be, as a multiple of how far any measurement of it was."""
+
+SOON = 200
+"""Iterations within which the trend has to reach ``SATURATED`` after a plateau."""
+
 
 class _Point(NamedTuple):
-    """The largest logit of one iteration, as a power of two."""
+    """The largest logit of one iteration, and what bounds it up to a factor, as powers of two."""
 
     step: int
     log2: float
+    reach: float
 
 
 class _Trend(NamedTuple):
@@ -121,33 +135,17 @@ class LogitGrowth:
     def __init__(self, book: FindingBook) -> None:
         self._book = book
         self._series: dict[tuple[str, bool], deque[_Point]] = {}
-        self._seen_at = self._asked_at = -1
+        self._intervals: dict[tuple[str, bool], int] = {}
         self._told_at = -1
-
-    def asks_for_ops(self, step: int) -> bool:
-        """Whether the ops of an iteration are to be observed, for the logits alone. Asked once of each."""
-        if self._seen_at < 0:
-            return False
-        asks = step - max(self._seen_at, self._asked_at) >= self._interval
-        if asks:
-            # What was read arrives some iterations later.
-            self._asked_at = step
-        return asks
+        self._told: _Trend | None = None
 
     @property
-    def _interval(self) -> int:
-        """Iterations after which ops are to be observed again."""
-        risen = [
-            series[-1].log2
-            for series in self._series.values()
-            if series[-1].log2 - min(point.log2 for point in series) >= MIN_RISEN
-        ]
-        largest = 2 ** max(risen, default=-math.inf)
-        return next(steps for level, steps in INTERVALS if largest >= level)
+    def look_every(self) -> int:
+        """Iterations of which one is to be looked at for the logits; 0 before any were seen."""
+        return min(self._intervals.values(), default=0)
 
     def observe(self, read: LogitsRead) -> None:
         """Take in the largest logit of a module."""
-        self._seen_at = max(self._seen_at, read.step)
         if not 0 < read.largest < math.inf:
             return
         # A bound and an exact number are not compared: they differ by a factor of their own.
@@ -155,43 +153,78 @@ class LogitGrowth:
         series = self._series.setdefault(key, deque(maxlen=POINTS))
         if series and read.step - series[-1].step < APART:
             return
-        series.append(_Point(read.step, math.log2(read.largest)))
+        reach = read.reach if 0 < read.reach < math.inf else read.largest
+        series.append(_Point(read.step, math.log2(read.largest), math.log2(reach)))
+        has_risen = series[-1].log2 - min(point.log2 for point in series) >= MIN_RISEN
+        risen = read.largest if has_risen else 0.0
+        self._intervals[key] = next(steps for level, steps in INTERVALS if risen >= level)
         trend = _trend(list(series))
         if trend is not None:
             self._say(read, trend)
 
     def _say(self, read: LogitsRead, trend: _Trend) -> None:
-        made = self._book.of_kind(LOGIT_GROWTH.slug)
-        if not made:
-            self._told_at = read.step
+        if self._told is None:
+            self._told_at, self._told = read.step, trend
             self._book.make(_finding(read, trend))
-        elif made[-1].where == read.where and read.step > self._told_at:
+            return
+        made = self._book.of_kind(LOGIT_GROWTH.slug)
+        if made and made[-1].where == read.where and read.step > self._told_at:
             self._told_at = read.step
-            self._book.renew(_finding(read, trend))
+            # Where it began is what was said first: later a plateau before lies within the growth.
+            began = trend._replace(since=self._told.since, before=self._told.before)
+            self._book.renew(_finding(read, began))
 
 
 def _trend(points: Sequence[_Point]) -> _Trend | None:
     """Return how logits grow; ``None`` if they do not, or not towards saturation."""
     if len(points) < MIN_POINTS:
         return None
+    return _after_a_plateau(points) or _steady(points)
+
+
+def _after_a_plateau(points: Sequence[_Point]) -> _Trend | None:
+    """Return how logits grow that had come to rest.
+
+    They are told of at a lower level than others: the growth with which all attention begins levels off,
+    and has no plateau before. Queries and keys grow first, and their norms stray less than the logits, so these
+    are what has to leave the plateau, by more than any batch adds. The newest measurements alone say where
+    it leads: growth that begins anew doubles in ever fewer steps.
+    """
+    plateau, newest = points[-NEWEST - PLATEAU : -NEWEST], points[-NEWEST:]
+    now = median(point.log2 for point in newest)
+    if len(plateau) < PLATEAU or 2**now < WATCHED:
+        return None
+    level = median(point.reach for point in plateau)
+    strays = max(point.reach for point in plateau) - level
+    risen = median(point.reach for point in newest) - level
+    slope = _slope([(point.step, point.reach) for point in points[-RESUMED:]])
+    if risen < max(MIN_RESUMED, BEYOND * strays) or slope <= 0:
+        return None
+    before = median(point.log2 for point in plateau)
+    trend = _Trend(plateau[-1].step, 2**before, 2**now, slope)
+    return trend if trend.steps_left <= SOON else None
+
+
+def _steady(points: Sequence[_Point]) -> _Trend | None:
+    """Return how logits grow that have grown all along."""
     now = median(point.log2 for point in points[-NEWEST:])
     # Medians of neighbours, so that a batch with small logits is no beginning of growth.
     smooth = [
-        _Point(points[i + NEWEST // 2].step, median(p.log2 for p in points[i : i + NEWEST]))
+        (median(p.log2 for p in points[i : i + NEWEST]), points[i + NEWEST // 2].step)
         for i in range(len(points) - NEWEST + 1)
     ]
-    least = min(point.log2 for point in smooth)
-    first = max((p for p in smooth if p.log2 <= least), key=lambda point: point.step)
-    slope = _slope(points[-FITTED:])
+    least = min(log2 for log2, _ in smooth)
+    since = max(step for log2, step in smooth if log2 <= least)
+    slope = _slope([(point.step, point.log2) for point in points[-FITTED:]])
     if 2**now < LOUD or now - least < MIN_GROWN or slope <= 0:
         return None
-    trend = _Trend(first.step, 2**least, 2**now, slope)
+    trend = _Trend(since, 2**least, 2**now, slope)
     return trend if trend.steps_left <= AHEAD else None
 
 
-def _slope(points: Sequence[_Point]) -> float:
+def _slope(points: Sequence[tuple[int, float]]) -> float:
     """Return the slope of a line through points: the median of those of all pairs (Theil and Sen)."""
-    return median((b.log2 - a.log2) / (b.step - a.step) for a, b in combinations(points, 2))
+    return median((y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in combinations(points, 2))
 
 
 def _finding(read: LogitsRead, trend: _Trend) -> Finding:

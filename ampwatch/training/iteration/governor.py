@@ -16,6 +16,11 @@ nothing is charged for the first ``OPENING`` of them at all: they are over befor
 A program that was fitted in the process before (`programs.py`) has no such beginning. A few iterations
 after an alarm are sampled at any cost.
 
+A look reads what some ops are given, and counts none. The diagnosis says how often it wants one. It is priced and
+charged as a sample is, with no more than a share of what its stretch earns. Looks fall on the iteration after a
+multiple of their interval: ranks with different intervals share them, and what they take is earned when the next
+sample is due.
+
 Not all that a sample costs is in the account of ampwatch: PyTorch takes longer for an op that is
 observed, and finds its caches full of other things. A sample is charged with what its iterations
 take longer than others, where that is more; the median of several, for one alone may be long
@@ -97,6 +102,10 @@ MAX_HIDDEN = 5.0
 """Multiple of its own account that a sample is charged with at most. An iteration with an evaluation
 in it is longer by far more."""
 
+LOOK_SHARE = 0.5
+"""Share of what a stretch of iterations earns that its look is charged with at most. Looks are taken at any cost,
+as after an alarm: something grows. What is left is for the samples, which tell of everything else."""
+
 REMEMBERED = 15
 """Iterations whose durations say what an iteration usually takes."""
 
@@ -105,14 +114,20 @@ COMPARED = 5
 
 
 class Observation(Enum):
-    """Observations besides the values of tensors. ``OPS``: which op ran in which dtype."""
+    """Observations besides the values of tensors.
+
+    ``OPS``: which op ran in which dtype. ``OPERANDS``: what some ops are given, without a count.
+    """
 
     OPS = "ops"
+    OPERANDS = "operands"
 
 
 Wanted: TypeAlias = "frozenset[Topic | Observation]"
 
 OPS = frozenset({Observation.OPS})
+LOOK = frozenset({Observation.OPERANDS})
+OF_OPS = OPS | LOOK
 GRADIENTS = frozenset({Topic.GRADIENT})
 STATE = frozenset({Topic.WEIGHT, Topic.BUFFER})
 UPDATES = frozenset({Topic.UPDATE})
@@ -157,7 +172,8 @@ class Governor:
         purse: Says at the end of each iteration what ampwatch has cost so far.
 
     Attributes:
-        wanted: Topics to measure in the open iteration, and ``OPS`` if ops are to be observed.
+        wanted: Topics to measure in the open iteration, ``OPS`` if ops are to be observed, ``OPERANDS`` if
+            it is a look.
         part: Which part of the modules or parameters to measure, and of how many parts.
         interval: Iterations between the two newest samples.
         step: Index of the open iteration.
@@ -211,6 +227,7 @@ class Governor:
         self._sampled_at = 0
         self._period = 1
         self._paid_at: int | None = None
+        self._look_every = 0
         self.interval = 1
         self.part = (0, 1)
         self.wanted = self._plan()
@@ -290,17 +307,19 @@ class Governor:
         self._checked_until = max(self._checked_until, self.step + FIRST_CHECKS_APART)
         return first
 
-    def next(self, duration_s: float) -> None:
+    def next(self, duration_s: float, look_every: int = 0) -> None:
         """Account for the iteration that has ended, and plan the next one.
 
         Args:
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
+            look_every: Iterations of which one is wanted as a look; 0 for none.
         """
         spent = self._purse.spent_ns
         cost_ns = float(spent - self._spent_before)
         self._spent_before = spent
         self._settle(cost_ns, duration_s * 1e9)
         self.step += 1
+        self._look_every = look_every
         self.wanted = self._plan()
 
     def _settle(self, cost_ns: float, duration_ns: float) -> None:
@@ -320,6 +339,9 @@ class Governor:
         if self.follows_ops:
             # Following is not what is paid for: what samples add to it is.
             due_ns = max(cost_ns - quiet_ns, 0.0) if self.wanted else 0.0
+        if self.wanted == LOOK:
+            earned_ns = self._look_every * self._budget * self._usual_ns
+            due_ns = min(due_ns, LOOK_SHARE * earned_ns)
         if math.isnan(duration_ns):
             self._owed_ns += due_ns
         else:
@@ -406,10 +428,10 @@ class Governor:
     def _judge(self, measured: Wanted, cost_ns: float) -> None:
         """Spread a sample that weighs too much on its step over more of them.
 
-        Gradients are taken whole: a loss scale has to fit the range of all of them. Ops are taken
+        Gradients are taken whole: a loss scale has to fit the range of all of them. Ops and looks are taken
         whole as well: a part of them has no shares.
         """
-        if measured in (GRADIENTS, OPS) or self._is_unnoticed or self._is_free:
+        if measured in (GRADIENTS, OPS, LOOK) or self._is_unnoticed or self._is_free:
             return
         parts = self._parts.get(measured, 1)
         cost_ns += self._device_ns.get(measured, 0.0) / parts
@@ -429,7 +451,18 @@ class Governor:
         # What is recorded is asked for, whatever it costs, and the same in each run.
         if self.counts_one_by_one and not self.is_held and self._is_recorded():
             return wanted | OPS
+        if self._takes_look() and not wanted & OPS:
+            return wanted | LOOK
         return wanted
+
+    def _takes_look(self) -> bool:
+        """Whether the open iteration is the one of its stretch that is looked at."""
+        every = self._look_every
+        # Where each op is followed, its operands are read anyway.
+        is_possible = self.counts_one_by_one and not self.follows_ops and not self.is_held
+        if not every or not is_possible or self.step % every != 1:
+            return False
+        return self._level in SAMPLED
 
     def _is_recorded(self) -> bool:
         return self._level in SAMPLED and is_recorded(self._settings, self.step)

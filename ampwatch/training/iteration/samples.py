@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.iteration.governor import Observation
+from ampwatch.training.iteration.governor import OF_OPS
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ class Planner(Sensor):
         """Plan what is measured in the iteration that begins."""
         governor = self._governor
         self._step = event.step
-        governor.next(event.duration_s)
         attention = event.attention
+        governor.next(event.duration_s, attention.look_every)
         is_looking = governor.is_opening or governor.follows_ops
-        wants_ops = is_looking or Observation.OPS in governor.wanted
+        wants_ops = is_looking or bool(governor.wanted & OF_OPS)
         is_quiet = not (governor.wanted or is_looking or attention.is_closer)
         if wants_ops or attention.is_closer:
             self._bus.wake(1)  # which region an op runs in

@@ -10,7 +10,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.evidence.logits import LogitsRead
-from ampwatch.diagnosis.forward.logits import INTERVALS, SATURATED, LogitGrowth
+from ampwatch.diagnosis.forward.logits import INTERVALS, PLATEAU, SATURATED, LogitGrowth
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -44,17 +44,28 @@ NOT_GROWING: dict[str, Callable[[int], float]] = {
     "one batch": lambda step: 400.0 if step == 400 else 15.0,
     "falling": lambda step: 300.0 * 2 ** (-step / 100),
     "slowly": lambda step: 30.0 * 2 ** (step / 5000),
+    "to another plateau": lambda step: 20.0 if step < 400 else 26.0,
+    "a wandering plateau": _noisy(lambda step: 30.0 + 5.0 * math.sin(step / 100), 0.15),
 }
 
 
 def found(
-    largest: Callable[[int], float], *, steps: int = 800, is_bound: bool = False
+    largest: Callable[[int], float],
+    *,
+    steps: int = 800,
+    is_bound: bool = False,
+    reach: Callable[[int], float] | None = None,
 ) -> list[Finding]:
-    """Return what is told of logits that are read every few iterations."""
+    """Return what is told of logits that are read every few iterations.
+
+    ``reach`` is what bounds them; as large as they are where it is not given.
+    """
     book = FindingBook(lambda _news: None)
     detector = LogitGrowth(book)
     for step in range(0, steps, APART):
         read = LogitsRead(step, "h.0", "_softmax", "bfloat16", largest(step), is_bound)
+        if reach is not None:
+            read = read._replace(reach=reach(step))
         detector.observe(read)
         if book.findings:
             break
@@ -70,7 +81,62 @@ def test_growth_is_told_before_a_softmax_saturates(largest: Callable[[int], floa
     assert (finding.kind, finding.where) == ("logit_growth", "h.0")
     assert finding.severity is Severity.WARNING
     assert finding.first_step < finding.last_step
-    assert finding.evidence["largest"] >= 2 * finding.evidence["largest_before"]
+    assert finding.evidence["largest"] >= 1.3 * finding.evidence["largest_before"]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.2])
+def test_growth_after_a_plateau_is_told_while_half_the_way_is_left(noise: float) -> None:
+    """Long before the level at which growth from the start is told."""
+    (finding,) = found(_noisy(lambda step: 20.0 * 2 ** (max(step - 300, 0) / 30), noise))
+
+    assert 300 - 4 * APART <= finding.first_step <= 300 + 4 * APART
+    assert finding.evidence["largest"] < SATURATED / 2
+    assert finding.evidence["largest_before"] == pytest.approx(20.0, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("spread", [0.02, 0.05, 0.08])
+def test_batches_that_differ_are_no_growth_after_a_plateau(spread: float, seed: int) -> None:
+    """Whatever a plateau varies by, it takes more than that."""
+    of = random.Random(seed)
+    largest = [30.0 * math.exp(of.gauss(0.0, spread)) for _ in range(4000)]
+
+    assert found(lambda step: min(largest[step], 50.0), steps=4000) == []
+
+
+def test_what_bounds_logits_is_what_has_to_leave_the_plateau() -> None:
+    """By whatever factor it is larger: it strays less than the largest logit, and rises first."""
+
+    def rising(step: int) -> float:
+        return 20.0 * 2 ** (max(step - 300, 0) / 30)
+
+    of = random.Random(0)
+    noisy = [20.0 * math.exp(of.gauss(0.0, 0.2)) for _ in range(800)]
+    (early,) = found(noisy.__getitem__, reach=lambda step: 16 * rising(step))
+
+    assert early.last_step < 300 + 6 * APART
+    assert found(rising, steps=300 + 30, reach=lambda _step: 320.0) == []
+
+
+def test_where_growth_began_stays_what_was_said_first() -> None:
+    """Later, a plateau lies within the growth."""
+    book = FindingBook(lambda _news: None)
+    detector = LogitGrowth(book)
+    told = []
+    for step in range(0, 600, APART):
+        largest = 20.0 * 2 ** (max(step - 300, 0) / 60)
+        detector.observe(LogitsRead(step, "h.0", "_softmax", "bfloat16", largest, False))  # noqa: FBT003
+        told += [finding.summary for finding in book.findings]
+
+    assert len(set(told)) > 1
+    assert len({summary.partition(" to ")[0] for summary in told}) == 1
+
+
+def test_no_growth_after_a_plateau_is_told_before_there_is_one() -> None:
+    """All attention grows in its first steps."""
+    steps = APART * PLATEAU
+
+    assert found(lambda step: 10.0 * 2 ** (step / 60), steps=steps) == []
 
 
 def test_its_numbers_are_those_of_the_growth() -> None:
@@ -120,17 +186,26 @@ def test_numbers_that_are_not_finite_are_no_growth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "after"), [(2, 4, 64), (8, 16, 32), (10, 30, 8), (30, 30, 64)]
+    ("before", "now", "every"), [(2, 4, 64), (4, 8, 32), (8, 16, 8), (30, 30, 64)]
 )
-def test_the_nearer_the_limit_the_more_often_ops_are_observed(
-    before: float, now: float, after: int
+def test_the_nearer_the_limit_the_more_often_logits_are_looked_at(
+    before: float, now: float, every: int
 ) -> None:
-    """And not at all before attention was seen, nor of large logits that stay as they are."""
+    """And not at all before attention was seen, nor often at large logits that stay as they are."""
     detector = LogitGrowth(FindingBook(lambda _news: None))
-    assert not any(map(detector.asks_for_ops, range(1000)))
+    assert detector.look_every == 0
     for step, largest in ((0, before), (APART, now)):
         detector.observe(LogitsRead(step, "h.0", "_softmax", "float16", largest, False))  # noqa: FBT003
-    asked = [step for step in range(APART, 300) if detector.asks_for_ops(step)]
 
-    assert after in [steps for _, steps in INTERVALS]
-    assert asked == list(range(APART + after, 300, after))
+    assert every in [steps for _, steps in INTERVALS]
+    assert detector.look_every == every
+
+
+def test_one_module_that_nears_the_limit_is_enough_to_look_often() -> None:
+    """Others beside it may be at rest."""
+    detector = LogitGrowth(FindingBook(lambda _news: None))
+    for step, largest in ((0, 8.0), (APART, 16.0)):
+        for where, size in (("h.0", 5.0), ("h.1", largest), ("h.2", 5.0)):
+            detector.observe(LogitsRead(step, where, "_softmax", "float16", size, False))  # noqa: FBT003
+
+    assert detector.look_every == min(steps for _, steps in INTERVALS)

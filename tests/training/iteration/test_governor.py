@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,11 @@ from ampwatch.training.iteration.governor import (
     DEEP_OPENING,
     FIRST,
     FORWARD,
+    LOOK,
+    LOOK_SHARE,
     MAX_ADVANCE,
     MAX_PERIOD,
+    OF_OPS,
     OPENING,
     OPS,
     QUIET_AFTER_ALARM,
@@ -38,6 +42,7 @@ class Training:
 
     ``drag_s``: how much longer PyTorch itself takes where each op is seen. ``costs``: what parts of
     samples cost, where that is not the same for all. ``noise``: share by which iterations vary.
+    ``look_every``: iterations of which one is asked for as a look.
     """
 
     def __init__(
@@ -48,10 +53,12 @@ class Training:
         drag_s: float = 0.0,
         costs: dict[Topic | Observation, float] | None = None,
         noise: float = 0.0,
+        look_every: int = 0,
         **settings: object,
     ) -> None:
         self.step_s, self.cost_s, self.always_s = step_s, cost_s, always_s
         self.drag_s, self.costs, self.noise = drag_s, costs, noise
+        self.look_every = look_every
         self.rng = random.Random(0)
         self.extra_s: list[float] = []
         self.spent_ns = 0
@@ -66,7 +73,7 @@ class Training:
             if governor.wanted:
                 self.samples.append((governor.step, governor.wanted, governor.part))
                 cost_s += self.price_s / governor.part[1]
-            drag_s = self.drag_s if Observation.OPS in governor.wanted else 0.0
+            drag_s = self.drag_s if governor.wanted & OF_OPS else 0.0
             self.dragged_s += drag_s
             self.extra_s.append(cost_s + drag_s)
             self.spent_ns += int(1e9 * cost_s)
@@ -74,7 +81,7 @@ class Training:
             self.seconds += step_s + cost_s + drag_s
             # The first has no duration: nobody knows when it began.
             known = math.nan if governor.step == 0 else step_s + cost_s + drag_s
-            governor.next(known)
+            governor.next(known, self.look_every)
         return self
 
     @property
@@ -380,6 +387,52 @@ def test_ops_are_counted_whole_and_in_their_turn() -> None:
     turns = [every.index(wanted) for wanted, _ in late if wanted != TURNS[0]]
     assert parts == {(0, 1)}
     assert all(later != earlier for earlier, later in pairwise(turns))
+
+
+@pytest.mark.parametrize("every", [8, 64])
+def test_looks_are_taken_as_often_as_they_are_asked_for(every: int) -> None:
+    """After each multiple of the interval, whatever they cost; or all ops of it are counted."""
+    costs: dict[Topic | Observation, float] = {Observation.OPERANDS: 0.05}
+    training = Training(costs=costs, look_every=every).run(SETTLING + 512)
+    looks = [step for step, wanted, _ in training.samples if wanted & OF_OPS]
+
+    # In the first iterations nobody has asked yet.
+    assert set(range(every + 1, SETTLING + 512, every)) <= set(looks)
+
+
+def test_ranks_that_look_at_different_intervals_share_the_rarer_looks() -> None:
+    """Ranks wait for one another: apart, each would delay all the others."""
+    often, seldom = (
+        {s for s, wanted, _ in Training(look_every=every).run(1000).samples if wanted == LOOK}
+        for every in (8, 64)
+    )
+
+    assert seldom
+    assert seldom < often
+
+
+@pytest.mark.parametrize("drag_s", [0.0, 0.004])
+def test_looks_are_charged_and_leave_samples_their_share(drag_s: float) -> None:
+    """What they cost delays samples, also what only the duration shows; but not for ever."""
+
+    def samples_beside(every: int) -> int:
+        costs: dict[Topic | Observation, float] = dict.fromkeys(Topic, 0.004)
+        costs[Observation.OPERANDS] = 0.005 - drag_s
+        training = Training(costs=costs, drag_s=drag_s, look_every=every).run(SETTLING + 8192)
+        return sum(s >= SETTLING and wanted != LOOK for s, wanted, _ in training.samples)
+
+    alone, beside = samples_beside(0), samples_beside(4)
+    assert LOOK_SHARE / 2 * alone < beside < 0.9 * alone
+
+
+@pytest.mark.parametrize(
+    "settings", [{"level": "light"}, {"op_census": "window"}], ids=["light", "window"]
+)
+def test_no_look_is_taken_where_ops_are_not_observed(settings: dict[str, str]) -> None:
+    """Nobody would see the operands."""
+    training = Training(look_every=8, **dict[str, Any](settings)).run(200)
+
+    assert not any(wanted & LOOK for _, wanted, _ in training.samples)
 
 
 def test_nothing_is_sampled_while_a_profiler_records() -> None:

@@ -50,11 +50,11 @@ def fit(
     seen: list[int] = []
     original = Governor.next
 
-    def end(governor: Governor, duration_s: float) -> None:
+    def end(governor: Governor, duration_s: float, look_every: int) -> None:
         if governor.wanted:
             seen.append(governor.step)
         # Iterations are short and samples are dear, however busy the host is.
-        original(governor, min(duration_s, SHORT_NS / 8e9))
+        original(governor, min(duration_s, SHORT_NS / 8e9), look_every)
 
     with monkeypatch.context() as patch:
         patch.setattr(Governor, "next", end)

@@ -208,7 +208,8 @@ class OpCensusSensor(Sensor):
         # in cannot be replayed; so there, and where it costs nobody anything, the opening is followed.
         free = one_by_one and (governor.is_short or (self._has_peers and governor.is_opening))
         follows = self._traces_all or attention.trace or counts or free
-        if follows or (one_by_one and attention.ops):
+        looks = attention.ops or Observation.OPERANDS in governor.wanted
+        if follows or (one_by_one and looks):
             self._is_observing = self.begin(step, count=counts, follow=follows)
             self.is_dormant = not self._is_observing
         elif not runs_elsewhere():

@@ -51,17 +51,30 @@ MAX_MODULES = 128
 """Modules of one iteration that are measured: readings have room for others besides."""
 
 
+class _Origin(NamedTuple):
+    """The product that logits come from.
+
+    Attributes:
+        dtype: Its dtype.
+        reach: The longest row of the one factor times the longest column of the other, still on its device.
+    """
+
+    dtype: torch.dtype
+    reach: Tensor
+
+
 class _Product(NamedTuple):
     """A product that has not met a softmax. By storage, since views make no event."""
 
     storage: StorageWeakRef
-    dtype: torch.dtype
+    origin: _Origin
 
 
 class _Largest(NamedTuple):
     """The largest logit of a module so far, still on its device."""
 
     value: Tensor
+    reach: Tensor
     op: str
     dtype: str
     is_bound: bool
@@ -74,14 +87,15 @@ class LogitSensor(OpSensor):
     What a softmax is given is read as it is, with mask and bias: an element that is masked, by -inf
     or by a large negative number, is never the largest. Of fused attention only query and key are to be seen:
     by Cauchy and Schwarz no logit is larger than the scale times the norm of the longest query times
-    that of the longest key, head by head. Attention in compiled code that is one kernel is not seen.
+    that of the longest key, head by head. That product of norms is read of all attention, for it strays
+    less from batch to batch than the largest logit does. Attention in compiled code that is one kernel is not seen.
 
     Args:
         context: Shared parts of the training.
 
     Cost:
-        Less than 1 us for other ops; one pass over the logits, or over query and key; one copy of a few
-        bytes for each 16 modules. No sync.
+        Less than 1 us for other ops; one pass over query and key, and one over logits that are seen; one over
+        the factors of each other product of activations; one copy of a few bytes for each 8 modules. No sync.
     """
 
     name = "logits"
@@ -118,16 +132,16 @@ class LogitSensor(OpSensor):
             return
         name = call.info.name
         if name in PRODUCTS:
-            self._note(call.out, getattr(call.out, "dtype", torch.float32))
+            self._product(call)
         elif name in SOFTMAX:
             self._softmax(call, place)
         elif name.startswith(FUSED):
             self._fused(call, place)
         elif self._products:
-            dtype = self._origin(tensors_among(call.args))
-            if dtype is not None:
+            origin = self._origin(tensors_among(call.args))
+            if origin is not None:
                 for made in tensors_among((call.out,)):
-                    self._note(made, dtype)
+                    self._note(made, origin)
 
     def ops_ended(self, _event: OpsEnded) -> None:
         """Read what was measured in the iteration."""
@@ -138,9 +152,9 @@ class LogitSensor(OpSensor):
         for where, largest in measured:
             by_device.setdefault(largest.value.device, []).append((where, largest))
         for found in by_device.values():
-            for first in range(0, len(found), WIDTH):
-                part = found[first : first + WIDTH]
-                values = torch.stack([largest.value for _, largest in part])
+            for first in range(0, len(found), WIDTH // 2):
+                part = found[first : first + WIDTH // 2]
+                values = torch.stack([t for _, known in part for t in (known.value, known.reach)])
                 labels = [
                     LogitsRead(
                         self._step, where, known.op, known.dtype, 0.0, known.is_bound, known.source
@@ -151,16 +165,25 @@ class LogitSensor(OpSensor):
         self._deferred.poll()
 
     def _report(self, labels: Sequence[LogitsRead], values: list[float]) -> None:
-        for label, value in zip(labels, values, strict=True):
-            self._observe(label._replace(largest=value))
+        for label, largest, reach in zip(labels, values[::2], values[1::2], strict=True):
+            self._observe(label._replace(largest=largest, reach=reach))
+
+    def _product(self, call: OpCall) -> None:
+        made = call.out
+        rows, columns = call.args[:2] if call.info.name == "bmm" else call.args[1:3]
+        # What is empty has no largest element.
+        if is_plain(made) and made.dtype in FLOATS and made.numel():
+            reach = _reach(rows, columns.mT)
+            self._note(made, _Origin(made.dtype, reach.amax()))
 
     def _softmax(self, call: OpCall, place: OpPlace) -> None:
         given = call.args[0]
-        if not is_plain(given):
+        if not (is_plain(given) and given.numel()):
             return
-        dtype = self._origin((given,))
-        if dtype is not None:
-            self._keep(call, place, given.detach().amax(), dtype, is_bound=False)
+        origin = self._origin((given,))
+        if origin is not None:
+            largest = given.detach().amax().to(torch.float32)
+            self._keep(call, place, largest, origin, is_bound=False)
 
     def _fused(self, call: OpCall, place: OpPlace) -> None:
         # Not strict: the dispatcher leaves out trailing arguments that have their defaults.
@@ -174,43 +197,55 @@ class LogitSensor(OpSensor):
             return
         scale = given.get("scale")
         scale = 1 / math.sqrt(query.shape[-1]) if scale is None else abs(float(scale))
-        longest = [
-            torch.linalg.vector_norm(t.detach(), dim=-1, dtype=torch.float32).amax(-1)
-            for t in (query, key)
-        ]
-        if longest[0].shape != longest[1].shape:  # several heads of queries share one of keys
-            longest = [norms.amax() for norms in longest]
-        bound = (longest[0] * longest[1]).amax() * scale
-        self._keep(call, place, bound, query.dtype, is_bound=True)
+        bound = _reach(query, key).amax() * scale
+        self._keep(call, place, bound, _Origin(query.dtype, bound), is_bound=True)
 
     def _keep(
-        self, call: OpCall, place: OpPlace, value: Tensor, dtype: torch.dtype, *, is_bound: bool
+        self, call: OpCall, place: OpPlace, value: Tensor, origin: _Origin, *, is_bound: bool
     ) -> None:
         where = place_name(place)
-        value = value.to(torch.float32)
+        # What has moved to another device since is not waited for.
+        reach = origin.reach if origin.reach.device == value.device else value
         known = self._largest.get(where)
         if known is not None and known.value.device == value.device:
-            self._largest[where] = known._replace(value=torch.maximum(known.value, value))
+            self._largest[where] = known._replace(
+                value=torch.maximum(known.value, value),
+                reach=torch.maximum(known.reach, reach),
+            )
         elif known is None and len(self._largest) < MAX_MODULES:
             source = place.source or user_source()
-            name = call.info.name
-            self._largest[where] = _Largest(value, name, name_of(dtype), is_bound, source)
+            dtype = name_of(origin.dtype)
+            self._largest[where] = _Largest(value, reach, call.info.name, dtype, is_bound, source)
 
-    def _note(self, made: Any, dtype: torch.dtype) -> None:
+    def _note(self, made: Any, origin: _Origin) -> None:
         if not is_plain(made) or made.dtype not in FLOATS:
             return
         if len(self._products) >= MAX_REMEMBERED:
             self._products.clear()
         storage = made.untyped_storage()
         ref = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-        self._products[storage.data_ptr()] = _Product(ref, dtype)
+        self._products[storage.data_ptr()] = _Product(ref, origin)
 
-    def _origin(self, given: Sequence[Tensor]) -> torch.dtype | None:
-        """Return the dtype of the product that one of the tensors comes from."""
+    def _origin(self, given: Sequence[Tensor]) -> _Origin | None:
+        """Return the product that one of the tensors comes from."""
         for tensor in given:
             if not is_plain(tensor):
                 continue
             product = self._products.get(tensor.untyped_storage().data_ptr())
             if product is not None and not product.storage.expired():  # type: ignore[no-untyped-call]
-                return product.dtype
+                return product.origin
         return None
+
+
+def _reach(rows: Tensor, columns: Tensor) -> Tensor:
+    """Return the product of the largest norms of the vectors of two factors, matrix by matrix.
+
+    By Cauchy and Schwarz no element of their product is larger. float32, on their device.
+    """
+    rows, columns = (
+        torch.linalg.vector_norm(t.detach(), dim=-1, dtype=torch.float32).amax(-1)
+        for t in (rows, columns)
+    )
+    if rows.shape != columns.shape:  # several heads of queries share one of keys
+        rows, columns = rows.amax(), columns.amax()
+    return rows * columns

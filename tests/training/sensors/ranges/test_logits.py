@@ -43,6 +43,16 @@ def _exact(query: torch.Tensor, key: torch.Tensor, *, masked: bool = True) -> fl
     return largest
 
 
+def _reach(query: torch.Tensor, key: torch.Tensor) -> float:
+    """The longest query times the longest key of the head with the largest product, by a loop over float64."""
+    return max(
+        max(math.hypot(*row) for row in q) * max(math.hypot(*row) for row in k)
+        for q, k in zip(
+            query.double().flatten(0, 1).tolist(), key.double().flatten(0, 1).tolist(), strict=True
+        )
+    )
+
+
 def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any) -> torch.Tensor:
     logits = query @ key.transpose(-1, -2) / math.sqrt(SIZE)
     return logits.masked_fill(CAUSAL, mask).softmax(-1).to(value.dtype) @ value
@@ -61,6 +71,7 @@ def test_a_logit_is_what_a_loop_over_float64_has(
 
     assert isinstance(read, LogitsRead)
     assert read.largest == pytest.approx(_exact(query, key), rel=1e-5)
+    assert read.reach == pytest.approx(_reach(query, key), rel=1e-5)
     assert (read.where, read.op, read.dtype, read.is_bound, read.step) == (
         *("block.attention", "_softmax", "float32", False),
         0,
@@ -89,18 +100,11 @@ def test_fused_attention_is_bounded_from_above(
         scaled_dot_product_attention(query, key, value, is_causal=is_causal, scale=scale)
     (read,) = listening.seen
     of_default = 1.0 if scale is None else scale * math.sqrt(SIZE)
-    bounds = [
-        max(math.hypot(*row) for row in q) * max(math.hypot(*row) for row in k) / math.sqrt(SIZE)
-        for q, k in zip(
-            query.double().flatten(0, 1).tolist(),
-            key.double().flatten(0, 1).tolist(),
-            strict=True,
-        )
-    ]
+    bound = _reach(query, key) / math.sqrt(SIZE) * of_default
 
     assert read.is_bound
     assert read.op.startswith("_scaled_dot_product")
-    assert read.largest == pytest.approx(max(bounds) * of_default, rel=1e-5)
+    assert read.largest == read.reach == pytest.approx(bound, rel=1e-5)
     assert read.largest >= _exact(query, key, masked=is_causal) * of_default
 
 
@@ -125,6 +129,17 @@ def test_calls_of_one_module_count_as_one(listening: Listening) -> None:
     (read,) = listening.seen
 
     assert read.largest == pytest.approx(max(_exact(q, k) for q, k, _ in calls), rel=1e-5)
+
+
+def test_sequences_without_a_word_are_no_logits(listening: Listening) -> None:
+    """What is empty has no largest element; what follows is measured all the same."""
+    empty = torch.randn(2, 0, SIZE)
+    with listening:
+        (torch.bmm(empty, empty.mT) / 4).softmax(-1)
+        (torch.baddbmm(torch.zeros(1), torch.randn(2, 3, 4), torch.randn(2, 4, 3)) / 4).softmax(-1)
+    (read,) = listening.seen
+
+    assert read.reach > 0
 
 
 def test_a_softmax_of_no_product_of_activations_is_none(listening: Listening) -> None:

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.evidence.plans import PlanMade, PlannedProduct
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
@@ -200,6 +201,33 @@ def plan_of(
         loss_scale=2.0**scale,
         phases=_phases(layers),
         notes=tuple(_notes(layers, asked)),
+    )
+
+
+def followed(plan: Plan, step: int) -> PlanMade:
+    """Return a plan as evidence, by which it is seen whether a training leaves it.
+
+    Args:
+        plan: The plan.
+        step: Newest iteration when it was asked for.
+    """
+    return PlanMade(
+        step=step,
+        limit_db=plan.limit_db,
+        max_flushed=plan.max_flushed,
+        loss_scale=plan.loss_scale,
+        products=tuple(
+            PlannedProduct(
+                layer.module,
+                p.product,
+                OPERANDS[p.product],
+                (p.formats[0], p.formats[1]),
+                p.sqnr_db,
+            )
+            for layer in plan.layers
+            for p in layer.products
+            if p.formats and p.sqnr_db is not None
+        ),
     )
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tests.stories.stage import Program, Story
 
-APART = ("collection", "stage", "precision", "healthy_loops", "memory", "step_time")
+APART = ("collection", "stage", "precision", "healthy_loops", "memory", "plans", "step_time")
 """Modules that hold none, and those whose programs have tests of their own, which ask for more."""
 
 _MODULES = [

@@ -292,7 +292,10 @@ def test_a_plan_colours_the_map_by_the_cheapest_format(mapped: Mapped, page: Pag
     page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=plan]").click()
     page.says("#map-plan", "It rests on 8 measured iterations")
     assert page.text("#map-axis") == "forward\ngrad. of input\ngrad. of weight"
-    assert "8 bits float8_e4m3fn, float8_e5m2 x float8_e4m3fn" in page.text("#map-legend")
+    assert page.text("#map-legend").splitlines()[:2] == [
+        "4 bits nvfp4",
+        "8 bits float8_e4m3fn, float8_e5m2 x float8_e4m3fn",
+    ]
     row = next(n for n, name in enumerate(rows(page)) if name.startswith(f"{CULPRIT}: "))
     assert rows(page)[row] == f"{CULPRIT}: 8 bits"
     page.run("document.getElementById('map-cells').scrollIntoView({ block: 'center' })")

@@ -374,7 +374,7 @@ function showLegend({ legend, culprit, islands, isPlan }) {
     : "A column is a sample, or several; a gap between columns: many steps that were not measured.";
   rebuild(byId("map-legend"), [legend, culprit !== undefined, any], () => [
     ...legend.map(({ key, sign, word, meaning }) => make("li", {}, make("span", { class: "cell", "data-reason": key, "aria-hidden": "true" }),
-      sign && !isPlan && make("span", { class: "sign", "data-reason": key, "aria-hidden": "true" }, `${sign} `), make("b", {}, word), ` ${meaning}`)),
+      sign && !isPlan ? make("span", { class: "sign", "data-reason": key, "aria-hidden": "true" }, `${sign} `) : "", make("b", {}, word), ` ${meaning}`)),
     make("li", { class: "quiet" }, columns),
     ...(any ? [make("li", {}, make("span", { class: "island", "aria-hidden": "true" }, "f32"), make("b", {}, "float32 island"), " arithmetic in float32 although autocast is used")] : []),
     ...(culprit ? [make("li", {}, make("b", { class: "culprit" }, "➤ culprit"), ` ${culprit.words}`)] : []),

@@ -4,7 +4,7 @@
     python benchmarks/stragglers.py data lock --rounds 2         some causes
 
 Each run is four processes with DistributedDataParallel over gloo, watched at ``light``, of which one
-sleeps in its loader, computes more, waits for a lock, or shares its core with a process that does
+sleeps in its loader, computes more, waits for a lock, or shares its core with processes that do
 nothing but count. The planted rank moves from run to run. ``--json`` keeps the results.
 """
 
@@ -36,6 +36,9 @@ CAUSES = {
 HEALTHY = "healthy"
 WIDTH, BATCH = 128, 16
 DELAY_SECONDS = 0.02
+COMPETITORS = 6
+"""Processes on the core of the busy rank. Ranks that are more than the cores compete with one another:
+one process more is shared by all of them, and makes none of them slower than the rest."""
 
 
 def free_port() -> int:
@@ -48,12 +51,12 @@ def free_port() -> int:
 # One rank.
 
 
-def _busy_core() -> subprocess.Popen[bytes]:
-    """Bind this process to one core, and have another one compete for it."""
+def _busy_core() -> list[subprocess.Popen[bytes]]:
+    """Bind this thread to one core, and have others compete for it."""
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-    return subprocess.Popen([sys.executable, "-c", code])
+    return [subprocess.Popen([sys.executable, "-c", code]) for _ in range(COMPETITORS)]
 
 
 def _hold(lock: threading.Lock) -> None:
@@ -105,12 +108,12 @@ def train(cause: str, seconds: float) -> None:
     layers = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 10))
     if cause in ("lock", "compute"):
         layers.register_forward_pre_hook(_slow_forward(cause))
-    other = _busy_core() if cause == "busy" else None
     model = nn.parallel.DistributedDataParallel(layers)
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    # The finding is made by the daemon, which the first rank starts.
+    # The finding is made by the daemon, which the first rank starts: on the cores that the rank has by then.
     watch = ampwatch.monitor(model, scaler, level="light", run="stragglers")
+    others = _busy_core() if cause == "busy" else []
     is_over = torch.zeros(1)
     begun = time.monotonic()
     for x, y in torch.utils.data.DataLoader(Samples(), batch_size=BATCH):
@@ -129,7 +132,7 @@ def train(cause: str, seconds: float) -> None:
         print(json.dumps(findings()), flush=True)
     distributed.barrier()
     watch.close()
-    if other is not None:
+    for other in others:
         other.kill()
     # Threads of gloo may abort a process that ends by itself.
     os._exit(0)

@@ -18,6 +18,7 @@ others than this machine, or to protect it.
   /events                                what a page shows, and its changes: ?run=RUN&rank=RANK
   /brief.json                            the same for a line a rank, as `ampwatch top` shows it
   /map.json                              what left its number format, by module: ?run=RUN&rank=RANK
+  /blocks.json                           losses in block-scaled formats: ?run=RUN&rank=RANK
   /explain/  what kinds of findings mean, /runbooks/ what to do about alerts, /docs/ guides
   /debug/kernels.json                    kernels of the newest profiler windows, by name and rule
 """

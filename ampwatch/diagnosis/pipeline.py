@@ -16,6 +16,7 @@ from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
 from ampwatch.diagnosis.evidence.logits import LogitsRead
 from ampwatch.diagnosis.evidence.memory import MemoryRead
 from ampwatch.diagnosis.evidence.ops import Machine
+from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade
 from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.evidence.rounding import (
     BrokenScale,
@@ -57,6 +58,7 @@ from ampwatch.diagnosis.rounding.accumulation import (
 )
 from ampwatch.diagnosis.rounding.fp8 import Fp8
 from ampwatch.diagnosis.rounding.lossy_casts import RoundedIntegers
+from ampwatch.diagnosis.rounding.plan_left import PlanLeft
 from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
@@ -233,11 +235,14 @@ class Diagnosis:
         creep, memory = MemoryCreep(self.book), MemoryRecorder(put)
         self._syncs = syncs = SyncsInStep(self.book)
         self._logits = LogitGrowth(self.book)
+        plan_left = PlanLeft(self.book)
         # What says nothing of the numbers of an iteration: it stays a plain one.
         self._aside: dict[type, tuple[Callable[[Any], None], ...]] = {
             MemoryRead: (memory.record, creep.observe),
             HostWaits: (syncs.observe,),
             LogitsRead: (self._logits.observe,),
+            PlanMade: (plan_left.follow,),
+            OperandsMeasured: (plan_left.observe,),
             DevicePhases: (self._observe_device,),
         }
         self.memory = memory

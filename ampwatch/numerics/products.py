@@ -45,7 +45,7 @@ class CastLoss:
 
     Attributes:
         sqnr_db: Signal-to-quantisation-noise ratio; inf without noise, as of nothing but zeros, -inf
-            where elements overflow, or would if they were ``2**HEADROOM`` times larger. Unit: dB.
+            where elements overflow, or would without room to grow. Unit: dB.
         flushed_share: Elements that become zero among those that are not zero.
     """
 
@@ -54,7 +54,10 @@ class CastLoss:
 
 
 def cast_loss(
-    histogram: ExponentHistogram, blocks: Sequence[BlockHistogram], fmt: FloatFormat
+    histogram: ExponentHistogram,
+    blocks: Sequence[BlockHistogram],
+    fmt: FloatFormat,
+    headroom: int = HEADROOM,
 ) -> CastLoss | None:
     """Foretell what a tensor loses by a cast.
 
@@ -62,6 +65,7 @@ def cast_loss(
         histogram: Its exponents, with the loss scale that it will have.
         blocks: Its blocks, of each size; none where they were not measured.
         fmt: The format.
+        headroom: Exponent of how much larger values may become before a format without scales overflows.
 
     Returns:
         The loss; ``None`` if its blocks were not measured, and the format is block-scaled.
@@ -74,7 +78,8 @@ def cast_loss(
         shift = 0
         if fmt.family is FormatFamily.FLOAT8:
             shift = math.frexp(fp8_scale(histogram, fmt))[1] - 1
-        return _by_exponents(histogram, fmt, shift)
+            headroom = 0  # the scale follows
+        return _by_exponents(histogram, fmt, shift, headroom)
     size = fmt.block.elements
     measured = next((b for b in blocks if b.size == size and b.nonzero), None)
     if measured is None:
@@ -83,8 +88,9 @@ def cast_loss(
     return CastLoss(outcome.sqnr_db, outcome.flushed_share)
 
 
-def _by_exponents(histogram: ExponentHistogram, fmt: FloatFormat, shift: int) -> CastLoss:
-    headroom = 0 if fmt.family is FormatFamily.FLOAT8 else HEADROOM  # these have scales
+def _by_exponents(
+    histogram: ExponentHistogram, fmt: FloatFormat, shift: int, headroom: int
+) -> CastLoss:
     if cast(histogram, fmt, shift + headroom).overflow_high:
         return CastLoss(-math.inf, 0.0)
     lowest = math.frexp(fmt.min_normal)[1] - 1

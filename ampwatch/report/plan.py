@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import PRODUCTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FORWARD, GRAD_INPUT, GRAD_WEIGHT = "forward", "grad_input", "grad_weight"
-PRODUCTS = (FORWARD, GRAD_INPUT, GRAD_WEIGHT)
-"""The products of a linear or convolutional layer: its output, and the gradients of input and weight."""
+FORWARD, GRAD_INPUT, GRAD_WEIGHT = PRODUCTS
 
 LINES = 40
 """Layers that a table shows."""

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.evidence.plans import PlanMade, PlannedProduct
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
@@ -21,14 +22,13 @@ from ampwatch.report.plan import (
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
-    PRODUCTS,
     Kept,
     LayerPlan,
     PhaseSteps,
     Plan,
     ProductPlan,
 )
-from ampwatch.wire.records import CONVOLUTION, Operand
+from ampwatch.wire.records import CONVOLUTION, PRODUCTS, Operand, PlanRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -201,6 +201,65 @@ def plan_of(
         phases=_phases(layers),
         notes=tuple(_notes(layers, asked)),
     )
+
+
+def followed(plan: Plan, step: int) -> PlanMade:
+    """Return a plan as evidence, by which it is seen whether a training leaves it.
+
+    Args:
+        plan: The plan.
+        step: Newest iteration when it was asked for.
+    """
+    return PlanMade(
+        step=step,
+        limit_db=plan.limit_db,
+        max_flushed=plan.max_flushed,
+        loss_scale=plan.loss_scale,
+        products=tuple(
+            PlannedProduct(
+                layer.module,
+                p.product,
+                OPERANDS[p.product],
+                (p.formats[0], p.formats[1]),
+                p.sqnr_db,
+            )
+            for layer in plan.layers
+            for p in layer.products
+            if p.formats and p.sqnr_db is not None
+        ),
+    )
+
+
+def records_of(plan: Plan, step: int) -> list[PlanRecord]:
+    """Return a plan for the daemon, layer by layer.
+
+    Args:
+        plan: The plan.
+        step: Newest iteration when it was asked for.
+    """
+    steps = sorted({step for phase in plan.phases for step in phase.steps}) or [0]
+    records = []
+    for place, layer in enumerate(plan.layers):
+        products = {product.product: product for product in layer.products}
+        chosen = [products.get(name) for name in PRODUCTS]
+        formats = ["" if product is None else product.format for product in chosen]
+        ratios = [math.nan if p is None or p.sqnr_db is None else p.sqnr_db for p in chosen]
+        records.append(
+            PlanRecord(
+                step=step,
+                place=place,
+                module=layer.module,
+                formats=(formats[0], formats[1], formats[2]),
+                sqnr_db=(ratios[0], ratios[1], ratios[2]),
+                limit_db=plan.limit_db,
+                max_flushed=plan.max_flushed,
+                gpu=plan.gpu,
+                steps=len(steps),
+                first_step=steps[0],
+                last_step=steps[-1],
+            )
+        )
+    return records
 
 
 def _why_none(box: Box) -> str:

@@ -23,7 +23,7 @@ from ampwatch.report.html_report import render_html
 from ampwatch.report.logged import METRICS, TOTALS, flat
 from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
-from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, plan_of
+from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, followed, plan_of, records_of
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
 from ampwatch.report.standing import render_json
@@ -528,8 +528,9 @@ class Monitor:
         """Return for each product of each layer the cheapest format whose loss stays under a limit.
 
         From what was measured of inputs, weights and gradients so far, in all phases of the training.
-        It changes nothing, and says nothing of steps to come. docs/plan.md explains the numbers. Still
-        there after ``close``.
+        It changes nothing, and says nothing of steps to come; but from now on it is a finding,
+        ``plan_left``, if the training leaves the newest plan, and the map of the page has its colours.
+        docs/plan.md explains the numbers. Still there after ``close``.
 
         Args:
             limit: Least signal-to-quantisation-noise ratio of a product. Unit: dB.
@@ -548,6 +549,10 @@ class Monitor:
             Some 10 ms for a layer and phase.
         """
         plan = plan_of(self.box(), limit=limit, max_flushed=max_flushed, gpu=gpu, formats=formats)
+        if not (plan.why_not or self._closed):
+            step = max(self._diagnosis.last_step.step, 0)
+            self._session.follow(followed(plan, step))
+            self._outlet.put(*records_of(plan, step))
         return replace(plan, notes=(*plan.notes, *unknown_formats(plan.formats)))
 
     def close(self) -> None:

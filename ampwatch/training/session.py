@@ -89,6 +89,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ampwatch.diagnosis.evidence.plans import PlanMade
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.events import (
         IterationClosed,
@@ -564,6 +565,12 @@ class Session:
     def layers(self) -> list[LayerRecord]:
         """Return the layers that have been called, and what was measured of the operands of their products."""
         return [] if self._layers is None else self._layers.records()
+
+    def follow(self, plan: PlanMade) -> None:
+        """Have it told when the training leaves a plan. Never raises."""
+        if self._layers is not None:
+            self._layers.follow()
+            self.diagnosis.observe(plan)
 
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""

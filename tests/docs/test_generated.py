@@ -88,7 +88,8 @@ def test_each_picture_is_as_it_would_be_drawn() -> None:
         assert file.read_text(encoding="utf-8") == drawn
         ET.fromstring(drawn)
     for name in PICTURES:
-        assert f"](images/{name})" in pages()["docs/float16.md"]
+        page = f"docs/{'block-formats' if name.startswith('blocks') else 'float16'}.md"
+        assert f"](images/{name})" in pages()[page]
 
 
 def test_the_picture_of_gradients_counts_what_float16_flushes() -> None:

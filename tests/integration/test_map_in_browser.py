@@ -14,7 +14,16 @@ from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Topic
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
-from tests.workshop.records import FACTS, census, finding, histogram, op_row, ranges, sampling
+from tests.workshop.records import (
+    FACTS,
+    census,
+    finding,
+    histogram,
+    op_row,
+    planned,
+    ranges,
+    sampling,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,4 +277,42 @@ def test_nobody_asks_for_a_map_that_is_not_seen(mapped: Mapped, page: Page) -> N
     time.sleep(5)
 
     assert page.run(asked) == before
+    assert page.complaints() == []
+
+
+def test_a_plan_colours_the_map_by_the_cheapest_format(mapped: Mapped, page: Page) -> None:
+    """Once one was asked for; each cell is drawn as the legend has it, and says its format and its dB."""
+    mapped.sample()
+    page.says("#map-sentence", "modules")
+    shows = page.browser.find_element(By.ID, "map-shows")
+    assert not shows.is_displayed()
+    mapped.write(planned(CULPRIT))
+    eventually(shows.is_displayed, "the choice of colours")
+
+    page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=plan]").click()
+    page.says("#map-plan", "It rests on 8 measured iterations")
+    assert page.text("#map-axis") == "forward\ngrad. of input\ngrad. of weight"
+    assert page.text("#map-legend").splitlines()[:2] == [
+        "4 bits nvfp4",
+        "8 bits float8_e4m3fn, float8_e5m2 x float8_e4m3fn",
+    ]
+    row = next(n for n, name in enumerate(rows(page)) if name.startswith(f"{CULPRIT}: "))
+    assert rows(page)[row] == f"{CULPRIT}: 8 bits"
+    page.run("document.getElementById('map-cells').scrollIntoView({ block: 'center' })")
+    says = []
+    for column in range(3):
+        move = f"""const canvas = document.getElementById('map-cells');
+            const box = canvas.getBoundingClientRect();
+            canvas.dispatchEvent(new PointerEvent('pointermove', {{ clientX: box.left + (box.width * ({column} + 0.5)) / 3, clientY: box.top + ({row} + 0.5) * 18 }}));"""
+        page.run(move)
+        says.append(page.text("#map-cell"))
+    assert says == [
+        f"{CULPRIT} · forward · nvfp4, 17.2 dB",
+        f"{CULPRIT} · grad. of input · float8_e5m2 x float8_e4m3fn, 26.1 dB",
+        f"{CULPRIT} · grad. of weight · float8_e4m3fn, 28.8 dB",
+    ]
+
+    page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=trouble]").click()
+    page.says("#map-legend", "A column is a sample")
+    assert not page.browser.find_element(By.ID, "map-plan").is_displayed()
     assert page.complaints() == []

@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
     from tests.stories.stage import Program, Story
 
-APART = ("collection", "stage", "precision", "healthy_loops", "memory", "step_time", "straggler")
+APART = (
+    "collection",
+    "stage",
+    "precision",
+    "healthy_loops",
+    "memory",
+    "plans",
+    "step_time",
+    "straggler",
+)
 """Modules that hold none, and those whose programs have tests of their own, which ask for more."""
 
 _MODULES = [

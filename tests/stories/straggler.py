@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,10 @@ def nothing(_rank: int, _step: int) -> float:
     return 0.0
 
 
+def nothing_more() -> None:
+    """Do nothing."""
+
+
 @dataclass(frozen=True)
 class Trouble:
     """What ranks take longer than the others, by rank and step. Unit: s.
@@ -58,6 +63,7 @@ class Trouble:
         forward: In forward.
         rest: Outside of what is known.
         evaluation: In an evaluation after the step.
+        wake: Until it has a core again after a collective has ended.
         computes: Share of it in which the thread is on a core.
         has_no_core: Share of it in which the thread could run and has no core.
     """
@@ -66,6 +72,7 @@ class Trouble:
     forward: Callable[[int, int], float] = nothing
     rest: Callable[[int, int], float] = nothing
     evaluation: Callable[[int, int], float] = nothing
+    wake: Callable[[int, int], float] = nothing
     computes: float = 0.0
     has_no_core: float = 0.0
 
@@ -86,12 +93,14 @@ class Machine:
         monkeypatch.setattr(scheduling, "SCHEDSTAT", str(self._account))
         self.came: list[int] = []
         self.all_came: list[int] = []
+        self.wakes: Callable[[], None] = nothing_more
         wait = distributed.Work.wait
 
         def waits(work: Any, *given: Any, **named: Any) -> Any:
             self.came.append(self.time.now_ns)
             if len(self.came) <= len(self.all_came):
                 self.time.now_ns = max(self.time.now_ns, self.all_came[len(self.came) - 1])
+            self.wakes()
             return wait(work, *given, **named)
 
         monkeypatch.setattr(distributed.Work, "wait", waits)
@@ -130,8 +139,10 @@ def train(machine: Machine, rank: int, trouble: Trouble, *, watched: bool) -> Bo
         loss = model(x).square().mean()
         machine.take(trouble.forward(rank, step), trouble)
         loss.backward()
+        machine.wakes = partial(machine.take, trouble.wake(rank, step), trouble)
         for parameter in model.parameters():
             distributed.all_reduce(parameter.grad)
+            machine.wakes = nothing_more
         optimizer.step()
         machine.take(trouble.rest(rank, step), trouble)
         if seconds := trouble.evaluation(rank, step):

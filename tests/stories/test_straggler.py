@@ -43,12 +43,14 @@ SLOW = {
     "compute": (Trouble(forward=of(1), computes=1.0), 1, "it computes longer in forward"),
     "lock": (Trouble(forward=of(3)), 3, "it waits in forward, and not for a core"),
     "busy core": (Trouble(rest=of(0), has_no_core=1.0), 0, "its host is busy"),
+    "wakes late": (Trouble(wake=of(2), has_no_core=1.0), 2, "its host is busy"),
 }
 HEALTHY = {
     "all alike": Trouble(),
     "all slow": Trouble(data=everybody),
     "in turns": Trouble(data=in_turns),
     "the first evaluates": Trouble(evaluation=first_evaluates),
+    "all wake late": Trouble(wake=everybody, has_no_core=1.0),
     "the first saves": Trouble(rest=first_evaluates),
 }
 

@@ -30,7 +30,7 @@ from tests.wire.ring.samples import (
     window,
 )
 from tests.workshop.boxes import box
-from tests.workshop.records import device_phases, memory
+from tests.workshop.records import device_phases, memory, planned
 
 FILES = Path(__file__).parents[1] / "golden" / "wire"
 
@@ -47,6 +47,7 @@ RECORDS = (
     CHECKSUM,
     device_phases(),
     memory(),
+    planned(),
     END,
 )
 """One of each kind."""

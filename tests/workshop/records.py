@@ -29,6 +29,7 @@ from ampwatch.wire.records import (
     OptimizerRecord,
     Phases,
     PlaceMemory,
+    PlanRecord,
     RangeRecord,
     RunIdentity,
     RunState,
@@ -140,6 +141,24 @@ def memory(step: int = 9, time_ns: int = (START + 9) * SECOND) -> MemoryRecord:
     device = PlaceMemory("device", 20 << 30, 30 << 30, 40 << 30, 80 << 30)
     host = PlaceMemory("host", 2 << 30, 3 << 30, -1, -1)
     return MemoryRecord(step, time_ns, (device, host))
+
+
+def planned(module: str = "decoder.up", place: int = 0, **changes: Any) -> PlanRecord:
+    """A layer of a plan that was asked for at step 80: 4 bits forward, 8 bits backward."""
+    record = PlanRecord(
+        step=80,
+        place=place,
+        module=module,
+        formats=("nvfp4", "float8_e5m2 x float8_e4m3fn", "float8_e4m3fn"),
+        sqnr_db=(17.2, 26.1, 28.8),
+        limit_db=15.0,
+        max_flushed=0.1,
+        gpu="",
+        steps=8,
+        first_step=0,
+        last_step=80,
+    )
+    return replace(record, **changes)
 
 
 def failure(
@@ -350,5 +369,6 @@ BUILDERS = {
     ChecksumRecord: checksum,
     DevicePhasesRecord: device_phases,
     MemoryRecord: memory,
+    PlanRecord: planned,
 }
 """The builder of each type; without arguments it gives a plain record."""

@@ -59,6 +59,15 @@ OF_PAGE = (
 )
 """The formats of the page, from many bits to few."""
 
+OF_BLOCKS = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2")
+"""The formats whose limits stand in the picture of blocks."""
+
+BESIDE = {
+    "below_block": "beside the largest of its block of 32",
+    "below_tensor": "beside the largest of the tensor: one scale for all",
+}
+"""What the elements of the picture of blocks are held against."""
+
 NAMED = {"float8_e5m2": "FP8 E5M2", "float8_e4m3fn": "FP8 E4M3", "mxfp6_e3m2": "FP6 E3M2", "mxfp4": "FP4 E2M1", "tf32": "TF32"}  # fmt: skip
 """What the pictures call a format, where that is not its name: elements of block formats have names of their own."""
 
@@ -263,6 +272,52 @@ def course(kept: Measured) -> str:
     return svg(foot + 30, said, parts)
 
 
+def flushed_from(fmt: FloatFormat) -> int:
+    """Return how many binades below the largest of its block an element becomes zero: at the end of them, or below."""
+    return math.floor(math.log2(fmt.max)) - math.floor(math.log2(fmt.flush_at))
+
+
+def blocks(kept: Measured) -> str:
+    """Return the picture of a gradient beside the largest of its block, and beside the largest of all."""
+    low, high, row, top = -40, 2, 190.0, 84.0
+    across = linear(low, high, LEFT, WIDTH - RIGHT)
+    marks = [(fmt.name, flushed_from(fmt)) for fmt in map(FORMATS.__getitem__, OF_BLOCKS)]
+    parts, told = [], []
+    for number, (key, title) in enumerate(BESIDE.items()):
+        counts = {int(d): n for d, n in kept[key].items()}
+        whole = sum(counts.values())
+        head = top + number * (row + 72)
+        foot = head + row - 40
+        up = linear(0, 0.3, foot, head)
+        parts.append(text(title, LEFT, head - 58, "name"))
+        for distance, count in counts.items():
+            if -distance > low:
+                share = count / whole
+                said = f"2{raised(-distance - 1)} to 2{raised(-distance)} of it: {share:.1%}"
+                left, right = across(-distance - 1), across(-distance)
+                parts.append(
+                    box("normal", left + 0.5, up(share), right - left - 1, foot - up(share), said)
+                )
+        for place, (name, distance) in enumerate(marks):
+            share = sum(n for d, n in counts.items() if d >= distance) / whole
+            x, y = across(-distance), head - 36 + 15 * (place % 3)
+            parts.append(
+                f'<line class="edge" x1="{x:.1f}" x2="{x:.1f}" y1="{y + 3:.1f}" y2="{foot:.1f}"/>'
+            )
+            parts.append(text(f"{name}: {share:.1%}", x - 4, y, "said", "end"))
+            told.append(f"{name} {share:.1%}")
+        parts += [
+            text(f"2{raised(e)}", across(e), foot + 18, "said", "middle")
+            for e in range(low, high, 8)
+        ]
+    half = len(marks)
+    said = (
+        "Elements of a gradient that become zero: with a scale for each block of 32 "
+        f"{', '.join(told[:half])}; with one scale for all {', '.join(told[half:])}"
+    )
+    return svg(top + 2 * (row + 72) - 86, said, parts)
+
+
 def spacing() -> str:
     """Return the picture of all numbers that formats of few bits have between 0 and 8."""
     names = ("float8_e4m3fn", "mxfp6_e3m2", "mxfp4")
@@ -308,6 +363,7 @@ PICTURES: dict[str, Callable[[Measured], str]] = {
     "float16-gradients.svg": gradients,
     "float16-gradients-scaled.svg": lambda kept: gradients(kept, SCALE),
     "float16-course.svg": course,
+    "blocks-gradient.svg": blocks,
     "float16-spacing.svg": lambda _kept: spacing(),
 }
 """The pictures, by the names of their files."""

@@ -1,4 +1,4 @@
-"""A small real training, and what the pictures need of it: exponents of gradients, and the course of a loss scale."""
+"""A small real training, and what the pictures need of it: exponents of gradients, alone and by block, and a loss scale."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ STEPS, INTERVAL, BATCH = 900, 60, 64
 LAST = 100
 """Steps at the end whose gradients are counted."""
 
+BLOCK = 32
+"""Elements that share a scale in MX formats."""
+
+IN_BLOCKS = 2
+"""Place of the layer whose gradient is counted by block: the second one that multiplies."""
+
 Measured = dict[str, Any]
 
 
@@ -42,6 +48,44 @@ def counted(values: torch.Tensor) -> dict[int, int]:
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
+def below_largest(values: torch.Tensor) -> dict[int, int]:
+    """Return how many magnitudes there are in ``(2**(-d - 1), 2**-d]`` of the largest of their row, by ``d``.
+
+    The largest is rounded down to a power of two, as the scale of a block is: its own ``d`` is -1 or 0.
+    """
+    largest = values.abs().amax(1, keepdim=True).double()
+    _, exponents = largest.frexp()  # of what is at least half of two to that power
+    return {-e: n for e, n in counted(values.double().ldexp(1 - exponents)).items()}
+
+
+class _Counts:
+    """Counts of magnitudes in the gradients of the outputs of layers.
+
+    Args:
+        split: What is counted of a gradient, by the exponents of its magnitudes or of what is below them.
+    """
+
+    def __init__(self, split: Callable[[torch.Tensor], dict[int, int]]) -> None:
+        self._split = split
+        self.is_on = False
+        self.found: dict[int, int] = {}
+        self.zeros = 0
+
+    def note(self, _module: Any, _inputs: Any, output: Any) -> None:
+        """Have the gradient of an output counted: a forward hook."""
+        if self.is_on and output.requires_grad:
+            output.register_hook(self._count)
+
+    def _count(self, gradient: torch.Tensor) -> None:
+        self.zeros += int((gradient == 0).sum())
+        for key, number in self._split(gradient).items():
+            self.found[key] = self.found.get(key, 0) + number
+
+    def kept(self) -> dict[str, int]:
+        """Return the counts as JSON has them."""
+        return {str(key): number for key, number in sorted(self.found.items())}
+
+
 def measure() -> Measured:
     """Train twice: in float32, for gradients as they are, and in float16, for the loss scale.
 
@@ -49,34 +93,29 @@ def measure() -> Measured:
     """
     import torch  # noqa: PLC0415 - pictures are drawn without it
 
-    exponents: dict[int, int] = {}
-    zeros = 0
-
-    def note(_module: Any, _inputs: Any, output: Any) -> None:
-        def count(gradient: torch.Tensor) -> None:
-            nonlocal zeros
-            zeros += int((gradient == 0).sum())
-            for exponent, number in counted(gradient).items():
-                exponents[exponent] = exponents.get(exponent, 0) + number
-
-        if output.requires_grad and step >= STEPS - LAST:
-            output.register_hook(count)
-
-    step = 0
+    every = _Counts(counted)
+    block = _Counts(lambda gradient: below_largest(gradient.view(-1, BLOCK)))
+    whole = _Counts(lambda gradient: below_largest(gradient.view(1, -1)))
     model, batch = _training()
     for layer in model:
         if isinstance(layer, torch.nn.Linear):
-            layer.register_forward_hook(note)
+            layer.register_forward_hook(every.note)
+    for counts in (block, whole):
+        model[IN_BLOCKS].register_forward_hook(counts.note)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for step in range(STEPS):
+        for counts in (every, block, whole):
+            counts.is_on = step >= STEPS - LAST
         optimizer.zero_grad()
         images, labels = batch(step)
         torch.nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return {
         "torch": torch.__version__.partition("+")[0],
-        "exponents": {str(e): n for e, n in sorted(exponents.items())},
-        "zeros": zeros,
+        "exponents": every.kept(),
+        "zeros": every.zeros,
+        "below_block": block.kept(),
+        "below_tensor": whole.kept(),
         "scales": _scales(),
     }
 

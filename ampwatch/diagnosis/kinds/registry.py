@@ -51,6 +51,7 @@ from ampwatch.diagnosis.rounding.accumulation import (
 )
 from ampwatch.diagnosis.rounding.fp8 import FP8_SATURATION, FP8_SCALE_NONFINITE, FP8_UNDERFLOW
 from ampwatch.diagnosis.rounding.lossy_casts import LOSSY_INTEGER_CAST
+from ampwatch.diagnosis.rounding.plan_left import PLAN_LEFT
 from ampwatch.diagnosis.rounding.update_precision import UPDATE_ROUNDING
 from ampwatch.diagnosis.scale.scale_dynamics import (
     SCALE_BELOW_ONE,
@@ -121,6 +122,7 @@ ROWS = (
     FP8_SATURATION,
     FP8_UNDERFLOW,
     FP8_SCALE_NONFINITE,
+    PLAN_LEFT,
     REDUCE_OVERFLOW,
     DIMS_UNALIGNED,
     CAST_OVERHEAD,

@@ -19,6 +19,7 @@ from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.host.page.as_json import encoded
+from ampwatch.host.page.block_state import BlockStates
 from ampwatch.host.page.brief import brief
 from ampwatch.host.page.broadcast import GZIP_HEAD, Broadcast
 from ampwatch.host.page.lines import Shown
@@ -144,6 +145,7 @@ class Site:
         self._feed = Feed(fleet, step_aside=self._precedence.step_aside)
         self._broadcast = Broadcast(self._feed)
         self._maps = Maps(fleet, self._feed.step_aside)
+        self._blocks = BlockStates(fleet)
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https
@@ -158,6 +160,7 @@ class Site:
             "/brief.json": self._brief,
             "/events": self._events,
             "/map.json": self._map,
+            "/blocks.json": self._block_losses,
             "/debug/kernels.json": self._kernels,
         } | dict.fromkeys(self._assets, self._asset)
         # Of pages to read their lists are enough: there are a hundred.
@@ -185,7 +188,7 @@ class Site:
             return ("rare", None) if usual is None else ("metrics", usual)
         if request.path in {"/state.json", "/brief.json"}:
             return "page", request.path
-        if request.path in {"/events", "/map.json", "/debug/kernels.json"}:
+        if request.path in {"/events", "/map.json", "/blocks.json", "/debug/kernels.json"}:
             return "page", None
         return ("health" if request.path == "/healthz" else "rest"), None
 
@@ -243,6 +246,19 @@ class Site:
         if answer.etag in request.known_etag:
             return Response(status=HTTPStatus.NOT_MODIFIED, headers=headers)
         return Response(answer.packed, JSON, headers=headers, packed=True)
+
+    def _block_losses(self, request: Request) -> Response:
+        """Answer with what the gradients of a rank, or of a module of it, would lose in block-scaled formats."""
+        run, rank, module = (_asked(request.query, name) for name in MAP_FIELDS)
+        if run is None or rank is None:
+            text = "Expected a run and a rank of it, as in /blocks.json?run=train&rank=0."
+            return sentence(HTTPStatus.BAD_REQUEST, text)
+        state = self._blocks.of(run, rank, "" if module == ROOT_MODULE else module)
+        if state is None:
+            return sentence(
+                HTTPStatus.NOT_FOUND, "There is no such run here, or it has no such rank."
+            )
+        return json_response(state)
 
     def _kernels(self, _: Request) -> Response:
         """Answer whoever checks how the names of kernels were taken."""

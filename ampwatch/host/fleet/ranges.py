@@ -29,6 +29,9 @@ MAGNITUDE_BOUNDS = tuple(math.ldexp(1.0, e) for e in range(-48, 17, 4))
 """Upper bounds for magnitudes of gradients: powers of two, so that each bin of exponents lies
 in one bucket. From what only a loss scale of 2**24 brings into float16, to its largest number."""
 
+MAX_BLOCKED = 512
+"""Modules whose newest blocks are kept."""
+
 CANDIDATES = tuple(fmt.name for fmt in FORMATS.values() if fmt.is_candidate)
 """Formats that are held against the gradients."""
 
@@ -58,6 +61,7 @@ class Ranges:
         modules: The newest ranges of each module.
         map: The trouble of each module over the course of the run.
         gradients: The course of the gradients of all modules, without the loss scale.
+        blocked: The newest gradients whose blocks were measured, by module.
         epsilon: Share of the non-zero gradients that a recommended loss scale may flush to zero.
         magnitude: Their finite magnitudes above zero, without the loss scale, since
             ``counted_from_ns``; there is no sum.
@@ -78,6 +82,7 @@ class Ranges:
         self.epsilon = settings.window_epsilon
         self._counted_from_ns = counted_from_ns
         self._autocast: FloatFormat | None = None
+        self.blocked: dict[str, RangeRecord] = {}
         self._all: dict[Topic, RangeRecord] = {}
         self._sampled_ns: dict[Topic, int] = {}
         self._measured: RangeRecord | None = None
@@ -95,6 +100,8 @@ class Ranges:
             self.map.close(record.step, self._judged)
             return
         self._sampled_ns[record.topic] = record.time_ns
+        if record.topic is Topic.GRADIENT and record.blocks:
+            self._put_blocks(record)
         if record.module != ALL_MODULES:
             self.modules.put(record)
             self.map.put(record)
@@ -215,6 +222,13 @@ class Ranges:
         found = finite_amax(newest)
         held = self._amax_max.read(-math.inf if found is None else found, now_ns)
         return held if held >= 0.0 else None
+
+    def _put_blocks(self, record: RangeRecord) -> None:
+        # Those of now last: of more modules than are kept, the ones not seen for longest go.
+        self.blocked.pop(record.module, None)
+        self.blocked[record.module] = record
+        if len(self.blocked) > MAX_BLOCKED:
+            del self.blocked[next(iter(self.blocked))]
 
     def _put_gradients(self, record: RangeRecord) -> None:
         found = finite_amax(record)

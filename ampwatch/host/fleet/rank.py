@@ -33,6 +33,7 @@ from ampwatch.wire.records import (
     FindingRecord,
     MemoryRecord,
     OptimizerRecord,
+    PlanRecord,
     RangeRecord,
     RunState,
     SamplingRecord,
@@ -68,6 +69,9 @@ counted, and to Prometheus all that it counts in its first pass happened just th
 enough for the steps in which the run's own daemon starts. Unit: s."""
 
 
+MAX_PLANNED = 512
+"""Layers of a precision plan that are kept: as many as a training plans."""
+
 CHECKSUM_SECONDS = 240.0
 """Time for which a checksum is exported at least: several scrapes of every host. Unit: s."""
 
@@ -90,6 +94,7 @@ class RankView:
         loss: The newest loss that was handed to the scaler, ``None`` before the first.
         checksum: A check of the weights that is not old, and the same one on each rank.
         memory: The newest memory that the training takes.
+        plan: The newest precision plan, by module.
         last_applied_ns: Unix time of the newest step that was not skipped, 0 before. Unit: ns.
         last_record_ns: Unix time of the newest record that has one, or of the start. Unit: ns.
         sensor_errors: Exceptions of each sensor that has failed, by its name.
@@ -132,6 +137,7 @@ class RankView:
         self.loss: float | None = None
         self.checksum: ChecksumRecord | None = None
         self.memory: MemoryRecord | None = None
+        self.plan: dict[str, PlanRecord] = {}
         self.last_applied_ns = 0
         self.last_record_ns = identity.started_ns
         self.optimizers: dict[int, OptimizerRecord] = {}
@@ -188,6 +194,8 @@ class RankView:
             self._apply_checksum(record)
         elif isinstance(record, MemoryRecord):
             self.memory = record
+        elif isinstance(record, PlanRecord):
+            self._apply_plan(record)
         elif isinstance(record, FactsRecord):
             self._apply_facts(record)
         elif isinstance(record, SensorFailureRecord):
@@ -197,6 +205,12 @@ class RankView:
         elif isinstance(record, EndRecord):
             self._end = record
             self.last_record_ns = record.time_ns
+
+    def _apply_plan(self, record: PlanRecord) -> None:
+        if not record.place or any(known.step != record.step for known in self.plan.values()):
+            self.plan = {}
+        if len(self.plan) < MAX_PLANNED:
+            self.plan[encodable(record.module)] = record
 
     @property
     def standing(self) -> Standing:

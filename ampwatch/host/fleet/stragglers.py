@@ -240,35 +240,42 @@ class Stragglers:
 
 
 def slowest_of(members: Sequence[RankView], sums: Sequence[_Sums], steps: int) -> _Share:
-    """Return the rank that takes longest for its own part of a step, against the others.
+    """Return the rank that takes longest for its own part of a step, against the others."""
+    shares = [_share(place, members, sums, steps) for place in range(len(members))]
+    return max(shares, key=lambda share: share.excess)
 
-    What backward takes by itself is at most what it takes on the rank that waits least.
+
+def _share(place: int, members: Sequence[RankView], sums: Sequence[_Sums], steps: int) -> _Share:
+    """Return what one rank takes longer than the others.
+
+    A thread that could run and has no core does not wait for others, be it in the midst of a reduction:
+    woken late, it comes late to the next one. The system counts that delay in all and not by phase. What
+    of it the rank's own phases do not show lies in its waits, unless the rank computes less instead.
     """
-    shared = [_seconds(one, WAITS) for one in sums]
-    own = [_seconds(one, OWN) + min(shared) for one in sums]
-    worst = max(range(len(own)), key=lambda place: own[place])
-    others = [place for place in range(len(own)) if place != worst]
 
-    def more(values: Sequence[float]) -> float:
-        return (values[worst] - median(values[place] for place in others)) / steps
+    def more(values: list[float]) -> float:
+        return values[place] - median(values[:place] + values[place + 1 :])
 
     def more_of(name: str) -> float | None:
         values = [one.each(name) for one in sums]
-        known = [value * steps for value in values if value is not None]
+        known = [value for value in values if value is not None]
         return more(known) if len(known) == len(values) else None
 
+    def more_in(phases: Sequence[StepPhase]) -> float:
+        return more([sum(one.phases[phase] for phase in phases) / steps for one in sums])
+
+    own, cpu, delay = more_in(OWN), more_of("cpu_ns"), more_of("run_delay_ns")
+    hidden = 0.0
+    if delay is not None and cpu is not None:
+        hidden = max(0.0, min(delay, delay + cpu) - max(0.0, own))
     return _Share(
-        rank=members[worst],
-        excess=more(own),
-        waited=-more(shared),
-        phases=tuple(more([one.phases[phase] for one in sums]) for phase in StepPhase),
-        cpu=more_of("cpu_ns"),
-        delay=more_of("run_delay_ns"),
+        rank=members[place],
+        excess=own + hidden,
+        waited=hidden - more_in(WAITS),
+        phases=tuple(more_in([phase]) for phase in StepPhase),
+        cpu=cpu,
+        delay=delay,
     )
-
-
-def _seconds(sums: _Sums, phases: Sequence[StepPhase]) -> float:
-    return sum(sums.phases[phase] for phase in phases)
 
 
 def _cause(share: _Share, members: Sequence[RankView], gpus: Sequence[Gpu]) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.page.rows import State
     from ampwatch.numerics.formats import FloatFormat
-    from ampwatch.wire.records import CensusRecord, Finding, Topic
+    from ampwatch.wire.records import CensusRecord, Finding, PlanRecord, Topic
 
 _OF_A_MODULE = re.compile(r"(?:param|buffer):(?:(.*)\.)?[^.]+")
 
@@ -40,6 +40,7 @@ class KnownMap:
     autocast: FloatFormat | None
     census: CensusRecord | None
     culprit: State | None
+    plan: dict[str, PlanRecord]
 
 
 def known_map(rank: RankView) -> KnownMap:
@@ -55,6 +56,7 @@ def known_map(rank: RankView) -> KnownMap:
         autocast=rank.ranges.autocast,
         census=rank.precision.census,
         culprit=None if root is None else _culprit(root.finding),
+        plan=dict(rank.plan),
     )
 
 

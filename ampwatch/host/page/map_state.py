@@ -16,6 +16,7 @@ from ampwatch.host.page.as_json import encoded
 from ampwatch.host.page.map_codes import CODES, FIRST_NOTABLE, LEGEND, LETTERS, TABLES
 from ampwatch.host.page.map_known import known_map
 from ampwatch.host.page.map_order import model_order
+from ampwatch.host.page.map_plan import plan_of_map
 from ampwatch.host.page.map_words import course_of, islands, sentence, told
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class Maps:
             "codes": [code._asdict() for code in CODES],
             "legend": [reason._asdict() for reason in LEGEND],
         }
+        if known.plan:
+            state["plan"] = plan_of_map(known.plan, state["modules"])
         return state if culprit is None else {**state, "culprit": culprit}
 
     def _look(self, run: str, rank: str) -> tuple[RankView | None, KnownMap | None]:

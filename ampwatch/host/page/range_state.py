@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.host.fleet.gradients import unscaled
 from ampwatch.host.fleet.trouble import nonfinite
-from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.formats import FORMATS, FormatFamily
 from ampwatch.report.limits import finite_amax
 from ampwatch.report.words import number, plural
 from ampwatch.wire.records import Topic
@@ -87,11 +87,24 @@ NOTHING_YET = (
 
 
 def formats() -> State:
-    """Return the limits of the formats that values may be cast to, by name of the format."""
+    """Return limits and group of the formats that values may be cast to, by name of the format."""
     limits = ("max", "overflow_from", "min_normal", "min_subnormal")
     offered = [fmt for fmt in FORMATS.values() if fmt.is_offered]
     offered.sort(key=lambda fmt: fmt.max, reverse=True)
-    return {fmt.name: {limit: getattr(fmt, limit) for limit in limits} for fmt in offered}
+    return {
+        fmt.name: {limit: getattr(fmt, limit) for limit in limits} | {"group": group_of(fmt)}
+        for fmt in offered
+    }
+
+
+def group_of(fmt: FloatFormat) -> str:
+    """Return the heading under which a format stands: what shares a scale, and how wide its elements are."""
+    if fmt.block is not None:
+        kind = "MX" if not fmt.block.scale.sign_bits else "NVFP4"
+        return f"{kind}: a scale for {fmt.block.elements} elements"
+    return (
+        "FP8: a scale for the tensor" if fmt.family is FormatFamily.FLOAT8 else f"{fmt.bits} bits"
+    )
 
 
 class _Seen(NamedTuple):

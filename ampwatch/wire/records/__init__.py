@@ -21,6 +21,7 @@ from ampwatch.wire.records.ops import (
     OpRow,
     OpTotal,
 )
+from ampwatch.wire.records.plans import PRODUCTS, PlanRecord
 from ampwatch.wire.records.ranges import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from ampwatch.wire.records.run import (
     MEMORY_LIMIT,
@@ -61,6 +62,7 @@ __all__ = [
     "NO_PHASES",
     "OTHER_OPTIMIZERS",
     "OUTSIDE",
+    "PRODUCTS",
     "SKIP_CLASSES",
     "CastTotal",
     "CensusRecord",
@@ -83,6 +85,7 @@ __all__ = [
     "OptimizerRecord",
     "Phases",
     "PlaceMemory",
+    "PlanRecord",
     "RangeRecord",
     "Record",
     "RunIdentity",
@@ -109,6 +112,7 @@ Record = (
     | ChecksumRecord
     | DevicePhasesRecord
     | MemoryRecord
+    | PlanRecord
     | FactsRecord
     | FindingRecord
     | SensorFailureRecord

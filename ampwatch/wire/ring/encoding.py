@@ -59,6 +59,7 @@ from ampwatch.wire.records import (
     FindingRecord,
     MemoryRecord,
     OptimizerRecord,
+    PlanRecord,
     RangeRecord,
     RunIdentity,
     RunState,
@@ -511,6 +512,11 @@ def _check_window(record: WindowRecord) -> None:
         refuse("a drag that is NaN, or finite and not negative", record.drag)
 
 
+def _check_plan(record: PlanRecord) -> None:
+    if not (0.0 <= record.limit_db < inf and 0.0 <= record.max_flushed <= 1.0):
+        refuse("a finite limit and a share", (record.limit_db, record.max_flushed))
+
+
 def _check_end(record: EndRecord) -> None:
     if record.state not in (RunState.FINISHED, RunState.FAILED):
         refuse("finished or failed", record.state)
@@ -546,6 +552,7 @@ _FORMS: tuple[tuple[RecordKind, type[Any], _Form], ...] = (
         _Form(DevicePhasesRecord, _check_phases),
     ),
     (RecordKind.MEMORY, MemoryRecord, _Form(MemoryRecord)),
+    (RecordKind.PLAN, PlanRecord, _TextForm(PlanRecord, _check_plan)),
     (RecordKind.FACTS, FactsRecord, _TextForm(FactsRecord)),
     (RecordKind.END, EndRecord, _TextForm(EndRecord, _check_end)),
     (RecordKind.FAILURE, SensorFailureRecord, _TextForm(SensorFailureRecord, _check_failure)),

@@ -58,8 +58,8 @@ LAYOUT = 8
 3: the op census and profiler windows as well. 4: payloads as msgspec packs them; failures of
 sensors as well. 5: ranges say what a format has flushed, and what that was before.
 6: checksums of weights as well. 7: norms of gradients in their ranges. 8: where the time of steps
-goes, on the host in their records and on a device in records of its own; memory, and blocks
-in ranges, as well.
+goes, on the host in their records and on a device in records of its own; memory, blocks
+in ranges, and precision plans, as well.
 """
 
 MAGIC = b"AMPWATCH"
@@ -100,6 +100,7 @@ class RecordKind(IntEnum):
     CHECKSUM = 11
     DEVICE_PHASES = 12
     MEMORY = 13
+    PLAN = 14
 
 
 class Slot(NamedTuple):

@@ -47,6 +47,7 @@ ROUTES = (
         "/events",
         "/map.json",
         "/map.json?run=gpt&rank=0",
+        "/blocks.json?run=gpt&rank=0",
         "/debug/kernels.json",
         "/static/app.js",
     ),

@@ -290,6 +290,18 @@ def test_a_map_is_of_one_rank_and_sent_again_only_if_it_is_another(served: Serve
     assert served.ask("/map.json?run=gpt&rank=0&module=(root)").json["module"] == ""
 
 
+@pytest.mark.parametrize(("query", "status"), [("?run=gpt", 400), ("?run=gpt&rank=99", 404)])
+def test_losses_in_blocks_of_nothing_are_a_sentence(
+    served: Served, query: str, status: int
+) -> None:
+    """And of a rank of which no blocks were measured, a list without formats."""
+    answer = served.ask(f"/blocks.json{query}")
+
+    assert answer.status == status
+    assert answer.text[0].isupper()
+    assert served.ask("/blocks.json?run=gpt&rank=0").json["formats"] == []
+
+
 @pytest.mark.parametrize(
     ("query", "status"),
     [

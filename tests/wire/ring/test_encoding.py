@@ -27,6 +27,7 @@ from ampwatch.wire.records import (
     MemoryRecord,
     OptimizerRecord,
     PlaceMemory,
+    PlanRecord,
     Record,
     RunState,
     SamplingRecord,
@@ -134,12 +135,21 @@ failures = st.builds(SensorFailureRecord, names, counts, counts, texts)
 checksums = st.builds(ChecksumRecord, counts, counts, counts)
 sizes = st.one_of(counts, st.just(-1))
 places = st.builds(PlaceMemory, st.sampled_from(MEMORY_PLACES), counts, counts, sizes, sizes)
+ratios = st.tuples(*[st.floats()] * 3)
+shares = st.floats(0.0, 1.0)
+limits = st.floats(0.0, 1000.0)
+words = st.tuples(*[texts] * 3)
+plans = st.builds(
+    PlanRecord, *[counts] * 2, texts, words, ratios, limits, shares, texts, *[counts] * 3
+)
 memories = st.builds(MemoryRecord, counts, counts, st.lists(places, max_size=2).map(tuple))
 ends = st.builds(EndRecord, st.sampled_from([RunState.FINISHED, RunState.FAILED]), texts, counts)
 
 
 @given(
-    st.one_of(steps, optimizers, samplings, facts, findings, failures, checksums, memories, ends)
+    st.one_of(
+        steps, optimizers, samplings, facts, findings, failures, checksums, memories, plans, ends
+    )
 )
 def test_every_record_comes_back_as_it_was(record: Record) -> None:
     """Extreme counts, NaN, infinities, negative zero and any alphabet included."""

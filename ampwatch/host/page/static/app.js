@@ -65,7 +65,7 @@ function show() {
   showGpus(state.gpus, name, rank, daemonNow());
   const subject = `${name} ${rank} ${run.ranks[rank].started}`;
   map.show(name, rank, subject);
-  const exponents = ranges.show(subject, state, run.ranks[rank].ranges);
+  const exponents = ranges.show(name, rank, subject, state, run.ranks[rank].ranges);
   showSecondCourse(shown.other);
   showStep(shown.step ?? run.ranks[rank].findings[shown.finding]?.first_step ?? null);
   charts.show(subject, state.columns, run.ranks[rank].series, exponents, state.phases);

@@ -20,6 +20,7 @@ export class Explorer {
     this.format = null; // null: that of autocast
     this.exponent = null; // null: the scale as it is now
     this.dialling = false;
+    this.blocked = [];
     this.plot = new Plot(byId("chart-whatif"), "Elements by magnitude after scaling");
     onNewLook(() => this.draw());
     const dial = byId("whatif-scale");
@@ -76,13 +77,21 @@ export class Explorer {
     this.plot.draw(spectrum(histogram, formats[name], exponent, now, whole(this.subject), byId("chart-whatif").clientWidth));
   }
 
+  /** Show losses in block-scaled formats: { name, group, words } each. No loss scale changes these. */
+  showBlocks(formats) {
+    this.blocked = formats;
+    if (this.subject) this.draw();
+  }
+
   drawFormats(chosen) {
-    const choices = Object.entries(this.subject.formats).map(([name, format]) => ({ name, ...fitWords(this.subject, format) }));
-    rebuild(byId("whatif-formats"), [chosen, choices], () => [make("legend", { class: "unseen" }, "Format"), ...choices.map(({ name, fits, words }) => {
-      const input = make("input", { type: "radio", name: "format", value: name, "data-key": name });
-      input.checked = name === chosen;
-      return make("label", { "data-fit": fits }, input, make("span", { class: "name" }, name), make("span", { class: "fit" }, words));
-    })]);
+    const choices = Object.entries(this.subject.formats).map(([name, format]) => ({ name, group: format.group, ...fitWords(this.subject, format) }));
+    const all = [...choices, ...this.blocked];
+    const groups = [...new Set(all.map(({ group }) => group))];
+    rebuild(byId("whatif-formats"), [chosen, all], () => [
+      make("legend", { class: "unseen" }, "Format"),
+      ...groups.flatMap((group) => [make("h3", {}, group), ...all.filter((one) => one.group === group).map((one) => formatCard(one, chosen))]),
+    ]);
+    byId("whatif-blocks").hidden = !this.blocked.length;
   }
 
   drawDial(format, exponent, now) {
@@ -115,6 +124,15 @@ export class Explorer {
     const words = open ? `overflow above ${powerOfTwo(high ?? 0)}` : `${powerOfTwo(low)} to ${powerOfTwo(high ?? 0)} keep both ends`;
     setText(mark.firstElementChild, shown ? words : "");
   }
+}
+
+/** A format that can be chosen, or one whose blocks have a scale of their own: the dial is not for it. */
+function formatCard({ name, fits, words }, chosen) {
+  const said = [make("span", { class: "name" }, name), make("span", { class: "fit" }, words)];
+  if (fits === undefined) return make("p", { class: "block" }, ...said);
+  const input = make("input", { type: "radio", name: "format", value: name, "data-key": name });
+  input.checked = name === chosen;
+  return make("label", { "data-fit": fits }, input, ...said);
 }
 
 /** Put a mark from one exponent to another on the dial; null hides it. */

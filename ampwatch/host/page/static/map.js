@@ -14,6 +14,8 @@ const ROW = 18; // px, as in map.css
 const MAX_VIEW = 41 * ROW; // px of rows at a time; more are scrolled
 const MANY = 8; // times the usual steps between two columns that make a gap in the picture
 const TOLD = 6; // modules told in words before somebody asks for more
+const WIDEST_OF_A_PLAN = 120; // px of a column: there are three, with names above them
+const PRODUCTS = { forward: "forward", grad_input: "grad. of input", grad_weight: "grad. of weight" };
 const ROOT = "(root)"; // how the daemon calls the module without a name in an address
 
 export class ModelMap {
@@ -21,7 +23,8 @@ export class ModelMap {
   constructor(onExplore) {
     this.onExplore = onExplore;
     this.wanted = null; // { run, rank, subject }
-    this.map = null;
+    this.sent = null; // the map as the daemon has sent it
+    this.map = null; // what of it is shown: trouble by samples, or the plan by products
     this.unfolded = null; // null: nobody has folded or unfolded anything yet
     this.active = ""; // key of the row that the keyboard is at
     this.selected = null; // the module whose course is shown
@@ -43,6 +46,7 @@ export class ModelMap {
     byId("map-cells").addEventListener("click", (event) => this.choose(this.at(event).row));
     byId("map-cells").addEventListener("pointermove", (event) => this.point(this.at(event)));
     byId("map-cells").addEventListener("pointerleave", () => this.point({}));
+    byId("map-shows").addEventListener("change", () => this.take(this.sent));
     byId("map-explore").addEventListener("click", () => this.onExplore(this.selected));
     byId("map-more").addEventListener("click", () => {
       this.allTold = true;
@@ -58,7 +62,7 @@ export class ModelMap {
   show(run, rank, subject) {
     if (this.wanted?.subject === subject) return;
     this.wanted = { run, rank, subject };
-    Object.assign(this, { map: null, etag: "", unfolded: null, active: "", selected: null, allTold: false });
+    Object.assign(this, { sent: null, map: null, etag: "", unfolded: null, active: "", selected: null, allTold: false });
     byId("map-body").hidden = true;
     byId("map-course").hidden = true;
     this.refresh();
@@ -85,14 +89,23 @@ export class ModelMap {
     }
   }
 
-  take(map) {
+  take(sent) {
+    this.sent = sent;
+    const { plan } = sent;
+    byId("map-shows").hidden = plan === undefined;
+    const showsPlan = plan !== undefined && byId("map-shows").querySelector(":checked").value === "plan";
+    // A plan is drawn as samples are: other columns, other codes, and no culprit.
+    const map = showsPlan ? { ...sent, ...plan, culprit: undefined, islands: {}, isPlan: true } : sent;
     this.map = map;
+    byId("map-plan").hidden = !showsPlan;
+    setText(byId("map-plan"), showsPlan ? plan.sentence : "");
     const places = new Map(map.codes.map(({ letter }, place) => [letter, place]));
     this.tree = treeOf(map, places);
     this.islands = new Set(Object.keys(map.islands));
-    this.notable = map.codes.findIndex(({ reason }) => !["none", "quiet", "expected"].includes(reason));
+    const isTrouble = ({ reason }) => !["none", "quiet", "expected"].includes(reason);
+    this.notable = showsPlan ? Infinity : map.codes.findIndex(isTrouble);
     byId("map-body").hidden = !map.columns.length;
-    setText(byId("map-sentence"), map.sentence);
+    setText(byId("map-sentence"), sent.sentence);
     showLegend(map);
     this.fold();
     this.tell();
@@ -143,10 +156,15 @@ export class ModelMap {
     else byId("map-tree").setAttribute("aria-activedescendant", `map-row-${first + active}`);
     this.width = byId("map-axis").clientWidth;
     drawCells(byId("map-cells"), shown, {
-      codes: this.map.codes, columns: this.map.columns.length, width: this.width, rowHeight: ROW,
-      shift: scroll.scrollTop - first * ROW, height, mark: this.mark(), breaks: breaksOf(this.map.columns), colour: colours(),
+      codes: this.map.codes, columns: this.map.columns.length, width: this.width, widest: this.widest, rowHeight: ROW,
+      shift: scroll.scrollTop - first * ROW, height, mark: this.mark(), breaks: this.map.isPlan ? [] : breaksOf(this.map.columns), colour: colours(),
     });
     this.axis();
+  }
+
+  /** The widest that a column may be. Unit: px. */
+  get widest() {
+    return this.map.isPlan ? WIDEST_OF_A_PLAN : undefined;
   }
 
   /** The column in which the culprit was seen first; -1 if none is known. */
@@ -157,7 +175,11 @@ export class ModelMap {
 
   axis() {
     const { columns, culprit } = this.map;
-    const step = columnWidth(this.width, columns.length);
+    const step = columnWidth(this.width, columns.length, this.widest);
+    if (this.map.isPlan) {
+      rebuild(byId("map-axis"), [columns, step], () => columns.map((name, i) => placed(make("span", {}, PRODUCTS[name] ?? name), i * step)));
+      return;
+    }
     const wanted = Math.max(1, Math.min(5, Math.floor((step * columns.length) / 90)));
     const mark = this.mark();
     const far = (column) => mark < 0 || Math.abs(column - mark) * step > 55;
@@ -197,7 +219,7 @@ export class ModelMap {
   at(event) {
     const box = byId("map-cells").getBoundingClientRect();
     const row = Math.floor((event.clientY - box.top + byId("map-scroll").scrollTop) / ROW);
-    return { row, column: Math.floor((event.clientX - box.left) / columnWidth(this.width, this.map.columns.length)) };
+    return { row, column: Math.floor((event.clientX - box.left) / columnWidth(this.width, this.map.columns.length, this.widest)) };
   }
 
   /** Say what stands in a cell. */
@@ -209,7 +231,8 @@ export class ModelMap {
     }
     const { words } = this.map.codes[shown.cells[column]];
     const of = shown.isFolded ? `${label(shown.node.key)}, the worst of ${number(shown.node.size)} modules` : label(shown.node.key);
-    setText(byId("map-cell"), `${of} · ${steps(at)} · ${words}`);
+    const ratio = shown.isFolded ? "" : this.map.decibels?.[shown.node.key]?.[column];
+    setText(byId("map-cell"), `${of} · ${this.map.isPlan ? PRODUCTS[at] : steps(at)} · ${words}${ratio ? `, ${ratio}` : ""}`);
   }
 
   click(event) {
@@ -281,7 +304,7 @@ export class ModelMap {
     const answer = await fetch(`${address(wanted)}&${new URLSearchParams({ module: module || ROOT })}`);
     const course = answer.ok ? await answer.json() : { words: ["No sample of this module is known."], charts: [] };
     if (module !== this.selected || wanted !== this.wanted) return;
-    const island = this.map.islands[module];
+    const island = this.sent.islands[module];
     const words = [...course.words, ...(island ? [island] : [])];
     setText(byId("map-course-title"), label(module));
     rebuild(byId("map-words"), words, () => (words.length ? words : ["Nothing notable so far."]).map((line) => make("li", {}, line)));
@@ -290,7 +313,7 @@ export class ModelMap {
 
   /** The modules in trouble, in words: what the picture says, for those who do not see it. */
   tell() {
-    const { worst, legend } = this.map;
+    const { worst, legend } = this.sent;
     const told = this.allTold ? worst.modules : worst.modules.slice(0, TOLD);
     const left = worst.modules.length - told.length + worst.more;
     byId("map-trouble").hidden = !told.length;
@@ -345,12 +368,14 @@ function colours() {
   };
 }
 
-function showLegend({ legend, culprit, islands }) {
+function showLegend({ legend, culprit, islands, isPlan }) {
   const any = Object.keys(islands).length > 0;
+  const columns = isPlan ? "A column is a product of the layer. A row that holds others shows the widest of their formats."
+    : "A column is a sample, or several; a gap between columns: many steps that were not measured.";
   rebuild(byId("map-legend"), [legend, culprit !== undefined, any], () => [
     ...legend.map(({ key, sign, word, meaning }) => make("li", {}, make("span", { class: "cell", "data-reason": key, "aria-hidden": "true" }),
-      sign && make("span", { class: "sign", "data-reason": key, "aria-hidden": "true" }, `${sign} `), make("b", {}, word), ` ${meaning}`)),
-    make("li", { class: "quiet" }, "A column is a sample, or several; a gap between columns: many steps that were not measured."),
+      sign && !isPlan ? make("span", { class: "sign", "data-reason": key, "aria-hidden": "true" }, `${sign} `) : "", make("b", {}, word), ` ${meaning}`)),
+    make("li", { class: "quiet" }, columns),
     ...(any ? [make("li", {}, make("span", { class: "island", "aria-hidden": "true" }, "f32"), make("b", {}, "float32 island"), " arithmetic in float32 although autocast is used")] : []),
     ...(culprit ? [make("li", {}, make("b", { class: "culprit" }, "➤ culprit"), ` ${culprit.words}`)] : []),
   ]);

@@ -11,6 +11,14 @@ const LOOKS = {
   activation_headroom: { colour: "--warning", top: 0, height: 0.5 },
   unchanged: { colour: "--accent", top: 0.34, height: 0.32 },
   expected: { colour: "--critical", top: 0.8, height: 0.2, faint: true },
+  // Formats of a plan: the wider, the fuller, and of four colours that also differ in lightness.
+  bits4: { colour: "--bits4", top: 0.75, height: 0.25 },
+  bits6: { colour: "--bits4", top: 0.62, height: 0.38 },
+  bits8: { colour: "--bits8", top: 0.5, height: 0.5 },
+  bits16: { colour: "--bits16", top: 0.25, height: 0.75 },
+  bits19: { colour: "--bits32", top: 0.1, height: 0.9 },
+  bits32: { colour: "--bits32", top: 0, height: 1 },
+  as_is: { colour: "--bits32", top: 0, height: 1, hollow: true },
 };
 
 const BREAK = 5; // px of a gap where many steps were not measured
@@ -18,22 +26,22 @@ const HOLLOW = 4; // px of the edges, above and below, of what is hollow
 const STRENGTHS = [0.55, 0.78, 1]; // of the grades of a kind
 
 /** Width of a column in px, on a canvas of a width. */
-export function columnWidth(width, columns) {
-  return Math.min(WIDEST, width / Math.max(1, columns));
+export function columnWidth(width, columns, widest = WIDEST) {
+  return Math.min(widest, width / Math.max(1, columns));
 }
 
 /**
  * Draw rows of cells onto a canvas.
  * @param {HTMLCanvasElement} canvas
  * @param {{cells: Uint8Array | null}[]} rows null where a row has no cells of its own
- * @param {{codes: {reason: string, grade: number}[], columns: number, width: number, rowHeight: number,
+ * @param {{codes: {reason: string, grade: number}[], columns: number, width: number, widest?: number, rowHeight: number,
  *   shift: number, height: number, mark: number, breaks: number[], colour: (name: string) => string}} how `shift`
  *   is how far the first row is above the canvas; `mark` is the column before which a line is drawn, -1 for none;
  *   before each of `breaks` there is a gap
  */
-export function drawCells(canvas, rows, { codes, columns, width, rowHeight, shift, height, mark, breaks, colour }) {
+export function drawCells(canvas, rows, { codes, columns, width, widest, rowHeight, shift, height, mark, breaks, colour }) {
   const ratio = window.devicePixelRatio || 1;
-  const step = columnWidth(width, columns);
+  const step = columnWidth(width, columns, widest);
   canvas.width = Math.round(step * columns * ratio);
   canvas.height = Math.round(height * ratio);
   canvas.style.width = `${step * columns}px`;

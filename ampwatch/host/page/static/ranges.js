@@ -1,5 +1,6 @@
 // What is known of the ranges of one rank: heatmap, what-if panel and table, and what connects them.
 
+import { Blocks } from "/static/blocks.js";
 import { byId, setText } from "/static/dom.js";
 import { Explorer } from "/static/explorer.js";
 import { readColumns } from "/static/exponents.js";
@@ -14,6 +15,7 @@ export class Ranges {
     this.module = null; // null: all gradients
     this.subject = null;
     this.explorer = new Explorer();
+    this.blocks = new Blocks((formats) => this.explorer.showBlocks(formats));
     this.modules = new Modules((name) => this.select(name === this.module ? null : name));
     byId("whatif-all").addEventListener("click", () => this.select(null));
     byId("scaled").addEventListener("change", (event) => {
@@ -24,12 +26,13 @@ export class Ranges {
   }
 
   /** Show the ranges of a rank; returns what the heatmap has to show. */
-  show(subject, state, ranges) {
+  show(run, rank, subject, state, ranges) {
     if (subject !== this.subject) {
       this.module = null;
       this.explorer.reset();
     }
     this.subject = subject;
+    this.blocks.want({ run, rank, subject, module: this.module });
     const columns = this.columns(subject, state.exponent_columns, ranges.columns);
     setText(byId("ranges-sentence"), ranges.sentence);
     byId("exponents-box").hidden = !columns.length;

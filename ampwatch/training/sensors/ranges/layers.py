@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from ampwatch.diagnosis.evidence.plans import OperandsMeasured
 from ampwatch.guard import is_of_a_signal
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged
@@ -25,7 +26,7 @@ from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.records import CONVOLUTION, LINEAR, LayerRecord, Operand, OperandRecord, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.training.hooks.events import IterationArrived, LayersAsked
@@ -74,6 +75,8 @@ class LayerSensor(Sensor):
     def __init__(self, context: Context, identity: RunIdentity) -> None:
         self._identity = identity
         self._names = context.names
+        self._observe = context.observe
+        self._is_followed = False
         self._layers: dict[str, _Layer] = {}
         self._calls = 0
         self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
@@ -90,6 +93,10 @@ class LayerSensor(Sensor):
         """Return the bytes of what is kept, as an estimate."""
         kept = sum(len(layer.measured) for layer in self._layers.values())
         return HeldBytes(OPERAND_BYTES * kept)
+
+    def follow(self) -> None:
+        """Hand over what is measured from now on: somebody has asked for a plan."""
+        self._is_followed = True
 
     def begin(self) -> None:
         """Forget whose outputs the tensors of the iteration before were."""
@@ -146,6 +153,7 @@ class LayerSensor(Sensor):
         for r in (*iteration.ranges, *iteration.inputs):
             name = r.name if r.topic is Topic.WEIGHT else r.module
             by_tensor.setdefault((r.topic, name, r.is_input), []).append(r)
+        kept: list[tuple[str, OperandRecord]] = []
         for layer in self._layers.values():
             record = layer.record
             if not record.has_products:
@@ -158,7 +166,40 @@ class LayerSensor(Sensor):
                 (Operand.WEIGHT, (Topic.WEIGHT, layer.weight, False)),
                 (Operand.GRAD_OUTPUT, returned),
             ):
-                _keep(layer, operand, by_tensor.get(key, ()), iteration)
+                measured = self._keep(layer, operand, by_tensor.get(key, ()), iteration)
+                if measured is not None:
+                    kept.append((record.module, measured))
+        if kept and self._is_followed:
+            self._observe(OperandsMeasured(iteration.step, kept))
+
+    def _keep(
+        self,
+        layer: _Layer,
+        operand: Operand,
+        ranges: Sequence[TensorRange],
+        iteration: Iteration,
+    ) -> OperandRecord | None:
+        """Keep the measurement of an operand, in the place of an older one of its phase, and return it."""
+        if not ranges or any(r.histogram.nonfinite for r in ranges):
+            return None  # of a step that is skipped
+        key = operand, bisect_right(PHASES, iteration.step)
+        known = layer.measured.get(key)
+        every = [blocks for r in ranges for blocks in r.blocks]
+        # Blocks are measured in some of the samples.
+        is_poorer = known is not None and bool(known.blocks) and not every
+        if is_poorer and not self._is_followed:
+            return None
+        scale = iteration.scale_before if ranges[0].scaled else 1.0
+        measured = OperandRecord(
+            step=iteration.step,
+            operand=operand,
+            loss_scale=scale if 0.0 < scale < math.inf else 1.0,
+            blocks=tuple(merged_blocks(every, size) for size in BLOCK_SIZES) if every else (),
+            histogram=merged(r.histogram for r in ranges),
+        )
+        if not is_poorer:
+            layer.measured[key] = measured
+        return measured
 
     def records(self) -> list[LayerRecord]:
         """Return the layers that were called, in the order of their calls, and what was measured of them."""
@@ -218,25 +259,3 @@ def _new(module: nn.Module, name: str, names: dict[int, str]) -> _Layer:
     if is_parametrized(module, "weight"):
         return _Layer(record)  # what is multiplied is computed from what is measured
     return _Layer(record, names.get(id(weight), ""))
-
-
-def _keep(
-    layer: _Layer, operand: Operand, ranges: Iterable[TensorRange], iteration: Iteration
-) -> None:
-    """Keep the measurement of an operand, in the place of an older one of its phase."""
-    ranges = list(ranges)
-    if not ranges or any(r.histogram.nonfinite for r in ranges):
-        return  # of a step that is skipped
-    key = operand, bisect_right(PHASES, iteration.step)
-    known = layer.measured.get(key)
-    every = [blocks for r in ranges for blocks in r.blocks]
-    if known is not None and known.blocks and not every:
-        return  # blocks are measured in some of the samples
-    scale = iteration.scale_before if ranges[0].scaled else 1.0
-    layer.measured[key] = OperandRecord(
-        step=iteration.step,
-        operand=operand,
-        loss_scale=scale if 0.0 < scale < math.inf else 1.0,
-        blocks=tuple(merged_blocks(every, size) for size in BLOCK_SIZES) if every else (),
-        histogram=merged(r.histogram for r in ranges),
-    )

@@ -1,0 +1,270 @@
+"""Findings about trainings that leave the precision plan that was made of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, likely
+from ampwatch.diagnosis.places import in_words
+from ampwatch.numerics.exponents import nearest_exponent
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.products import CastLoss, cast_loss, product_db
+from ampwatch.numerics.whatif import scale_window
+from ampwatch.wire.records import Finding, Operand, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade, PlannedProduct
+    from ampwatch.wire.records import OperandRecord
+
+PLAN_LEFT = Kind(
+    slug="plan_left",
+    number=62,
+    family=KindFamily.FP8,
+    meaning="ranges have moved: a layer no longer holds the precision plan",
+    severities=(Severity.INFO,),
+    certainty=likely(
+        "what the format would lose was foretold from exponents and blocks, in several measurements"
+    ),
+    advice=(
+        "Ask for the plan again (watch.plan(), `ampwatch plan`) and train this product in the format"
+        " that it names now. If a few features or samples have become far larger than the others, bound"
+        " these (nn.LayerNorm for features, clamp for the weights of samples): the format fits again."
+    ),
+)
+
+MIN_MEASUREMENTS = 3
+"""Measurements in a row, of the operand that loses more, without which nothing is said."""
+
+MARGIN_DB = 3.0
+"""How far below its limit a product has to be: twice as far as a loss may be foretold wrong. Unit: dB."""
+
+MARGIN_FLUSHED = 0.1
+"""Share of an operand that has to become zero beyond what the plan allows."""
+
+HEADROOM = 1
+"""Exponent of how much larger values may become before float16 overflows. A plan asks for 4 times as much."""
+
+MAX_CASTS = 8
+"""Casts foretold in one iteration. The operands that were judged longest ago come first."""
+
+MAX_BLOCK_CASTS = 1
+"""How many of those may be to block-scaled formats, which take some ms each."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A product of the plan.
+
+    Attributes:
+        product: What was planned.
+        losses: Newest loss of each operand.
+        left: Measurements in a row in which it was outside of the plan.
+        since: Iteration of the first of them.
+    """
+
+    product: PlannedProduct
+    losses: dict[Operand, CastLoss] = field(default_factory=dict)
+    left: int = 0
+    since: int = -1
+
+    @property
+    def sqnr_db(self) -> float:
+        """Expected ratio of signal to noise; an operand that is not known yet is taken to lose nothing."""
+        return product_db(loss.sqnr_db for loss in self.losses.values())
+
+    @property
+    def most_flushed(self) -> Operand:
+        """The operand of which the larger share becomes zero."""
+        return max(self.losses, key=lambda operand: self.losses[operand].flushed_share)
+
+    @property
+    def noisiest(self) -> Operand:
+        """The operand that adds more noise."""
+        return min(self.losses, key=lambda operand: self.losses[operand].sqnr_db)
+
+
+class _Plan:
+    """The products of a plan, and the measurements that tell whether they hold it.
+
+    Args:
+        made: The plan.
+
+    Attributes:
+        made: The plan.
+        where: Module of the first product that has left it; ``None`` before.
+        products: The products.
+    """
+
+    def __init__(self, made: PlanMade) -> None:
+        self.made = made
+        self.where: str | None = None
+        self.products = [_Followed(product) for product in made.products]
+        self._by_operand: dict[tuple[str, Operand], list[_Followed]] = {}
+        for followed in self.products:
+            for operand in followed.product.operands:
+                key = followed.product.module, operand
+                self._by_operand.setdefault(key, []).append(followed)
+        self._judged_at = dict.fromkeys(self._by_operand, -1)
+
+    def update(self, measured: OperandsMeasured) -> Iterator[tuple[_Followed, Operand]]:
+        """Yield products with a new loss, and the operand that it is of."""
+        casts = blocks = 0
+        known = [
+            pair for pair in measured.operands if (pair[0], pair[1].operand) in self._judged_at
+        ]
+        known.sort(key=lambda pair: self._judged_at[pair[0], pair[1].operand])
+        for module, record in known:
+            key = module, record.operand
+            by_format: dict[str, list[_Followed]] = {}
+            for followed in self._by_operand[key]:
+                place = followed.product.operands.index(record.operand)
+                by_format.setdefault(followed.product.formats[place], []).append(followed)
+            for name, products in by_format.items():
+                is_blocked = FORMATS[name].block is not None
+                if casts >= MAX_CASTS or (is_blocked and blocks >= MAX_BLOCK_CASTS):
+                    continue
+                loss = self._loss(record, name)
+                if loss is None:
+                    continue  # blocks are measured in some of the samples
+                casts += 1
+                blocks += is_blocked
+                self._judged_at[key] = measured.step
+                for followed in products:
+                    followed.losses[record.operand] = loss
+                    yield followed, record.operand
+
+    def has_left(self, followed: _Followed) -> Operand | None:
+        """Return the operand by which a product is outside of the plan; ``None`` if it holds it."""
+        if followed.sqnr_db < self.made.limit_db - MARGIN_DB:
+            return followed.noisiest
+        worst = followed.most_flushed
+        share = followed.losses[worst].flushed_share
+        return worst if share > self.made.max_flushed + MARGIN_FLUSHED else None
+
+    def _loss(self, record: OperandRecord, name: str) -> CastLoss | None:
+        fmt, histogram = FORMATS[name], record.histogram
+        if record.operand is not Operand.GRAD_OUTPUT or name != "float16":
+            return cast_loss(histogram, record.blocks, fmt, HEADROOM)
+        # A GradScaler follows gradients that grow: they are judged with a scale that leaves them room.
+        histogram = histogram.shifted(-nearest_exponent(record.loss_scale))
+        scale, high = nearest_exponent(self.made.loss_scale), scale_window(histogram, fmt).high
+        if high is not None:
+            scale = min(scale, high - HEADROOM)
+        return cast_loss(histogram.shifted(scale), (), fmt, HEADROOM)
+
+
+class PlanLeft:
+    """Follows the newest plan that was asked for.
+
+    Args:
+        book: Where findings go.
+    """
+
+    def __init__(self, book: FindingBook) -> None:
+        self._book = book
+        self._plan: _Plan | None = None
+
+    def follow(self, made: PlanMade) -> None:
+        """Follow a plan, in the place of an older one."""
+        # One assignment: a plan may be asked for in another thread than the one that trains.
+        self._plan = _Plan(made)
+
+    def observe(self, measured: OperandsMeasured) -> None:
+        """Take in measurements of operands.
+
+        Cost: some 20 us an operand, 1 to 10 ms for a block-scaled format; bounded by ``MAX_CASTS``.
+        """
+        plan = self._plan
+        if plan is None:
+            return
+        left = []
+        for followed, operand in plan.update(measured):
+            culprit = plan.has_left(followed)
+            if culprit is None:
+                followed.left = 0
+            elif culprit is operand:  # what the other one lost was counted when it was measured
+                if not followed.left:
+                    followed.since = measured.step
+                followed.left += 1
+                if followed.left >= MIN_MEASUREMENTS:
+                    left.append(followed)
+        for followed in left:
+            self._say(plan, followed, measured.step)
+
+    def _say(self, plan: _Plan, followed: _Followed, step: int) -> None:
+        module = followed.product.module
+        if plan.where is None:
+            plan.where = module
+            if not self._book.renew(_finding(plan, followed, step)):
+                self._book.make(_finding(plan, followed, step))
+        elif plan.where == module:
+            self._book.renew(_finding(plan, followed, step))
+        else:
+            self._book.again(PLAN_LEFT.slug, plan.where, step, products_left=_num_left(plan))
+
+
+def _num_left(plan: _Plan) -> float:
+    return float(sum(f.left >= MIN_MEASUREMENTS for f in plan.products))
+
+
+def _finding(plan: _Plan, followed: _Followed, step: int) -> Finding:
+    product = followed.product
+    return Finding(
+        kind=PLAN_LEFT.slug,
+        severity=PLAN_LEFT.severity,
+        where=product.module,
+        summary=(
+            f"The precision plan of step {plan.made.step} no longer holds for {_num_left(plan):g} of"
+            f" {len(plan.products)} products. In {in_words(product.module)} {_words(plan, followed)}."
+            f" It has been outside of the plan in each of {followed.left} measurements since step"
+            f" {followed.since}"
+        ),
+        advice=PLAN_LEFT.advice,
+        phase="forward" if product.product == "forward" else "backward",
+        dtype=product.formats[0],
+        first_step=followed.since,
+        last_step=step,
+        evidence=_evidence(plan, followed),
+    )
+
+
+def _words(plan: _Plan, followed: _Followed) -> str:
+    product, losses = followed.product, followed.losses
+    name = f"{product.product} in {product.format}"
+    if followed.sqnr_db == -math.inf:
+        return (
+            f"the {followed.noisiest.label} of {name} overflows, or would if it were twice as large"
+        )
+    if followed.sqnr_db < plan.made.limit_db - MARGIN_DB:
+        known = [operand for operand in product.operands if operand in losses]
+        each = ", ".join(f"{operand.label} {losses[operand].sqnr_db:.1f}" for operand in known)
+        return (
+            f"{name} would have {followed.sqnr_db:.1f} dB ({each}), where"
+            f" {product.sqnr_db:.1f} dB were planned and {plan.made.limit_db:g} dB are the limit"
+        )
+    worst = followed.most_flushed
+    return (
+        f"{losses[worst].flushed_share:.0%} of the {worst.label} would become zero for {name}, where"
+        f" {plan.made.max_flushed:.0%} are the limit"
+    )
+
+
+def _evidence(plan: _Plan, followed: _Followed) -> dict[str, float]:
+    numbers = {
+        "limit_db": plan.made.limit_db,
+        "planned_db": followed.product.sqnr_db,
+        "sqnr_db": followed.sqnr_db,
+        **{f"{operand.label}_db": loss.sqnr_db for operand, loss in followed.losses.items()},
+        "flushed_share": max(loss.flushed_share for loss in followed.losses.values()),
+        "max_flushed_share": plan.made.max_flushed,
+        "planned_step": float(plan.made.step),
+        "measurements": float(followed.left),
+        "products_left": _num_left(plan),
+        "products": float(len(plan.products)),
+    }
+    return {name: number for name, number in numbers.items() if math.isfinite(number)}

@@ -1,0 +1,111 @@
+"""The map of a model by a precision plan: modules down, their three products across, the format in each cell."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.report.words import number, percent, plural
+from ampwatch.wire.records import PRODUCTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ampwatch.host.page.rows import State
+    from ampwatch.wire.records import PlanRecord
+
+NONE, AS_IS = "none", "as is"
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+"""Formats of a plan that are told apart; a plan has nine to choose from, unless it was asked for others."""
+
+
+def plan_of_map(plan: Mapping[str, PlanRecord], modules: Sequence[str]) -> State:
+    """Return a plan as a map is sent: rows of letters, and what these stand for.
+
+    The codes are in the order of their bits, so that what holds other modules shows the widest of them.
+
+    Args:
+        plan: The plan, by module.
+        modules: The modules of the map, in its order.
+    """
+    used = {name for record in plan.values() for name in record.formats if name}
+    formats = sorted(used, key=lambda name: (_bits(name), name))[: len(_LETTERS)]
+    letters = dict(zip(formats, _LETTERS, strict=False)) | {"": "."}
+    names = [*modules, *(module for module in plan if module not in set(modules))]
+    rows = []
+    for module in names:
+        record = plan.get(module)
+        rows.append(
+            "." * len(PRODUCTS)
+            if record is None
+            else "".join(letters.get(name, ".") for name in record.formats)
+        )
+    return {
+        "sentence": _sentence(next(iter(plan.values())), len(plan)),
+        "columns": list(PRODUCTS),
+        "modules": names,
+        "rows": rows,
+        "codes": [
+            {"letter": ".", "reason": NONE, "grade": 0, "words": "no product of a layer"},
+            *({"letter": letters[n], "reason": _key(n), "grade": 2, "words": n} for n in formats),
+        ],
+        "legend": [*_legend(formats)],
+        "decibels": {
+            module: list(map(_decibels, record.sqnr_db)) for module, record in plan.items()
+        },
+    }
+
+
+def _decibels(ratio: float) -> str | None:
+    if math.isnan(ratio):
+        return None
+    return "no loss" if ratio == math.inf else f"{ratio:.1f} dB"
+
+
+def _bits(name: str) -> int:
+    """Return the bits of the widest format of a product; what was left as it is comes last."""
+    known = [FORMATS[part].bits for part in name.split(" x ") if part in FORMATS]
+    return max(known, default=64)
+
+
+def _key(name: str) -> str:
+    return f"bits{_bits(name)}" if _bits(name) < 64 else "as_is"
+
+
+def _legend(formats: Iterable[str]) -> Iterable[State]:
+    by_key: dict[str, list[str]] = {}
+    for name in formats:
+        by_key.setdefault(_key(name), []).append(name)
+    for key, names in by_key.items():
+        bits = key.removeprefix("bits")
+        word = f"{bits} bits" if key != "as_is" else AS_IS
+        meaning = ", ".join(names) if key != "as_is" else "no format was chosen"
+        yield {
+            "key": key,
+            "sign": bits if key != "as_is" else "?",
+            "word": word,
+            "meaning": meaning,
+        }
+    yield {
+        "key": NONE,
+        "sign": "",
+        "word": "no product",
+        "meaning": "it multiplies nothing, its input has no gradient, or it was not planned",
+    }
+
+
+def _sentence(record: PlanRecord, layers: int) -> str:
+    gpu = f" on {record.gpu}" if record.gpu else ""
+    span = (
+        f"step {number(record.first_step)}"
+        if record.first_step == record.last_step
+        else f"steps {number(record.first_step)} to {number(record.last_step)}"
+    )
+    return (
+        f"Precision plan{gpu} that was asked for at step {number(record.step)}, for"
+        f" {plural(layers, 'layer')}: the cheapest format of each product that keeps {record.limit_db:g} dB and has"
+        f" at most {percent(record.max_flushed)} of an operand become zero. It rests on"
+        f" {plural(record.steps, 'measured iteration')}, of {span}, and says nothing of those to come."
+    )

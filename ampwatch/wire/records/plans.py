@@ -1,0 +1,42 @@
+"""A precision plan that a training was asked for, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampwatch.wire.records.fields import Count
+
+PRODUCTS = ("forward", "grad_input", "grad_weight")
+"""The products of a linear or convolutional layer: its output, and the gradients of input and weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """The formats that a plan has chosen for one of its layers.
+
+    Attributes:
+        step: Newest iteration when the plan was asked for.
+        place: Place of the layer in the plan, from 0. Of a layer at 0 a new plan begins.
+        module: Qualified name of the module; empty for the root.
+        formats: Formats of its ``PRODUCTS`` as words, ``as is`` where none was chosen; empty where
+            there is no such product.
+        sqnr_db: Their expected signal-to-quantisation-noise ratios; NaN where that is not known. Unit: dB.
+        limit_db: The least of these that the plan takes. Unit: dB.
+        max_flushed: Largest share of elements of an operand that may become zero.
+        gpu: Name of the GPU; empty for any.
+        steps: How many iterations the plan rests on.
+        first_step: The first of them.
+        last_step: The last of them.
+    """
+
+    step: Count
+    place: Count
+    module: str
+    formats: tuple[str, str, str]
+    sqnr_db: tuple[float, float, float]
+    limit_db: float
+    max_flushed: float
+    gpu: str
+    steps: Count
+    first_step: Count
+    last_step: Count

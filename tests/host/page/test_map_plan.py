@@ -1,0 +1,120 @@
+"""The map of a model by a precision plan, as the page gets it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet.rank import MAX_PLANNED
+from ampwatch.host.page.map_state import Maps
+from ampwatch.report.plan import PRODUCTS
+from ampwatch.report.planner import plan_of, records_of
+from ampwatch.settings import Settings
+from ampwatch.wire.records import Topic
+from tests.report.test_planner import _box, _layer, _tensors
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import put
+from tests.workshop.records import FACTS, histogram, identity, planned, ranges, sampling
+
+if TYPE_CHECKING:
+    from ampwatch.wire.records import Record
+
+
+def map_of(*records: Record) -> dict[str, Any]:
+    """Return the map of a rank that has written these records, and has measured two modules."""
+    fleet = Fleet(Settings(), Clock(START + 20))
+    seen = [
+        ranges(name, Topic.ACTIVATION, histogram(-8, 1000), dtype="float16")
+        for name in ("decoder.up", "decoder.norm")
+    ]
+    put(fleet, "/a.ring", identity(), [FACTS, *seen, sampling(), *records])
+    answer = Maps(fleet).answer(identity().run, "0")
+    assert answer is not None
+    state: dict[str, Any] = json.loads(gzip.decompress(answer.packed))
+    return state
+
+
+def cells(state: dict[str, Any]) -> dict[str, list[str]]:
+    """Return what stands in the cells of each module, in words."""
+    words = {code["letter"]: code["words"] for code in state["codes"]}
+    pairs = zip(state["modules"], state["rows"], strict=True)
+    return {module: [words[letter] for letter in row] for module, row in pairs}
+
+
+def test_without_a_plan_there_is_no_choice() -> None:
+    """The page offers nothing that nobody has asked for."""
+    assert "plan" not in map_of()
+
+
+def test_a_cell_has_the_format_of_a_product() -> None:
+    """In the order of the modules of the map; layers that it does not have come last."""
+    plan = map_of(planned(), planned("head", 1, formats=("bfloat16", "", "as is")))["plan"]
+
+    none = "no product of a layer"
+    assert plan["columns"] == list(PRODUCTS)
+    assert cells(plan) == {
+        "decoder.norm": [none, none, none],
+        "decoder.up": ["nvfp4", "float8_e5m2 x float8_e4m3fn", "float8_e4m3fn"],
+        "head": ["bfloat16", none, "as is"],
+    }
+    assert list(plan["modules"])[-1] == "head"
+    assert plan["decibels"]["decoder.up"] == ["17.2 dB", "26.1 dB", "28.8 dB"]
+
+
+def test_the_widest_format_is_the_last_code() -> None:
+    """A row that holds others shows the last of theirs; what was left as it is, counts as wider than all."""
+    formats = ("float32", "as is", "mxfp4")
+    plan = map_of(planned(), planned("head", 1, formats=formats))["plan"]
+
+    assert [code["words"] for code in plan["codes"]] == [
+        "no product of a layer",
+        "mxfp4",
+        "nvfp4",
+        "float8_e4m3fn",
+        "float8_e5m2 x float8_e4m3fn",
+        "float32",
+        "as is",
+    ]
+    keys = [reason["key"] for reason in plan["legend"]]
+    assert {code["reason"] for code in plan["codes"]} == set(keys)
+    meanings = {reason["word"]: reason["meaning"] for reason in plan["legend"]}
+    assert meanings["8 bits"] == "float8_e4m3fn, float8_e5m2 x float8_e4m3fn"
+
+
+def test_it_says_what_it_rests_on() -> None:
+    """When it was asked for, by which limits, and of which iterations."""
+    said = map_of(planned(gpu="H100"))["plan"]["sentence"]
+
+    assert said.startswith("Precision plan on H100 that was asked for at step 80, for 1 layer:")
+    assert "keeps 15 dB and has at most 10 % of an operand become zero" in said
+    assert "rests on 8 measured iterations, of steps 0 to 80" in said
+
+
+def test_a_new_plan_takes_the_place_of_the_old_one() -> None:
+    """All of it, also where its first layer was lost on the way."""
+    first = [planned(), planned("head", 1)]
+
+    assert set(map_of(*first, planned("tail"))["plan"]["decibels"]) == {"tail"}
+    assert set(map_of(*first, planned("tail", 1, step=90))["plan"]["decibels"]) == {"tail"}
+
+
+def test_a_plan_of_a_hostile_ring_is_bounded() -> None:
+    """As many layers as a training plans, and no word that JSON cannot hold."""
+    many = [planned(f"h.{n}", n) for n in range(MAX_PLANNED + 9)]
+    odd = planned("odd", 3, formats=("?", "", "as is"), sqnr_db=(math.nan, math.inf, -math.inf))
+
+    assert len(map_of(*many)["plan"]["decibels"]) == MAX_PLANNED
+    assert map_of(planned(), odd)["plan"]["decibels"]["odd"] == [None, "no loss", "-inf dB"]
+
+
+def test_the_numbers_are_those_of_the_plan() -> None:
+    """What the training sends is what the table says."""
+    plan = plan_of(_box(_layer(_tensors(), "decoder.up")), limit=15.0)
+    (layer, *_) = plan.layers
+
+    sent = map_of(*records_of(plan, 7))["plan"]
+    assert cells(sent)["decoder.up"] == [product.format for product in layer.products]
+    assert sent["decibels"]["decoder.up"] == [f"{p.sqnr_db:.1f} dB" for p in layer.products]

@@ -34,11 +34,11 @@ CAUSES = {
 """Planted causes, and what has to stand in the summary."""
 
 HEALTHY = "healthy"
-WIDTH, BATCH = 128, 16
+WIDTH, BATCH = 128, 64
 DELAY_SECONDS = 0.02
 COMPETITORS = 6
-"""Processes on the core of the busy rank. Ranks that are more than the cores compete with one another:
-one process more is shared by all of them, and makes none of them slower than the rest."""
+"""Processes on the core of the busy rank. Four ranks on two cores compete with one another as well: with
+fewer the rest of the ranks, on the other core, waits as long for it, and none is slower than another."""
 
 
 def free_port() -> int:
@@ -55,7 +55,10 @@ def _busy_core() -> list[subprocess.Popen[bytes]]:
     """Bind this thread to one core, and have others compete for it."""
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
-    code = f"import os\nos.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    code = (
+        f"import os\nos.sched_setaffinity(0, {{{core}}})\n"
+        f"while os.getppid() == {os.getpid()}: sum(range(100_000))"
+    )
     return [subprocess.Popen([sys.executable, "-c", code]) for _ in range(COMPETITORS)]
 
 
@@ -105,7 +108,7 @@ def train(cause: str, seconds: float) -> None:
                 time.sleep(DELAY_SECONDS)
             return torch.randn(WIDTH), index % 10
 
-    layers = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 10))
+    layers = nn.Sequential(nn.Linear(WIDTH, 1024), nn.ReLU(), nn.Linear(1024, 10))
     if cause in ("lock", "compute"):
         layers.register_forward_pre_hook(_slow_forward(cause))
     model = nn.parallel.DistributedDataParallel(layers)
@@ -165,6 +168,9 @@ def run(cause: str, slow: int, seconds: float) -> list[str]:
             "WORLD_SIZE": str(RANKS),
             "AMPWATCH_RUNTIME_DIR": directory,
             "AMPWATCH_PORT": str(free_port()),
+            # The daemon is gone before the next run begins, and takes none of its time.
+            "AMPWATCH_GRACE_SECONDS": "0",
+            "AMPWATCH_IDLE_EXIT_SECONDS": "1",
             "OMP_NUM_THREADS": "1",
         }
         ranks = [

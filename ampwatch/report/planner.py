@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.evidence.plans import PlanMade, PlannedProduct
@@ -28,7 +29,7 @@ from ampwatch.report.plan import (
     Plan,
     ProductPlan,
 )
-from ampwatch.wire.records import CONVOLUTION, PRODUCTS, Operand, PlanRecord
+from ampwatch.wire.records import CONVOLUTION, PHASE_BEGINS, PRODUCTS, Operand, PlanRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -70,9 +71,6 @@ WIDE_BITS = 16
 
 MAX_LOSS_SCALE = 16
 """Exponent of the largest loss scale that float16 is judged with: that which a GradScaler begins with."""
-
-PHASES = (0, 64, 1024, 16384)
-"""First iterations of the phases that are told apart."""
 
 _ROUTER = re.compile(r"(?:^|[._])(?:router|gate|gating)$", re.IGNORECASE)
 _KEPT = (
@@ -505,7 +503,7 @@ def _kept(layers: Sequence[LayerRecord]) -> Iterable[Kept]:
 def _phases(layers: Sequence[LayerRecord]) -> tuple[PhaseSteps, ...]:
     steps = sorted({operand.step for record in layers for operand in record.operands})
     found = []
-    for first, end in zip(PHASES, (*PHASES[1:], math.inf), strict=True):
+    for first, end in pairwise((*PHASE_BEGINS, math.inf)):
         inside = tuple(step for step in steps if first <= step < end)
         if inside:
             found.append(PhaseSteps(first, inside))

@@ -92,6 +92,7 @@ from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
 from tests.promises.conftest import ahead
+from tests.promises.faults import Fault
 from tests.training.loggers.fakes import Writer
 from tests.trainings import Run, build
 
@@ -229,26 +230,6 @@ IN_STEP = [
     (ReplicaSensor, "step_began"),
     (ReplicaSensor, "updating"),
 ]
-
-
-class Fault:
-    """Raises at one call of a method and counts the calls."""
-
-    def __init__(self, original: Callable[..., Any], at_call: int, error: type[Exception]) -> None:
-        self.original = original
-        self.at_call = at_call
-        self.error = error
-        self.calls = 0
-
-    def bound_to(self) -> Callable[..., Any]:
-        def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.at_call:
-                msg = "planted"
-                raise self.error(msg)
-            return self.original(instance, *args, **kwargs)
-
-        return method
 
 
 SELDOM = ("clipping", "losses", "autocast_backward")

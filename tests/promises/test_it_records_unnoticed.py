@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
+from ampwatch.training.sensors.tape.taping import TapeSensor
 from ampwatch.wire.tape import files, read_tape
 from ampwatch.wire.tape.files import TapeWriter, find_tape
 from tests.promises.conftest import ahead
+from tests.promises.faults import Fault
 from tests.trainings import RECIPES, Run, build
 
 if TYPE_CHECKING:
@@ -72,6 +74,40 @@ def test_a_disk_that_fills_up_is_a_sentence(
     assert len(said) == 1
     assert "No space left on device" in said[0]
     assert "steps are not recorded any more" in " ".join(watch.report().split())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "iteration_opened",
+        "root_called",
+        "op",
+        "forward_returned",
+        "_gradient_came",
+        "step_began",
+        "optimizer_stepping",
+        "iteration_closing",
+        "iteration_arrived",
+    ],
+)
+def test_a_fault_while_a_step_is_recorded_leaves_training_as_it_was(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sensor is switched off, and says so once; the bits stay the same."""
+    bare = build("fp16-foreach")
+    bare.loop()
+    fault = Fault(getattr(TapeSensor, method), 2, RuntimeError)
+    monkeypatch.setattr(TapeSensor, method, fault.bound_to())
+
+    run = build("fp16-foreach")
+    with watched(run, tmp_path) as watch:
+        run.loop()
+        report = watch.report()
+
+    assert fault.calls >= 2
+    assert run.digest() == bare.digest()
+    assert len([r for r in caplog.records if "switched its sensor" in r.message]) == 1
+    assert "sensor tape failed and was switched off" in " ".join(report.split())
 
 
 def test_a_tape_at_its_limit_ends_and_is_read(

@@ -12,7 +12,14 @@ from __future__ import annotations
 from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
-from ampwatch.wire.records.layers import CONVOLUTION, LINEAR, LayerRecord, Operand, OperandRecord
+from ampwatch.wire.records.layers import (
+    CONVOLUTION,
+    LINEAR,
+    PHASE_BEGINS,
+    LayerRecord,
+    Operand,
+    OperandRecord,
+)
 from ampwatch.wire.records.ops import (
     CastTotal,
     CensusRecord,
@@ -62,6 +69,7 @@ __all__ = [
     "NO_PHASES",
     "OTHER_OPTIMIZERS",
     "OUTSIDE",
+    "PHASE_BEGINS",
     "PRODUCTS",
     "SKIP_CLASSES",
     "CastTotal",

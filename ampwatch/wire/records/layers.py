@@ -27,6 +27,11 @@ LINEAR, CONVOLUTION = "linear", "convolution"
 """Layers that have products."""
 
 
+PHASE_BEGINS = (0, 64, 1024, 16384)
+"""First iterations of the phases of a training that are told apart: ranges change by orders of magnitude
+over orders of magnitude of steps. The newest measurement of each phase is kept."""
+
+
 @dataclass(slots=True)
 class OperandRecord:
     """The newest measurement of an operand in a phase of the training.

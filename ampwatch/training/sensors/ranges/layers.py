@@ -23,7 +23,15 @@ from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.private import ConvNd, own_parameters, version_of
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import to_json
-from ampwatch.wire.records import CONVOLUTION, LINEAR, LayerRecord, Operand, OperandRecord, Topic
+from ampwatch.wire.records import (
+    CONVOLUTION,
+    LINEAR,
+    PHASE_BEGINS,
+    LayerRecord,
+    Operand,
+    OperandRecord,
+    Topic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +40,6 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import IterationArrived, LayersAsked
     from ampwatch.training.iteration.context import Context
     from ampwatch.wire.records import RunIdentity
-
-PHASES = (64, 1024, 16384)
-"""Iterations at which a phase of a training ends: ranges change by orders of magnitude over orders of
-magnitude of steps. The newest measurement of each phase is kept."""
 
 MAX_LAYERS = 512
 """Modules without children that are known."""
@@ -182,7 +186,7 @@ class LayerSensor(Sensor):
         """Keep the measurement of an operand, in the place of an older one of its phase, and return it."""
         if not ranges or any(r.histogram.nonfinite for r in ranges):
             return None  # of a step that is skipped
-        key = operand, bisect_right(PHASES, iteration.step)
+        key = operand, bisect_right(PHASE_BEGINS, iteration.step)
         known = layer.measured.get(key)
         every = [blocks for r in ranges for blocks in r.blocks]
         # Blocks are measured in some of the samples.

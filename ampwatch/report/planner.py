@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.evidence.plans import PlanMade, PlannedProduct
@@ -503,7 +502,7 @@ def _kept(layers: Sequence[LayerRecord]) -> Iterable[Kept]:
 def _phases(layers: Sequence[LayerRecord]) -> tuple[PhaseSteps, ...]:
     steps = sorted({operand.step for record in layers for operand in record.operands})
     found = []
-    for first, end in pairwise((*PHASE_BEGINS, math.inf)):
+    for first, end in zip(PHASE_BEGINS, (*PHASE_BEGINS[1:], math.inf), strict=True):
         inside = tuple(step for step in steps if first <= step < end)
         if inside:
             found.append(PhaseSteps(first, inside))

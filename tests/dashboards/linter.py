@@ -33,6 +33,7 @@ UNITS = frozenset(
         "short",
         "percentunit",
         "sci",
+        "dB",
         "s",
         "ops",
         "cps",

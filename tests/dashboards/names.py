@@ -17,6 +17,7 @@ from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
 from ampwatch.host.metrics.kernels import PROFILER_PARTS
 from ampwatch.host.metrics.labels import LABELS
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.op_shares import Absence
@@ -131,7 +132,8 @@ _VALUES: tuple[tuple[str, str, frozenset[str]], ...] = tuple(
         (".*", "collector", ["rings", "gpu"]),
         (".*", "domain", ["sm", "memory"]),
         (".*", "fit", [fit.value for fit in Fit]),
-        (".*", "format", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]),
+        (".*_format_fit", "format", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]),
+        (".*_block_.*", "format", [fmt.name for fmt in FORMATS.values() if fmt.block is not None]),
         (".*", "op_kind", [kind.label for kind in OpKind if kind is not OpKind.CAST]),
         (".*", "optimizer", [*map(str, range(8)), "other"]),
         (".*", "part", PROFILER_PARTS),

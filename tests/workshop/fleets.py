@@ -10,6 +10,7 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.fleet import Writer
 from ampwatch.host.fleet.gpus import Pass, Reason
 from ampwatch.host.gpu.synthetic import SyntheticSource
+from ampwatch.numerics.blocks import BLOCK_SIZES
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import (
@@ -25,6 +26,7 @@ from tests.workshop.clocks import START, Clock
 from tests.workshop.records import (
     FACTS,
     H100,
+    block,
     census,
     checksum,
     device_phases,
@@ -73,7 +75,11 @@ def put(
 
 
 RANGES: list[Record] = [
-    ranges(exponents=histogram(-12, 1, 2, 4, 2, 1, zeros=2), loss_scale=2.0**15),
+    ranges(
+        exponents=histogram(-12, 1, 2, 4, 2, 1, zeros=2),
+        loss_scale=2.0**15,
+        blocks=tuple(block(size, -9, 1, 2, 4, 2, 1) for size in BLOCK_SIZES),
+    ),
     ranges("", exponents=histogram(-24, 4, 2, zeros=1), loss_scale=2.0**15, flushed=1),
     ranges(
         "head",

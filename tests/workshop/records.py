@@ -10,6 +10,13 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from ampwatch.numerics.blocks import (
+    NUM_DISTANCES,
+    NUM_LEVELS,
+    NUM_MANTISSAS,
+    BlockHistogram,
+    BlockLevel,
+)
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import (
@@ -190,6 +197,13 @@ def histogram(first: int, *counts: int, **changes: Any) -> ExponentHistogram:
     )
     changes.setdefault("numel", sum(counts) + others)
     return ExponentHistogram(first, counts, **changes)
+
+
+def block(size: int, top: int, *distances: int) -> BlockHistogram:
+    """One block, whose largest magnitude is a power of two; ``distances`` are counts of elements."""
+    counts = distances + (0,) * (NUM_DISTANCES - len(distances))
+    level = BlockLevel(counts, (1,) + (0,) * (NUM_MANTISSAS - 1))
+    return BlockHistogram(size, top, (level, *[BlockLevel()] * (NUM_LEVELS - 1)))
 
 
 def ranges(

@@ -19,6 +19,7 @@ from ampwatch.host.fleet.ranges import CANDIDATES
 from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
 from ampwatch.host.metrics.kernels import PROFILER_PARTS
 from ampwatch.host.metrics.scopes import ROOT_MODULE
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.op_shares import Absence
@@ -71,6 +72,10 @@ LABELS: dict[str, str] = {
     "topic": _values(topic.label for topic in Topic) + ".",
     "format": "Name of the dtype in PyTorch: "
     + " or ".join(_values(CANDIDATES).rsplit(", ", 1))
+    + "; of block-scaled formats "
+    + " or ".join(
+        _values(fmt.name for fmt in FORMATS.values() if fmt.block is not None).rsplit(", ", 1)
+    )
     + ".",
     "fit": _values(fit.value for fit in Fit)
     + ": as they are, with some power of two as scale, with none.",

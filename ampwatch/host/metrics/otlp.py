@@ -49,6 +49,7 @@ UNITS = {
     "seconds": "s",
     "bytes": "By",
     "ratio": "1",
+    "decibels": "dB",
     "watts": "W",
     "joules": "J",
     "hertz": "Hz",

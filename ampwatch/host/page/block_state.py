@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from ampwatch.host.page.range_state import group_of
-from ampwatch.numerics.block_casts import cast_blocks
+from ampwatch.numerics.block_casts import cast_to_all
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.words import percent
 from ampwatch.wire.records import ALL_MODULES
@@ -19,7 +19,7 @@ from ampwatch.wire.records import ALL_MODULES
 if TYPE_CHECKING:
     from ampwatch.host.fleet import Fleet, RankView
     from ampwatch.host.page.rows import State
-    from ampwatch.numerics.formats import FloatFormat
+    from ampwatch.numerics.block_casts import BlockOutcome
     from ampwatch.wire.records import RangeRecord
 
 MAX_KEPT = 8
@@ -64,24 +64,16 @@ class BlockStates:
 
 
 def _state(record: RangeRecord) -> State:
-    words = {fmt.name: _words(record, fmt) for fmt in FORMATS.values() if fmt.block is not None}
+    outcomes = cast_to_all(record.blocks, record.histogram)
     return {
         "step": record.step,
         "formats": [
-            {"name": name, "group": group_of(FORMATS[name]), "words": said}
-            for name, said in words.items()
-            if said
+            {"name": name, "group": group_of(FORMATS[name]), "words": _words(outcome)}
+            for name, outcome in outcomes.items()
         ],
     }
 
 
-def _words(record: RangeRecord, fmt: FloatFormat) -> str:
-    """Return the loss in words; empty where no block of this size has anything but zeros."""
-    measured = next(
-        (b for b in record.blocks if fmt.block and b.size == fmt.block.elements and b.nonzero), None
-    )
-    if measured is None:
-        return ""
-    outcome = cast_blocks(measured, fmt, record.histogram)
+def _words(outcome: BlockOutcome) -> str:
     noise = "" if not math.isfinite(outcome.sqnr_db) else f"{outcome.sqnr_db:.1f} dB, "
     return f"{noise}{percent(outcome.flushed_share)} to zero"

@@ -3,14 +3,21 @@
 from typing import Any
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from ampwatch.host.fleet import Fleet
 from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, FactsRecord, Record, Topic
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples, scrape
-from tests.workshop.clocks import START
-from tests.workshop.records import histogram, ranges, sampling, step
+from tests.numerics.block_oracle import counted, quantised, sqnr_db
+from tests.numerics.oracle import histogram_of
+from tests.workshop.clocks import START, Clock
+from tests.workshop.fleets import put
+from tests.workshop.records import histogram, identity, ranges, sampling, step
 
 FLOAT16 = FactsRecord({"autocast_dtype": "bfloat16,float16"})
 OF_RANGES = {
@@ -132,6 +139,28 @@ def test_each_format_fits_in_exactly_one_way() -> None:
         ("float8_e4m3fn", "too_wide"),
         ("float8_e5m2", "too_wide"),
     }
+
+
+def test_losses_in_blocks_are_those_of_real_casts_of_the_first_rank() -> None:
+    """Of each block-scaled format, beside a slow quantiser; other ranks of the host are alike."""
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(4096, generator=generator, dtype=torch.float64)
+    values *= torch.exp2(torch.randn(4096, generator=generator))
+    blocks = tuple(
+        counted(values.view(-1, n).tolist(), n, float(values.abs().amax())) for n in (16, 32)
+    )
+    record = ranges(exponents=histogram_of(values.tolist()), blocks=blocks, loss_scale=1024.0)
+
+    for fmt in (fmt for fmt in FORMATS.values() if fmt.block is not None):
+        cast = quantised(values, fmt.name)
+        flushed = value("ampwatch_gradient_block_underflow_ratio", record, format=fmt.name)
+        noise = value("ampwatch_gradient_block_sqnr_decibels", record, format=fmt.name)
+        assert flushed == pytest.approx(float((cast == 0).double().mean()), abs=0.01)
+        assert noise == pytest.approx(sqnr_db(values, cast), abs=1.25)
+    second = Fleet(Settings(), Clock(START + 20))
+    put(second, "/b.ring", identity(rank=1, local_rank=1, world_size=2), [FLOAT16, record])
+    assert "ampwatch_gradient_format_fit{" in scrape(second)
+    assert "ampwatch_gradient_block_underflow_ratio{" not in scrape(second)
 
 
 def test_magnitudes_have_buckets_and_no_sum() -> None:

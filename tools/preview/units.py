@@ -121,6 +121,7 @@ _UNITS: dict[str, Write] = {
     "hertz": _si("Hz"),
     "flops": _si("FLOPS"),
     "celsius": _plain(" °C"),
+    "dB": _plain(" dB"),
     "ops": _count("ops/s"),
     "cps": _count("c/s"),
     "dateTimeAsIso": _moment,

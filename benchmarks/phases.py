@@ -4,7 +4,8 @@
     python benchmarks/phases.py --json FILE    and keep the numbers
 
 The program marks its own phases with ``torch.profiler.record_function``; ampwatch does not see the
-marks. Both times of a phase are summed over the same steps. Between the marks and the calls that
+marks. Both times of a phase are summed over the same steps; from those of the profiler the time of a mark
+around nothing is taken. Between the marks and the calls that
 ampwatch hears lie Python lines of the program, so a phase of a few microseconds differs by more.
 
 The cost is CPU time of the training thread, which a busy host does not lengthen as it does wall time: of
@@ -49,6 +50,10 @@ a call, is more than the comparison allows."""
 
 SAMPLES = (WARM_UP + STEPS) * BATCH
 ROUNDS, ROUND_STEPS = 60, 100
+
+
+EMPTY = "nothing"
+"""A mark around nothing: what it takes is in each of the others as well."""
 
 
 def _mlp() -> tuple[nn.Module, TensorDataset]:
@@ -109,6 +114,8 @@ def against_profiler(name: str) -> dict[str, tuple[float, float]]:
     in_half = computes_in_bfloat16("cpu")
 
     def step() -> None:
+        with record_function(EMPTY):
+            pass
         with record_function("data"):
             x, y = next(batches)
         optimizer.zero_grad()
@@ -135,8 +142,9 @@ def against_profiler(name: str) -> dict[str, tuple[float, float]]:
     marked: dict[str, float] = defaultdict(float)
     for event in profiler.events() or ():
         marked[event.name] += event.time_range.elapsed_us() / 1e3 / STEPS
+    own = marked[EMPTY]
     return {
-        mark: (1e3 * sum(p[phase] for p in newest for phase in phases) / STEPS, marked[mark])
+        mark: (1e3 * sum(p[phase] for p in newest for phase in phases) / STEPS, marked[mark] - own)
         for mark, phases in MARKED.items()
     }
 

@@ -41,6 +41,11 @@ def first_evaluates(rank: int, step: int) -> float:
 SLOW = {
     "data": (Trouble(data=of(2)), 2, "it waits for data"),
     "compute": (Trouble(forward=of(1), computes=1.0), 1, "it computes longer in forward"),
+    "compute among many": (
+        Trouble(forward=of(1), rest=everybody, computes=0.3, has_no_core=0.7),
+        1,
+        "it computes longer in forward",
+    ),
     "lock": (Trouble(forward=of(3)), 3, "it waits in forward, and not for a core"),
     "busy core": (Trouble(rest=of(0), has_no_core=1.0), 0, "its host is busy"),
     "wakes late": (Trouble(wake=of(2), has_no_core=1.0), 2, "its host is busy"),

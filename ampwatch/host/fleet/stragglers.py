@@ -125,6 +125,7 @@ class _Share(NamedTuple):
         phases: Time that it takes longer in each phase.
         cpu: CPU time that its thread takes longer; ``None`` where it is not known.
         delay: Time that its thread has no core longer, likewise.
+        unexplained: What of it is more than its CPU time brings with it on this host, likewise.
     """
 
     rank: RankView
@@ -133,6 +134,7 @@ class _Share(NamedTuple):
     phases: tuple[float, ...]
     cpu: float | None
     delay: float | None
+    unexplained: float | None
 
 
 @dataclass(slots=True)
@@ -265,9 +267,10 @@ def _share(place: int, members: Sequence[RankView], sums: Sequence[_Sums], steps
         return more([sum(one.phases[phase] for phase in phases) / steps for one in sums])
 
     own, cpu, delay = more_in(OWN), more_of("cpu_ns"), more_of("run_delay_ns")
-    hidden = 0.0
+    hidden, unexplained = 0.0, delay
     if delay is not None and cpu is not None:
         hidden = max(0.0, min(delay, delay + cpu) - max(0.0, own))
+        unexplained = delay - max(0.0, cpu) * _delay_per_cpu([*sums[:place], *sums[place + 1 :]])
     return _Share(
         rank=members[place],
         excess=own + hidden,
@@ -275,7 +278,18 @@ def _share(place: int, members: Sequence[RankView], sums: Sequence[_Sums], steps
         phases=tuple(more_in([phase]) for phase in StepPhase),
         cpu=cpu,
         delay=delay,
+        unexplained=unexplained,
     )
+
+
+def _delay_per_cpu(sums: Sequence[_Sums]) -> float:
+    """Return how long threads have no core for each second on one: who computes more waits more, too."""
+    ratios = []
+    for one in sums:
+        cpu, delay = one.each("cpu_ns"), one.each("run_delay_ns")
+        if cpu and delay is not None:
+            ratios.append(delay / cpu)
+    return median(ratios) if ratios else 0.0
 
 
 def _cause(share: _Share, members: Sequence[RankView], gpus: Sequence[Gpu]) -> str:
@@ -284,13 +298,13 @@ def _cause(share: _Share, members: Sequence[RankView], gpus: Sequence[Gpu]) -> s
     where = f"in {phase.words}" if phase is not StepPhase.REST else "outside of the phases known"
     if held := _held_down(share.rank, members, gpus):
         return held
-    if share.delay is not None and share.delay >= MAIN * share.excess:
-        return f"its thread has no core for {step_time(share.delay)} more: its host is busy"
+    if share.unexplained is not None and share.unexplained >= MAIN * share.excess:
+        return f"its thread has no core for {step_time(share.unexplained)} more: its host is busy"
     if phase is StepPhase.DATA:
         return "it waits for data"
     if share.cpu is None:
         return f"it takes longer {where}"
-    if share.cpu >= MAIN * share.excess:
+    if share.cpu + max(0.0, share.delay or 0.0) >= MAIN * share.excess:
         return f"it computes longer {where}"
     return f"it waits {where}, and not for a core: for a lock, a disk, the network, or it sleeps"
 

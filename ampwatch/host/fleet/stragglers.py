@@ -125,7 +125,9 @@ class _Share(NamedTuple):
         phases: Time that it takes longer in each phase.
         cpu: CPU time that its thread takes longer; ``None`` where it is not known.
         delay: Time that its thread has no core longer, likewise.
-        unexplained: What of it is more than its CPU time brings with it on this host, likewise.
+        computing: Time that its computing takes longer on this host, where who computes waits for a core as
+            well; ``None`` likewise.
+        unexplained: Time that its thread has no core longer than that brings with it, likewise.
     """
 
     rank: RankView
@@ -134,6 +136,7 @@ class _Share(NamedTuple):
     phases: tuple[float, ...]
     cpu: float | None
     delay: float | None
+    computing: float | None
     unexplained: float | None
 
 
@@ -267,10 +270,11 @@ def _share(place: int, members: Sequence[RankView], sums: Sequence[_Sums], steps
         return more([sum(one.phases[phase] for phase in phases) / steps for one in sums])
 
     own, cpu, delay = more_in(OWN), more_of("cpu_ns"), more_of("run_delay_ns")
-    hidden, unexplained = 0.0, delay
+    hidden, computing, unexplained = 0.0, cpu, delay
     if delay is not None and cpu is not None:
         hidden = max(0.0, min(delay, delay + cpu) - max(0.0, own))
-        unexplained = delay - max(0.0, cpu) * _delay_per_cpu([*sums[:place], *sums[place + 1 :]])
+        usual = max(0.0, cpu) * _delay_per_cpu([*sums[:place], *sums[place + 1 :]])
+        computing, unexplained = cpu + usual, delay - usual
     return _Share(
         rank=members[place],
         excess=own + hidden,
@@ -278,6 +282,7 @@ def _share(place: int, members: Sequence[RankView], sums: Sequence[_Sums], steps
         phases=tuple(more_in([phase]) for phase in StepPhase),
         cpu=cpu,
         delay=delay,
+        computing=computing,
         unexplained=unexplained,
     )
 
@@ -302,9 +307,9 @@ def _cause(share: _Share, members: Sequence[RankView], gpus: Sequence[Gpu]) -> s
         return f"its thread has no core for {step_time(share.unexplained)} more: its host is busy"
     if phase is StepPhase.DATA:
         return "it waits for data"
-    if share.cpu is None:
+    if share.computing is None:
         return f"it takes longer {where}"
-    if share.cpu + max(0.0, share.delay or 0.0) >= MAIN * share.excess:
+    if share.computing >= MAIN * share.excess:
         return f"it computes longer {where}"
     return f"it waits {where}, and not for a core: for a lock, a disk, the network, or it sleeps"
 

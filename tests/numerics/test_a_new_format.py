@@ -168,7 +168,7 @@ def test_page_and_metrics_offer_it_where_its_row_says_so(told: dict[str, Any]) -
     """By range on the page, by row in the metrics; the block-scaled one asks for neither."""
     assert told["page"][-3:] == ["float8_e4m3fn", "float8_e4m3fnuz", "uint8"]
     assert told["candidates"] == ["float16", "bfloat16", "float8_e4m3fn", "uint8", "float8_e5m2"]
-    assert "`uint8` or `float8_e5m2`." in told["labels"][0]
+    assert "`uint8` or `float8_e5m2`; of block-scaled formats `mxfp8_e3m4`, " in told["labels"][0]
 
 
 def test_label_values_contain_it_and_not_what_no_op_computes_in(told: dict[str, Any]) -> None:

@@ -85,12 +85,11 @@ export class Explorer {
 
   drawFormats(chosen) {
     const choices = Object.entries(this.subject.formats).map(([name, format]) => ({ name, group: format.group, ...fitWords(this.subject, format) }));
-    const all = [...choices, ...this.blocked];
-    const groups = [...new Set(all.map(({ group }) => group))];
-    rebuild(byId("whatif-formats"), [chosen, all], () => [
-      make("legend", { class: "unseen" }, "Format"),
-      ...groups.flatMap((group) => [make("h3", {}, group), ...all.filter((one) => one.group === group).map((one) => formatCard(one, chosen))]),
-    ]);
+    const cards = (formats) => [...new Set(formats.map(({ group }) => group))].flatMap((group) => [make("h3", {}, group), ...formats.filter((one) => one.group === group).map((one) => formatCard(one, chosen))]);
+    rebuild(byId("whatif-formats"), [chosen, choices], () => [make("legend", { class: "unseen" }, "Format"), ...cards(choices)]);
+    // Apart from what can be chosen: news of blocks must not take a choice from under the pointer.
+    rebuild(byId("whatif-blocked"), this.blocked, () => cards(this.blocked));
+    byId("whatif-blocked").hidden = !this.blocked.length;
     byId("whatif-blocks").hidden = !this.blocked.length;
   }
 

@@ -17,19 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.spikes import (
-    BAND,
-    DOUBLES_IN,
-    EARLY,
-    HEALTHY_RATE,
-    SMOOTHED,
-    SPIKING_RATE,
-    WARM_UP,
-    WORDS,
-    Block,
-    Gpt,
-    texts,
-)
+from benchmarks.spikes import EARLY, Block, Training
 
 EVERY = 4
 """Iterations of which one is measured."""
@@ -42,11 +30,8 @@ QUANTITIES = ("output_largest_over_rms", "update_over_weight")
 
 def train(seed: int, steps: int, *, spikes: bool) -> dict[str, Any]:
     """Train one; return the largest of each quantity over its modules, and when the loss left its band."""
-    torch.manual_seed(seed)
-    model = Gpt()
-    chain = (2 * torch.randn(WORDS, WORDS)).softmax(-1)
-    rate = SPIKING_RATE if spikes else HEALTHY_RATE
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99))
+    training = Training(seed, spikes=spikes)
+    model, optimizer = training.model, training.optimizer
     outliers: list[float] = []
 
     def measure(_module: nn.Module, _given: Any, out: torch.Tensor) -> None:
@@ -59,17 +44,8 @@ def train(seed: int, steps: int, *, spikes: bool) -> dict[str, Any]:
             module.register_forward_hook(measure)
     weights = [p for p in model.parameters() if p.dim() > 1]
     series: dict[str, list[float]] = {quantity: [] for quantity in QUANTITIES}
-    losses: list[float] = []
-    lowest, left = math.inf, -1
     for step in range(steps):
-        growth = 2.0 ** (step / DOUBLES_IN) if spikes else 1.0
-        for group in optimizer.param_groups:
-            group["lr"] = rate * growth * min(1.0, (step + 1) / WARM_UP)
-        text = texts(chain)
-        logits = model(text[:, :-1]).reshape(-1, WORDS)
-        loss = nn.functional.cross_entropy(logits, text[:, 1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
+        training.backward(step)
         before = [w.detach().clone() for w in weights] if step % EVERY == 0 else []
         optimizer.step()
         if before:
@@ -78,13 +54,9 @@ def train(seed: int, steps: int, *, spikes: bool) -> dict[str, Any]:
             series["update_over_weight"].append(max(updates))
             series["output_largest_over_rms"].append(max(outliers))
             outliers.clear()
-        losses.append(float(loss.detach()))
-        smooth = median(losses[-SMOOTHED:])
-        lowest = min(lowest, smooth)
-        if smooth > lowest + BAND:
-            left = step
+        if training.left >= 0:
             break
-    return {"seed": seed, "spikes": spikes, "left": left, "series": series}
+    return {"seed": seed, "spikes": spikes, "left": training.left, "series": series}
 
 
 def smoothed(series: list[float]) -> list[float]:

@@ -98,38 +98,63 @@ def texts(chain: torch.Tensor) -> torch.Tensor:
     return text
 
 
+class Training:
+    """A training of one, and whether its loss has left its band.
+
+    Args:
+        seed: Of the weights and of the texts.
+        spikes: Whether its learning rate grows.
+        doubles_in: Iterations in which the rate doubles, if it does.
+
+    Attributes:
+        model: The GPT.
+        optimizer: To be stepped after each ``backward``.
+        left: Iteration in which the loss left its band; -1 before.
+    """
+
+    def __init__(self, seed: int, doubles_in: float = DOUBLES_IN, *, spikes: bool) -> None:
+        torch.manual_seed(seed)
+        self.model = Gpt()
+        self.left = -1
+        self._chain = (2 * torch.randn(WORDS, WORDS)).softmax(-1)
+        self._rate = SPIKING_RATE if spikes else HEALTHY_RATE
+        self._doubles_in = doubles_in if spikes else math.inf
+        parameters = self.model.parameters()
+        self.optimizer = torch.optim.AdamW(parameters, lr=self._rate, betas=(0.9, 0.99))
+        self._losses: list[float] = []
+        self._lowest = math.inf
+
+    def backward(self, step: int) -> None:
+        """Set the rate, and compute the gradients of an iteration."""
+        growth = 2.0 ** (step / self._doubles_in)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate * growth * min(1.0, (step + 1) / WARM_UP)
+        text = texts(self._chain)
+        logits = self.model(text[:, :-1]).reshape(-1, WORDS)
+        loss = nn.functional.cross_entropy(logits, text[:, 1:].reshape(-1))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self._losses.append(float(loss.detach()))
+        smooth = median(self._losses[-SMOOTHED:])
+        self._lowest = min(self._lowest, smooth)
+        if self.left < 0 and smooth > self._lowest + BAND:
+            self.left = step
+
+
 def train(seed: int, steps: int, doubles_in: float, *, spikes: bool) -> dict[str, Any]:
     """Train one; return when the growth was told, and when the loss left its band (-1: never)."""
-    torch.manual_seed(seed)
-    model = Gpt()
-    chain = (2 * torch.randn(WORDS, WORDS)).softmax(-1)
-    rate = SPIKING_RATE if spikes else HEALTHY_RATE
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99))
-    losses: list[float] = []
-    told = left = -1
-    lowest = math.inf
-    with ampwatch.monitor(model, optimizer=optimizer, serve=False) as watch:
+    training = Training(seed, doubles_in, spikes=spikes)
+    told = -1
+    with ampwatch.monitor(training.model, optimizer=training.optimizer, serve=False) as watch:
         for step in range(steps):
-            growth = 2.0 ** (step / doubles_in) if spikes else 1.0
-            for group in optimizer.param_groups:
-                group["lr"] = rate * growth * min(1.0, (step + 1) / WARM_UP)
-            text = texts(chain)
-            logits = model(text[:, :-1]).reshape(-1, WORDS)
-            loss = nn.functional.cross_entropy(logits, text[:, 1:].reshape(-1))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
-            smooth = median(losses[-SMOOTHED:])
-            lowest = min(lowest, smooth)
-            if left < 0 and smooth > lowest + BAND:
-                left = step
+            training.backward(step)
+            training.optimizer.step()
             if told < 0 and any(f.kind == "logit_growth" for f in watch.findings):
                 told = step
-            if left >= 0 and told >= 0:
+            if training.left >= 0 and told >= 0:
                 break
         found = [f.summary for f in watch.findings if f.kind == "logit_growth"]
-    return {"seed": seed, "spikes": spikes, "told": told, "left": left, "found": found}
+    return {"seed": seed, "spikes": spikes, "told": told, "left": training.left, "found": found}
 
 
 def is_right(row: dict[str, Any]) -> bool:

@@ -245,55 +245,70 @@ class Stragglers:
 
 
 def slowest_of(members: Sequence[RankView], sums: Sequence[_Sums], steps: int) -> _Share:
-    """Return the rank that takes longest for its own part of a step, against the others."""
-    shares = [_share(place, members, sums, steps) for place in range(len(members))]
-    return max(shares, key=lambda share: share.excess)
-
-
-def _share(place: int, members: Sequence[RankView], sums: Sequence[_Sums], steps: int) -> _Share:
-    """Return what one rank takes longer than the others.
+    """Return the rank that takes longest for its own part of a step, against the others.
 
     A thread that could run and has no core does not wait for others, be it in the midst of a reduction:
     woken late, it comes late to the next one. The system counts that delay in all and not by phase. What
     of it the rank's own phases do not show lies in its waits, unless the rank computes less instead.
     """
-
-    def more(values: list[float]) -> float:
-        return values[place] - median(values[:place] + values[place + 1 :])
-
-    def more_of(name: str) -> float | None:
-        values = [one.each(name) for one in sums]
-        known = [value for value in values if value is not None]
-        return more(known) if len(known) == len(values) else None
-
-    def more_in(phases: Sequence[StepPhase]) -> float:
-        return more([sum(one.phases[phase] for phase in phases) / steps for one in sums])
-
-    own, cpu, delay = more_in(OWN), more_of("cpu_ns"), more_of("run_delay_ns")
-    hidden, computing, unexplained = 0.0, cpu, delay
-    if delay is not None and cpu is not None:
-        hidden = max(0.0, min(delay, delay + cpu) - max(0.0, own))
-        usual = max(0.0, cpu) * _delay_per_cpu([*sums[:place], *sums[place + 1 :]])
-        computing, unexplained = cpu + usual, delay - usual
+    own = _seconds(sums, OWN, steps)
+    cpu, delay = _each(sums, "cpu_ns"), _each(sums, "run_delay_ns")
+    places = range(len(members))
+    hidden = [_hidden(place, own, cpu, delay) for place in places]
+    excess = [_more(own, place) + hidden[place] for place in places]
+    worst = max(places, key=lambda place: excess[place])
+    cpu_more = _more(cpu, worst) if cpu else None
+    delay_more = _more(delay, worst) if delay else None
+    computing, unexplained = cpu_more, delay_more
+    if cpu_more is not None and delay_more is not None:
+        usual = max(0.0, cpu_more) * _delay_per_cpu(cpu, delay, worst)
+        computing, unexplained = cpu_more + usual, delay_more - usual
     return _Share(
-        rank=members[place],
-        excess=own + hidden,
-        waited=hidden - more_in(WAITS),
-        phases=tuple(more_in([phase]) for phase in StepPhase),
-        cpu=cpu,
-        delay=delay,
+        rank=members[worst],
+        excess=excess[worst],
+        waited=hidden[worst] - _more(_seconds(sums, WAITS, steps), worst),
+        phases=tuple(_more(_seconds(sums, (phase,), steps), worst) for phase in StepPhase),
+        cpu=cpu_more,
+        delay=delay_more,
         computing=computing,
         unexplained=unexplained,
     )
 
 
-def _delay_per_cpu(sums: Sequence[_Sums]) -> float:
-    """Return how long threads have no core for each second on one: who computes more waits more, too."""
-    ratios = []
-    for one in sums:
-        cpu, delay = one.each("cpu_ns"), one.each("run_delay_ns")
-        if cpu and delay is not None:
-            ratios.append(delay / cpu)
+def _seconds(sums: Sequence[_Sums], phases: Sequence[StepPhase], steps: int) -> list[float]:
+    """Return what phases take on each rank in a mean step. Unit: s."""
+    return [sum(one.phases[phase] for phase in phases) / steps for one in sums]
+
+
+def _each(sums: Sequence[_Sums], name: str) -> list[float]:
+    """Return by how many seconds a counter grows in a step on each rank; empty if it is not known of all."""
+    known = [value for one in sums if (value := one.each(name)) is not None]
+    return known if len(known) == len(sums) else []
+
+
+def _others(values: list[float], place: int) -> list[float]:
+    return values[:place] + values[place + 1 :]
+
+
+def _more(values: list[float], place: int) -> float:
+    return values[place] - median(_others(values, place))
+
+
+def _hidden(place: int, own: list[float], cpu: list[float], delay: list[float]) -> float:
+    """Return how much longer a thread has no core than its own phases show. Unit: s."""
+    if not cpu or not delay:
+        return 0.0
+    more = _more(delay, place)
+    return max(0.0, min(more, more + _more(cpu, place)) - max(0.0, _more(own, place)))
+
+
+def _delay_per_cpu(cpu: list[float], delay: list[float], place: int) -> float:
+    """Return how long the other threads have no core for each second on one.
+
+    Who computes more waits more for a core, too.
+    """
+    pairs = zip(_others(cpu, place), _others(delay, place), strict=True)
+    ratios = [without / on_core for on_core, without in pairs if on_core]
     return median(ratios) if ratios else 0.0
 
 

@@ -68,7 +68,7 @@ def _fits(recommendation: Recommendation | None) -> Table:
 
 
 def _in_blocks(rank: RankView) -> dict[str, BlockOutcome]:
-    # Gradients of the ranks of a host are alike, and it takes 20 ms to foretell their casts.
+    # It takes 20 ms a rank to foretell casts, and gradients of data-parallel ranks are alike.
     return {} if rank.identity.local_rank else rank.ranges.block_outcomes
 
 

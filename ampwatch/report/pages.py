@@ -37,6 +37,7 @@ GUIDES = (
     "grafana",
     "metrics",
     "page",
+    "plan",
     "settings",
     "terminal",
     "what-is-patched",

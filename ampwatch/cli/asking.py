@@ -97,7 +97,14 @@ def _name(reader: RingReader) -> str:
 
 
 def ask(
-    reader: RingReader, raw: Path, what: str, iterations: int, timeout_s: float, undo: ExitStack
+    reader: RingReader,
+    raw: Path,
+    what: str,
+    iterations: int,
+    timeout_s: float,
+    undo: ExitStack,
+    *,
+    layers_in: str = "",
 ) -> TraceAnswer:
     """Have a training write something over an empty file; return its answer.
 
@@ -108,13 +115,14 @@ def ask(
         iterations: How many iterations it is about.
         timeout_s: How long it is waited for. Unit: s.
         undo: Takes the request back in the end.
+        layers_in: Of ``errors``: what products of layers are computed in; empty for as they are trained.
 
     Raises:
         TraceError: If it cannot be asked, does not answer, or says why not.
     """
     from ampwatch.wire.ring.requests import TraceRequest, withdraw, write_request  # noqa: PLC0415
 
-    request = TraceRequest(secrets.token_hex(8), os.getpid(), raw, iterations, what)
+    request = TraceRequest(secrets.token_hex(8), os.getpid(), raw, iterations, what, layers_in)
     _make_room(reader.path)
     try:
         write_request(reader.path, request)

@@ -10,6 +10,8 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ampwatch.wire.records import BudgetRecord
+
 MAX_BITS = 53.0
 """Bits of float64, which stands for the exact result: nothing can be seen to be closer."""
 
@@ -18,6 +20,17 @@ LINES = 10
 
 LONGEST_NAME = 44
 """Characters of a module's name in a table. The middle of a longer one is left out."""
+
+
+MAX_SENT = 512
+"""Modules of a budget that the daemon is told of, the least exact ones: a ring keeps some thousand records."""
+
+
+def right_bits(error: float) -> float:
+    """Return how many bits are right of what is off by a relative error; 0 for a NaN."""
+    if math.isnan(error) or error >= 1.0:
+        return 0.0
+    return MAX_BITS if error < 2.0**-MAX_BITS else -math.log2(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +72,7 @@ class ErrorRow:
     @property
     def bits(self) -> float:
         """Bits of the result that are right: 24 at most where it is float32, 11 float16, 8 bfloat16."""
-        if self.total is None or math.isnan(self.total) or self.total >= 1.0:
-            return 0.0
-        return MAX_BITS if self.total < 2.0**-MAX_BITS else -math.log2(self.total)
+        return 0.0 if self.total is None else right_bits(self.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,8 @@ class ErrorBudget:
         model: Qualified name of the model among the watched ones; empty if it is the only one.
         step: Iteration whose batch it is.
         formats: Dtypes of autocast, none without it.
+        layers_in: What the products of linear and convolutional layers are computed in, operands cast to it
+            and back: the name of a format, or ``plan``; empty for as they are trained.
         target: What contributions add up to: the error of the ``loss``, or where the model returns
             none, the L2 norm of the error of its ``output``.
         value: The loss as trained, or the norm of the output.
@@ -87,6 +100,7 @@ class ErrorBudget:
     model: str = ""
     step: int = -1
     formats: tuple[str, ...] = ()
+    layers_in: str = ""
     target: str = "loss"
     value: float | None = None
     exact: float | None = None
@@ -136,6 +150,31 @@ def to_json(budget: ErrorBudget) -> str:
     return json.dumps(budget.as_dict(), indent=1) + "\n"
 
 
+def records_of(budget: ErrorBudget) -> list[BudgetRecord]:
+    """Return what a budget says of modules, for the daemon; nothing where there is none.
+
+    Of more modules than ``MAX_SENT`` the least exact ones, in the order in which they return.
+    """
+    worst = sorted(budget.modules, key=lambda row: -_known(row.total))[:MAX_SENT]
+    sent = {row.module for row in worst}
+    modules = [row for row in budget.modules if row.module in sent]
+    return [
+        BudgetRecord(
+            step=max(budget.step, 0),
+            place=place,
+            module=row.module,
+            dtype=row.dtype,
+            autocast=", ".join(budget.formats),
+            layers_in=budget.layers_in,
+            total=math.nan if row.total is None else row.total,
+            contribution=math.nan if row.contribution is None else row.contribution,
+            target=budget.target,
+            error=math.nan if budget.error is None else budget.error,
+        )
+        for place, row in enumerate(modules)
+    ]
+
+
 def from_dict(content: object) -> ErrorBudget:
     """Return the budget that ``as_dict`` has made plain.
 
@@ -148,7 +187,7 @@ def from_dict(content: object) -> ErrorBudget:
     given: dict[str, Any] = {field.name: content.get(field.name) for field in fields(ErrorBudget)}
     for name in ("value", "exact", "error", "explained"):
         given[name] = _number(given[name], name)
-    for name in ("model", "target", "why_not"):
+    for name in ("model", "layers_in", "target", "why_not"):
         given[name] = _text(given[name], name)
     given["step"] = _whole(given["step"], "step")
     for name in ("formats", "notes"):
@@ -219,6 +258,9 @@ def _plain(value: Any) -> Any:
 def _head(budget: ErrorBudget) -> list[str]:
     of = f" of {budget.model}" if budget.model else ""
     formats = f"autocast to {', '.join(budget.formats)}" if budget.formats else "without autocast"
+    if budget.layers_in:
+        words = "the formats of the plan" if budget.layers_in == "plan" else budget.layers_in
+        formats += f", products of layers in {words}"
     lines = [f"Error budget{of} for the batch of step {budget.step}, {formats}."]
     value, exact = (_written(x, digits=9) for x in (budget.value, budget.exact))
     error = _written(budget.error)

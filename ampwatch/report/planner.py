@@ -141,16 +141,26 @@ def checked(
             msg = f"expected `{name}` to be a number from 0 to {most:g}, got {value!r}"
             raise SettingsError(msg)
     names = CANDIDATES if formats is None else tuple(formats)
-    known = [name for name, fmt in FORMATS.items() if fmt.family is not FormatFamily.FLOAT64]
-    for name in names:
-        if name not in known:
-            msg = f"expected formats of {', '.join(known)}, got {name!r}{did_you_mean(str(name), known)}"
-            raise SettingsError(msg)
     if not names:
         msg = "expected at least one format to choose from, got none"
         raise SettingsError(msg)
-    ordered = sorted((FORMATS[name] for name in names), key=_bits)
+    ordered = sorted(map(format_named, names), key=_bits)
     return _Asked(limit, max_flushed, find_gpu(gpu) if gpu else None, tuple(ordered))
+
+
+def format_named(name: str) -> FloatFormat:
+    """Return a format that a product may be computed in, by its name.
+
+    Raises:
+        SettingsError: If there is none.
+    """
+    known = [name for name, fmt in FORMATS.items() if fmt.family is not FormatFamily.FLOAT64]
+    if name not in known:
+        msg = (
+            f"expected formats of {', '.join(known)}, got {name!r}{did_you_mean(str(name), known)}"
+        )
+        raise SettingsError(msg)
+    return FORMATS[name]
 
 
 def plan_of(

@@ -568,6 +568,8 @@ class Session:
 
     def follow(self, plan: PlanMade) -> None:
         """Have it told when the training leaves a plan. Never raises."""
+        if self._replay is not None:
+            self._replay.plan = plan
         if self._layers is not None:
             self._layers.follow()
             self.diagnosis.observe(plan)

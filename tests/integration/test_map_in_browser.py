@@ -16,6 +16,7 @@ from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 from tests.workshop.records import (
     FACTS,
+    budgeted,
     census,
     finding,
     histogram,
@@ -280,6 +281,50 @@ def test_nobody_asks_for_a_map_that_is_not_seen(mapped: Mapped, page: Page) -> N
     assert page.complaints() == []
 
 
+def row_of(page: Page, module: str) -> int:
+    """Return which row of the map is that of a module in trouble."""
+    return next(n for n, name in enumerate(rows(page)) if name.startswith(f"{module}: "))
+
+
+def said_in_cells(page: Page, row: int, columns: int) -> list[str]:
+    """Return what is said where a pointer is over the cells of a row, one after the other."""
+    page.run("document.getElementById('map-cells').scrollIntoView({ block: 'center' })")
+    says = []
+    for column in range(columns):
+        move = f"""const canvas = document.getElementById('map-cells');
+            const box = canvas.getBoundingClientRect();
+            canvas.dispatchEvent(new PointerEvent('pointermove', {{ clientX: box.left + (box.width * ({column} + 0.5)) / {columns}, clientY: box.top + ({row} + 0.5) * 18 }}));"""
+        page.run(move)
+        says.append(page.text("#map-cell"))
+    return says
+
+
+def test_error_budgets_colour_the_map_by_the_bits_that_are_right(
+    mapped: Mapped, page: Page
+) -> None:
+    """Once one was asked for; a column for each, under what it is of."""
+    mapped.sample()
+    page.says("#map-sentence", "modules")
+    for budget in (budgeted(CULPRIT), budgeted(CULPRIT, layers_in="nvfp4", total=0.1)):
+        mapped.write(budget)
+    errors = page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=errors]")
+    eventually(errors.is_displayed, "the choice of colours")
+    assert not page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=plan]").is_displayed()
+
+    errors.click()
+    page.says("#map-about", "products of layers in nvfp4: the loss is off by -3.7e-05.")
+    assert page.text("#map-axis") == "bfloat16\nnvfp4"
+    assert page.text("#map-legend").splitlines()[2] == "7 to 10 as of bfloat16, rounded once"
+    row = row_of(page, CULPRIT)
+    assert rows(page)[row] == f"{CULPRIT}: 2 to 4"
+    adds = "what is born in it adds -1.9e-05 to the error of the loss"
+    assert said_in_cells(page, row, 2) == [
+        f"{CULPRIT} · bfloat16 · 7 to 10 bits are right, 8.1 in bfloat16; {adds}",
+        f"{CULPRIT} · nvfp4 · 2 to 4 bits are right, 3.3 in bfloat16; {adds}",
+    ]
+    assert page.complaints() == []
+
+
 def test_a_plan_colours_the_map_by_the_cheapest_format(mapped: Mapped, page: Page) -> None:
     """Once one was asked for; each cell is drawn as the legend has it, and says its format and its dB."""
     mapped.sample()
@@ -290,23 +335,15 @@ def test_a_plan_colours_the_map_by_the_cheapest_format(mapped: Mapped, page: Pag
     eventually(shows.is_displayed, "the choice of colours")
 
     page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=plan]").click()
-    page.says("#map-plan", "It rests on 8 measured iterations")
+    page.says("#map-about", "It rests on 8 measured iterations")
     assert page.text("#map-axis") == "forward\ngrad. of input\ngrad. of weight"
     assert page.text("#map-legend").splitlines()[:2] == [
         "4 bits nvfp4",
         "8 bits float8_e4m3fn, float8_e5m2 x float8_e4m3fn",
     ]
-    row = next(n for n, name in enumerate(rows(page)) if name.startswith(f"{CULPRIT}: "))
+    row = row_of(page, CULPRIT)
     assert rows(page)[row] == f"{CULPRIT}: 8 bits"
-    page.run("document.getElementById('map-cells').scrollIntoView({ block: 'center' })")
-    says = []
-    for column in range(3):
-        move = f"""const canvas = document.getElementById('map-cells');
-            const box = canvas.getBoundingClientRect();
-            canvas.dispatchEvent(new PointerEvent('pointermove', {{ clientX: box.left + (box.width * ({column} + 0.5)) / 3, clientY: box.top + ({row} + 0.5) * 18 }}));"""
-        page.run(move)
-        says.append(page.text("#map-cell"))
-    assert says == [
+    assert said_in_cells(page, row, 3) == [
         f"{CULPRIT} · forward · nvfp4, 17.2 dB",
         f"{CULPRIT} · grad. of input · float8_e5m2 x float8_e4m3fn, 26.1 dB",
         f"{CULPRIT} · grad. of weight · float8_e4m3fn, 28.8 dB",
@@ -314,5 +351,5 @@ def test_a_plan_colours_the_map_by_the_cheapest_format(mapped: Mapped, page: Pag
 
     page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=trouble]").click()
     page.says("#map-legend", "A column is a sample")
-    assert not page.browser.find_element(By.ID, "map-plan").is_displayed()
+    assert not page.browser.find_element(By.ID, "map-about").is_displayed()
     assert page.complaints() == []

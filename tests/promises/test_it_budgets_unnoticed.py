@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 pytestmark = ahead
 
+IN_TURN = (None, "nvfp4", "float8_e5m2")
+
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_recipes_are_what_they_are_without_budgets(recipe: str) -> None:
-    """Losses, scales, weights, buffers, optimizers and random numbers, with a budget after every fourth step."""
+    """Losses, scales, weights, buffers, optimizers and random numbers, with a budget after every fourth step.
+
+    One of them as it is trained, and two with layers in other formats.
+    """
     bare = build(recipe)
     bare.loop()
 
@@ -31,13 +36,16 @@ def test_recipes_are_what_they_are_without_budgets(recipe: str) -> None:
         watched.models, watched.scaler, optimizer=watched.optimizers, serve=False
     ) as watch:
         watched.after_step = lambda step: (
-            budgets.append(watch.error_budget()) if step % 4 == 1 else None
+            budgets.append(watch.error_budget(layers_in=IN_TURN[step % 3]))
+            if step % 4 == 1
+            else None
         )
         watched.loop()
 
     assert watched.digest() == bare.digest()
     assert len(budgets) == 3
     assert all(budget.rows for budget in budgets)
+    assert {budget.layers_in for budget in budgets} == {"", "nvfp4", "float8_e5m2"}
 
 
 def train(name: str, *, asks: bool) -> tuple[Any, list[ErrorBudget]]:

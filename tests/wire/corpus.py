@@ -30,7 +30,7 @@ from tests.wire.ring.samples import (
     window,
 )
 from tests.workshop.boxes import box
-from tests.workshop.records import device_phases, memory, planned
+from tests.workshop.records import budgeted, device_phases, memory, planned
 
 FILES = Path(__file__).parents[1] / "golden" / "wire"
 
@@ -48,6 +48,7 @@ RECORDS = (
     device_phases(),
     memory(),
     planned(),
+    budgeted(),
     END,
 )
 """One of each kind."""

@@ -21,6 +21,7 @@ from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import (
     ALL_MODULES,
+    BudgetRecord,
     CensusRecord,
     CensusSource,
     ChecksumRecord,
@@ -164,6 +165,23 @@ def planned(module: str = "decoder.up", place: int = 0, **changes: Any) -> PlanR
         steps=8,
         first_step=0,
         last_step=80,
+    )
+    return replace(record, **changes)
+
+
+def budgeted(module: str = "decoder.up", place: int = 0, **changes: Any) -> BudgetRecord:
+    """A module of an error budget of step 80, in bfloat16: some 8 bits of it are right."""
+    record = BudgetRecord(
+        step=80,
+        place=place,
+        module=module,
+        dtype="bfloat16",
+        autocast="bfloat16",
+        layers_in="",
+        total=0.0036,
+        contribution=-1.9e-05,
+        target="loss",
+        error=-3.7e-05,
     )
     return replace(record, **changes)
 
@@ -384,5 +402,6 @@ BUILDERS = {
     DevicePhasesRecord: device_phases,
     MemoryRecord: memory,
     PlanRecord: planned,
+    BudgetRecord: budgeted,
 }
 """The builder of each type; without arguments it gives a plain record."""

@@ -18,6 +18,7 @@ from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.fleet.watching import WatchingCost
+from ampwatch.report.error_budget import MAX_SENT
 from ampwatch.report.op_shares import Precision
 from ampwatch.report.verdict import Standing, Verdict, by_class
 from ampwatch.wire.blackbox.box import DIED
@@ -25,6 +26,7 @@ from ampwatch.wire.records import (
     MAX_OPTIMIZERS,
     OTHER_OPTIMIZERS,
     SKIP_CLASSES,
+    BudgetRecord,
     CensusRecord,
     ChecksumRecord,
     DevicePhasesRecord,
@@ -71,6 +73,9 @@ enough for the steps in which the run's own daemon starts. Unit: s."""
 
 MAX_PLANNED = 512
 """Layers of a precision plan that are kept: as many as a training plans."""
+
+MAX_BUDGETS = 8
+"""Error budgets that are kept, each of other formats: columns of a map that are still told apart."""
 
 CHECKSUM_SECONDS = 240.0
 """Time for which a checksum is exported at least: several scrapes of every host. Unit: s."""
@@ -138,6 +143,7 @@ class RankView:
         self.checksum: ChecksumRecord | None = None
         self.memory: MemoryRecord | None = None
         self.plan: dict[str, PlanRecord] = {}
+        self.budgets: dict[tuple[str, str], dict[str, BudgetRecord]] = {}
         self.last_applied_ns = 0
         self.last_record_ns = identity.started_ns
         self.optimizers: dict[int, OptimizerRecord] = {}
@@ -196,6 +202,8 @@ class RankView:
             self.memory = record
         elif isinstance(record, PlanRecord):
             self._apply_plan(record)
+        elif isinstance(record, BudgetRecord):
+            self._apply_budget(record)
         elif isinstance(record, FactsRecord):
             self._apply_facts(record)
         elif isinstance(record, SensorFailureRecord):
@@ -211,6 +219,18 @@ class RankView:
             self.plan = {}
         if len(self.plan) < MAX_PLANNED:
             self.plan[encodable(record.module)] = record
+
+    def _apply_budget(self, record: BudgetRecord) -> None:
+        key = encodable(record.autocast), encodable(record.layers_in)
+        budget = self.budgets.get(key, {})
+        if not record.place or any(known.step != record.step for known in budget.values()):
+            # In the place of the newest: a dictionary keeps the order in which keys came.
+            self.budgets.pop(key, None)
+            while len(self.budgets) >= MAX_BUDGETS:
+                del self.budgets[next(iter(self.budgets))]
+            budget = self.budgets[key] = {}
+        if len(budget) < MAX_SENT:
+            budget[encodable(record.module)] = record
 
     @property
     def standing(self) -> Standing:

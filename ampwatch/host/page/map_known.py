@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.page.rows import State
     from ampwatch.numerics.formats import FloatFormat
-    from ampwatch.wire.records import CensusRecord, Finding, PlanRecord, Topic
+    from ampwatch.wire.records import BudgetRecord, CensusRecord, Finding, PlanRecord, Topic
 
 _OF_A_MODULE = re.compile(r"(?:param|buffer):(?:(.*)\.)?[^.]+")
 
@@ -41,6 +41,7 @@ class KnownMap:
     census: CensusRecord | None
     culprit: State | None
     plan: dict[str, PlanRecord]
+    budgets: dict[tuple[str, str], dict[str, BudgetRecord]]
 
 
 def known_map(rank: RankView) -> KnownMap:
@@ -57,6 +58,7 @@ def known_map(rank: RankView) -> KnownMap:
         census=rank.precision.census,
         culprit=None if root is None else _culprit(root.finding),
         plan=dict(rank.plan),
+        budgets={key: dict(budget) for key, budget in rank.budgets.items()},
     )
 
 

@@ -52,7 +52,7 @@ def plan_of_map(plan: Mapping[str, PlanRecord], modules: Sequence[str]) -> State
             *({"letter": letters[n], "reason": _key(n), "grade": 2, "words": n} for n in formats),
         ],
         "legend": [*_legend(formats)],
-        "decibels": {
+        "details": {
             module: list(map(_decibels, record.sqnr_db)) for module, record in plan.items()
         },
     }

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ampwatch.host.page.as_json import encoded
 from ampwatch.host.page.map_codes import CODES, FIRST_NOTABLE, LEGEND, LETTERS, TABLES
+from ampwatch.host.page.map_errors import errors_of_map
 from ampwatch.host.page.map_known import known_map
 from ampwatch.host.page.map_order import model_order
 from ampwatch.host.page.map_plan import plan_of_map
@@ -114,6 +115,8 @@ class Maps:
         }
         if known.plan:
             state["plan"] = plan_of_map(known.plan, state["modules"])
+        if known.budgets:
+            state["errors"] = errors_of_map(known.budgets, state["modules"])
         return state if culprit is None else {**state, "culprit": culprit}
 
     def _look(self, run: str, rank: str) -> tuple[RankView | None, KnownMap | None]:

@@ -391,10 +391,12 @@ class ErrorsAsked(NamedTuple):
 
     Attributes:
         path: Empty file of this user, for the budget as JSON.
+        layers_in: Name of a format for the products of layers, or ``plan``; empty for as they are trained.
         answer: To be called once: with why there is none, in words, or with nothing if it is written.
     """
 
     path: Path
+    layers_in: str
     answer: Callable[[str], None]
 
 

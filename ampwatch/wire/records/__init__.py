@@ -9,6 +9,7 @@ came late, or was lapped by the writer, still knows the truth.
 
 from __future__ import annotations
 
+from ampwatch.wire.records.budgets import BudgetRecord
 from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
@@ -72,6 +73,7 @@ __all__ = [
     "PHASE_BEGINS",
     "PRODUCTS",
     "SKIP_CLASSES",
+    "BudgetRecord",
     "CastTotal",
     "CensusRecord",
     "CensusSource",
@@ -121,6 +123,7 @@ Record = (
     | DevicePhasesRecord
     | MemoryRecord
     | PlanRecord
+    | BudgetRecord
     | FactsRecord
     | FindingRecord
     | SensorFailureRecord

@@ -50,6 +50,7 @@ from ampwatch.numerics.exponents import (
 )
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.wire.records import (
+    BudgetRecord,
     CensusRecord,
     ChecksumRecord,
     DevicePhasesRecord,
@@ -517,6 +518,11 @@ def _check_plan(record: PlanRecord) -> None:
         refuse("a finite limit and a share", (record.limit_db, record.max_flushed))
 
 
+def _check_budget(record: BudgetRecord) -> None:
+    if not (isnan(record.total) or record.total >= 0.0):
+        refuse("an error that is NaN or not negative", record.total)
+
+
 def _check_end(record: EndRecord) -> None:
     if record.state not in (RunState.FINISHED, RunState.FAILED):
         refuse("finished or failed", record.state)
@@ -553,6 +559,7 @@ _FORMS: tuple[tuple[RecordKind, type[Any], _Form], ...] = (
     ),
     (RecordKind.MEMORY, MemoryRecord, _Form(MemoryRecord)),
     (RecordKind.PLAN, PlanRecord, _TextForm(PlanRecord, _check_plan)),
+    (RecordKind.BUDGET, BudgetRecord, _TextForm(BudgetRecord, _check_budget)),
     (RecordKind.FACTS, FactsRecord, _TextForm(FactsRecord)),
     (RecordKind.END, EndRecord, _TextForm(EndRecord, _check_end)),
     (RecordKind.FAILURE, SensorFailureRecord, _TextForm(SensorFailureRecord, _check_failure)),

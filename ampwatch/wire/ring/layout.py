@@ -101,6 +101,7 @@ class RecordKind(IntEnum):
     DEVICE_PHASES = 12
     MEMORY = 13
     PLAN = 14
+    BUDGET = 15
 
 
 class Slot(NamedTuple):

@@ -43,6 +43,8 @@ class TraceRequest:
         path: File that what is asked for replaces; it exists and is empty.
         iterations: How many iterations are profiled.
         what: ``TRACE``, ``ERRORS`` or ``LAYERS``.
+        layers_in: Of ``ERRORS``: the name of a format for the products of layers, or ``plan``; empty for as
+            they are trained.
     """
 
     token: str
@@ -50,6 +52,7 @@ class TraceRequest:
     path: Path
     iterations: int
     what: str = TRACE
+    layers_in: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def write_request(ring: Path, request: TraceRequest) -> None:
         "path": str(request.path),
         "iterations": request.iterations,
         "what": request.what,
+        "layers_in": request.layers_in,
     }
     _write(request_path(ring), content, replace=False)
 
@@ -120,7 +124,14 @@ def read_request(ring: Path) -> TraceRequest:
     if what not in (TRACE, ERRORS, LAYERS):
         msg = f"expected a request for {TRACE!r}, {ERRORS!r} or {LAYERS!r}, got {what!r:.80}"
         raise ValueError(msg)
-    return TraceRequest(_text(content, "token"), _number(content, "pid"), path, iterations, what)
+    return TraceRequest(
+        _text(content, "token"),
+        _number(content, "pid"),
+        path,
+        iterations,
+        what,
+        _text(content, "layers_in"),
+    )
 
 
 def write_answer(ring: Path, answer: TraceAnswer) -> None:

@@ -61,7 +61,7 @@ def test_a_cell_has_the_format_of_a_product() -> None:
         "head": ["bfloat16", none, "as is"],
     }
     assert list(plan["modules"])[-1] == "head"
-    assert plan["decibels"]["decoder.up"] == ["17.2 dB", "26.1 dB", "28.8 dB"]
+    assert plan["details"]["decoder.up"] == ["17.2 dB", "26.1 dB", "28.8 dB"]
 
 
 def test_the_widest_format_is_the_last_code() -> None:
@@ -97,8 +97,8 @@ def test_a_new_plan_takes_the_place_of_the_old_one() -> None:
     """All of it, also where its first layer was lost on the way."""
     first = [planned(), planned("head", 1)]
 
-    assert set(map_of(*first, planned("tail"))["plan"]["decibels"]) == {"tail"}
-    assert set(map_of(*first, planned("tail", 1, step=90))["plan"]["decibels"]) == {"tail"}
+    assert set(map_of(*first, planned("tail"))["plan"]["details"]) == {"tail"}
+    assert set(map_of(*first, planned("tail", 1, step=90))["plan"]["details"]) == {"tail"}
 
 
 def test_a_plan_of_a_hostile_ring_is_bounded() -> None:
@@ -106,8 +106,8 @@ def test_a_plan_of_a_hostile_ring_is_bounded() -> None:
     many = [planned(f"h.{n}", n) for n in range(MAX_PLANNED + 9)]
     odd = planned("odd", 3, formats=("?", "", "as is"), sqnr_db=(math.nan, math.inf, -math.inf))
 
-    assert len(map_of(*many)["plan"]["decibels"]) == MAX_PLANNED
-    assert map_of(planned(), odd)["plan"]["decibels"]["odd"] == [None, "no loss", "-inf dB"]
+    assert len(map_of(*many)["plan"]["details"]) == MAX_PLANNED
+    assert map_of(planned(), odd)["plan"]["details"]["odd"] == [None, "no loss", "-inf dB"]
 
 
 def test_the_numbers_are_those_of_the_plan() -> None:
@@ -117,4 +117,4 @@ def test_the_numbers_are_those_of_the_plan() -> None:
 
     sent = map_of(*records_of(plan, 7))["plan"]
     assert cells(sent)["decoder.up"] == [product.format for product in layer.products]
-    assert sent["decibels"]["decoder.up"] == [f"{p.sqnr_db:.1f} dB" for p in layer.products]
+    assert sent["details"]["decoder.up"] == [f"{p.sqnr_db:.1f} dB" for p in layer.products]

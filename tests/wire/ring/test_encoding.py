@@ -19,6 +19,7 @@ from msgspec import msgpack
 
 from ampwatch.wire.records import (
     MEMORY_PLACES,
+    BudgetRecord,
     ChecksumRecord,
     EndRecord,
     FactsRecord,
@@ -142,13 +143,27 @@ words = st.tuples(*[texts] * 3)
 plans = st.builds(
     PlanRecord, *[counts] * 2, texts, words, ratios, limits, shares, texts, *[counts] * 3
 )
+errors = st.one_of(st.just(nan), st.floats(min_value=0.0))
+budgets = st.builds(
+    BudgetRecord, *[counts] * 2, *[texts] * 4, errors, st.floats(), texts, st.floats()
+)
 memories = st.builds(MemoryRecord, counts, counts, st.lists(places, max_size=2).map(tuple))
 ends = st.builds(EndRecord, st.sampled_from([RunState.FINISHED, RunState.FAILED]), texts, counts)
 
 
 @given(
     st.one_of(
-        steps, optimizers, samplings, facts, findings, failures, checksums, memories, plans, ends
+        steps,
+        optimizers,
+        samplings,
+        facts,
+        findings,
+        failures,
+        checksums,
+        memories,
+        plans,
+        budgets,
+        ends,
     )
 )
 def test_every_record_comes_back_as_it_was(record: Record) -> None:

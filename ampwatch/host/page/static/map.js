@@ -14,8 +14,13 @@ const ROW = 18; // px, as in map.css
 const MAX_VIEW = 41 * ROW; // px of rows at a time; more are scrolled
 const MANY = 8; // times the usual steps between two columns that make a gap in the picture
 const TOLD = 6; // modules told in words before somebody asks for more
-const WIDEST_OF_A_PLAN = 120; // px of a column: there are three, with names above them
+const WIDEST_OF_FEW = 120; // px of a column of which there are few, with names above them
 const PRODUCTS = { forward: "forward", grad_input: "grad. of input", grad_weight: "grad. of weight" };
+const ASKED_FOR = ["plan", "errors"]; // parts of a map that are there if the training was asked for them
+const COLUMNS = {
+  plan: "A column is a product of the layer. A row that holds others shows the widest of their formats.",
+  errors: "A column is an error budget. A row that holds others shows the least exact of them.",
+};
 const ROOT = "(root)"; // how the daemon calls the module without a name in an address
 
 export class ModelMap {
@@ -24,7 +29,7 @@ export class ModelMap {
     this.onExplore = onExplore;
     this.wanted = null; // { run, rank, subject }
     this.sent = null; // the map as the daemon has sent it
-    this.map = null; // what of it is shown: trouble by samples, or the plan by products
+    this.map = null; // what of it is shown: trouble by samples, the plan by products, or errors by budgets
     this.unfolded = null; // null: nobody has folded or unfolded anything yet
     this.active = ""; // key of the row that the keyboard is at
     this.selected = null; // the module whose course is shown
@@ -91,19 +96,21 @@ export class ModelMap {
 
   take(sent) {
     this.sent = sent;
-    const { plan } = sent;
-    byId("map-shows").hidden = plan === undefined;
-    const showsPlan = plan !== undefined && byId("map-shows").querySelector(":checked").value === "plan";
-    // A plan is drawn as samples are: other columns, other codes, and no culprit.
-    const map = showsPlan ? { ...sent, ...plan, culprit: undefined, islands: {}, isPlan: true } : sent;
+    const others = ASKED_FOR.filter((name) => sent[name] !== undefined);
+    byId("map-shows").hidden = !others.length;
+    for (const name of ASKED_FOR) byId("map-shows").querySelector(`[value=${name}]`).parentElement.hidden = !others.includes(name);
+    const chosen = byId("map-shows").querySelector(":checked").value;
+    const asked = others.includes(chosen) ? sent[chosen] : null;
+    // What was asked for is drawn as samples are: other columns, other codes, and no culprit.
+    const map = asked ? { ...sent, ...asked, culprit: undefined, islands: {}, asked: chosen } : sent;
     this.map = map;
-    byId("map-plan").hidden = !showsPlan;
-    setText(byId("map-plan"), showsPlan ? plan.sentence : "");
+    byId("map-about").hidden = asked === null;
+    setText(byId("map-about"), asked === null ? "" : asked.sentence);
     const places = new Map(map.codes.map(({ letter }, place) => [letter, place]));
     this.tree = treeOf(map, places);
     this.islands = new Set(Object.keys(map.islands));
     const isTrouble = ({ reason }) => !["none", "quiet", "expected"].includes(reason);
-    this.notable = showsPlan ? Infinity : map.codes.findIndex(isTrouble);
+    this.notable = asked ? Infinity : map.codes.findIndex(isTrouble);
     byId("map-body").hidden = !map.columns.length;
     setText(byId("map-sentence"), sent.sentence);
     showLegend(map);
@@ -157,14 +164,14 @@ export class ModelMap {
     this.width = byId("map-axis").clientWidth;
     drawCells(byId("map-cells"), shown, {
       codes: this.map.codes, columns: this.map.columns.length, width: this.width, widest: this.widest, rowHeight: ROW,
-      shift: scroll.scrollTop - first * ROW, height, mark: this.mark(), breaks: this.map.isPlan ? [] : breaksOf(this.map.columns), colour: colours(),
+      shift: scroll.scrollTop - first * ROW, height, mark: this.mark(), breaks: this.map.asked ? [] : breaksOf(this.map.columns), colour: colours(),
     });
     this.axis();
   }
 
   /** The widest that a column may be. Unit: px. */
   get widest() {
-    return this.map.isPlan ? WIDEST_OF_A_PLAN : undefined;
+    return this.map.asked ? WIDEST_OF_FEW : undefined;
   }
 
   /** The column in which the culprit was seen first; -1 if none is known. */
@@ -176,7 +183,7 @@ export class ModelMap {
   axis() {
     const { columns, culprit } = this.map;
     const step = columnWidth(this.width, columns.length, this.widest);
-    if (this.map.isPlan) {
+    if (this.map.asked) {
       rebuild(byId("map-axis"), [columns, step], () => columns.map((name, i) => placed(make("span", {}, PRODUCTS[name] ?? name), i * step)));
       return;
     }
@@ -231,8 +238,8 @@ export class ModelMap {
     }
     const { words } = this.map.codes[shown.cells[column]];
     const of = shown.isFolded ? `${label(shown.node.key)}, the worst of ${number(shown.node.size)} modules` : label(shown.node.key);
-    const ratio = shown.isFolded ? "" : this.map.decibels?.[shown.node.key]?.[column];
-    setText(byId("map-cell"), `${of} · ${this.map.isPlan ? PRODUCTS[at] : steps(at)} · ${words}${ratio ? `, ${ratio}` : ""}`);
+    const detail = shown.isFolded ? "" : this.map.details?.[shown.node.key]?.[column];
+    setText(byId("map-cell"), `${of} · ${this.map.asked ? PRODUCTS[at] ?? at : steps(at)} · ${words}${detail ? `, ${detail}` : ""}`);
   }
 
   click(event) {
@@ -368,13 +375,12 @@ function colours() {
   };
 }
 
-function showLegend({ legend, culprit, islands, isPlan }) {
+function showLegend({ legend, culprit, islands, asked }) {
   const any = Object.keys(islands).length > 0;
-  const columns = isPlan ? "A column is a product of the layer. A row that holds others shows the widest of their formats."
-    : "A column is a sample, or several; a gap between columns: many steps that were not measured.";
+  const columns = COLUMNS[asked] ?? "A column is a sample, or several; a gap between columns: many steps that were not measured.";
   rebuild(byId("map-legend"), [legend, culprit !== undefined, any], () => [
     ...legend.map(({ key, sign, word, meaning }) => make("li", {}, make("span", { class: "cell", "data-reason": key, "aria-hidden": "true" }),
-      sign && !isPlan ? make("span", { class: "sign", "data-reason": key, "aria-hidden": "true" }, `${sign} `) : "", make("b", {}, word), ` ${meaning}`)),
+      sign && !asked ? make("span", { class: "sign", "data-reason": key, "aria-hidden": "true" }, `${sign} `) : "", make("b", {}, word), ` ${meaning}`)),
     make("li", { class: "quiet" }, columns),
     ...(any ? [make("li", {}, make("span", { class: "island", "aria-hidden": "true" }, "f32"), make("b", {}, "float32 island"), " arithmetic in float32 although autocast is used")] : []),
     ...(culprit ? [make("li", {}, make("b", { class: "culprit" }, "➤ culprit"), ` ${culprit.words}`)] : []),

@@ -18,6 +18,12 @@ const LOOKS = {
   bits16: { colour: "--bits16", top: 0.25, height: 0.75 },
   bits19: { colour: "--bits32", top: 0.1, height: 0.9 },
   bits32: { colour: "--bits32", top: 0, height: 1 },
+  // How exact: the fewer bits are right, the fuller.
+  right10: { colour: "--accent", top: 0.8, height: 0.2 },
+  right7: { colour: "--accent", top: 0.6, height: 0.4 },
+  right4: { colour: "--warning", top: 0.4, height: 0.6 },
+  right2: { colour: "--warning", top: 0.2, height: 0.8 },
+  right0: { colour: "--critical", top: 0, height: 1 },
   as_is: { colour: "--bits32", top: 0, height: 1, hollow: true },
 };
 

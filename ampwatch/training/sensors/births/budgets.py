@@ -9,8 +9,12 @@ import torch
 
 from ampwatch.errors import SettingsError
 from ampwatch.report.error_budget import ErrorBudget
+from ampwatch.report.plan import Plan
+from ampwatch.report.planner import followed, format_named
+from ampwatch.report.words import plural
 from ampwatch.training.kernels.dtypes import HALF
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.sensors.births.cast_layers import CastLayers, LayerFormats
 from ampwatch.training.sensors.births.error_log import ErrorLog
 from ampwatch.training.sensors.births.exact_ops import Apart
 from ampwatch.training.sensors.births.replay import Replay
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ampwatch.diagnosis.evidence.plans import PlanMade
     from ampwatch.training.sensors.births.kept_calls import KeptCall
 
 OUTPUT_ALONE = (
@@ -31,6 +36,11 @@ OF_COMPILED = (
     "compiled code runs, and the budget is that of the same model run eagerly: what is compiled keeps"
     " more of what it computes in float32"
 )
+
+BY_PLAN = "plan"
+"""What stands for the formats of a plan, where the name of a format may stand."""
+
+NO_PLAN = "the training was not asked for a plan yet; it has the newest one of watch.plan()"
 
 NO_FORWARD = (
     "no forward of a watched model that records gradients was seen yet; ask again after a step"
@@ -44,14 +54,16 @@ class Asked(NamedTuple):
         model: The model, ``None`` for the one that was called last.
         loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
         dtype: What autocast casts to instead of what it was; ``None`` for the batch as it was trained.
+        layers_in: What the products of layers are computed in instead; ``None`` for as they were.
     """
 
     model: nn.Module | None = None
     loss: Callable[[Any], Any] | None = None
     dtype: torch.dtype | None = None
+    layers_in: LayerFormats | None = None
 
 
-def checked(model: nn.Module | None, loss: object, dtype: object) -> Asked:
+def checked(model: nn.Module | None, loss: object, dtype: object, layers_in: object) -> Asked:
     """Return what the user asks for.
 
     Raises:
@@ -60,10 +72,34 @@ def checked(model: nn.Module | None, loss: object, dtype: object) -> Asked:
     if not (loss is None or callable(loss)):
         msg = f"expected `loss` to be a function of what the model returns, got {loss!r:.80}"
         raise SettingsError(msg)
-    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in HALF):
-        return Asked(model, loss, dtype)
-    msg = f"expected `dtype` to be torch.float16 or torch.bfloat16, got {dtype!r:.80}"
-    raise SettingsError(msg)
+    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype in HALF)):
+        msg = f"expected `dtype` to be torch.float16 or torch.bfloat16, got {dtype!r:.80}"
+        raise SettingsError(msg)
+    if isinstance(layers_in, Plan):
+        if layers_in.why_not:
+            msg = (
+                f"expected `layers_in` to be a plan of layers, got one without: {layers_in.why_not}"
+            )
+            raise SettingsError(msg)
+        return Asked(model, loss, dtype, by_plan(followed(layers_in, 0)))
+    if layers_in is not None and not isinstance(layers_in, str):
+        msg = f"expected `layers_in` to be the name of a format or a plan, got {layers_in!r:.80}"
+        raise SettingsError(msg)
+    return Asked(model, loss, dtype, all_in(layers_in) if layers_in is not None else None)
+
+
+def all_in(name: str) -> LayerFormats:
+    """Return that every product of a layer is computed in the format of that name.
+
+    Raises:
+        SettingsError: If there is no such format.
+    """
+    return LayerFormats(name, format_named(name))
+
+
+def by_plan(plan: PlanMade) -> LayerFormats:
+    """Return that the products of layers are computed in the formats of a plan."""
+    return LayerFormats(BY_PLAN, products=plan.products)
 
 
 class NewestCalls:
@@ -124,7 +160,10 @@ def budget_of(
 
     Cost: see ``ErrorLog``.
     """
-    log = ErrorLog(Apart(), asked.loss)
+    apart = Apart()
+    formats = asked.layers_in
+    casts = None if formats is None else CastLayers(formats.of(call.model, prefix), apart)
+    log = ErrorLog(apart, asked.loss, casts)
     # Whoever asks for a budget has memory for it, or is told.
     replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
     try:
@@ -137,11 +176,14 @@ def budget_of(
         notes = list(log.notes)
         if target is None or target.name != "loss":
             notes.insert(0, OUTPUT_ALONE)
+        if casts is not None:
+            notes += _not_cast(casts)
         known = [row.contribution for row in rows if row.contribution is not None]
         return ErrorBudget(
             model=prefix.rstrip("."),
             step=step,
             formats=tuple(dict.fromkeys(map(name_of, dtypes))),
+            layers_in="" if formats is None else formats.name,
             target="output" if target is None else target.name,
             value=None if target is None else target.value,
             exact=None if target is None else target.exact,
@@ -153,3 +195,16 @@ def budget_of(
         )
     finally:
         log.forget()
+
+
+def _not_cast(casts: CastLayers) -> Iterator[str]:
+    """Yield, in sentences, which layers were computed as they are trained."""
+    left = sorted(casts.modules - casts.seen)
+    if not casts.modules:
+        yield "there is no linear or convolutional layer, and nothing was cast"
+    elif left:
+        named = ", ".join(left[:3]) + (" and others" if len(left) > 3 else "")
+        yield (
+            f"{plural(len(left), 'layer')} of {len(casts.modules)} multiplied nothing that was seen, as"
+            f" layers of other libraries do, and stayed as trained: {named}"
+        )

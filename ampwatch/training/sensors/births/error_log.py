@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
+    from ampwatch.training.sensors.births.cast_layers import CastLayers
+    from ampwatch.training.sensors.births.replay import Execute
 
 NOISE = 2.0**-49
 """Relative error below which float64 itself may have made it: as if there were none."""
@@ -107,6 +109,7 @@ class ErrorLog:
     Args:
         apart: Runs these beside the replay.
         loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
+        casts: Has products of layers computed in other formats; ``None`` for as they are.
 
     Attributes:
         target: What births contribute to, once the model has returned.
@@ -117,9 +120,15 @@ class ErrorLog:
         three times. Memory of a batch's activations some seven times over.
     """
 
-    def __init__(self, apart: Apart, loss: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self,
+        apart: Apart,
+        loss: Callable[[Any], Any] | None = None,
+        casts: CastLayers | None = None,
+    ) -> None:
         self._apart = apart
         self._loss = loss
+        self._casts = casts
         self.target: Target | None = None
         self._values = ExactValues()
         self._tallies: dict[_Key, _Tally] = {}
@@ -131,7 +140,7 @@ class ErrorLog:
         self._is_weighed = False
         self.notes: dict[str, None] = {}
 
-    def run(self, call: OpCall, place: OpPlace, execute: Callable[[], Any]) -> Any:
+    def run(self, call: OpCall, place: OpPlace, execute: Execute) -> Any:
         """Run an op of the replay, and the same op in float64 beside it; return what it returns."""
         in_forward = place.phase is Phase.FORWARD
         written = writes(call)
@@ -142,7 +151,8 @@ class ErrorLog:
             exactly = ExactRun(call, self._values.of)
             # Before it runs: it may write to what it was given.
             beside = ExactRun(call, as_exact) if is_measured else None
-        out = execute()
+        casts = self._casts
+        out = execute(call.args) if casts is None else casts.run(call, place, execute)
         made = flat_tensors(out) or list(written)
         born: list[Tensor] | None = None
         if beside is not None:

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.info import OpInfo
     from ampwatch.training.sensors.births.kept_calls import KeptCall
 
+    Execute = Callable[[Sequence[Any]], Any]
+    """Runs an op with these arguments."""
     Note = Callable[[OpCall, OpPlace], None]
     Undo = Callable[[], object]
     """Puts back what is about to be changed. It is there before the change is made, does no harm
@@ -47,8 +49,8 @@ if TYPE_CHECKING:
 class Beside(Protocol):
     """Whoever computes beside a replay."""
 
-    def run(self, call: OpCall, place: OpPlace, execute: Callable[[], Any]) -> Any:
-        """Have an op run by ``execute()``, and return what that returns; also of views."""
+    def run(self, call: OpCall, place: OpPlace, execute: Execute) -> Any:
+        """Have an op run by ``execute(call.args)``, and return what that returns; also of views."""
 
     def entered(self, module: str, args: Any) -> None:
         """Take in what a module is called with."""
@@ -76,7 +78,7 @@ class _ReplayMode(OpMode):
         remedy: What is done otherwise than in the call.
         infos: Returns the facts about an op.
         beside: Runs each op, and something beside it; called with the call, before it has run, and
-            with a function that runs it. ``None`` for the op alone.
+            with a function that runs it with arguments. ``None`` for the op alone.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class _ReplayMode(OpMode):
         twin: Twin,
         remedy: Remedy | None,
         infos: Callable[[Any], OpInfo],
-        beside: Callable[[OpCall, Callable[[], Any]], Any] | None = None,
+        beside: Callable[[OpCall, Execute], Any] | None = None,
     ) -> None:
         super().__init__(note)
         self._infos = infos
@@ -128,8 +130,11 @@ class _ReplayMode(OpMode):
         if self._beside is None:
             out = super().run(func, args, kwargs, keys, compiler)
         else:
-            execute = partial(super().run, func, args, kwargs, keys, compiler)
-            out = self._beside(OpCall(func, self._infos(func), args, kwargs, None), execute)
+            run = super().run
+            out = self._beside(
+                OpCall(func, self._infos(func), args, kwargs, None),
+                lambda given: run(func, given, kwargs, keys, compiler),
+            )
         given = {self._key(t) for t in _tensors(args)} | {
             self._key(t) for t in _tensors(kwargs.values())
         }
@@ -328,7 +333,7 @@ class Replay:
 
         return noted
 
-    def _run_beside(self, beside: Beside) -> Callable[[OpCall, Callable[[], Any]], Any]:
+    def _run_beside(self, beside: Beside) -> Callable[[OpCall, Execute], Any]:
         thread = get_ident()
         return lambda call, execute: beside.run(call, self._place(thread), execute)
 

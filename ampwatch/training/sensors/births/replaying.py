@@ -14,8 +14,9 @@ from ampwatch.diagnosis.evidence.remedies import Tried
 from ampwatch.diagnosis.forward.births import diagnose
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.remedies import remedies_for
+from ampwatch.errors import SettingsError
 from ampwatch.guard import Account, is_of_a_signal
-from ampwatch.report.error_budget import ErrorBudget, to_json
+from ampwatch.report.error_budget import ErrorBudget, records_of, to_json
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.roots import SETTLED, unwrapped
 from ampwatch.training.hooks.sensor import Sensor
@@ -27,7 +28,16 @@ from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
-from ampwatch.training.sensors.births.budgets import OF_COMPILED, Asked, NewestCalls, budget_of
+from ampwatch.training.sensors.births.budgets import (
+    BY_PLAN,
+    NO_PLAN,
+    OF_COMPILED,
+    Asked,
+    NewestCalls,
+    all_in,
+    budget_of,
+    by_plan,
+)
 from ampwatch.training.sensors.births.following import is_host
 from ampwatch.training.sensors.births.kept_calls import (
     KeptCall,
@@ -48,6 +58,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.diagnosis.evidence.plans import PlanMade
     from ampwatch.diagnosis.evidence.remedies import Remedy
     from ampwatch.training.hooks.events import (
         BackwardBegan,
@@ -158,6 +169,7 @@ class ReplaySensor(Sensor):
         self._suspect: OpTrace | None = None
         self._num_heard = 0
         self._refusals: dict[str, int] = {}
+        self.plan: PlanMade | None = None
         self.why_not = ""
 
     # What is kept.
@@ -548,11 +560,13 @@ class ReplaySensor(Sensor):
     def error_budget(self, asked: Asked) -> ErrorBudget:
         """Return the error budget of the newest call, or why there is none. Never raises."""
         found = self._budgeting.run(self._budget, asked)
-        return found or ErrorBudget(why_not="it has failed, as the log says")
+        budget = found or ErrorBudget(why_not="it has failed, as the log says")
+        self._context.out.put(*records_of(budget))
+        return budget
 
     def errors_asked(self, event: ErrorsAsked) -> None:
         """Write the error budget of the newest call to a file."""
-        budget = self.error_budget(Asked())
+        budget = self._asked_from_outside(event.layers_in)
         why_not = budget.why_not
         if not why_not:
             try:
@@ -562,6 +576,16 @@ class ReplaySensor(Sensor):
                     raise
                 why_not = f"it could not be written: {error}"
         event.answer(why_not)
+
+    def _asked_from_outside(self, layers_in: str) -> ErrorBudget:
+        if layers_in != BY_PLAN:
+            try:
+                return self.error_budget(Asked(layers_in=(layers_in and all_in(layers_in)) or None))
+            except SettingsError as error:
+                return ErrorBudget(why_not=str(error))
+        if self.plan is None:
+            return ErrorBudget(why_not=NO_PLAN)
+        return self.error_budget(Asked(layers_in=by_plan(self.plan)))
 
     def _budget(self, asked: Asked) -> ErrorBudget:
         found = self._newest.of(None if asked.model is None else unwrapped(asked.model))

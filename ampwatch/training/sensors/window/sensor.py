@@ -333,8 +333,10 @@ class WindowSensor(Sensor):
         def answer(why_not: str) -> None:
             requests.answer(TraceAnswer(request.token, why_not, self._step - 1))
 
-        asked = ErrorsAsked if request.what == ERRORS else LayersAsked
-        self._bus.emit(asked(request.path, answer))
+        if request.what == ERRORS:
+            self._bus.emit(ErrorsAsked(request.path, request.layers_in, answer))
+        else:
+            self._bus.emit(LayersAsked(request.path, answer))
         if not requests.has_answered(request):
             answer("nobody answers here any more: a sensor has failed, as the log says")
 

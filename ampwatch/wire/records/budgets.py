@@ -1,0 +1,38 @@
+"""An error budget that a training was asked for, module by module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ampwatch.wire.records.fields import Count
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRecord:
+    """How far what one module has returned is from the exact result, in one batch.
+
+    Attributes:
+        step: Iteration whose batch it is.
+        place: Place of the module in the budget, from 0. Of a module at 0 a new budget begins.
+        module: Qualified name of the module; empty for the root.
+        dtype: Dtype of what it has returned.
+        autocast: Dtypes of autocast, with commas between them; empty without it.
+        layers_in: What products of layers were computed in: the name of a format, or ``plan``; empty for as
+            they are trained.
+        total: Relative error of what it has returned, as an L2 norm; NaN where it is not known.
+        contribution: What is born in the module and its parts adds that much to the error of the target, to
+            first order; NaN where it is not known.
+        target: ``loss``, or ``output`` where the model does not return its loss.
+        error: Error of the target; NaN where it is not known.
+    """
+
+    step: Count
+    place: Count
+    module: str
+    dtype: str
+    autocast: str
+    layers_in: str
+    total: float
+    contribution: float
+    target: str
+    error: float

@@ -100,6 +100,40 @@ class ExponentHistogram:
         return self.zeros / binned if binned else 0.0
 
     @property
+    def root_mean_square(self) -> float:
+        """Root mean square of the binned elements, of usual ones to within a tenth; NaN if there are none.
+
+        In its bin an element may be anything from half of the end to the end, or to the largest: magnitudes are
+        taken to be spread evenly there.
+        """
+        binned = self.binned
+        if not binned:
+            return math.nan
+        if not self.counts:
+            return 0.0
+        # In units of the end of the last bin: squares leave the range of float64.
+        last = len(self.counts) - 1
+        top = min(max(times_power_of_two(self.amax, -self.first - last), 0.5), 1.0)
+        squares = sum(n * 4.0 ** (i - last) for i, n in enumerate(self.counts[:last])) * 7 / 12
+        squares += self.counts[last] * (0.25 + 0.5 * top + top * top) / 3
+        return times_power_of_two(math.sqrt(squares / binned), self.first + last)
+
+    @property
+    def median(self) -> float:
+        """Median magnitude of the binned elements, to within a factor of the root of 2; NaN if there are none."""
+        left = self.binned / 2 - self.zeros
+        if not self.binned:
+            return math.nan
+        if left <= 0.0:
+            return 0.0
+        for place, count in enumerate(self.counts):
+            if count >= left:
+                # By the logarithm, as if they were spread evenly by it.
+                return 2.0 ** max(self.first + place - 1 + left / count, -1074.0)
+            left -= count
+        return self.amax
+
+    @property
     def is_subsample(self) -> bool:
         """Whether some finite elements are not in the bins."""
         return self.binned < self.numel - self.nonfinite

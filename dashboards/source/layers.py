@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dashboards.source.fields import BAD, NEUTRAL, Step, described, spans, thresholds
+from dashboards.source.layers_growth import growth
 from dashboards.source.layers_rounding import low_precision, underflow, updates
 from dashboards.source.layers_trust import trust
 from dashboards.source.measures import HEADROOM as GRADIENT_HEADROOM
@@ -81,6 +82,7 @@ def page() -> Page:
             Row(300, "Which module's gradients round to zero?", underflow()),
             Row(400, "Which module's updates round away?", updates()),
             Row(500, "Which module is not in low precision?", low_precision()),
+            Row(700, "Which module grows before it breaks?", growth()),
             Row(600, "How far can this be trusted?", trust()),
         ),
         choices=(_MODULE,),

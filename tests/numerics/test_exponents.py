@@ -123,3 +123,26 @@ def test_a_power_of_two_times_a_value_is_rounded_once_and_infinite_beyond_float6
 def test_a_power_of_two_leaves_zero_and_infinity_as_they_are(value: float) -> None:
     """A histogram without magnitudes has these as amax and amin, which is no error."""
     assert times_power_of_two(value, 5000) == times_power_of_two(value, -5000) == value
+
+
+@given(st.lists(st.floats(2.0**-40, 2.0**40) | st.just(0.0), min_size=1, max_size=60))
+def test_means_follow_from_exponents(values: list[float]) -> None:
+    """Within the bin that an element is in: a root mean square to a factor of 1.6, a median to one of 2."""
+    histogram = histogram_of(values)
+    mean = math.sqrt(sum(x * x for x in values) / len(values))
+    # As many are above it as below: with an even number anything between the two in the middle.
+    low, high = sorted(values)[(len(values) - 1) // 2], sorted(values)[len(values) // 2]
+
+    assert mean / 1.6 <= histogram.root_mean_square <= mean * 1.6
+    assert low / 2.001 <= histogram.median <= high * 2.001
+
+
+def test_nothing_has_neither_a_mean_nor_a_median() -> None:
+    """Zeros alone have both, and extremes stay within float64."""
+    assert math.isnan(ExponentHistogram().root_mean_square)
+    assert math.isnan(ExponentHistogram().median)
+    zeros = histogram_of([0.0, 0.0])
+    assert (zeros.root_mean_square, zeros.median) == (0.0, 0.0)
+    wide = histogram_of([1e-40, 1e38, 1e38])
+    assert 1e37 < wide.median < 1e39
+    assert 1e37 < wide.root_mean_square < 1e39

@@ -28,6 +28,16 @@ def _dtype_max(record: RangeRecord) -> float | None:
     return None if fmt is None else fmt.max
 
 
+def _outlier_ratio(record: RangeRecord) -> float | None:
+    mean = record.histogram.root_mean_square
+    amax = finite_amax(record)
+    return amax / mean if mean > 0.0 and amax is not None else None
+
+
+def _update_share(record: RangeRecord) -> float | None:
+    return record.histogram.median if record.histogram.binned else None
+
+
 def _lost_shares(rank: RankView) -> Table:
     # Not by the scope of gradients: how much a module has lost depends on the other modules.
     for module in rank.ranges.modules.exported:
@@ -80,6 +90,13 @@ MODULES: tuple[Metric, ...] = (
         _ACTIVATIONS.one(_dtype_max),
     ),
     Metric(
+        "ampwatch_module_activation_outlier_ratio",
+        "gauge",
+        "Largest finite magnitude of the module's output over the root mean square of its elements when the module was last measured: how far outlier features stand out. The mean follows from exponents, of usual outputs to within a tenth; absent of nothing but zeros.",
+        _ACTIVATIONS.one(_outlier_ratio),
+        unit="ratio",
+    ),
+    Metric(
         "ampwatch_module_activation_gradient_amax",
         "gauge",
         "Largest finite magnitude of the gradients of the module's output when the module was last measured, multiplied by the loss scale.",
@@ -90,6 +107,13 @@ MODULES: tuple[Metric, ...] = (
         "gauge",
         "Share of the elements of the module's parameters, of a subsample, that the optimizer left as they were when the module was last measured.",
         per_module(Topic.UPDATE).one(_zero_share),
+        unit="ratio",
+    ),
+    Metric(
+        "ampwatch_module_update_ratio",
+        "gauge",
+        "Median share of its own magnitude by which the optimizer has changed an element of the module's parameters, of a subsample, when the module was last measured: to within a factor of 1.5, as it follows from exponents.",
+        per_module(Topic.UPDATE).one(_update_share),
         unit="ratio",
     ),
 )

@@ -196,6 +196,31 @@ def test_modules_are_exported_by_name() -> None:
     assert of("activation_dtype_max") == {"fc": float.fromhex("0x1.fep127")}
     assert of("activation_gradient_amax") == {"fc": 32.0}
     assert of("update_unchanged_ratio") == {"fc": 0.5}
+    assert of("activation_outlier_ratio") == {
+        "fc": pytest.approx((12 / 7) ** 0.5),
+        "mixed": pytest.approx((12 / 7) ** 0.5),
+    }
+    assert of("update_ratio") == {"fc": 0.0}
+
+
+def test_outliers_and_updates_are_those_of_the_elements() -> None:
+    """The largest over the root mean square, and the median share, as the elements themselves have them."""
+    torch.manual_seed(0)
+    output = torch.randn(64, 64).double()
+    output[:, 3] *= 40
+    shares = torch.randn(4096).exp().double() * 1e-3
+    records = (
+        FLOAT16,
+        ranges("fc", Topic.ACTIVATION, histogram_of(output.flatten().tolist()), dtype="float16"),
+        ranges("fc", Topic.UPDATE, histogram_of(shares.tolist())),
+        ranges("dead", Topic.ACTIVATION, histogram(0, zeros=9), dtype="float16"),
+    )
+
+    found = of_modules("ampwatch_module_activation_outlier_ratio", *records)
+    expected = float(output.abs().max() / output.square().mean().sqrt())
+    assert found == {"fc": pytest.approx(expected, rel=0.1)}
+    (median,) = of_modules("ampwatch_module_update_ratio", *records).values()
+    assert 2 / 3 < median / float(shares.median()) < 3 / 2
 
 
 def test_a_ratio_of_nothing_is_absent() -> None:

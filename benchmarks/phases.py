@@ -2,25 +2,30 @@
 
     python benchmarks/phases.py                three trainings against the profiler, then the cost
     python benchmarks/phases.py --json FILE    and keep the numbers
+    python benchmarks/phases.py --only-cost    the cost alone
 
 The program marks its own phases with ``torch.profiler.record_function``; ampwatch does not see the
 marks. Both times of a phase are summed over the same steps; from those of the profiler the time of a mark
 around nothing is taken. Between the marks and the calls that
 ampwatch hears lie Python lines of the program, so a phase of a few microseconds differs by more.
 
-The cost is CPU time of the training thread, which a busy host does not lengthen as it does wall time: of
-steps whose phases are taken and of steps without, in turns, in one process.
+The cost is that of steps whose phases are taken against steps of a monitor without that sensor, in turns, in
+one process: the median of what each step takes, and the mean of the training thread's CPU time. What is put
+off and done for many steps at once, and not in the median step, is in the mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -30,10 +35,11 @@ from workloads import computes_in_bfloat16
 
 import ampwatch
 from ampwatch.training.sensors.time.phases import PhaseSensor
+from ampwatch.training.session import Session
 from ampwatch.wire.records import StepPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MARKED: dict[str, tuple[StepPhase, ...]] = {
     "data": (StepPhase.DATA,),
@@ -149,8 +155,24 @@ def against_profiler(name: str) -> dict[str, tuple[float, float]]:
     }
 
 
-def cost_us() -> tuple[float, float]:
-    """Return the CPU time of a step of a small model without its phases and with them. Unit: us."""
+class Cost(NamedTuple):
+    """What a step takes. Unit: us.
+
+    Attributes:
+        median: Median of the steps.
+        cpu: Mean CPU time of the thread.
+    """
+
+    median: float
+    cpu: float
+
+
+WAYS = ("bare", "without", "with")
+"""No monitor; one without the sensor of phases; one with it."""
+
+
+def costs(rounds: int) -> dict[str, Cost]:
+    """Return what a step of a small model takes at level light, each way."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -158,8 +180,9 @@ def cost_us() -> tuple[float, float]:
     samples = TensorDataset(torch.randn(2**15, 16), torch.randn(2**15, 4))
     x, y = samples[:8]
 
-    def steps() -> float:
-        begun = time.thread_time_ns()
+    def steps() -> Cost:
+        taken: list[int] = []
+        begun, before = time.thread_time_ns(), time.perf_counter_ns()
         for _ in range(ROUND_STEPS):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
@@ -167,51 +190,73 @@ def cost_us() -> tuple[float, float]:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
-        return (time.thread_time_ns() - begun) / 1e3 / ROUND_STEPS
+            now = time.perf_counter_ns()
+            taken.append(now - before)
+            before = now
+        cpu = time.thread_time_ns() - begun
+        return Cost(median(taken) / 1e3, cpu / 1e3 / ROUND_STEPS)
 
-    def watched(*, with_phases: bool) -> Any:
-        watch = ampwatch.monitor(model, scaler, level="light", serve=False)
-        if not with_phases:
-            session = watch._session
-            for channel in session.bus._channels.values():
-                channel.subscribers = tuple(
-                    one for one in channel.subscribers if not isinstance(one.sensor, PhaseSensor)
-                )
-            session.bus.time_no_more()
-            session.bus._take_off_unwanted()
-        return watch
+    def watched(way: str) -> Any:
+        if way == "bare":
+            return None
+        of_steps = Session._of_steps
 
-    found: dict[bool, list[float]] = {False: [], True: []}
-    for turn in range(ROUNDS):
+        def without(session: Session) -> Iterator[Any]:
+            return (one for one in of_steps(session) if not isinstance(one, PhaseSensor))
+
+        with patch.object(Session, "_of_steps", without if way == "without" else of_steps):
+            return ampwatch.monitor(model, scaler, level="light", serve=False)
+
+    found: dict[str, list[Cost]] = {way: [] for way in WAYS}
+    for turn in range(rounds):
         # Which goes first changes: what a process does second it does warmer.
-        for with_phases in (False, True) if turn % 2 else (True, False):
-            watch = watched(with_phases=with_phases)
+        for way in WAYS if turn % 2 else WAYS[::-1]:
+            watch = watched(way)
             steps()  # the first iterations, in which all sensors listen
-            found[with_phases].append(steps())
-            watch.close()
-    return median(found[False]), median(found[True])
+            found[way].append(steps())
+            if watch is not None:
+                watch.close()
+    return {way: Cost(*map(median, zip(*found[way], strict=True))) for way in WAYS}
+
+
+def _processor() -> str:
+    """Return the name of the CPU, as Linux tells it."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
 
 
 def main() -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path, help="where to keep the numbers")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of the cost")
+    parser.add_argument("--only-cost", action="store_true", help="leave the profiler out")
     given = parser.parse_args()
     kept: dict[str, Any] = {
         "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": _processor(),
         "computes_in_bfloat16": computes_in_bfloat16("cpu"),
         "steps": STEPS,
         "trainings": {},
     }
-    for name in TRAININGS:
-        found = kept["trainings"][name] = against_profiler(name)
-        for phase, (ours, theirs) in found.items():
+    for name in () if given.only_cost else TRAININGS:
+        shares = kept["trainings"][name] = against_profiler(name)
+        for phase, (ours, theirs) in shares.items():
             print(
                 f"{name:12} {phase:9} {ours:8.3f} ms  profiler {theirs:8.3f} ms  {ours / theirs - 1:+.1%}"
             )
-    without, with_phases = cost_us()
-    kept["cost_us"] = {"without": without, "with": with_phases}
-    print(f"a step without phases {without:.1f} us, with them {with_phases:.1f} us of CPU time")
+    found = costs(given.rounds)
+    kept["cost_us"] = {way: cost._asdict() for way, cost in found.items()}
+    for what in Cost._fields:
+        bare, without, with_phases = (getattr(found[way], what) for way in WAYS)
+        print(
+            f"a step, {what}: bare {bare:.1f} us, without phases {without:.1f} us, with them {with_phases:.1f} us:"
+            f" {with_phases - without:+.1f} us, {(with_phases - without) / bare:.1%} of the bare step"
+        )
     if given.json:
         given.json.write_text(json.dumps(kept, indent=1) + "\n")
 

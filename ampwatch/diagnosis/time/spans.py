@@ -12,6 +12,9 @@ from ampwatch.wire.records import StepPhase
 if TYPE_CHECKING:
     from ampwatch.wire.records import Phases
 
+DATA = int(StepPhase.DATA)
+"""A plain integer: an enumeration takes longer to index a tuple with."""
+
 MIN_STEPS = 16
 MIN_SECONDS = 1.5
 """Steps and time of a span, at least: with fewer the median of a host that does other things
@@ -109,7 +112,7 @@ class SpanBuilder:
         self._steps += 1
         seconds = sum(row.phases)
         self._seconds += seconds
-        self._data += row.phases[StepPhase.DATA]
+        self._data += row.phases[DATA]
         if row.is_plain and self._steps % self._stride == 0:
             self._rows.append(row)
             if len(self._rows) > MAX_ROWS:

@@ -28,6 +28,9 @@ KEPT = 32
 USUAL_EVALUATIONS = 0.5
 """Share of iterations with an evaluation from which on it is part of each step: a teacher, a target."""
 
+EVALUATION = int(StepPhase.EVALUATION)
+"""A plain integer: an enumeration takes longer to index a tuple with."""
+
 
 class StepTimes:
     """Judges where the time of steps goes.
@@ -94,7 +97,7 @@ class StepTimes:
 
     def _is_of_evaluation(self, phases: Phases) -> bool:
         """Whether an iteration is to be left out since it has an evaluation, as few of them have."""
-        has_one = phases[StepPhase.EVALUATION] > 0.0
+        has_one = phases[EVALUATION] > 0.0
         self._evaluations += has_one
         return has_one and self._evaluations < USUAL_EVALUATIONS * self._seen
 

@@ -9,7 +9,7 @@ list: ``places.PLACES``.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ampwatch.guard import Channel, Guard, Subscriber, unbroken
 from ampwatch.training.hooks import events
@@ -75,9 +75,10 @@ TORCH_EVENTS: tuple[type, ...] = tuple(
 """All events of `events.py`."""
 
 
-Moment: TypeAlias = "tuple[int, int, type, int]"
-"""When something happened (unit ns), on which thread (``threading.get_ident``), the kind of event, and what
-else has to be known of it: see ``events.py``."""
+Moment: TypeAlias = "tuple[int, int, Any, Any]"
+"""When something happened (unit ns), on which thread (``threading.get_ident``), what: the kind of event, or what
+else a sensor has noted; and what is told with it: of ``BatchAwaited`` the workers of the loader, of
+``IterationClosed`` the iteration."""
 
 
 def _no_time() -> int:
@@ -86,6 +87,10 @@ def _no_time() -> int:
 
 def _forget(_moment: Moment) -> None:
     """Take a moment that nobody wants."""
+
+
+def _forget_call(_model: nn.Module, _args: Any, _kwargs: Any) -> None:
+    """Take a call of a model that nobody wants."""
 
 
 class Bus:
@@ -107,6 +112,8 @@ class Bus:
         loss_scaler: As given.
         now: The clock of moments. Unit: ns.
         note: Takes a moment; forgets it unless a sensor has asked for moments.
+        note_call: Takes a call of a watched model likewise: model, positional arguments, those by name.
+        timing: The guard of the sensor that has asked for moments, ``None`` without one.
         infers_scale: Whether the scale is that which losses were seen to be multiplied by.
         ownership: Says which modules, optimizers and graphs are another training's.
         is_stepping: Whether a step through the watched scaler is running.
@@ -134,6 +141,8 @@ class Bus:
         self.loss_scaler = loss_scaler
         self.now: Callable[[], int] = _no_time
         self.note: Callable[[Moment], object] = _forget
+        self.note_call: Callable[[nn.Module, Any, Any], object] = _forget_call
+        self.timing: Guard | None = None
         self._timed: frozenset[type] = frozenset()
         self.infers_scale = False
         self.ownership = Ownership(models)
@@ -253,7 +262,11 @@ class Bus:
 
     @unbroken
     def time(
-        self, sensor: Sensor, now: Callable[[], int], note: Callable[[Moment], object]
+        self,
+        sensor: Sensor,
+        now: Callable[[], int],
+        note: Callable[[Moment], object],
+        note_call: Callable[[nn.Module, Any, Any], object],
     ) -> None:
         """Have the moments of ``sensor.times`` noted from now on.
 
@@ -264,8 +277,22 @@ class Bus:
             sensor: The sensor.
             now: The clock. Unit: ns.
             note: Takes each moment, on the thread on which it happens. Must not raise.
+            note_call: Takes each call of a watched model. What it raises switches the sensor off.
         """
-        self._timed, self.now, self.note = sensor.times, now, note
+        self.timing = next(guard for known, guard in self._sensors if known is sensor)
+        self._timed, self.now, self.note, self.note_call = sensor.times, now, note, note_call
+        self._place()
+
+    @unbroken
+    def time_only(self, events: frozenset[type]) -> None:
+        """Have the moments of these events noted from now on, of those that ``time`` was called for.
+
+        Not of such as are hooks of PyTorch's, which it walks over in place: it may be amidst them.
+        """
+        left, self._timed = self._timed - events, events
+        for place in tuple(self._placed):
+            if not left.isdisjoint(place.events) and not self._is_wanted(place):
+                self._take_off(place)
         self._place()
 
     def time_no_more(self) -> None:
@@ -274,7 +301,8 @@ class Bus:
         What was placed for them stays until something else is taken off: the sensor may have failed in a
         hook of PyTorch's, which walks over its hooks in place.
         """
-        self._timed, self.now, self.note = frozenset(), _no_time, _forget
+        self._timed, self.now = frozenset(), _no_time
+        self.note, self.note_call = _forget, _forget_call
 
     # Rest.
 

@@ -168,13 +168,7 @@ class StepMissed(NamedTuple):
 
 
 class BatchAwaited(NamedTuple):
-    """The program asks an iterator of a ``DataLoader`` for its next batch.
-
-    Attributes:
-        loader: The iterator.
-    """
-
-    loader: Any
+    """The program asks an iterator of a ``DataLoader`` for its next batch. Only its moment is noted."""
 
 
 class BatchArrived(NamedTuple):
@@ -186,6 +180,10 @@ class CommunicationAwaited(NamedTuple):
 
     Only its moment is noted, with 1 within backward and else 0.
     """
+
+
+class CommunicationAwaitedWithin(NamedTuple):
+    """The same within a backward. Only its moment is noted."""
 
 
 class CommunicationArrived(NamedTuple):
@@ -494,6 +492,10 @@ class IterationPlanned(NamedTuple):
 
     step: int
     attention: Attention
+
+
+class IterationsArriving(NamedTuple):
+    """Iterations that have ended are about to be judged: several at once, where all is well."""
 
 
 class IterationArrived(NamedTuple):

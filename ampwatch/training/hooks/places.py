@@ -50,6 +50,7 @@ from ampwatch.training.hooks.events import (
     CollectiveWaited,
     CommunicationArrived,
     CommunicationAwaited,
+    CommunicationAwaitedWithin,
     CompileCalled,
     CompiledEntering,
     EndCalled,
@@ -78,7 +79,7 @@ from ampwatch.training.hooks.events import (
     Zeroed,
 )
 from ampwatch.training.hooks.roots import RootCalls
-from ampwatch.training.hooks.taps import listen, listen_to_function
+from ampwatch.training.hooks.taps import NOT_TAKEN, listen, listen_to_function
 from ampwatch.training.private import (
     BACKENDS,
     BEGINS_GROUP,
@@ -89,6 +90,7 @@ from ampwatch.training.private import (
     FORWARD_HOOKS,
     IS_ENABLED,
     LOADER_ITERATOR,
+    LOADER_WORKERS,
     graph_task,
     tracing_state,
 )
@@ -458,11 +460,11 @@ def _batches(bus: Bus, handles: list[Any]) -> None:
     # Where the first DataLoader is made its module has been imported: by torch itself.
     if LOADER_ITERATOR is None:
         return
-    awaited = bus.channel(BatchAwaited)
 
     def before(loader: Any, _args: Any, _kwargs: Any) -> None:
-        bus.note((bus.now(), get_ident(), BatchAwaited, 0))
-        awaited.emit(BatchAwaited(loader))
+        # From where PyTorch has put it: a class of the user's may have a property of the name.
+        workers = vars(loader).get(LOADER_WORKERS, -1)
+        bus.note((bus.now(), get_ident(), BatchAwaited, workers))
 
     def after(_loader: Any, _args: Any, _kwargs: Any) -> None:
         bus.note((bus.now(), get_ident(), BatchArrived, 0))
@@ -478,7 +480,9 @@ def _communication(bus: Bus, handles: list[Any]) -> None:
         return
 
     def before(_work: Any, _args: Any, _kwargs: Any) -> None:
-        bus.note((bus.now(), get_ident(), CommunicationAwaited, int(graph_task() != -1)))
+        is_within = graph_task() != -1
+        kind = CommunicationAwaitedWithin if is_within else CommunicationAwaited
+        bus.note((bus.now(), get_ident(), kind, 0))
 
     def after(_work: Any, _args: Any, _kwargs: Any) -> None:
         bus.note((bus.now(), get_ident(), CommunicationArrived, 0))
@@ -514,6 +518,27 @@ def _clip_times(bus: Bus, handles: list[Any]) -> None:
             handles.append(
                 listen_to_function(module, name, before=before, after=after, failed=failed)
             )
+
+
+def _timed_backward(bus: Bus) -> Callable[..., Any]:
+    """Return what makes a call of ``backward`` of which only the moments are wanted, in few lines.
+
+    In the middle of a step the caches have forgotten our code: it is what is run that costs.
+    """
+    channel, ownership = bus.channel(BackwardBegan), bus.ownership
+
+    def around(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # As a rule all sensors rest.
+        if channel.subscribers or ownership.has_company or ownership.has_others:
+            return NOT_TAKEN
+        if bus.may_compile or graph_task() != -1:
+            return NOT_TAKEN
+        bus.note((bus.now(), get_ident(), BackwardBegan, 0))
+        result = original(*args, **kwargs)
+        bus.note((bus.now(), get_ident(), BackwardEnded, 0))
+        return result
+
+    return around
 
 
 def _backward(bus: Bus, handles: list[Any]) -> None:
@@ -553,7 +578,14 @@ def _backward(bus: Bus, handles: list[Any]) -> None:
             running.pop(get_ident(), None)
 
     handles.append(
-        listen_to_function(torch.autograd, "backward", before=before, after=after, failed=failed)
+        listen_to_function(
+            torch.autograd,
+            "backward",
+            before=before,
+            after=after,
+            failed=failed,
+            around=_timed_backward(bus),
+        )
     )
 
 
@@ -902,7 +934,7 @@ PLACES: tuple[Place, ...] = (
     Place(
         "torch.distributed.Work.wait",
         REPLACED,
-        (CommunicationAwaited, CommunicationArrived),
+        (CommunicationAwaited, CommunicationAwaitedWithin, CommunicationArrived),
         _communication,
         when="in trainings of several ranks",
     ),

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from ampwatch.guard import is_of_a_signal
 from ampwatch.training.hooks.compiling import is_traced, may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
-from ampwatch.training.hooks.taps import listen
+from ampwatch.training.hooks.taps import NOT_TAKEN, listen
 from ampwatch.training.private import (
     GUARDS_CLASSES,
     OPTIMIZED_MODULE,
@@ -29,7 +30,7 @@ from ampwatch.training.private import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ampwatch.training.hooks.bus import Bus
 
@@ -94,6 +95,7 @@ class RootCalls:
     """
 
     def __init__(self, bus: Bus, models: Iterable[nn.Module], *, settled: bool) -> None:
+        self._bus = bus
         self._called, self._returned = bus.channel(RootCalled), bus.channel(RootReturned)
         self._handles: list[Any] = []
         roots = [root for model in models for root in called_in(model)]
@@ -116,7 +118,14 @@ class RootCalls:
             return
         with suppress(TypeError, AttributeError):  # a metaclass of the user's may forbid it
             self._handles.append(
-                listen(kind, "__call__", before=self._before, returned=self._after, at=kind)
+                listen(
+                    kind,
+                    "__call__",
+                    before=self._before,
+                    returned=self._after,
+                    around=self._timed_call(kind),
+                    at=kind,
+                )
             )
 
     def remove(self) -> None:
@@ -139,8 +148,50 @@ class RootCalls:
 
     def _before(self, called: Any, args: Any, kwargs: Any) -> None:
         root = self._root(called)
-        if root is not None:
+        if root is None:
+            return
+        self._note(root, args, kwargs)
+        if self._called.subscribers:
             self._called.emit(RootCalled(root, args, kwargs))
+
+    def _note(self, root: nn.Module, args: Any, kwargs: Any) -> None:
+        """Have the call noted, without the bookkeeping of a guard: it takes longer than what is done."""
+        bus = self._bus
+        try:
+            bus.note_call(root, args, kwargs)
+        except Exception as error:
+            if bus.timing is None or is_of_a_signal(error):
+                raise
+            bus.timing.switch_off(error)
+
+    def _timed_call(self, kind: Any) -> Callable[..., Any]:
+        """Return what makes a call that only is to be noted, in few lines.
+
+        Args:
+            kind: The class.
+        """
+        bus, roots = self._bus, self._roots
+        called_by, returned = self._called, self._returned
+        is_inherited = "__call__" not in vars(kind)
+
+        def around(original: Callable[..., Any], called: Any, args: Any, kwargs: Any) -> Any:
+            known = roots.get(id(called))
+            root = None if known is None else known()
+            if root is None or root is not called or called_by.subscribers:
+                return NOT_TAKEN
+            if returned.subscribers or bus.may_compile or tracing_state() is not None:
+                return NOT_TAKEN
+            try:
+                bus.note_call(root, args, kwargs)
+            except Exception as error:
+                if bus.timing is None or is_of_a_signal(error):
+                    raise
+                bus.timing.switch_off(error)
+            if is_inherited:
+                return super(kind, called).__call__(*args, **kwargs)  # type: ignore[misc] # of the class
+            return original(called, *args, **kwargs)
+
+        return around
 
     def _after(self, called: Any, output: Any, _args: Any, _kwargs: Any) -> None:
         if not self._returned.subscribers:

@@ -22,6 +22,7 @@ from ampwatch.training.hooks.events import (
     IterationClosed,
     IterationClosing,
     IterationOpened,
+    IterationsArriving,
 )
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.scaler import STEPPED
@@ -222,6 +223,7 @@ class IterationLedger(Sensor):
         self._closing = bus.channel(IterationClosing)
         self._closed = bus.channel(IterationClosed)
         self._opened = bus.channel(IterationOpened)
+        self._arriving = bus.channel(IterationsArriving)
         self._arrived = bus.channel(IterationArrived)
         self._iteration = iteration
         self._losses = losses
@@ -505,6 +507,7 @@ class IterationLedger(Sensor):
         if self._closing.subscribers:
             self._closing.emit(IterationClosing(not well))
         sample = None if self._samples is None else self._samples.seal()
+        self._bus.note((now, get_ident(), IterationClosed, frame))
         if self._closed.subscribers:
             self._closed.emit(IterationClosed(frame))
         has_room = False
@@ -553,6 +556,8 @@ class IterationLedger(Sensor):
     def deliver_arrived(self) -> None:
         """Deliver what has reached the host, several iterations in a call. Never waits."""
         self._delivered_ns = self._ended_ns
+        if self._arriving.subscribers:
+            self._arriving.emit(IterationsArriving())
         waiting: list[Iteration] = []
         try:
             for values, parcel in self._readback.arrived(_has_arrived):

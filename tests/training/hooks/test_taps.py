@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampwatch.training.hooks.taps import listen, listen_to_function
+from ampwatch.training.hooks.taps import NOT_TAKEN, listen, listen_to_function
 
 
 class Base:
@@ -58,6 +58,29 @@ def test_after_comes_after_and_not_at_all_when_the_method_raises() -> None:
     listener.remove()
 
     assert order == ["before", "after", "before"]
+
+
+def test_a_listener_that_is_alone_may_make_the_call_itself() -> None:
+    """What it leaves to the tap, and what another one listens to as well, goes the usual way."""
+    order: list[str] = []
+
+    def around(original: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs:
+            return NOT_TAKEN
+        order.append("around")
+        return original(instance, *args)
+
+    alone = listen(Base, "greet", before=lambda *_: order.append("before"), around=around)
+    said = [Base().greet("x"), Base().greet("x", loud=True)]
+    other = listen(Base, "greet", before=lambda *_: order.append("other"))
+    said.append(Base().greet("x"))
+    other.remove()
+    said.append(Base().greet("x"))
+    alone.remove()
+    said.append(Base().greet("x"))
+
+    assert order == ["around", "before", "before", "other", "around"]
+    assert said == ["hello x", "HELLO x", *["hello x"] * 3]
 
 
 def test_the_method_is_restored_with_the_last_listener_only() -> None:

@@ -78,6 +78,11 @@ class DeviceClock:
         # At set-up, where it may raise.
         self._free.append(self._link.make_timer(device))
 
+    @property
+    def is_timing(self) -> bool:
+        """Whether the open iteration is timed."""
+        return self._open is not None
+
     def begin(self, step: int) -> None:
         """Time iteration ``step``, which begins now."""
         self.drop()

@@ -8,34 +8,45 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
 from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
 from ampwatch.guard import Suppress
 from ampwatch.training.devices import HOST, is_capturing
-from ampwatch.training.hooks.events import RootCalled
+from ampwatch.training.hooks.bus import HEARD_AT_FIRST
+from ampwatch.training.hooks.events import (
+    BatchAwaited,
+    ClipBegan,
+    IterationClosed,
+    RootCalled,
+    Unscaling,
+)
 from ampwatch.training.hooks.roots import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.private import (
     ACTIVE_REPLICA,
-    LOADER_WORKERS,
     NoFunctionModes,
     graph_task,
+    num_function_modes,
 )
 from ampwatch.training.sensors.time.device_clock import DeviceClock
 from ampwatch.training.sensors.time.scheduling import ThreadTimes
 from ampwatch.training.sensors.time.splitting import (
     BACKWARD,
     BACKWARD_WITH_REDUCTION,
+    BY_HAND,
     COMMUNICATION,
     EVALUATES,
     FORWARD,
     KEEPS_GRADIENTS,
     REST,
+    STEP,
     SUMS_GRADIENTS,
     TIMED,
     TRAINS,
     Splitter,
+    of_thread,
 )
 from ampwatch.wire.records import NO_PHASES, StepPhase
 from ampwatch.wire.records.fields import MAX_COUNT
@@ -43,18 +54,18 @@ from ampwatch.wire.records.fields import MAX_COUNT
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from torch import nn
+
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.bus import Moment
     from ampwatch.training.hooks.events import (
-        BatchAwaited,
         CompileCalled,
         DevicesKnown,
-        IterationClosed,
+        IterationsArriving,
     )
     from ampwatch.training.iteration.context import Context
     from ampwatch.wire.records import Phases
 
-STEP = int(StepPhase.STEP)
 NUM_PHASES = len(StepPhase)
 
 FOLDED = 1024
@@ -64,6 +75,9 @@ not timed on its device."""
 MAX_MOMENTS = 8 * FOLDED
 """Moments that are kept where no call of the model is heard, at which they would be added up. Of more the
 oldest are lost, and their time is that of the phase before them."""
+
+WIDTH = 4
+"""Values that a moment consists of."""
 
 DEVICE_PERIOD = 4
 """Iterations from one that a device is timed in to the next. An event costs its thread 1 to 3 us to
@@ -83,9 +97,10 @@ machine 40. They are compared over 1.5 s and more."""
 class PhaseSensor(Sensor):
     """Says where the time of each iteration goes.
 
-    It has the bus note when something happens, and adds up at the end of the iteration what lies in
-    between: ``Splitter`` tells of which phase it is. Phases do not overlap, and their sum is the duration
-    of the iteration.
+    It has the bus note when something happens, the end of the iteration as well. Before iterations are
+    judged it adds up what lies in between, of all that have ended: ``Splitter`` tells of which phase it is.
+    Between two steps of a training the caches forget our code, so iterations are split as they are judged,
+    many at once. Phases do not overlap, and their sum is the duration of the iteration.
 
     Args:
         context: Shared parts of the training.
@@ -96,6 +111,8 @@ class PhaseSensor(Sensor):
 
     name = "phases"
     is_thread_safe = True  # what comes from another thread is told apart
+    # Heard where something is to be done at the end of each iteration; as a rule it is noted only.
+    deaf_to = frozenset({"iteration_closed"})
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -104,26 +121,44 @@ class PhaseSensor(Sensor):
         self._now = context.clock.monotonic_ns
         self._communicates = context.peers.world_size > 1
         self.times = TIMED if self._communicates else TIMED - COMMUNICATION
+        guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
+        self.guard = self._guard = guard
         self._splitter = Splitter(communicates=self._communicates)
-        self._moments: deque[Moment] = deque(maxlen=MAX_MOMENTS)
-        self._spent = [0] * NUM_PHASES
+        # One after the other, and not as tuples: those would be as much again to keep, and to find
+        # again when the caches have forgotten them.
+        self._moments: deque[Any] = deque(maxlen=MAX_MOMENTS * WIDTH)
         self._since = self._now()
-        self._is_listening = self._was_settled = self._is_unheard = False
-        self._listening_since = 0
-        self._num_heard = 0
-        self._workers: int | None = None
+        # Of an iteration of which a part is split already; ``None`` of others.
+        self._spent: list[int] | None = None
+        self._before = REST
         self._numel = 0
+        self._workers: int | None = None
+        self._trained_by = 0
+        self._phases: list[int] = []
+        self._is_listening = self._was_settled = self._is_unheard = False
+        self._unscales = self._is_by_hand = True
+        self._installed_at = self._listening_since = 0
+        self._num_heard = 0
         self._samples = self._tokens = -1
+        self._told: deque[tuple[int, int, int]] = deque()
+        self._counted = (-1, -1)
         self._thread = ThreadTimes()
         self._thread_read_at = self._since - THREAD_PERIOD_NS
         self._device: DeviceClock | None = None
         self._on_device: Guard | None = None
 
     def installed(self) -> None:
-        """Begin to hear when the model is called, and to have the rest noted."""
-        self._listen()
-        self._bus.time(self, self._now, self._moments.append)
+        """Begin to have noted what happens."""
+        self._bus.time(self, self._now, self._moments.extend, self.model_called)
+        self._is_listening = self._is_by_hand = True
+        self._installed_at = self._listening_since = self._iteration.step
+        self._unscales = False
         self._since = self._now()
+        self._spent = self._workers = None
+        self._numel = 0
+        self._splitter.begin()
+        if self._bus.may_compile or self._device is not None:
+            self._bus.listen(self, IterationClosed)
 
     def failed(self) -> None:
         """Have nothing noted any more."""
@@ -148,6 +183,7 @@ class PhaseSensor(Sensor):
 
     def _time_on(self, clock: DeviceClock) -> None:
         self._device = clock
+        self._bus.listen(self, IterationClosed)
         if self._on_device is None:
             # A guard of its own: a call of the model is noted by the sensor, which is in its own one then.
             # And what fails on a device is not the host's.
@@ -155,41 +191,38 @@ class PhaseSensor(Sensor):
 
     def _forget_device(self) -> None:
         self._device = None
-        self._bus.note = self._moments.append
+        self._bus.note = self._moments.extend
 
     # What happens.
 
     def _note_on_device(self, moment: Moment) -> None:
         """Take a moment, and mark on the device what comes after it."""
-        self._moments.append(moment)
+        self._moments.extend(moment)
         clock, guard = self._device, self._on_device
-        if clock is not None and guard is not None and moment[1] == self._iteration.thread:
-            guard.run(clock.mark, len(self._moments) - 1)
+        if clock is None or guard is None or moment[2] is IterationClosed:
+            return
+        if moment[1] == self._iteration.thread:
+            guard.run(clock.mark, len(self._moments) // WIDTH - 1)
 
-    def batch_awaited(self, event: BatchAwaited) -> None:
-        """Learn how many workers the loader has."""
-        if self._iteration.thread in (0, get_ident()):
-            workers = getattr(event.loader, LOADER_WORKERS, -1)
-            # Of loaders with different numbers of workers nobody knows which is short of them.
-            self._workers = workers if self._workers in (None, workers) else -1
-
-    def root_called(self, event: RootCalled) -> None:
+    def model_called(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin forward, or an evaluation."""
         now, me, thread = self._now(), get_ident(), self._iteration.thread
         if (thread and me != thread) or graph_task() != -1:
             return  # made again within backward, by activation checkpointing
+        kind, numel = EVALUATES, 0
+        if model.training or is_grad_enabled():
+            kind = self._sums_gradients() if self._communicates else TRAINS
+            first = args[0] if args else None
+            if type(first) is Tensor and not num_function_modes():
+                numel = first.numel()
+            if not numel:
+                # Without the function modes and the subclasses of the user, which would see our question.
+                with NoFunctionModes():
+                    numel = _numel_of((*args, *kwargs.values()), MAX_DEPTH)
         self._num_heard += 1
-        detail = EVALUATES
-        if event.module.training or torch.is_grad_enabled():
-            detail = self._sums_gradients() if self._communicates else TRAINS
-            # Without the function modes and the subclasses of the user, which would see our question.
-            with NoFunctionModes():
-                self._numel += _numel_of((*event.args, *event.kwargs.values()), MAX_DEPTH)
-        self._bus.note((now, me, RootCalled, detail))
-        if len(self._moments) >= FOLDED:
-            self._fold()
-            if self._device is not None:
-                self._device.drop()
+        self._bus.note((now, me, kind, numel))
+        if len(self._moments) >= FOLDED * WIDTH:
+            self._guard.run(self._fold_early)
 
     @staticmethod
     def _sums_gradients() -> int:
@@ -199,20 +232,113 @@ class PhaseSensor(Sensor):
             return TRAINS
         return SUMS_GRADIENTS if replica.require_backward_grad_sync else KEEPS_GRADIENTS
 
-    def _fold(self) -> list[int]:
-        """Add what was noted to the phases; return the phase that begins with each moment."""
-        before, since, spent = self._splitter.phase, self._since, self._spent
-        # At once: another thread may be about to add one.
+    def _fold(self) -> None:
+        """Say of each iteration that has ended where its time has gone."""
         moments = tuple(self._moments)
+        times, threads, kinds, given = (moments[place::WIDTH] for place in range(WIDTH))
+        device = self._context.home.device
+        is_ahead = device is not None and device.type != HOST
+        self._unscales = self._unscales or Unscaling in kinds or ClipBegan in kinds
+        begin = 0
+        for _ in range(kinds.count(IterationClosed)):
+            end = kinds.index(IterationClosed, begin)
+            # What is noted is noted with the thread that has ended the one before: it trains.
+            thread, self._trained_by = self._trained_by or threads[end], threads[end]
+            course = kinds[begin:end]
+            if threads[begin:end].count(thread) < end - begin:
+                course = of_thread(thread, threads[begin:end], course)
+            iteration = given[end]
+            phases = self._phases_of(times[begin : end + 1], course, iteration.duration_s)
+            self._take_given(course, given[begin:end])
+            while self._told and self._told[0][0] <= iteration.step:
+                self._counted = self._told.popleft()[1:]
+            iteration.time = StepTime(
+                phases,
+                *self._counted,
+                self._thread.cpu_ns,
+                self._thread.run_delay_ns,
+                self._numel,
+                -1 if self._workers is None else self._workers,
+                is_ahead,
+            )
+            self._since = times[end]
+            self._numel, self._workers = 0, None
+            begin = end + 1
+        if begin == len(times):
+            self._moments.clear()
+            return
+        # One by one: another thread may be about to add to those of the open iteration.
+        take = self._moments.popleft
+        for _ in range(begin * WIDTH):
+            take()
+
+    def _phases_of(
+        self, times: tuple[int, ...], course: tuple[Any, ...], duration_s: float
+    ) -> Phases:
+        """Return the phases of an iteration that has ended, unit s; zeros without a duration.
+
+        Args:
+            times: When something happened, and when it ended. Unit: ns.
+            course: What happened.
+            duration_s: Its duration.
+        """
+        if self._spent is None:
+            known = self._splitter.split_whole(course)
+            self._phases = known.phases
+            # As a rule each phase comes once.
+            if known.runs is not None and duration_s > 0.0:
+                seconds = [0.0] * NUM_PHASES
+                for phase, begin, end in known.runs:
+                    # No time goes backwards; a clock of a virtual machine that is moved may.
+                    seconds[phase] = max(times[end] - times[begin], 0) / 1e9
+                seconds[known.rest] = max(duration_s - sum(seconds), 0.0)
+                return tuple(seconds)  # type: ignore[return-value] # as many as there are phases
+            spent, self._before = [0] * NUM_PHASES, REST
+            self._add(times, known.phases, known.last, spent)
+        else:
+            spent, self._phases = self._spent, self._splitter.split(course)
+            self._add(times, self._phases, self._splitter.phase, spent)
+            self._splitter.begin()
+            self._spent = None
+        spent[self._before] += times[-1] - self._since
+        return _phases(spent, duration_s)
+
+    def _fold_early(self) -> None:
+        """Split a part of the open iteration: it has many moments."""
+        self._fold()
+        moments = tuple(self._moments)
+        times, threads, kinds, given = (moments[place::WIDTH] for place in range(WIDTH))
+        if len(times) < FOLDED:
+            return
         self._moments.clear()
-        phases = self._splitter.split(moments, self._iteration.thread or get_ident())
-        for moment, phase in zip(moments, phases):  # noqa: B905 - as many; to have it checked takes longer
-            now = moment[0]
+        if self._spent is None:
+            self._spent, self._before = [0] * NUM_PHASES, REST
+        course = of_thread(self._iteration.thread or get_ident(), threads, kinds)
+        self._add(times, self._splitter.split(course), self._splitter.phase, self._spent)
+        self._take_given(course, given)
+        if self._device is not None:
+            self._device.drop()
+
+    def _add(self, times: tuple[int, ...], phases: list[int], last: int, spent: list[int]) -> None:
+        """Add the time between moments to the phases that they are in."""
+        before, since = self._before, self._since
+        for now, phase in zip(times, phases):  # noqa: B905 - the end has a time and no phase
             spent[before] += now - since
             before = phase
             since = now
-        self._since = since
-        return phases
+        self._before, self._since = last, since
+
+    def _take_given(self, course: tuple[Any, ...], given: tuple[Any, ...]) -> None:
+        """Take what was noted besides: elements of the batches, and workers of the loaders."""
+        if BatchAwaited in course or None in course:
+            for kind, what in zip(course, given):  # noqa: B905 - as many
+                if kind is BatchAwaited:
+                    # Of loaders with different numbers of workers nobody knows which is short of them.
+                    self._workers = what if self._workers in (None, what) else -1
+                elif kind is not None:
+                    self._numel += what
+        else:
+            self._numel += sum(given)
 
     # What the program says of its batches.
 
@@ -232,39 +358,51 @@ class PhaseSensor(Sensor):
             self._samples = min(max(self._samples, 0) + samples, MAX_COUNT)
         if isinstance(tokens, int):
             self._tokens = min(max(self._tokens, 0) + tokens, MAX_COUNT)
+        # Those that have ended may still have to be split, and have no part in it.
+        step, told = self._iteration.step, self._told
+        if told and told[-1][0] == step:
+            told.pop()
+        told.append((step, self._samples, self._tokens))
         return ""
 
     # The end of an iteration.
 
-    def iteration_closed(self, event: IterationClosed) -> None:
-        """Hand over the times of the iteration that ends, and begin anew."""
-        iteration = event.iteration
+    def iterations_arriving(self, _event: IterationsArriving) -> None:
+        """Split what has ended."""
+        if get_ident() == self._iteration.thread:
+            self._read_thread()
+        self._fold()
+        is_by_hand = self._unscales or self._iteration.step - self._installed_at < HEARD_AT_FIRST
+        if is_by_hand != self._is_by_hand:
+            self._is_by_hand = is_by_hand
+            self._retime()
+
+    def _read_thread(self) -> None:
+        """Read the times of the thread, if that is due: those of the newest iteration."""
         now = self._now()
-        phases = self._fold()
-        self._spent[self._splitter.phase] += now - self._since
-        self._since = now
-        self._splitter.begin()
-        spent, self._spent = self._spent, [0] * NUM_PHASES
-        numel, self._numel = self._numel, 0
-        workers, self._workers = self._workers, None
         if now - self._thread_read_at >= THREAD_PERIOD_NS:
             self._thread_read_at = now
             self._thread.read()
-        device = self._context.home.device
-        iteration.time = StepTime(
-            _phases(spent, iteration.duration_s),
-            self._samples,
-            self._tokens,
-            self._thread.cpu_ns,
-            self._thread.run_delay_ns,
-            numel,
-            -1 if workers is None else workers,
-            device is not None and device.type != HOST,
-        )
-        if self._device is not None and self._on_device is not None:
-            self._on_device.run(self._read_device, self._device, iteration.step, phases)
+
+    def _retime(self) -> None:
+        """Have those events timed that are wanted now."""
+        unwanted: set[type] = set() if self._is_by_hand else set(BY_HAND)
+        if not self._is_listening:
+            unwanted.add(RootCalled)
+        self._bus.time_only(self.times - unwanted)
+
+    def iteration_closed(self, event: IterationClosed) -> None:
+        """Go on with what is done from iteration to iteration: on a device, or once something is compiled."""
+        step = event.iteration.step
+        clock, guard = self._device, self._on_device
+        if clock is not None and guard is not None:
+            is_next = (step + 1) % DEVICE_PERIOD == DEVICE_TURN
+            # A mark is known by its place among the moments of the iteration: before it is none of others.
+            if is_next or clock.is_timing:
+                self._fold()
+                guard.run(self._read_device, clock, step, self._phases)
         if self._bus.may_compile:
-            self._follow_compiled(iteration.step)
+            self._follow_compiled(step)
         if not self._is_listening and not self._is_unheard:
             self._listen()
 
@@ -276,25 +414,26 @@ class PhaseSensor(Sensor):
             clock.begin(step + 1)
             self._bus.note = self._note_on_device
         else:
-            self._bus.note = self._moments.append
+            self._bus.note = self._moments.extend
 
     # The calls of models.
 
     def compile_called(self, _event: CompileCalled) -> None:
         """Have the calls tapped anew in the next iteration: nothing of ours is to be compiled."""
         self._is_unheard = False
+        self._bus.listen(self, IterationClosed)
         self._ignore()
 
     def _listen(self) -> None:
         self._listening_since = self._iteration.step
         self._num_heard = 0
-        self._bus.listen(self, RootCalled)
         self._is_listening = True
+        self._retime()
 
     def _ignore(self) -> None:
         if self._is_listening:
             self._is_listening = False
-            self._bus.ignore(self, RootCalled)
+            self._retime()
 
     def _follow_compiled(self, step: int) -> None:
         """Have the calls tapped anew once what is compiled has been traced; or give up."""
@@ -328,9 +467,8 @@ def _phases(spent: list[int], duration_s: float) -> Phases:
     if not duration_s > 0.0:  # NaN as well
         return NO_PHASES
     spent[REST] = 0
-    if min(spent) < 0:  # no time goes backwards; a clock of a virtual machine that is moved may
-        spent = [max(nanoseconds, 0) for nanoseconds in spent]
+    # No time goes backwards; a clock of a virtual machine that is moved may.
+    seconds = [max(nanoseconds, 0) / 1e9 for nanoseconds in spent]
     is_split = spent[FORWARD] or spent[BACKWARD] or spent[BACKWARD_WITH_REDUCTION]
-    seconds = [nanoseconds / 1e9 for nanoseconds in spent]
     seconds[REST if is_split else STEP] = max(duration_s - sum(seconds), 0.0)
     return tuple(seconds)  # type: ignore[return-value] # as many as there are phases

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ampwatch.training.hooks.events import (
     BackwardBegan,
@@ -13,6 +13,7 @@ from ampwatch.training.hooks.events import (
     ClipEnded,
     CommunicationArrived,
     CommunicationAwaited,
+    CommunicationAwaitedWithin,
     OptimizerStepped,
     OptimizerStepping,
     RootCalled,
@@ -26,7 +27,6 @@ from ampwatch.wire.records import StepPhase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ampwatch.training.hooks.bus import Moment
 
 # As plain integers: an enumeration takes longer to index a list with, and this is done in each step.
 DATA = int(StepPhase.DATA)
@@ -38,13 +38,52 @@ UNSCALE_AND_CLIP = int(StepPhase.UNSCALE_AND_CLIP)
 OPTIMIZER = int(StepPhase.OPTIMIZER)
 EVALUATION = int(StepPhase.EVALUATION)
 REST = int(StepPhase.REST)
+STEP = int(StepPhase.STEP)
+
+SPLIT = frozenset({FORWARD, BACKWARD, BACKWARD_WITH_REDUCTION})
+"""Phases without any of which an iteration is one phase, but for what is seen of it."""
 
 TRAINS, EVALUATES, KEEPS_GRADIENTS, SUMS_GRADIENTS = range(4)
-"""What is noted with the moment of ``RootCalled``. The last two train, and say whether the backward to
-come sums gradients over ranks."""
+"""What is noted for ``RootCalled``. The last two train, and say whether the backward to come sums gradients
+over ranks."""
 
-COMMUNICATION = frozenset({CommunicationAwaited, CommunicationArrived})
+COMMUNICATION = frozenset({CommunicationAwaited, CommunicationAwaitedWithin, CommunicationArrived})
 """Events without which a training of one rank is split."""
+
+
+MAX_KNOWN = 64
+"""Courses of an iteration that are remembered: a training takes the same one again and again."""
+
+
+class Split(NamedTuple):
+    """The phases of a whole iteration.
+
+    Attributes:
+        phases: The phase that begins with each moment.
+        last: The phase after the last one.
+        reduces: Whether the next backward sums gradients, as far as is known.
+        runs: Each phase but the rest, at which moment it begins and at which it ends; ``None`` where one
+            comes several times. What follows the last moment is the end of the iteration.
+        rest: The phase that all other time belongs to.
+    """
+
+    phases: list[int]
+    last: int
+    reduces: bool
+    runs: tuple[tuple[int, int, int], ...] | None
+    rest: int
+
+
+def _runs_of(phases: list[int]) -> tuple[tuple[int, int, int], ...] | None:
+    runs: dict[int, tuple[int, int, int]] = {}
+    for place, phase in enumerate(phases):
+        if phase == REST:
+            continue
+        begin, end = runs.get(phase, (phase, place, place))[1:]
+        if end != place:
+            return None
+        runs[phase] = (phase, begin, place + 1)
+    return tuple(runs.values())
 
 
 class Splitter:
@@ -65,6 +104,7 @@ class Splitter:
         self._communicates = communicates
         self._reduces = False
         self._phases: list[int] = []
+        self._known: dict[Any, Split] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -76,13 +116,12 @@ class Splitter:
         self._awaited_at = self._backward_at = 0
         self._waits: list[range] = []
 
-    def split(self, moments: Iterable[Moment], thread: int) -> list[int]:
+    def split(self, kinds: Iterable[Any]) -> list[int]:
         """Return the phase that begins with each moment.
 
         Args:
-            moments: The moments since the last call, in order.
-            thread: Identity of the thread that trains. What others do is in no phase, but for backward,
-                which runs in a thread of its own on a device.
+            kinds: What happened at each moment since the last call, in order; ``None`` for what is in no
+                phase.
         """
         self._phases = phases = []
         # What was noted before these is decided.
@@ -90,11 +129,32 @@ class Splitter:
         self._paused_at = -1
         self._waits.clear()
         take = self._TAKE
-        for _, of_thread, event, detail in moments:
-            if of_thread == thread or (detail and event is CommunicationAwaited):
-                take[event](self, detail)
+        for kind in kinds:
+            if kind is not None:
+                take[kind](self)
             phases.append(self.phase)
         return phases
+
+    def split_whole(self, kinds: tuple[Any, ...]) -> Split:
+        """Return the phases of an iteration of which nothing was split before, and begin the next one.
+
+        Args:
+            kinds: As of ``split``, of all of its moments.
+
+        Cost: 1 us for an iteration like one that was split before, ten times as much for another one.
+        """
+        course = (self._reduces, kinds)
+        known = self._known.get(course)
+        if known is None:
+            phases = self.split(kinds)
+            rest = STEP if SPLIT.isdisjoint(phases) else REST
+            known = Split(phases, self.phase, self._reduces, _runs_of(phases), rest)
+            self.begin()
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            self._known[course] = known
+        self._reduces = known.reduces
+        return known
 
     def _rename(self, places: range, phase: int, to: int) -> None:
         """Have a phase be another one: it is known only now."""
@@ -102,14 +162,14 @@ class Splitter:
             if self._phases[place] == phase:
                 self._phases[place] = to
 
-    def _batch_awaited(self, _detail: int) -> None:
+    def _batch_awaited(self) -> None:
         if self.phase == DATA:
             self._nested += 1  # a loader that reads another one
             return
         self._before_wait, self.phase = self.phase, DATA
         self._awaited_at = len(self._phases)
 
-    def _batch_arrived(self, _detail: int) -> None:
+    def _batch_arrived(self) -> None:
         if self.phase != DATA:
             return
         if self._nested:
@@ -120,27 +180,35 @@ class Splitter:
         if self.phase != FORWARD:
             self._waits.append(range(self._awaited_at, len(self._phases)))
 
-    def _root_called(self, detail: int) -> None:
-        evaluates = detail == EVALUATES
-        if evaluates:
-            for wait in self._waits:
-                self._rename(wait, DATA, EVALUATION)
+    def _evaluates(self) -> None:
+        for wait in self._waits:
+            self._rename(wait, DATA, EVALUATION)
         self._waits.clear()
-        self.phase = EVALUATION if evaluates else FORWARD
-        if not evaluates:
-            self._was_called = True
-        # Another model that is called beside it, or its part, says nothing of that.
-        if detail in (KEEPS_GRADIENTS, SUMS_GRADIENTS):
-            self._reduces = detail == SUMS_GRADIENTS
+        self.phase = EVALUATION
 
-    def _backward_began(self, _detail: int) -> None:
+    def _trains(self) -> None:
+        self._waits.clear()
+        self.phase = FORWARD
+        self._was_called = True
+
+    # Another model that is called beside it, or its part, says nothing of reduction.
+
+    def _keeps_gradients(self) -> None:
+        self._trains()
+        self._reduces = False
+
+    def _sums_gradients(self) -> None:
+        self._trains()
+        self._reduces = True
+
+    def _backward_began(self) -> None:
         self._overlaps = False
         self._backward_at = len(self._phases)
         # Where the call of the model went by unheard nobody knows whether gradients are summed.
         may_reduce = self._reduces or (self._communicates and not self._was_called)
         self.phase = BACKWARD_WITH_REDUCTION if may_reduce else BACKWARD
 
-    def _backward_ended(self, _detail: int) -> None:
+    def _backward_ended(self) -> None:
         if self.phase not in (BACKWARD, BACKWARD_WITH_REDUCTION):
             return
         # Within a closure: LBFGS and the like call for gradients in their step.
@@ -149,13 +217,14 @@ class Splitter:
             places = range(self._backward_at, len(self._phases))
             self._rename(places, BACKWARD, BACKWARD_WITH_REDUCTION)
 
-    def _communication_awaited(self, is_within_backward: int) -> None:
-        if is_within_backward:
-            self._overlaps = self.phase == BACKWARD
-        elif self.phase not in (FORWARD, EVALUATION, REDUCTION):
+    def _communication_awaited(self) -> None:
+        if self.phase not in (FORWARD, EVALUATION, REDUCTION):
             self._before_wait, self.phase = self.phase, REDUCTION
 
-    def _communication_arrived(self, _detail: int) -> None:
+    def _communication_awaited_within(self) -> None:
+        self._overlaps = self.phase == BACKWARD
+
+    def _communication_arrived(self) -> None:
         if self.phase == REDUCTION:
             self.phase = self._before_wait
 
@@ -164,36 +233,36 @@ class Splitter:
         if self._paused_at == len(self._phases) - 1 >= 0:
             self._phases[self._paused_at] = UNSCALE_AND_CLIP
 
-    def _unscaling(self, _detail: int) -> None:
+    def _unscaling(self) -> None:
         self.phase = UNSCALE_AND_CLIP
 
-    def _step_began(self, _detail: int) -> None:
+    def _step_began(self) -> None:
         self._resume()
         self._is_in_scaler = True
         self.phase = UNSCALE_AND_CLIP
 
-    def _step_ended(self, _detail: int) -> None:
+    def _step_ended(self) -> None:
         self._is_in_scaler = False
         if self.phase in (UNSCALE_AND_CLIP, OPTIMIZER):
             self.phase = REST
 
-    def _clip_began(self, _detail: int) -> None:
+    def _clip_began(self) -> None:
         if self.phase == REST:
             self._resume()
             self.phase = UNSCALE_AND_CLIP
 
-    def _paused(self, _detail: int) -> None:
+    def _paused(self) -> None:
         if self.phase == UNSCALE_AND_CLIP:
             self.phase = REST
             self._paused_at = len(self._phases)
 
-    def _optimizer_stepping(self, _detail: int) -> None:
+    def _optimizer_stepping(self) -> None:
         self._resume()
         self._is_stepping = True
         if self.phase != OPTIMIZER:
             self._before_step, self.phase = self.phase, OPTIMIZER
 
-    def _optimizer_stepped(self, _detail: int) -> None:
+    def _optimizer_stepped(self) -> None:
         self._is_stepping = False
         # What the scaler does after it is little, and part of its step.
         if self.phase == OPTIMIZER and not self._is_in_scaler:
@@ -201,13 +270,17 @@ class Splitter:
             is_within = self._before_step in (BACKWARD, BACKWARD_WITH_REDUCTION)
             self.phase = self._before_step if is_within else REST
 
-    _TAKE: ClassVar[dict[type, Callable[[Splitter, int], None]]] = {
+    _TAKE: ClassVar[dict[Any, Callable[[Splitter], None]]] = {
+        EVALUATES: _evaluates,
+        TRAINS: _trains,
+        KEEPS_GRADIENTS: _keeps_gradients,
+        SUMS_GRADIENTS: _sums_gradients,
         BatchAwaited: _batch_awaited,
         BatchArrived: _batch_arrived,
-        RootCalled: _root_called,
         BackwardBegan: _backward_began,
         BackwardEnded: _backward_ended,
         CommunicationAwaited: _communication_awaited,
+        CommunicationAwaitedWithin: _communication_awaited_within,
         CommunicationArrived: _communication_arrived,
         Unscaling: _unscaling,
         Unscaled: _paused,
@@ -220,5 +293,25 @@ class Splitter:
     }
 
 
-TIMED = frozenset(Splitter._TAKE) - {RootCalled}  # noqa: SLF001 - of this module
-"""Events whose moments are wanted. Calls of the model are heard, for what they are called with."""
+def of_thread(thread: int, threads: Iterable[int], kinds: Iterable[Any]) -> tuple[Any, ...]:
+    """Return what happened at each moment; ``None`` for what is in no phase of a thread.
+
+    What others do is in none, but for backward, which runs in a thread of its own on a device.
+
+    Args:
+        thread: Identity of the thread that trains.
+        threads: On which thread it happened.
+        kinds: What happened.
+    """
+    return tuple(
+        kind if of == thread or kind is CommunicationAwaitedWithin else None
+        for of, kind in zip(threads, kinds)  # noqa: B905 - as many
+    )
+
+
+TIMED = frozenset(kind for kind in Splitter._TAKE if isinstance(kind, type)) | {RootCalled}  # noqa: SLF001 - of this module
+"""Events whose moments are wanted."""
+
+BY_HAND = frozenset({Unscaling, Unscaled})
+"""Events of trainings that unscale by hand: ``scaler.step`` does it by itself, through the same method,
+which is not to be replaced in vain."""

@@ -18,11 +18,18 @@ from ampwatch.training.hooks.events import (
     BackwardEnded,
     BatchArrived,
     BatchAwaited,
-    RootCalled,
+    StepBegan,
+    StepEnded,
 )
 from ampwatch.training.sensors.time.device_clock import DeviceClock
-from ampwatch.training.sensors.time.phases import FOLDED, PhaseSensor
-from ampwatch.training.sensors.time.splitting import EVALUATES, TRAINS, Splitter
+from ampwatch.training.sensors.time.phases import FOLDED, WIDTH, PhaseSensor
+from ampwatch.training.sensors.time.splitting import (
+    EVALUATES,
+    SUMS_GRADIENTS,
+    TRAINS,
+    Splitter,
+    of_thread,
+)
 from ampwatch.wire.records import NO_PHASES, StepPhase
 from tests.training.sensors.time.test_device_clock import PlayedLink
 from tests.workshop.played_time import play_time
@@ -309,7 +316,7 @@ def test_a_long_evaluation_is_added_up_as_it_goes(played: PlayedTime) -> None:
     for x in DataLoader(Samples(played, number=FOLDED), batch_size=1):
         with torch.no_grad():
             training.model(x)
-        kept.append(len(sensor._moments))
+        kept.append(len(sensor._moments) // WIDTH)
     training.model.train()
     training.step(next(batches))
 
@@ -378,22 +385,92 @@ def test_a_device_that_fails_to_mark_is_asked_no_more(
 
 def test_a_wait_is_told_from_the_call_that_follows_it() -> None:
     """Only the next call of the model shows what a batch was for."""
-    moments = [
-        (0, 1, BatchAwaited, 0),
-        (1, 1, BatchArrived, 0),
-        (2, 1, RootCalled, TRAINS),
-        (3, 1, BackwardBegan, 0),
-        (4, 1, BackwardEnded, 0),
-        (5, 1, BatchAwaited, 0),
-        (6, 2, BatchAwaited, 0),
-        (7, 1, BatchArrived, 0),
-        (8, 1, RootCalled, EVALUATES),
+    kinds = [
+        (1, BatchAwaited),
+        (1, BatchArrived),
+        (1, TRAINS),
+        (1, BackwardBegan),
+        (1, BackwardEnded),
+        (1, BatchAwaited),
+        (2, BatchAwaited),
+        (1, BatchArrived),
+        (1, EVALUATES),
     ]
 
-    phases = Splitter(communicates=False).split(moments, 1)
+    phases = Splitter(communicates=False).split(of_thread(1, *zip(*kinds, strict=True)))
 
     names = "DATA REST FORWARD BACKWARD REST EVALUATION EVALUATION REST EVALUATION"
     assert [StepPhase(phase).name for phase in phases] == names.split()
+
+
+def test_a_course_that_is_known_is_split_as_it_was_the_first_time() -> None:
+    """Also where what one iteration leaves behind differs: whether gradients are summed."""
+    course = (TRAINS, BackwardBegan, BackwardEnded, StepBegan, StepEnded)
+    sums = (SUMS_GRADIENTS, *course[1:])
+    splitter = Splitter(communicates=True)
+
+    found = [splitter.split_whole(kinds) for kinds in (course, sums, course, course, sums)]
+
+    backwards = [StepPhase(split.phases[1]).name for split in found]
+    assert backwards == ["BACKWARD", *["BACKWARD_WITH_REDUCTION"] * 4]
+    assert found[2] is found[3]
+    assert found[0].runs == (
+        (StepPhase.FORWARD, 0, 1),
+        (StepPhase.BACKWARD, 1, 2),
+        (StepPhase.UNSCALE_AND_CLIP, 3, 4),
+    )
+
+
+def test_a_phase_that_comes_twice_is_added_up_moment_by_moment() -> None:
+    """Accumulation: what lies between its forwards is none of them."""
+    course = (TRAINS, BackwardBegan, BackwardEnded, TRAINS, BackwardBegan, BackwardEnded)
+
+    assert Splitter(communicates=False).split_whole(course).runs is None
+
+
+def test_iterations_that_are_split_together_have_each_their_own(played: PlayedTime) -> None:
+    """Times, and counts of the program: many quick steps are judged at once."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    watch = ampwatch.monitor(model, scaler, level="light", serve=False)
+    sensor = next(s for s in watch._session.bus.sensors if isinstance(s, PhaseSensor))
+    kept = []
+    for step in range(9):
+        watch.batch(samples=step)
+        loss = scaler.scale(model(torch.randn(2, 4)).sum())
+        played.take(1e-3 * step)
+        loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+        kept.append(len(sensor._moments))
+
+    records = watch.box().steps
+    assert kept[2] < kept[5] < kept[8]  # they waited
+    assert [record.total_samples for record in records] == [0, 1, 3, 6, 10, 15, 21, 28, 36]
+    forward = [record.phases[StepPhase.FORWARD] for record in records[1:]]
+    assert forward == pytest.approx([1e-3 * step for step in range(1, 9)], abs=1e-6)
+    watch.close()
+
+
+def is_unscaling_replaced() -> bool:
+    """Whether ``unscale_`` goes through ampwatch."""
+    return hasattr(torch.amp.GradScaler.unscale_, "__wrapped__")
+
+
+def test_unscaling_is_not_replaced_where_nobody_unscales_by_hand(played: PlayedTime) -> None:
+    """scaler.step goes through it in each step; who begins to clip later has it timed from then on."""
+    training = Training(played)
+    before = is_unscaling_replaced()
+    for _ in range(75):
+        training.step(torch.randn(2, 4))
+    without = is_unscaling_replaced()
+    for _ in range(40):
+        training.step(torch.randn(2, 4), clips=True)
+
+    assert (before, without, is_unscaling_replaced()) == (True, False, True)
+    assert training.phases() == PLAIN
 
 
 def test_a_second_forward_without_gradients_while_training_is_forward(played: PlayedTime) -> None:

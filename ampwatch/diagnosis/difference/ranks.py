@@ -184,7 +184,7 @@ class _Run:
         self._last: tuple[int, Tape] | None = None
         self._reference: dict[_Key, TapeRow] = {}
         self._others: dict[_Key, dict[int, TapeRow]] = {}
-        self._seen: list[int] = []
+        self._seen: dict[int, frozenset[int]] = {}  # and the steps that each rank has recorded
         self.num_ranks = len(paths)
 
     def read(self, rank: int) -> Tape:
@@ -196,7 +196,7 @@ class _Run:
         return tape
 
     def _remember(self, rank: int, tape: Tape) -> None:
-        self._seen.append(rank)
+        self._seen[rank] = frozenset(tape.steps)
         self.num_ranks = tape.head.world_size
         if len(self.paths) < 2:
             return
@@ -233,7 +233,8 @@ class _Run:
         there = self._others[first]
         apart = max(_apart(self._reference[first], row) for row in there.values())
         values = {rank: row.sketch for rank, row in there.items()}
-        values |= {r: self._reference[first].sketch for r in self._seen if r not in values}
+        alike = (r for r, steps in self._seen.items() if first[0] in steps and r not in values)
+        values |= dict.fromkeys(alike, self._reference[first].sketch)
         (most, count), *_ = Counter(values.values()).most_common(1)
         has_majority = 2 * count > len(values)
         odd = sorted(rank for rank, value in values.items() if not has_majority or value != most)

@@ -127,6 +127,18 @@ def test_weights_that_part_between_the_ranks_of_one_run_are_found(
     assert not found.is_explained
 
 
+def test_a_rank_that_came_less_far_has_no_say(tmp_path: Path) -> None:
+    """Of three ranks one was killed before the step in which the other two part: no value has a majority."""
+    healthy, parted = (with_state(RowKind.WEIGHT, value, at=1) for value in (1.0, 1.0 + 1e-9))
+    own = {0: healthy, 1: parted, 2: healthy[:1]}
+    a = run(tmp_path / "a", {0: healthy}, ranks=[0], num_ranks=1)
+    b = run(tmp_path / "b", own, ranks=range(3), num_ranks=3)
+
+    (parting,) = compared(a, b)[0].partings
+
+    assert (parting.ranks, parting.num_ranks) == ((0, 1), 2)
+
+
 def test_one_rank_is_held_against_every_rank_of_the_other_run(tmp_path: Path) -> None:
     """A weight that is off in one of four ranks is found with its rank."""
     one = with_state(RowKind.WEIGHT, 1.0)

@@ -22,9 +22,11 @@ and tapes are read on any machine; nothing in them is executed.
 EPILOG = """\
 examples:
   ampwatch diff float32 float16
-      the newest tapes in two directories
+      the newest run in each of two directories, with all of its ranks
   ampwatch diff old.tape new.tape --json
       everything that was compared, for programs
+  ampwatch diff one-gpu eight-gpus
+      all ranks of both: rank by rank where there are as many, else by what all ranks have alike
   ampwatch diff old.tape new.tape --elements
       also the outputs and gradients of one step, element by element, where both runs were
       recorded with the same record_elements=STEP
@@ -64,26 +66,24 @@ def run(args: argparse.Namespace) -> int:
     """
     from ampwatch.cli.progress import progress  # noqa: PLC0415 - --help must be quick
     from ampwatch.diagnosis.difference.elements import compare_elements  # noqa: PLC0415 - likewise
-    from ampwatch.diagnosis.difference.verdict import compare  # noqa: PLC0415 - likewise
+    from ampwatch.diagnosis.difference.ranks import compare_runs  # noqa: PLC0415 - likewise
     from ampwatch.report.difference import difference_document, render_difference  # noqa: PLC0415
-    from ampwatch.wire.tape.files import find_tape, read_tape  # noqa: PLC0415 - likewise
+    from ampwatch.wire.tape.files import find_tapes  # noqa: PLC0415 - likewise
 
-    with progress("reading the tapes"):
-        a, b = (read_tape(find_tape(Path(asked))) for asked in (args.a, args.b))
-    with progress("comparing them"):
-        found = compare(a, b)
-        elements = compare_elements(a, b) if args.elements else []
+    with progress("comparing the tapes"):
+        runs = compare_runs(*(find_tapes(Path(asked)) for asked in (args.a, args.b)))
+        elements = compare_elements(runs.a, runs.b) if args.elements else []
     try:
         if args.json:
-            print(json.dumps(difference_document(a, b, found, elements), indent=2))
+            print(json.dumps(difference_document(runs, elements), indent=2))
         else:
             columns = shutil.get_terminal_size((MAX_WIDTH, 40)).columns
             width = min(max(columns, MIN_WIDTH), MAX_WIDTH)
-            print(_printable(render_difference(a, b, found, elements, width)), end="")
+            print(_printable(render_difference(runs, elements, width)), end="")
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has read enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0 if found.is_explained else DIFFERENT
+    return 0 if runs.is_explained else DIFFERENT
 
 
 def _printable(text: str) -> str:

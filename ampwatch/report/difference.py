@@ -6,12 +6,14 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from ampwatch.diagnosis.difference.ranks import ranks_in_words
 from ampwatch.wire.tape.rows import RowKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ampwatch.diagnosis.difference.elements import ElementsDistance
+    from ampwatch.diagnosis.difference.ranks import Parting, RankDifference, RunsDifference
     from ampwatch.diagnosis.difference.verdict import Departure, Difference, ModuleSpread, Spread
     from ampwatch.wire.tape import Tape
 
@@ -35,17 +37,18 @@ _WHAT = {
 
 
 def render_difference(
-    a: Tape, b: Tape, found: Difference, elements: Sequence[ElementsDistance] = (), width: int = 100
+    runs: RunsDifference, elements: Sequence[ElementsDistance] = (), width: int = 100
 ) -> str:
     """Return two runs held against each other as text for a terminal."""
-    lines = [f"A  {_named(a)}", f"B  {_named(b)}", ""]
-    lines += _verdict(found, width)
+    found = runs.lead
+    lines = [f"A  {_named(runs.a, runs)}", f"B  {_named(runs.b, runs)}", ""]
+    lines += _verdict(runs, width)
     lines += _steps(found.spreads)
     lines += _modules(found.modules, found)
     if elements:
         lines += _elements(elements)
-    lines += _listed("also different", found.contrast.all(), width)
-    lines += _listed("not compared", found.notes, width)
+    lines += _listed("also different", runs.contrasts, width)
+    lines += _listed("not compared", runs.notes, width)
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -61,33 +64,39 @@ def place_of(departure: Departure) -> str:
     return f"{what} {name}{inside}, {departure.phase} of step {departure.step}"
 
 
-def _named(tape: Tape) -> str:
+def _named(tape: Tape, runs: RunsDifference) -> str:
     head = tape.head
     steps = sorted(tape.steps)
     of = f"{len(steps)} steps, {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
     rank = f", rank {head.rank} of {head.world_size}" if head.world_size > 1 else ""
+    if runs.has_ranks and head.world_size > 1:
+        rank = f", {head.world_size} ranks; below, rank {head.rank}"
     return f"{head.run}{rank}: {of}  ({tape.path})"
 
 
-def _verdict(found: Difference, width: int) -> Iterator[str]:
-    if found.is_same:
+def _verdict(runs: RunsDifference, width: int) -> Iterator[str]:
+    found = runs.lead
+    if runs.is_same:
         yield from _wrapped("verdict", "the same: no sum of any tensor differs", width)
+        yield from _ranks(runs, width)
         yield ""
         return
     first = found.departures[0] if found.departures else None
     if first is None:
-        yield from _wrapped(
-            "verdict", "they differ as their formats explain, and no further", width
-        )
+        words = "they differ as their formats explain, and no further"
+        if runs.partings:
+            words = "ranks of one run differ where they should have the same"
+        yield from _wrapped("verdict", words, width)
+        yield from _ranks(runs, width)
     else:
         yield from _wrapped("verdict", "they differ by more than their formats explain", width)
-        yield from _wrapped("where", place_of(first), width)
+        yield from _wrapped("where", f"{place_of(first)}{_in_ranks(runs)}", width)
+        yield from _ranks(runs, width)
         yield from _wrapped("size", _size(first), width)
         for cause in found.causes:
             yield from _wrapped("there", cause, width)
-        if not found.causes:  # of an op: everything else has words of its own
-            words = "the tapes do not say why: same op, same dtypes, same options; what runs inside of it does"
-            yield from _wrapped("there", words, width)
+        if not found.causes:
+            yield from _wrapped("there", _without_cause(first), width)
     apart = found.first_apart
     if apart is not None and (first is None or place_of(apart) != place_of(first)):
         words = f"{place_of(apart)}: {_share(apart.distance)} apart"
@@ -100,6 +109,74 @@ def _verdict(found: Difference, width: int) -> Iterator[str]:
             "then", f"{len(others) - SHOWN_PLACES} more places: --json has all", width
         )
     yield ""
+
+
+def _without_cause(first: Departure) -> str:
+    if first.kind == RowKind.GRADIENT:
+        return "the tapes do not say why: what was computed before it, and how ranks add it up, do"
+    return (
+        "the tapes do not say why: same op, same dtypes, same options; what runs inside of it does"
+    )
+
+
+def _in_ranks(runs: RunsDifference) -> str:
+    """Return where a place is, in words that end a sentence: ``, rank 2``."""
+    here = runs.at_the_place()
+    if not runs.has_ranks:
+        return ""
+    if len(here) == len(runs.pairs):
+        return ", in both ranks" if len(here) == 2 else f", in all {len(here)} ranks"
+    return f", {ranks_in_words(sorted(max(pair.a, pair.b) for pair in here))}"
+
+
+def _ranks(runs: RunsDifference, width: int) -> Iterator[str]:
+    """Yield what the other ranks say, and what the ranks of one run say of each other."""
+    if runs.has_ranks:
+        for words in _other_ranks(runs):
+            yield from _wrapped("ranks", words, width)
+    for parting in runs.partings:
+        yield from _wrapped("parted", _parted(parting), width)
+
+
+def _other_ranks(runs: RunsDifference) -> Iterator[str]:
+    silent = [pair for pair in runs.pairs if pair.first is None]
+    later = runs.later()
+    if not runs.at_the_place():
+        if not runs.partings:
+            yield f"so in each of the {len(runs.pairs)} ranks that were compared"
+    elif silent:
+        who = _others_in_words(silent, is_rest=not later)
+        yield f"{who} as their formats explain"
+    if later and later[0].first is not None:
+        who = _others_in_words(later, is_rest=not silent)
+        yield (
+            f"{who} by more from {place_of(later[0].first)} on, as what ranks add up brings it to all of them"
+            if later[0].first.kind in (RowKind.GRADIENT, RowKind.NEW_WEIGHT)
+            else f"{who} by more from {place_of(later[0].first)} on"
+        )
+
+
+def _others_in_words(pairs: Sequence[RankDifference], *, is_rest: bool) -> str:
+    who = ranks_in_words(sorted(max(pair.a, pair.b) for pair in pairs))
+    if is_rest and len(pairs) > 1:
+        who = f"the other {len(pairs)} ranks"
+    return f"{who} {'differ' if len(pairs) > 1 else 'differs'}"
+
+
+def _parted(parting: Parting) -> str:
+    what = {
+        RowKind.WEIGHT: f"parameter {parting.name}, before step {parting.step}",
+        RowKind.GRADIENT: f"gradient of {parting.name} after its sum, in step {parting.step}",
+    }.get(parting.kind, f"parameter {parting.name}, as step {parting.step} has left it")
+    are_all = len(parting.ranks) == parting.num_ranks
+    who = f"all {parting.num_ranks} ranks have values of their own"
+    if not are_all:
+        who = f"{ranks_in_words(parting.ranks)} of {parting.num_ranks} have other values than the rest"
+        who = who if len(parting.ranks) > 1 else who.replace(" have ", " has ")
+    elif parting.num_ranks == 2:
+        who = f"{ranks_in_words(parting.ranks)} have not the same values"
+    more = f"; {parting.num_parameters - 1} more parameters" if parting.num_parameters > 1 else ""
+    return f"in {parting.run}, {what}: {who}, {_share(parting.distance)} apart{more}"
 
 
 def _others(departures: Sequence[Departure]) -> list[Departure]:
@@ -216,13 +293,14 @@ def _listed(title: str, sentences: Iterable[str], width: int) -> Iterator[str]:
 
 
 def difference_document(
-    a: Tape, b: Tape, found: Difference, elements: Sequence[ElementsDistance] = ()
+    runs: RunsDifference, elements: Sequence[ElementsDistance] = ()
 ) -> dict[str, Any]:
     """Return two runs held against each other for programs: names of fields are an interface."""
+    found = runs.lead
     return {
-        "a": _run(a),
-        "b": _run(b),
-        "verdict": "same" if found.is_same else "explained" if found.is_explained else "differ",
+        "a": _run(runs.a),
+        "b": _run(runs.b),
+        "verdict": _word(runs),
         "steps": found.steps,
         "departures": [_departure(departure) for departure in found.departures],
         "causes": found.causes,
@@ -230,9 +308,31 @@ def difference_document(
         "by_step": [_finite(spread._asdict()) for spread in found.spreads],
         "by_module": [_finite(module._asdict()) for module in found.modules],
         "elements": [_finite(e._asdict()) for e in elements],
-        "also_different": found.contrast.all(),
-        "not_compared": found.notes,
+        "also_different": runs.contrasts,
+        "not_compared": runs.notes,
+        "ranks": [_of_rank(pair) for pair in sorted(runs.pairs, key=lambda pair: pair[:2])],
+        "parted": [_parting(parting) for parting in runs.partings],
     }
+
+
+def _word(found: Difference | RunsDifference) -> str:
+    return "same" if found.is_same else "explained" if found.is_explained else "differ"
+
+
+def _of_rank(pair: RankDifference) -> dict[str, Any]:
+    first = pair.first
+    return {
+        "rank": [pair.a, pair.b],
+        "verdict": _word(pair.found),
+        "steps": pair.found.steps,
+        "first": None if first is None else _departure(first),
+        "causes": pair.found.causes,
+    }
+
+
+def _parting(parting: Parting) -> dict[str, Any]:
+    found = parting._asdict() | {"kind": parting.kind.name.lower(), "ranks": list(parting.ranks)}
+    return {name: _finite(value) for name, value in found.items()} | {"place": _parted(parting)}
 
 
 def _run(tape: Tape) -> dict[str, Any]:

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ampwatch.diagnosis.difference.verdict import compare
+from ampwatch.diagnosis.difference.ranks import compare_runs
 from ampwatch.errors import DiffError
 from ampwatch.report.difference import difference_document, render_difference
-from ampwatch.wire.tape import TapeOutcome, read_tape
-from ampwatch.wire.tape.files import MARK
+from ampwatch.wire.tape import TapeOutcome
+from ampwatch.wire.tape.files import MARK, find_tapes
 from ampwatch.wire.tape.rows import TapeRecord
 from tests.fuzz.engine import scratch
 from tests.workshop.tapes import HEAD, step, write_tape
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from ampwatch.wire.tape.files import Tape
 
 RECORDS = [HEAD, step(0), TapeOutcome(0, 1.0, 1.0, skipped=False), step(5, 2.0)]
 SEEDS = (msgspec.json.encode(RECORDS), *map(msgspec.msgpack.encode, RECORDS))
@@ -45,19 +43,20 @@ def _tape(data: bytes) -> Path:
 
 
 @functools.cache
-def _known() -> Tape:
-    return read_tape(write_tape(scratch() / "known.tape", [step(0), step(5)]))
+def _known() -> dict[int, Path]:
+    return find_tapes(write_tape(scratch() / "known.tape", [step(0), step(5)]))
 
 
 def one(data: bytes) -> object:
     way: list[object] = []
     try:
-        tape = read_tape(_tape(data))
-        for a, b in ((_known(), tape), (tape, _known()), (tape, tape)):
-            found = compare(a, b)
-            json.dumps(difference_document(a, b, found), allow_nan=False)
-            lines = render_difference(a, b, found).splitlines()
-            way += [len(found.departures), found.is_same, len(lines)]
+        tape = find_tapes(_tape(data))
+        ranks = {**_known(), 1: next(iter(tape.values()))}
+        for a, b in ((_known(), tape), (tape, _known()), (tape, tape), (ranks, ranks)):
+            found = compare_runs(a, b)
+            json.dumps(difference_document(found), allow_nan=False)
+            lines = render_difference(found).splitlines()
+            way += [len(found.lead.departures), found.is_same, len(lines)]
     except DiffError as error:
         way.append(str(error)[:40])
     return tuple(way)

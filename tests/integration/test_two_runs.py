@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ampwatch.diagnosis.difference.ranks import compare_runs
 from ampwatch.diagnosis.difference.verdict import compare
 from ampwatch.report.difference import render_difference
 from ampwatch.wire.tape.rows import RowKind
@@ -214,14 +215,15 @@ def test_the_same_run_twice_is_the_same(tmp_path: Path) -> None:
     found = compare(one, other)
 
     assert found.is_same
-    assert "the same: no sum of any tensor differs" in render_difference(one, other, found)
+    runs = compare_runs({0: one.path}, {0: other.path})
+    assert "the same: no sum of any tensor differs" in render_difference(runs)
 
 
 def test_the_words_say_where_and_why(tmp_path: Path) -> None:
     """The text has the op, the module, the option that differs, and the table of steps."""
     one, other = train(tmp_path / "a"), train(tmp_path / "b", Planted(model=eps))
 
-    text = render_difference(one, other, compare(one, other))
+    text = render_difference(compare_runs({0: one.path}, {0: other.path}))
 
     assert "op native_layer_norm in blocks.1.norm2, forward of step 0" in text
     assert "blocks.1.norm2: eps is 1e-05 in A, 0.001 in B" in text

@@ -107,17 +107,36 @@ class Planted:
 def train(directory: Path, planted: Planted | None = None) -> Tape:
     """Train, and return the tape."""
     planted = planted or Planted()
+    settings = {"record_dir": str(directory), "record_first": planted.steps, **planted.settings}
+
+    def watched(model: nn.Module, optimizer: Any, scaler: Any) -> Any:
+        scaler = scaler if scaler.is_enabled() else None
+        return ampwatch.monitor(model, scaler, optimizer=optimizer, serve=False, **settings)
+
+    run(planted, watched)
+    return read_tape(find_tape(directory))
+
+
+def run(
+    planted: Planted,
+    watched: Callable[[nn.Module, Any, Any], Any],
+    after: Callable[[int], object] = lambda _step: None,
+) -> None:
+    """Train under the context that ``watched`` makes of model, optimizer and scaler.
+
+    Args:
+        planted: What to change.
+        watched: Makes the context.
+        after: Called with the number of each step when it is over.
+    """
     torch.manual_seed(0)
     model, optimizer = _images() if planted.images else _transformer(planted)
     is_scaled = planted.dtype is torch.float16
     scaler = torch.amp.GradScaler("cpu", init_scale=planted.scale, enabled=is_scaled)
-    settings = {"record_dir": str(directory), "record_first": planted.steps, **planted.settings}
-    with ampwatch.monitor(
-        model, scaler if is_scaled else None, optimizer=optimizer, serve=False, **settings
-    ):
+    with watched(model, optimizer, scaler):
         for step in range(planted.steps):
             _step(model, optimizer, scaler, step, planted)
-    return read_tape(find_tape(directory))
+            after(step)
 
 
 def _transformer(planted: Planted) -> tuple[nn.Module, torch.optim.Optimizer]:

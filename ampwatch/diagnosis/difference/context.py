@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.wire.tape.rows import RowKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ampwatch.wire.tape import Tape
+    from ampwatch.wire.tape.rows import TapeModule
 
 
 @dataclass
@@ -66,14 +68,15 @@ def contrast(a: Tape, b: Tape) -> Contrast:
 
 
 def _contrast_modules(a: Tape, b: Tape, found: Contrast) -> None:
-    theirs = {module.name: module for module in b.head.modules}
+    # DDP and what it wraps both have the name that the model has.
+    theirs = dict(_numbered(b.head.modules))
     evaluating = [{n for s in tape.steps.values() for n in s.evaluating} for tape in (a, b)]
-    for mine in a.head.modules:
-        name, other = mine.name, theirs.pop(mine.name, None)
+    for key, mine in _numbered(a.head.modules):
+        name, other = mine.name, theirs.pop(key, None)
         called = name or "the model"
         lines: list[str] = []
         if other is None:
-            lines.append(f"{called} is in A alone")
+            lines.append(f"{called} ({mine.type}) is in A alone")
         else:
             if mine.type != other.type:
                 lines.append(f"{called} is a {mine.type} in A, a {other.type} in B")
@@ -82,9 +85,18 @@ def _contrast_modules(a: Tape, b: Tape, found: Contrast) -> None:
             where, elsewhere = ("A", "B") if name in evaluating[0] else ("B", "A")
             lines.append(f"{called} is in eval() in {where}, in train() in {elsewhere}")
         if lines:
-            found.modules[name] = lines
-    for name in theirs:
-        found.modules[name] = [f"{name} is in B alone"]
+            found.modules.setdefault(name, []).extend(lines)
+    for (name, _), other in theirs.items():
+        line = f"{name or 'the model'} ({other.type}) is in B alone"
+        found.modules.setdefault(name, []).append(line)
+
+
+def _numbered(modules: Iterable[TapeModule]) -> Iterator[tuple[tuple[str, int], TapeModule]]:
+    """Yield modules with their names, and which of several of one name each is, from the inside."""
+    seen = Counter[str]()
+    for module in reversed(list(modules)):
+        yield (module.name, seen[module.name]), module
+        seen[module.name] += 1
 
 
 def _differing(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[str]:

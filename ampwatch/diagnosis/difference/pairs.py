@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.wire.tape.rows import RowKind, TapeRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from ampwatch.wire.tape.rows import TapeStep
 
@@ -34,6 +34,12 @@ NAMED = frozenset(
     | {RowKind.GRADIENT, RowKind.NEW_WEIGHT}
 )
 """Kinds of rows that have the same name in both runs."""
+
+STATE = frozenset({RowKind.WEIGHT, RowKind.GRADIENT, RowKind.NEW_WEIGHT})
+"""Kinds of rows of parameters."""
+
+MAX_EXCHANGED = 64
+"""Ops of one name and shape of one module that are paired by their nearness."""
 
 
 class Pair(NamedTuple):
@@ -101,7 +107,7 @@ def distance(a: TapeRow, b: TapeRow, ratio: float = 1.0) -> float:
     return 0.0 if relative < NOTHING else relative
 
 
-def pair_up(a: TapeStep, b: TapeStep, ratio: float) -> PairedStep:
+def pair_up(a: TapeStep, b: TapeStep, ratio: float, *, left_out: Container[str] = ()) -> PairedStep:
     """Return one step of both runs, paired.
 
     Args:
@@ -109,18 +115,27 @@ def pair_up(a: TapeStep, b: TapeStep, ratio: float) -> PairedStep:
         b: The step of the other.
         ratio: Loss scale of the one by that of the other: what is computed in backward may be
             multiplied by it, and the loss.
+        left_out: Parameters that are not the same part of the model in both.
 
     Cost: some 20 us a row.
     """
-    pairs = [*_named(a.rows, b.rows), *_inputs(a.rows, b.rows, ratio), *_ops(a.rows, b.rows, ratio)]
+    named = _named(a.rows, b.rows, left_out)
+    pairs = [*named, *_inputs(a.rows, b.rows, ratio), *_ops(a.rows, b.rows, ratio)]
     return PairedStep(a.step, a.rows, b.rows, sorted(pairs))
 
 
-def _named(a: Sequence[TapeRow], b: Sequence[TapeRow]) -> Iterable[Pair]:
+def pair_state(a: TapeStep, b: TapeStep, *, left_out: Container[str] = ()) -> PairedStep:
+    """Return what has the same values in each rank of one step, paired: weights, gradients, updates."""
+    pairs = [p for p in _named(a.rows, b.rows, left_out) if a.rows[p.a].kind in STATE]
+    return PairedStep(a.step, a.rows, b.rows, pairs)
+
+
+def _named(a: Sequence[TapeRow], b: Sequence[TapeRow], left_out: Container[str]) -> Iterable[Pair]:
     known = {(row.kind, row.name, row.index): n for n, row in enumerate(b) if row.kind in NAMED}
     for number, row in enumerate(a):
         other = known.get((row.kind, row.name, row.index)) if row.kind in NAMED else None
-        if other is not None and b[other].shape == row.shape:
+        is_left_out = row.kind in STATE and row.name in left_out
+        if other is not None and b[other].shape == row.shape and not is_left_out:
             yield Pair(number, other, distance(row, b[other]))
 
 
@@ -179,18 +194,36 @@ def _aligned(
         return min(distance(a[n], b[m], ratio) for ratio in ratios)
 
     matches = _matches([_key(a[n]) for n in mine], [_key(b[n]) for n in theirs])
-    matched = [(mine[i], theirs[j]) for i, j in matches]
-    free = sorted(set(theirs) - {m for _, m in matched})
-    for n, m in matched:
-        found, best = apart(n, m), m
-        if found > WRONG:
-            like = [k for k in free if b[k].name == a[n].name and b[k].shape == a[n].shape]
-            nearest = min(like, key=lambda k: apart(n, k), default=m)
-            if apart(n, nearest) < found / 2:
-                free.remove(nearest)
-                free.append(m)
-                best, found = nearest, apart(n, nearest)
-        yield Pair(n, best, found)
+    matched = {mine[i]: Pair(mine[i], theirs[j], apart(mine[i], theirs[j])) for i, j in matches}
+    yield from (pair for pair in matched.values() if pair.distance <= WRONG)
+    # What is left may have come in another order, as gradients do that DDP gathers in its buckets.
+    far = {n: pair for n, pair in matched.items() if pair.distance > WRONG}
+    near = {pair.b for pair in matched.values() if pair.distance <= WRONG}
+    left: dict[_Key, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for n in mine:
+        if n in far or n not in matched:
+            left[_key(a[n])][0].append(n)
+    for m in theirs:
+        if m not in near:
+            left[_key(b[m])][1].append(m)
+    for ours, others in left.values():
+        if max(len(ours), len(others)) > MAX_EXCHANGED:
+            yield from (far[n] for n in ours if n in far)
+        else:
+            candidates = (Pair(n, m, apart(n, m)) for n in ours for m in others)
+            yield from _nearest(candidates, far)
+
+
+def _nearest(candidates: Iterable[Pair], far: dict[int, Pair]) -> Iterable[Pair]:
+    """Yield the nearest of some pairs, each row once: in another order only where that is much nearer."""
+    taken: tuple[set[int], set[int]] = set(), set()
+    for pair in sorted(candidates, key=lambda pair: pair.distance):
+        known = far.get(pair.a)
+        is_near = pair.distance < (WRONG if known is None else known.distance / 2)
+        if pair.a not in taken[0] and pair.b not in taken[1] and (pair == known or is_near):
+            taken[0].add(pair.a)
+            taken[1].add(pair.b)
+            yield pair
 
 
 def _key(row: TapeRow) -> tuple[str, tuple[int, ...]]:

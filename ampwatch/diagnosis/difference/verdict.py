@@ -17,7 +17,13 @@ from ampwatch.diagnosis.difference.allowed import (
     unit_of,
 )
 from ampwatch.diagnosis.difference.context import Contrast, contrast, profile_of
-from ampwatch.diagnosis.difference.pairs import CASTS, PairedStep, distance, pair_up
+from ampwatch.diagnosis.difference.pairs import (
+    CASTS,
+    PairedStep,
+    distance,
+    pair_state,
+    pair_up,
+)
 from ampwatch.errors import DiffError
 from ampwatch.wire.tape.rows import RowKind
 
@@ -52,6 +58,10 @@ RANDOM = frozenset(
 )
 
 
+_ORDER = {RowKind.WEIGHT: 0, RowKind.BUFFER: 0, RowKind.INPUT: 1, RowKind.NEW_WEIGHT: 3}
+_FLOW = 2
+
+
 class Departure(NamedTuple):
     """A place at which two runs are further apart than what comes in and their formats explain.
 
@@ -66,6 +76,7 @@ class Departure(NamedTuple):
         incoming: How far what comes in is apart.
         a: The row of the one, ``None`` if it has none.
         b: The row of the other.
+        number: Number of the row in the one.
         only: Ops that one of the runs alone has just before it: ``A runs mul``.
     """
 
@@ -79,7 +90,13 @@ class Departure(NamedTuple):
     incoming: float
     a: TapeRow
     b: TapeRow
+    number: int = 0
     only: tuple[str, ...] = ()
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """When it comes: the same in all ranks, which run the same model."""
+        return self.step, _ORDER.get(self.kind, _FLOW), self.number
 
 
 class Spread(NamedTuple):
@@ -156,7 +173,9 @@ class Difference:
 
 
 def compare(a: Tape, b: Tape) -> Difference:
-    """Hold two runs against each other.
+    """Hold one rank of a run against one of another.
+
+    Ranks that see other parts of the batch are compared by what is the same in all ranks alone.
 
     Raises:
         DiffError: If they are of different models or batches, or have recorded no step in common.
@@ -166,12 +185,19 @@ def compare(a: Tape, b: Tape) -> Difference:
     steps = sorted(a.steps.keys() & b.steps.keys())
     _check_steps(a, b, steps)
     is_split = _is_split(a, b, steps)
+    divided = [frozenset(tape.head.divided) for tape in (a, b)]
+    left_out = divided[0] | divided[1] if is_split else divided[0] ^ divided[1]
+    if is_split:
+        _check_whole(a, b, steps[0], left_out)
     found = Difference(steps=steps, contrast=contrast(a, b))
-    found.notes += _notes(a, b, is_split=is_split)
+    found.notes += _notes(a, b, is_split=is_split, left_out=left_out)
     judge = _Judge(a, b, is_split=is_split)
     for step in steps:
-        ratio = _ratio(a, b, step)
-        paired = pair_up(a.steps[step], b.steps[step], ratio)
+        if is_split:
+            paired = pair_state(a.steps[step], b.steps[step], left_out=left_out)
+        else:
+            ratio = _ratio(a, b, step)
+            paired = pair_up(a.steps[step], b.steps[step], ratio, left_out=left_out)
         departures = judge.departures(paired)
         found.first_apart = found.first_apart or judge.first_apart(paired)
         found.departures += departures
@@ -197,6 +223,7 @@ def _check_steps(a: Tape, b: Tape, steps: list[int]) -> None:
         )
         raise DiffError(msg)
     mine, theirs = (_weights(tape, steps[0]) for tape in (a, b))
+    divided = {*a.head.divided, *b.head.divided}
     common = mine.keys() & theirs.keys()
     if (mine and theirs) and len(common) * 2 < max(len(mine), len(theirs)):
         only = min(mine.keys() ^ theirs.keys())
@@ -205,11 +232,23 @@ def _check_steps(a: Tape, b: Tape, steps: list[int]) -> None:
             f" {len(common)} have the same name ({only!r} is in one alone); compare runs of the same model"
         )
         raise DiffError(msg)
-    other = next((name for name in sorted(common) if mine[name] != theirs[name]), None)
+    whole = sorted(common - divided)
+    other = next((name for name in whole if mine[name] != theirs[name]), None)
     if other is not None:
         msg = (
             f"expected two runs of one model, got parameter {other!r} of shape {mine[other]} and"
             f" {theirs[other]}; compare runs of the same model, whole or divided alike"
+        )
+        raise DiffError(msg)
+
+
+def _check_whole(a: Tape, b: Tape, step: int, divided: frozenset[str]) -> None:
+    names = _weights(a, step).keys() & _weights(b, step).keys()
+    if names and names <= divided:
+        msg = (
+            f"expected parameters of which each rank has all, got {a.head.world_size} and"
+            f" {b.head.world_size} ranks between which all {len(names)} are divided (FSDP, tensor parallel);"
+            " record both with the same number of ranks, or one with DDP"
         )
         raise DiffError(msg)
 
@@ -229,7 +268,7 @@ def _is_split(a: Tape, b: Tape, steps: list[int]) -> bool:
     Raises:
         DiffError: If as many ranks see batches of another shape.
     """
-    if a.head.world_size != b.head.world_size:
+    if (a.head.rank, a.head.world_size) != (b.head.rank, b.head.world_size):
         return True
     for step in steps:
         mine, theirs = ([r.shape for r in t.steps[step].rows if _is_batch(r)] for t in (a, b))
@@ -250,7 +289,7 @@ def _shapes(shapes: list[list[int]]) -> str:
     return ", ".join(map(str, shapes[:4])) or "none"
 
 
-def _notes(a: Tape, b: Tape, *, is_split: bool) -> list[str]:
+def _notes(a: Tape, b: Tape, *, is_split: bool, left_out: frozenset[str]) -> list[str]:
     notes = []
     for letter, tape in (("A", a), ("B", b)):
         missing = {m for step in tape.steps.values() for m in step.missing}
@@ -258,9 +297,17 @@ def _notes(a: Tape, b: Tape, *, is_split: bool) -> list[str]:
         if tape.is_cut:
             notes.append(f"{letter} ends within a record: its run was killed, or still writes")
     if is_split:
+        who = f"A has {a.head.world_size} ranks and B {b.head.world_size}"
+        if a.head.world_size == b.head.world_size:
+            who = f"A is rank {a.head.rank} and B rank {b.head.rank}"
         notes.append(
-            f"A has {a.head.world_size} ranks and B {b.head.world_size}: each rank sees another part of the"
-            " batch, so that only weights, gradients after their sum, and updates are compared"
+            f"{who}: each rank sees another part of the batch, so that only weights, gradients after"
+            " their sum, and updates are compared"
+        )
+    if left_out:
+        notes.append(
+            f"{len(left_out)} parameters, {min(left_out)!r} for one, are divided between ranks (FSDP, tensor"
+            " parallel), and not in the same way in A and B: their weights, gradients and updates"
         )
     if any(not any(r.kind == RowKind.OP for r in s.rows) for t in (a, b) for s in t.steps.values()):
         notes.append("ops were not recorded in all steps: there the place is a module, not an op")
@@ -297,8 +344,6 @@ class _Judge:
 
     def first_apart(self, paired: PairedStep) -> Departure | None:
         """Return the first row that is not the same to the last bit."""
-        if self._is_split:
-            return None
         for pair in paired.pairs:
             if pair.distance > 0.0 and paired.a[pair.a].kind != RowKind.NEW_WEIGHT:
                 return self._departure(paired, pair, math.nan, math.nan)
@@ -342,6 +387,8 @@ class _Judge:
     def _of_inputs(self, paired: PairedStep) -> Iterator[Departure]:
         for pair in paired.of_kind(RowKind.INPUT):
             a, b = paired.a[pair.a], paired.b[pair.b]
+            if a.exchanged or b.exchanged:
+                continue
             unit = max(unit_of(a.dtype), unit_of(b.dtype))
             # What the step before has left, a state of the program's own, may be apart by now.
             carried = GROWTH * max(self._left.values(), default=0.0) if a.name else 0.0
@@ -359,9 +406,13 @@ class _Judge:
         flow = {RowKind.OP, RowKind.OUTPUT, RowKind.OUTPUT_GRADIENT, RowKind.GRADIENT}
         for pair in paired.pairs:
             a, b = paired.a[pair.a], paired.b[pair.b]
-            if a.kind not in flow:
+            if a.kind not in flow or (a.kind == RowKind.OP and (a.exchanged or b.exchanged)):
                 continue
-            if a.sources and b.sources:
+            if a.kind == RowKind.GRADIENT and (_is_summed(paired.a, a) or _is_summed(paired.b, b)):
+                # Of all ranks, so that what this one has put in does not explain it by itself.
+                incoming = so_far
+                allowed = UNSEEN_GROWTH * (so_far + self._unit) + flushed(a, b)
+            elif a.sources and b.sources:
                 coming = [mine[s] for s in a.sources] + [theirs[s] for s in b.sources]
                 incoming = max(coming)
                 allowed = self._allowed(paired, pair, incoming)
@@ -371,7 +422,8 @@ class _Judge:
             else:
                 incoming = so_far
                 allowed = UNSEEN_GROWTH * (so_far + self._unit) + flushed(a, b)
-            so_far = max(so_far, min(pair.distance, 1.0))
+            if a.kind != RowKind.GRADIENT:  # nor does one explain another
+                so_far = max(so_far, min(pair.distance, 1.0))
             if pair.distance > allowed:
                 only = (*_only(paired, pair, 0, "A"), *_only(paired, pair, 1, "B"))
                 yield self._departure(paired, pair, allowed, incoming)._replace(only=only)
@@ -424,7 +476,17 @@ class _Judge:
         kind = RowKind(a.kind)
         module = a.module if kind in (RowKind.OP, RowKind.INPUT) else a.module or ""
         return Departure(
-            paired.step, kind, module, a.name, _phase(a), pair.distance, allowed, incoming, a, b
+            paired.step,
+            kind,
+            module,
+            a.name,
+            _phase(a),
+            pair.distance,
+            allowed,
+            incoming,
+            a,
+            b,
+            pair.a,
         )
 
     def causes(self, first: Departure, known: Contrast) -> list[str]:
@@ -491,6 +553,11 @@ def _flow(rows: Sequence[TapeRow], pairs: Sequence[Pair], side: int) -> list[flo
         else:
             found.append(max((found[s] for s in row.sources), default=0.0))
     return found
+
+
+def _is_summed(rows: Sequence[TapeRow], row: TapeRow) -> bool:
+    """Whether a gradient was made of memory that ranks exchange."""
+    return row.exchanged or any(rows[source].exchanged for source in row.sources)
 
 
 def _siblings(rows: Sequence[TapeRow], number: int) -> list[TapeRow]:

@@ -11,6 +11,7 @@ import os
 import re
 import struct
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
@@ -137,30 +138,70 @@ def elements_path(tape: Path, step: int) -> Path:
     return tape.with_name(f"{tape.stem}-step{step}.safetensors")
 
 
+def find_tapes(asked: Path) -> dict[int, Path]:
+    """Return the tapes that a path names, by rank: itself, or those of the newest run in a directory.
+
+    Raises:
+        DiffError: If there is none.
+
+    Cost: of each file in the directory the first record is read.
+    """
+    if not asked.is_dir():
+        return {read_head(asked).rank: asked}
+    known = [(_head_or_error(path), path) for path in sorted(asked.glob(f"*{SUFFIX}"))]
+    heads = [(head, path) for head, path in known if isinstance(head, TapeHead)]
+    for refused, _ in known:
+        if not heads and isinstance(refused, DiffError):
+            raise refused
+    if not heads:
+        msg = (
+            f"expected a tape (*{SUFFIX}) in {str(asked)!r}, found none; a run records one with"
+            " ampwatch.monitor(..., record_dir=DIR) or AMPWATCH_RECORD_DIR=DIR"
+        )
+        raise DiffError(msg)
+    heads.sort(key=lambda known: (-known[0].started_ns, known[0].rank))
+    newest = heads[0][0]
+    found: dict[int, Path] = {}
+    for head, path in heads:
+        if (head.run, head.world_size) != (newest.run, newest.world_size):
+            continue
+        if head.rank in found:  # of the run before
+            break
+        found[head.rank] = path
+    return dict(sorted(found.items()))
+
+
 def find_tape(asked: Path) -> Path:
-    """Return the tape that a path names: itself, or the newest of rank 0 in a directory.
+    """Return the tape that a path names: itself, or that of the first rank of the newest run.
 
     Raises:
         DiffError: If there is none.
     """
     if not asked.is_dir():
         return asked
-    found = sorted(asked.glob(f"*{SUFFIX}"), key=_age_of)
-    first = [path for path in found if path.stem.endswith("-rank0")] or found
-    if not first:
-        msg = (
-            f"expected a tape (*{SUFFIX}) in {str(asked)!r}, found none; a run records one with"
-            " ampwatch.monitor(..., record_dir=DIR) or AMPWATCH_RECORD_DIR=DIR"
-        )
-        raise DiffError(msg)
-    return first[-1]
+    found = find_tapes(asked)
+    return found[min(found)]
 
 
-def _age_of(path: Path) -> tuple[int, str]:
+def _head_or_error(path: Path) -> TapeHead | DiffError:
     try:
-        return path.stat().st_mtime_ns, path.name
-    except OSError:
-        return 0, path.name
+        return read_head(path)
+    except DiffError as error:
+        return error
+
+
+def read_head(path: Path) -> TapeHead:
+    """Return the first record of a tape.
+
+    Raises:
+        DiffError: If the file cannot be read, is no tape, or one of another version of ampwatch.
+    """
+    with _opened(path) as file:
+        _check_mark(path, file)
+        first = next(_records(path, file), None)
+    if not isinstance(first, TapeHead):
+        raise _without_step(path)
+    return first
 
 
 def read_tape(path: Path) -> Tape:
@@ -171,12 +212,23 @@ def read_tape(path: Path) -> Tape:
 
     Cost: the file is read once; some 10 us a row.
     """
+    with _opened(path) as file:
+        return _tape_of(path, file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to read, and say of what the system refuses which file it is.
+
+    Raises:
+        DiffError: If it cannot be read.
+    """
     try:
         if path.stat().st_size > MAX_FILE + MAX_RECORD:
             msg = f"expected a tape of at most {MAX_FILE} bytes, got {str(path)!r}, which is larger"
             raise DiffError(msg)
         with path.open("rb") as file:
-            return _tape_of(path, file)
+            yield file
     except OSError as error:
         if isinstance(error, DiffError):
             raise
@@ -184,13 +236,24 @@ def read_tape(path: Path) -> Tape:
         raise DiffError(msg) from None
 
 
-def _tape_of(path: Path, file: BinaryIO) -> Tape:
+def _check_mark(path: Path, file: BinaryIO) -> None:
     if file.read(len(MARK)) != MARK:
         msg = (
             f"expected a tape, got {str(path)!r}, which is another kind of file; a run records a tape"
             " with ampwatch.monitor(..., record_dir=DIR)"
         )
         raise DiffError(msg)
+
+
+def _without_step(path: Path) -> DiffError:
+    return DiffError(
+        f"expected a tape with a recorded step, got {str(path)!r} without; the run has ended"
+        " before its first step, or has not come to it yet"
+    )
+
+
+def _tape_of(path: Path, file: BinaryIO) -> Tape:
+    _check_mark(path, file)
     tape: Tape | None = None
     for record in _records(path, file):
         if isinstance(record, TapeHead):
@@ -202,11 +265,7 @@ def _tape_of(path: Path, file: BinaryIO) -> Tape:
         elif isinstance(record, TapeOutcome):
             tape.outcomes[record.step] = record
     if tape is None:
-        msg = (
-            f"expected a tape with a recorded step, got {str(path)!r} without; the run has ended"
-            " before its first step, or has not come to it yet"
-        )
-        raise DiffError(msg)
+        raise _without_step(path)
     tape.is_cut = file.tell() < os.fstat(file.fileno()).st_size
     return tape
 

@@ -55,6 +55,8 @@ class TapeRow(Struct, array_like=True, frozen=True):
         scale: What the values were divided by: the loss scale; 1 without.
         sources: Of an op, numbers of the rows in this step that it has read.
         inputs: Of an op, the dtypes that it has read.
+        exchanged: Whether it was made of memory that the ranks exchange: what stands there is also of the
+            others, or of the order in which they communicate.
     """
 
     kind: int
@@ -75,6 +77,7 @@ class TapeRow(Struct, array_like=True, frozen=True):
     scale: float = 1.0
     sources: list[int] = field(default_factory=list)
     inputs: list[str] = field(default_factory=list)
+    exchanged: bool = False
 
     @property
     def numel(self) -> int:
@@ -126,6 +129,7 @@ class TapeHead(Struct, frozen=True, tag="head"):
         facts: Versions, device and flags.
         modules: The modules, in the order of ``named_modules``.
         optimizers: Of each optimizer its class and the numbers of its groups, as text.
+        divided: Names of the parameters of which each rank has a part.
     """
 
     version: int
@@ -140,6 +144,7 @@ class TapeHead(Struct, frozen=True, tag="head"):
     facts: dict[str, str]
     modules: list[TapeModule]
     optimizers: list[dict[str, str]]
+    divided: list[str] = field(default_factory=list)
 
 
 class TapeStep(Struct, frozen=True, tag="step"):

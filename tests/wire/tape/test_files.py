@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ampwatch.errors import DiffError
 from ampwatch.wire.tape import RowKind, read_tape
-from ampwatch.wire.tape.files import find_tape
+from ampwatch.wire.tape.files import find_tape, find_tapes
 from tests.workshop.tapes import HEAD, row, step, write_tape
 
 if TYPE_CHECKING:
@@ -104,7 +104,25 @@ def test_a_directory_without_a_tape_says_how_to_record_one(tmp_path: Path) -> No
 
 def test_of_a_directory_the_newest_tape_of_rank_0_is_taken(tmp_path: Path) -> None:
     """Other ranks have tapes of their own beside it."""
-    for name in ("run-rank0", "run-rank1"):
-        write_tape(tmp_path / f"{name}.tape", [step(0)])
+    for rank in (1, 0):
+        head = replace(HEAD, rank=rank, world_size=2)
+        write_tape(tmp_path / f"run-rank{rank}.tape", [step(0)], head)
 
     assert find_tape(tmp_path).name == "run-rank0.tape"
+
+
+def test_of_a_directory_the_ranks_of_the_newest_run_are_taken(tmp_path: Path) -> None:
+    """A run before it, with a tape of a rank that the newest has not left, is not mixed in."""
+    for name, began, ranks in (("old", 1, (0, 1, 2)), ("new", 100, (2, 1)), ("alone", 50, (0,))):
+        for rank in ranks:
+            size = 1 if name == "alone" else 3
+            head = replace(HEAD, rank=rank, world_size=size, started_ns=began + 5 * rank)
+            write_tape(tmp_path / f"{name}-rank{rank}.tape", [step(0)], head)
+    (tmp_path / "killed-rank0.tape").write_bytes(b"ampwatch tape\n")
+
+    found = find_tapes(tmp_path)
+
+    assert {rank: path.name for rank, path in found.items()} == {
+        1: "new-rank1.tape",
+        2: "new-rank2.tape",
+    }

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.model.facts import run_facts
+from ampwatch.training.model.flat import is_in_flat
 from ampwatch.wire.tape.rows import VERSION, TapeHead, TapeModule
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ def head_of(context: Context, identity: RunIdentity) -> TapeHead:
         TapeModule(name, type(module).__qualname__[:MAX_TEXT], _options(module))
         for name, module in context.names.modules()
     ]
+    divided = [n for n, p in context.names.parameters() if whole_part(p) is None or is_in_flat(p)]
     optimizers = [_of_optimizer(optimizer) for optimizer in context.trained.met.values()]
     return TapeHead(
         version=VERSION,
@@ -45,6 +48,7 @@ def head_of(context: Context, identity: RunIdentity) -> TapeHead:
         facts=facts,
         modules=modules,
         optimizers=[known for known in optimizers if known],
+        divided=divided,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 
 from ampwatch.errors import StateError
 from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import admit, local_part
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, decode
 from ampwatch.training.model.dtypes import name_of
@@ -50,6 +51,7 @@ class _Measured:
     scale: torch.Tensor | None
     sources: list[int]
     inputs: list[str]
+    exchanged: bool
 
 
 @dataclass
@@ -69,6 +71,7 @@ class StepRows:
     missing: dict[str, None] = field(default_factory=dict)
     _rows: list[_Measured] = field(default_factory=list)
     _writers: dict[int, int] = field(default_factory=dict)
+    _exchanged: set[int] = field(default_factory=set)
     _indices: dict[RowName, int] = field(default_factory=dict)
     _lock: Lock = field(default_factory=Lock)
 
@@ -98,6 +101,7 @@ class StepRows:
             return
         if sources is None:
             sources = self.sources_of(read)
+        exchanged = self._is_exchanged(part, read, is_backward=name.phase == int(Phase.BACKWARD))
         sums = self.sketcher.sketch(part)
         bins = self._bins(part)
         with self._lock:
@@ -117,33 +121,65 @@ class StepRows:
                 scale,
                 sources,
                 dtypes,
+                exchanged,
             )
             if name.kind in _WRITES:
                 self._writers[_storage(part)] = len(self._rows)
             self._rows.append(row)
 
-    def strangers(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return those of some tensors whose memory no row of this step has written."""
-        parts = [(tensor, local_part(tensor)) for tensor in tensors]
+    def exchange(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Take note that a collective was called with the memory of some tensors.
+
+        What stands there from now on is of other ranks. Nobody knows when it arrives, and it need not
+        be known: what reads it next waits for it.
+        """
+        for storage in {_storage(part) for part in _parts_of(tensors)}:
+            self._exchanged.add(storage)
+            writer = self._writers.get(storage)
+            # A copy that only brought it there: of buckets, or of the order of buckets.
+            if writer is not None and self._rows[writer].name.name in _COPIES:
+                self._rows[writer].exchanged = True
+
+    def _is_exchanged(
+        self, part: torch.Tensor, read: Sequence[torch.Tensor], *, is_backward: bool
+    ) -> bool:
+        if not self._exchanged:
+            return False
+        storages = {_storage(each) for each in _parts_of(read)}
+        mine = _storage(part)
+        if mine not in storages:  # new memory, which may lie where a buffer was
+            self._exchanged.discard(mine)
+        # In forward what has come is measured by itself, so that what is made of it can be judged.
+        return mine in self._exchanged or (is_backward and not self._exchanged.isdisjoint(storages))
+
+    def received(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those of some tensors whose memory a collective of this step was called with."""
+        if not self._exchanged:
+            return []
         return [
             tensor
-            for tensor, part in parts
-            if part is not None
-            and part.layout is torch.strided
-            and not part.is_meta
-            and _storage(part) not in self._writers
+            for tensor in tensors
+            if any(_storage(part) in self._exchanged for part in _parts_of([tensor]))
         ]
+
+    def strangers(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those of some tensors whose memory no row of this step has written.
+
+        What other ranks have written counts as well.
+        """
+        return [
+            tensor
+            for tensor in tensors
+            if any(self._is_strange(_storage(part)) for part in _parts_of([tensor]))
+        ]
+
+    def _is_strange(self, storage: int) -> bool:
+        return storage not in self._writers or storage in self._exchanged
 
     def sources_of(self, tensors: Sequence[torch.Tensor]) -> list[int]:
         """Return the rows that have written the memory of some tensors last."""
-        found = []
-        for tensor in tensors:
-            part = local_part(tensor)
-            if part is not None and part.layout is torch.strided and not part.is_meta:
-                number = self._writers.get(_storage(part))
-                if number is not None:
-                    found.append(number)
-        return list(dict.fromkeys(found))
+        writers = [self._writers.get(_storage(part)) for part in _parts_of(tensors)]
+        return list(dict.fromkeys(number for number in writers if number is not None))
 
     def _bins(self, part: torch.Tensor) -> torch.Tensor | None:
         pieces, why_not = admit(part)
@@ -176,6 +212,15 @@ class StepRows:
 
 _WRITES = frozenset({RowKind.WEIGHT, RowKind.BUFFER, RowKind.INPUT, RowKind.OP})
 """Kinds of rows that say where the memory of a tensor has its values from."""
+
+
+_COPIES = frozenset({"copy_", "cat", "_foreach_copy_"})
+
+
+def _parts_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parts of tensors that are in the memory of this process, as far as it can be seen."""
+    parts = map(local_part, tensors)
+    return [p for p in parts if p is not None and p.layout is torch.strided and not p.is_meta]
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -223,6 +268,7 @@ def _row(
         scale=scale,
         sources=row.sources,
         inputs=row.inputs,
+        exchanged=row.exchanged,
     )
 
 

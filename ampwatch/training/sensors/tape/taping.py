@@ -175,7 +175,7 @@ class TapeSensor(OpSensor):
         self._record_weights(rows)
         known = self._known(event.module)
         for tensor in tensors_in([event.args, event.kwargs]):
-            rows.add(RowName(RowKind.INPUT, known or "", ""), tensor)
+            rows.add(RowName(RowKind.INPUT, known or "", ""), tensor, read=(tensor,), sources=[])
 
     def _record_weights(self, rows: StepRows) -> None:
         if self._has_weights:
@@ -202,15 +202,21 @@ class TapeSensor(OpSensor):
         if rows is None or place.phase not in (Phase.FORWARD, Phase.BACKWARD):
             return
         if call.info.is_collective:
-            rows.missing["results of collectives at once: they have yet to arrive"] = None
+            rows.exchange(list(tensors_in([call.out, call.args, call.kwargs])))
             return
         self._record_weights(rows)
         made = tensors_among((call.out,)) or written_by(call)
         read = tensors_among([*call.args, *call.kwargs.values()])
         written = call.info.written or call.info.name.endswith("_")
-        if place.phase is Phase.FORWARD and not written:
-            for tensor in rows.strangers(read):  # targets, masks, states: nobody has made them here
-                rows.add(RowName(RowKind.INPUT, call.info.name, place.module), tensor)
+        if place.phase is Phase.FORWARD:
+            # Targets, masks, states: nobody has made them here. Nor what has come from other ranks.
+            changed = written_by(call) if written else []
+            unknown = rows.received(read) if written else rows.strangers(read)
+            for tensor in unknown:
+                if any(tensor is each for each in changed):
+                    continue  # too late: what it was has been written over
+                given = RowName(RowKind.INPUT, call.info.name, place.module)
+                rows.add(given, tensor, read=(tensor,), sources=[])
         sources = rows.sources_of(read)
         name = RowName(RowKind.OP, call.info.name, place.module, int(place.phase))
         for tensor in made:

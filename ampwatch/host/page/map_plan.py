@@ -55,6 +55,9 @@ def plan_of_map(plan: Mapping[str, PlanRecord], modules: Sequence[str]) -> State
         "decibels": {
             module: list(map(_decibels, record.sqnr_db)) for module, record in plan.items()
         },
+        "why": {
+            module: list(map(_why, record.formats, record.why)) for module, record in plan.items()
+        },
     }
 
 
@@ -62,6 +65,13 @@ def _decibels(ratio: float) -> str | None:
     if math.isnan(ratio):
         return None
     return "no loss" if ratio == math.inf else f"{ratio:.1f} dB"
+
+
+def _why(name: str, why: str) -> str:
+    """Return why a product has no cheaper format; empty where there is no such product."""
+    if not name or name == AS_IS:
+        return why
+    return f"not {why}" if why else "no cheaper format was considered"
 
 
 def _bits(name: str) -> int:

@@ -140,7 +140,7 @@ shares = st.floats(0.0, 1.0)
 limits = st.floats(0.0, 1000.0)
 words = st.tuples(*[texts] * 3)
 plans = st.builds(
-    PlanRecord, *[counts] * 2, texts, words, ratios, limits, shares, texts, *[counts] * 3
+    PlanRecord, *[counts] * 2, texts, words, ratios, words, limits, shares, texts, *[counts] * 3
 )
 memories = st.builds(MemoryRecord, counts, counts, st.lists(places, max_size=2).map(tuple))
 ends = st.builds(EndRecord, st.sampled_from([RunState.FINISHED, RunState.FAILED]), texts, counts)

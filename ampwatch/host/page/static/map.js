@@ -46,7 +46,10 @@ export class ModelMap {
     byId("map-cells").addEventListener("click", (event) => this.choose(this.at(event).row));
     byId("map-cells").addEventListener("pointermove", (event) => this.point(this.at(event)));
     byId("map-cells").addEventListener("pointerleave", () => this.point({}));
-    byId("map-shows").addEventListener("change", () => this.take(this.sent));
+    byId("map-shows").addEventListener("change", () => {
+      this.take(this.sent);
+      if (this.wanted) this.askCourse(this.wanted).catch(() => {});
+    });
     byId("map-explore").addEventListener("click", () => this.onExplore(this.selected));
     byId("map-more").addEventListener("click", () => {
       this.allTold = true;
@@ -231,8 +234,25 @@ export class ModelMap {
     }
     const { words } = this.map.codes[shown.cells[column]];
     const of = shown.isFolded ? `${label(shown.node.key)}, the worst of ${number(shown.node.size)} modules` : label(shown.node.key);
-    const ratio = shown.isFolded ? "" : this.map.decibels?.[shown.node.key]?.[column];
-    setText(byId("map-cell"), `${of} · ${this.map.isPlan ? PRODUCTS[at] : steps(at)} · ${words}${ratio ? `, ${ratio}` : ""}`);
+    const planned = shown.isFolded ? "" : this.planned(shown.node.key, column);
+    setText(byId("map-cell"), `${of} · ${this.map.isPlan ? PRODUCTS[at] : steps(at)} · ${words}${planned}`);
+  }
+
+  /** What a plan says of a product besides its format: its dB, and why no cheaper one. */
+  planned(module, column) {
+    const { decibels, why } = this.map;
+    const [ratio, reason] = [decibels?.[module]?.[column], why?.[module]?.[column]];
+    return `${ratio ? `, ${ratio}` : ""}${reason ? `; ${reason}` : ""}`;
+  }
+
+  /** The products of a module in words, if the plan is shown: what its cells say under a pointer. */
+  products(module) {
+    const { isPlan, codes, columns, modules, rows } = this.map;
+    const letters = isPlan ? rows[modules.indexOf(module)] : "";
+    return columns.flatMap((name, column) => {
+      const code = codes.find(({ letter }) => letters?.[column] === letter);
+      return code && code.reason !== "none" ? [`${PRODUCTS[name]}: ${code.words}${this.planned(module, column)}`] : [];
+    });
   }
 
   click(event) {
@@ -305,7 +325,7 @@ export class ModelMap {
     const course = answer.ok ? await answer.json() : { words: ["No sample of this module is known."], charts: [] };
     if (module !== this.selected || wanted !== this.wanted) return;
     const island = this.sent.islands[module];
-    const words = [...course.words, ...(island ? [island] : [])];
+    const words = [...this.products(module), ...course.words, ...(island ? [island] : [])];
     setText(byId("map-course-title"), label(module));
     rebuild(byId("map-words"), words, () => (words.length ? words : ["Nothing notable so far."]).map((line) => make("li", {}, line)));
     this.course.show(course);

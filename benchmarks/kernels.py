@@ -4,6 +4,7 @@
     python benchmarks/kernels.py --dtype bfloat16        another dtype
     python benchmarks/kernels.py --values all            other distributions of magnitudes
     python benchmarks/kernels.py --device cuda           on a GPU
+    python benchmarks/kernels.py --blocks                exponents and blocks beside exponents alone
     python benchmarks/kernels.py --json FILE             keep the numbers
 
 How to read it: README.md in this folder.
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from conditions import QUIET_ENVIRONMENT, kept, restart_in_quiet_environment, write
 
+from ampwatch.numerics.blocks import PART, stretch_of
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.training.kernels import native
+from ampwatch.training.kernels.block_rows import BLOCK_DTYPES, BLOCK_ROW_WORDS
 from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.rows import ROW_WORDS
 
@@ -50,6 +53,12 @@ CASES = {
     "cpu": (Case(64_000, 1000), Case(10**6, 40), Case(10**7, 120), Case(5 * 10**7, 300)),
     "cuda": (Case(64_000, 1000), Case(10**7, 120), Case(10**8, 300), Case(10**9, 600)),
 }
+
+BLOCK_SIZES = (64, 1000, 2048, 4096, 8192, 16_384, 32_768, 65_536, 262_144, 10**6)
+"""Elements of the tensors whose blocks are measured; of each size a list, so that calls count little."""
+
+MAX_LIST = 64
+"""Tensors of such a list, unless they have a million elements together before."""
 
 VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     # normal: fresh samples of a standard normal distribution
@@ -160,6 +169,68 @@ def measure(case: Case, values: str, args: argparse.Namespace) -> list[dict[str,
     ]
 
 
+def measure_blocks(numel: int, dtype: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Time a call that measures exponents and blocks beside one that measures exponents, in pairs.
+
+    Returns:
+        Medians for one tensor, and the median and quartiles of the ratio of each pair.
+    """
+    number = max(1, min(MAX_LIST, 10**6 // numel))
+    # Float16 would flush most of the gradients: as in a training, they are scaled.
+    scale = 2.0**14 if dtype == "float16" else 1.0
+    make = VALUES[args.values]
+    wanted = getattr(torch, dtype)
+    pieces = [
+        (scale * make(torch.randn(numel, device=args.device))).to(wanted) for _ in range(number)
+    ]
+    rows, blocks = (
+        torch.empty((number, words), dtype=torch.int32, device=args.device)
+        for words in (ROW_WORDS, BLOCK_ROW_WORDS)
+    )
+    kernel = kernels(args.device)[0]
+    calls = {
+        "alone": lambda: kernel.measure(pieces, rows),
+        "both": lambda: kernel.measure(pieces, rows, blocks=blocks),
+    }
+    timed = stopwatch(args.device)
+    order = list(calls)
+    for name in order * 2:
+        timed(calls[name])
+    rounds = []
+    for _ in range(args.rounds * 5):  # a round is short
+        random.shuffle(order)
+        rounds.append({name: timed(calls[name])[0] for name in order})
+    ratios = [pair["both"] / pair["alone"] for pair in rounds]
+    low, middle, high = quantiles(ratios, n=4)
+    return {
+        "numel": numel,
+        "num_tensors": number,
+        "dtype": dtype,
+        "values": args.values,
+        "kernel": kernel.name,
+        "measured": min(numel * PART // stretch_of(numel), numel),
+        "alone_us": 1e6 * median(pair["alone"] for pair in rounds) / number,
+        "both_us": 1e6 * median(pair["both"] for pair in rounds) / number,
+        "ratio": middle,
+        "quartiles": [low, high],
+    }
+
+
+def block_table(results: list[dict[str, Any]]) -> str:
+    """Return what blocks cost as a Markdown table."""
+    lines = [
+        "| elements | of them in blocks | dtype | values | exponents | and blocks | ratio | quartiles |",
+        "| ---: | ---: | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for r in results:
+        low, high = r["quartiles"]
+        lines.append(
+            f"| {r['numel']:,} | {r['measured']:,} | {r['dtype']} | {r['values']}"
+            f" | {r['alone_us']:.2f} us | {r['both_us']:.2f} us | {r['ratio']:.2f} | {low:.2f}-{high:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """Return the results as a Markdown table."""
     lines = [
@@ -186,6 +257,9 @@ def arguments() -> argparse.Namespace:
     add("--dtype", choices=[d for d in DTYPES if "float8" not in d], default="float32")
     add("--values", choices=[*VALUES, "all"], default="gradients")
     add("--largest", type=int, default=10**9, metavar="N", help="leave out longer lists")
+    add(
+        "--blocks", action="store_true", help="what blocks cost beside exponents, by size and dtype"
+    )
     add("--rounds", type=int, default=30, help="timed calls of each kernel, at least 2")
     add("--json", type=Path, metavar="FILE", help="write the numbers there")
     args = parser.parse_args()
@@ -201,17 +275,24 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     chosen = list(VALUES) if args.values == "all" else [args.values]
-    results = [
-        result
-        for case in CASES[args.device]
-        if case.numel <= args.largest
-        for values in chosen
-        for result in measure(case, values, args)
-    ]
+    if args.blocks:
+        sizes = [numel for numel in BLOCK_SIZES if numel <= args.largest]
+        results = []
+        for args.values in chosen:
+            results += [measure_blocks(numel, d, args) for d in BLOCK_DTYPES for numel in sizes]
+    else:
+        results = [
+            result
+            for case in CASES[args.device]
+            if case.numel <= args.largest
+            for values in chosen
+            for result in measure(case, values, args)
+        ]
     measured = kept(
         results, args.device, threads=1, rounds=args.rounds, environment=QUIET_ENVIRONMENT
     )
-    print(f"{measured['machine']}\n{measured['versions']}\n\n{table(results)}")
+    shown = block_table(results) if args.blocks else table(results)
+    print(f"{measured['machine']}\n{measured['versions']}\n\n{shown}")
     if args.json:
         write(args.json, measured)
 

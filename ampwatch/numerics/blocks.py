@@ -43,8 +43,16 @@ PART = 128
 MAX_STRETCH = 4096
 """Elements of the longest stretch: at least one element in 32 is measured."""
 
-MIN_MEASURED = 8192
-"""Elements of which no fewer are measured, if there are as many: 256 blocks of 32."""
+MIDDLE_STRETCH = 1024
+"""Elements of the longest stretch of tensors with fewer than ``16 * MANY_MEASURED`` elements."""
+
+MIN_MEASURED = 2048
+"""Elements of which no fewer are measured, if there are as many: 64 blocks of 32. Beside all blocks of
+a tensor the SQNR by a sample is off by less than 0.5 dB in 95 % of 2400 casts of tensors of trainings, by less than
+1 dB in 99 %, the share that becomes zero by less than 1.5 points in 99 %."""
+
+MANY_MEASURED = 8192
+"""Elements of which no fewer are measured where that is one in 8 or less: 256 blocks of 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +159,10 @@ def stretch_of(numel: int) -> int:
     Args:
         numel: Elements of the tensor.
     """
-    most = numel * PART // MIN_MEASURED
-    return min(max(1 << most.bit_length() - 1 if most else 0, PART), MAX_STRETCH)
+    middle = min(numel * PART // MIN_MEASURED, MIDDLE_STRETCH)
+    longest = min(numel * PART // MANY_MEASURED, MAX_STRETCH)
+    most = max(middle, longest, PART)
+    return 1 << most.bit_length() - 1
 
 
 def part_of(number: int, parts: int) -> int:

@@ -251,6 +251,7 @@ def records_of(plan: Plan, step: int) -> list[PlanRecord]:
         chosen = [products.get(name) for name in PRODUCTS]
         formats = ["" if product is None else product.format for product in chosen]
         ratios = [math.nan if p is None or p.sqnr_db is None else p.sqnr_db for p in chosen]
+        why = ["" if product is None else product.why for product in chosen]
         records.append(
             PlanRecord(
                 step=step,
@@ -258,6 +259,7 @@ def records_of(plan: Plan, step: int) -> list[PlanRecord]:
                 module=layer.module,
                 formats=(formats[0], formats[1], formats[2]),
                 sqnr_db=(ratios[0], ratios[1], ratios[2]),
+                why=(why[0], why[1], why[2]),
                 limit_db=plan.limit_db,
                 max_flushed=plan.max_flushed,
                 gpu=plan.gpu,

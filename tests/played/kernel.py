@@ -46,6 +46,7 @@ class PlayedKernel:
         *,
         stride: Sequence[int] | None = None,
         gate: Tensor | None = None,
+        blocks: Tensor | None = None,
     ) -> None:
         """Launch."""
         if self.is_broken is not None:
@@ -61,6 +62,8 @@ class PlayedKernel:
                 machine.compile(f"measure, {dtype}")
                 used = [rows, units, *known, *(p for p in pieces if p.numel())]
                 _launch("measure", used, _Measure(getattr(torch, dtype), units, rows, gate))
+        if blocks is not None:
+            self.measure_blocks(pieces, rows, blocks)
 
     def measure_blocks(
         self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False

@@ -159,6 +159,11 @@ def planned(module: str = "decoder.up", place: int = 0, **changes: Any) -> PlanR
         module=module,
         formats=("nvfp4", "float8_e5m2 x float8_e4m3fn", "float8_e4m3fn"),
         sqnr_db=(17.2, 26.1, 28.8),
+        why=(
+            "mxfp4: 14.1 dB (input 17.0, weight 17.2)",
+            "mxfp8_e4m3: blocks were not measured",
+            "nvfp4: 12.2% of grad_output become zero",
+        ),
         limit_db=15.0,
         max_flushed=0.1,
         gpu="",

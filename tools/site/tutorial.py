@@ -75,9 +75,7 @@ def ran(command: str) -> Ran:
     name, *options = command.split()
     done = subprocess.run(  # noqa: S603 - a program of this repository
         [sys.executable, ROOT / "examples" / f"{name}.py", *options, "--device", "cpu"],
-        env=os.environ
-        | ONE_ARITHMETIC
-        | {"AMPWATCH_SAMPLE_EVERY": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | ONE_ARITHMETIC | {"AMPWATCH_SAMPLE_EVERY": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         check=True,
         text=True,

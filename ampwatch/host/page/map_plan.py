@@ -53,15 +53,20 @@ def plan_of_map(plan: Mapping[str, PlanRecord], modules: Sequence[str]) -> State
         ],
         "legend": [*_legend(formats)],
         "details": {
-            module: list(map(_decibels, record.sqnr_db)) for module, record in plan.items()
+            module: list(map(_detail, record.formats, record.sqnr_db, record.why))
+            for module, record in plan.items()
         },
     }
 
 
-def _decibels(ratio: float) -> str | None:
-    if math.isnan(ratio):
+def _detail(name: str, ratio: float, why: str) -> str | None:
+    """Return the dB of a product, and why it has no cheaper format; ``None`` where there is no such product."""
+    if not name:
         return None
-    return "no loss" if ratio == math.inf else f"{ratio:.1f} dB"
+    decibels = "" if math.isnan(ratio) else "no loss" if ratio == math.inf else f"{ratio:.1f} dB"
+    if name != AS_IS:
+        why = f"not {why}" if why else "no cheaper format was considered"
+    return "; ".join(filter(None, (decibels, why))) or None
 
 
 def _bits(name: str) -> int:

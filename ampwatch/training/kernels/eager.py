@@ -144,11 +144,17 @@ class EagerKernel:
         *,
         stride: Sequence[int] | None = None,
         gate: Tensor | None = None,
+        blocks: Tensor | None = None,
     ) -> None:
         """Fill ``rows[i]`` with the exponents of ``pieces[i]`` (``base.Kernel.measure``)."""
         rows = rows[: len(pieces)].zero_()
-        if not pieces or (gate is not None and not _read(gate.bool())):
-            return
+        if pieces and (gate is None or _read(gate.bool())):
+            self._fill(pieces, rows, stride)
+        if blocks is not None:
+            self.measure_blocks(pieces, rows, blocks)
+
+    def _fill(self, pieces: Sequence[Tensor], rows: Tensor, stride: Sequence[int] | None) -> None:
+        """Fill rows of zeros."""
         filled = []
         for i, piece in enumerate(pieces):
             row = _Row(rows[i])

@@ -66,6 +66,7 @@ class TritonKernel:
         *,
         stride: Sequence[int] | None = None,  # noqa: ARG002 - part of the contract
         gate: Tensor | None = None,
+        blocks: Tensor | None = None,
     ) -> None:
         """Fill ``rows[i]`` with the exponents of ``pieces[i]`` (``base.Kernel.measure``)."""
         if not pieces:
@@ -82,6 +83,8 @@ class TritonKernel:
                 fused_device.measure[len(units),](
                     units, rows, **CONSTANTS[dtype], **options_of(dtype, is_rocm=is_rocm)
                 )
+        if blocks is not None:
+            self.measure_blocks(pieces, rows, blocks)
 
     def measure_blocks(
         self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False

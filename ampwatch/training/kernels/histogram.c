@@ -15,6 +15,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
 
 enum { BLOCK = 4096 };
 
@@ -63,6 +66,7 @@ enum { LANES = 32 };
 enum { LANES = 16 };
 #endif
 typedef uint8_t vector __attribute__((vector_size(LANES)));
+typedef uint8_t sixteen __attribute__((vector_size(16)));
 typedef uint64_t wide_vector __attribute__((vector_size(LANES)));
 
 static void widen(extremes *all, uint64_t high, uint64_t low)
@@ -100,21 +104,32 @@ static void survey(const uint32_t *bits, int n, uint8_t *bytes, uint32_t *high, 
     *low = min;
 }
 
-/* Add the lanes of a vector, each at most 128: neighbours, then words, then within the word. */
+/* Add the lanes of a vector, each at most 128. On x86-64 one instruction adds eight neighbours, which
+ * compilers do not find: half of the time of a short list is this. */
 static uint32_t add_lanes(vector lanes)
 {
+#if defined(__SSE2__)
+#if defined(__AVX2__)
+    __m256i eights = _mm256_sad_epu8((__m256i)lanes, _mm256_setzero_si256());
+    __m128i sums = _mm_add_epi64(_mm256_castsi256_si128(eights), _mm256_extracti128_si256(eights, 1));
+#else
+    __m128i sums = _mm_sad_epu8((__m128i)lanes, _mm_setzero_si128());
+#endif
+    return (uint32_t)_mm_cvtsi128_si32(_mm_add_epi64(sums, _mm_unpackhi_epi64(sums, sums)));
+#else /* neighbours, then words, then within the word */
     const uint64_t even = 0x00ff00ff00ff00ffull;
     wide_vector all = (wide_vector)lanes, pairs = (all & even) + (all >> 8 & even);
     uint64_t fours = 0;
     for (int i = 0; i < LANES / 8; i++) fours += pairs[i];
     return fours * 0x0001000100010001ull >> 48;
+#endif
 }
 
 /* Count bytes from first to last by comparing with each; return how many there were. n is a
  * multiple of LANES. */
 static uint32_t compare(const uint8_t *bytes, int n, int first, int last, uint32_t *counts)
 {
-    enum { TOGETHER = 4, MAX_PART = 128 * LANES }; /* what add_lanes() can add */
+    enum { TOGETHER = 6, MAX_PART = 128 * LANES }; /* what add_lanes() can add */
     uint32_t counted = 0;
     for (int begin = first; begin <= last; begin += TOGETHER) {
         uint32_t totals[TOGETHER] = {0};
@@ -355,84 +370,174 @@ static int ceil_of(uint32_t key)
     return bin_of_subnormal(key) + MIN_EXPONENT;
 }
 
-/* The part of [1, 2) that the mantissa of a float32 key above 0 lies in. */
-static int part_of_mantissa(uint32_t key)
-{
-    while (key < MIN_NORMAL) key <<= 1;
-    return key >> (MANTISSA - 4) & (NUM_MANTISSAS - 1);
-}
+enum { /* as blocks.py has them */
+    MIDDLE_STRETCH = 1024,
+    MAX_STRETCH = 4096,
+    MIN_MEASURED = 2048,
+    MANY_MEASURED = 8192
+};
+enum { PART = 128, SMALLEST_BLOCK = 16, LARGEST_BLOCK = 32, BLOCKS_OF_PART = PART / SMALLEST_BLOCK };
+enum { NUM_MAXIMA = NUM_LEVELS * NUM_MANTISSAS };
+enum { CHUNK = 4096 }; /* elements whose codes are kept: both sizes of them fit the first cache */
 
-enum { PART = 128, WAYS = 4, LARGEST_BLOCK = 32 };
-
-/* Elements by level and distance; those that do not count come last. WAYS of them, because equal
- * neighbours would wait for one another. */
-enum { CODES = NUM_LEVELS * NUM_DISTANCES, UNCOUNTED = CODES };
-typedef uint32_t code_table[WAYS][CODES + 1];
+/* Codes of elements of blocks of one size: 0 for zero, else one more than the distance. Those of a
+ * level follow one another, so that there are few values to compare with. */
+typedef struct {
+    uint8_t codes[NUM_LEVELS][CHUNK + LANES];
+    uint64_t filled;             /* codes of each level, in 16 bits each: an addition in a register */
+    uint32_t maxima[NUM_MAXIMA]; /* by level, and by mantissa from the last part down to the first */
+    uint32_t zero_blocks;
+} block_codes;
 
 #define WITH_CONSTANTS static inline __attribute__((always_inline))
 
-/* Count a block. up: of each element the exponent of its bin as a byte, 0 for zero, where all is
- * regular; NULL where it is to be found. */
-WITH_CONSTANTS void count_block_of(const uint32_t *block, const uint8_t *up, int size,
-                                   uint32_t largest, int top, code_table table, uint32_t *words)
+/* Count a block whose largest key is normal, by its mantissa. Return where its codes belong. */
+WITH_CONSTANTS uint8_t *room_for(block_codes *kept, uint64_t *filled, int size, uint32_t largest,
+                                 int top)
 {
+    uint32_t below = ((uint32_t)(top + BIAS + 1) << 4) - 1 - (largest >> (MANTISSA - 4));
+    if (below >= NUM_MAXIMA) below |= NUM_MAXIMA - NUM_MANTISSAS, below &= NUM_MAXIMA - 1;
+    kept->maxima[below]++;
+    uint32_t level = below / NUM_MANTISSAS, shift = 16 * level;
+    uint8_t *codes = kept->codes[level] + (uint16_t)(*filled >> shift);
+    *filled += (uint64_t)size << shift;
+    return codes;
+}
+
+/* Count a block of zeros and normal numbers. up: of each element the exponent of its bin as a byte,
+ * 0 for zero. */
+WITH_CONSTANTS void count_block_of(const uint8_t *up, int size, uint32_t largest, int top,
+                                   block_codes *kept, uint64_t *filled)
+{
+    if (largest == 0) {
+        kept->zero_blocks++;
+        return;
+    }
+    uint8_t *codes = room_for(kept, filled, size, largest, top);
+    uint8_t first = (uint8_t)((largest >> MANTISSA) + 2);
+    /* Written with vectors, since bytes might be anything: compilers do not reorder their stores. */
+    for (int i = 0; i < size; i += SMALLEST_BLOCK) {
+        sixteen exponents;
+        memcpy(&exponents, up + i, sizeof exponents);
+        sixteen code = first - exponents;
+        sixteen is_near = (sixteen)(code < (uint8_t)NUM_DISTANCES);
+        code = (code & is_near) | ((uint8_t)NUM_DISTANCES & ~is_near);
+        code &= (sixteen)(exponents != 0);
+        memcpy(codes + i, &code, sizeof code);
+    }
+}
+
+/* Count any block, element by element. */
+static void count_odd_block_of(const uint32_t *keys, int size, int top, block_codes *kept)
+{
+    uint32_t largest = 0;
+    for (int i = 0; i < size; i++) largest = keys[i] > largest ? keys[i] : largest;
     if (largest >= INF_KEY) return;
     if (largest == 0) {
-        words[ZERO_BLOCKS]++;
+        kept->zero_blocks++;
         return;
     }
     int floor = floor_of(largest);
+    uint32_t normal = largest;
+    while (normal < MIN_NORMAL) normal <<= 1;
+    /* A normal number as far below another top, since the level and the mantissa are what counts. */
     int level = top - floor < NUM_LEVELS ? top - floor : NUM_LEVELS - 1;
-    words[level * LEVEL_WORDS + NUM_DISTANCES + part_of_mantissa(largest)]++;
-    uint8_t codes[LARGEST_BLOCK];
-    uint8_t base = (uint8_t)(level * NUM_DISTANCES), first = (uint8_t)(floor + BIAS + 1);
+    normal = (uint32_t)(BIAS - level) << MANTISSA | (normal & (MIN_NORMAL - 1));
+    uint8_t *codes = room_for(kept, &kept->filled, size, normal, 0);
     for (int i = 0; i < size; i++) {
-        uint8_t distance;
-        if (up)
-            distance = (uint8_t)(first - up[i]);
-        else if (block[i] && floor + 1 - ceil_of(block[i]) < NUM_DISTANCES)
-            distance = (uint8_t)(floor + 1 - ceil_of(block[i]));
-        else
-            distance = NUM_DISTANCES - 1;
-        distance = distance < NUM_DISTANCES ? distance : NUM_DISTANCES - 1;
-        codes[i] = (up ? up[i] != 0 : block[i] != 0) ? (uint8_t)(base + distance) : UNCOUNTED;
+        int code = keys[i] ? floor + 2 - ceil_of(keys[i]) : 0;
+        codes[i] = (uint8_t)(code < NUM_DISTANCES ? code : NUM_DISTANCES);
     }
-    for (int i = 0; i < size; i += 8) {
-        uint64_t eight;
-        memcpy(&eight, codes + i, 8);
-        for (int j = 0; j < 8; j++) table[j % WAYS][(uint8_t)(eight >> 8 * j)]++;
+}
+
+/* Find the largest keys of blocks of 16; n is a multiple of 32. */
+static void find_maxima(const uint32_t *bits, int n, uint32_t *largest)
+{
+    int i = 0;
+#if defined(__AVX2__)
+    /* Four blocks together, as columns: compilers reduce each by itself, which takes twice as long. */
+    const __m256i mask = _mm256_set1_epi32(KEY_MASK);
+    for (; i + 64 <= n; i += 64) {
+        __m256i rows[4];
+        for (int j = 0; j < 4; j++) {
+            const __m256i *from = (const __m256i *)(const void *)(bits + i + 16 * j);
+            __m256i first = _mm256_and_si256(_mm256_loadu_si256(from), mask);
+            __m256i second = _mm256_and_si256(_mm256_loadu_si256(from + 1), mask);
+            rows[j] = _mm256_max_epu32(first, second);
+        }
+        __m256i pairs[2];
+        for (int j = 0; j < 2; j++)
+            pairs[j] = _mm256_max_epu32(_mm256_unpacklo_epi32(rows[2 * j], rows[2 * j + 1]),
+                                        _mm256_unpackhi_epi32(rows[2 * j], rows[2 * j + 1]));
+        __m256i fours = _mm256_max_epu32(_mm256_unpacklo_epi64(pairs[0], pairs[1]),
+                                         _mm256_unpackhi_epi64(pairs[0], pairs[1]));
+        __m128i all = _mm_max_epu32(_mm256_castsi256_si128(fours), _mm256_extracti128_si256(fours, 1));
+        _mm_storeu_si128((__m128i *)(void *)(largest + i / SMALLEST_BLOCK), all);
+    }
+#endif
+    for (; i < n; i += SMALLEST_BLOCK) {
+        uint32_t high = 0;
+        for (int j = i; j < i + SMALLEST_BLOCK; j++) {
+            uint32_t key = bits[j] & KEY_MASK;
+            high = key > high ? key : high;
+        }
+        largest[i / SMALLEST_BLOCK] = high;
     }
 }
 
 /* Count blocks of 32, and the two of 16 in each. */
-WITH_CONSTANTS void count_blocks(const uint32_t *keys, const uint8_t *up, int n, int top,
-                                 code_table tables[2], uint32_t *row)
+static void count_part(const uint32_t *bits, int n, int top, block_codes kept[2])
 {
-    for (int i = 0; i < n; i += 32) {
-        uint32_t largest[2] = {0, 0};
-        for (int half = 0; half < 2; half++)
-            for (int j = 0; j < 16; j++) {
-                uint32_t key = keys[i + 16 * half + j];
-                largest[half] = key > largest[half] ? key : largest[half];
-            }
-        const uint8_t *bytes = up ? up + i : NULL, *second = up ? up + i + 16 : NULL;
-        count_block_of(keys + i, bytes, 16, largest[0], top, tables[0], row);
-        count_block_of(keys + i + 16, second, 16, largest[1], top, tables[0], row);
-        uint32_t both = largest[0] > largest[1] ? largest[0] : largest[1];
-        count_block_of(keys + i, bytes, 32, both, top, tables[1], row + SIZE_WORDS);
+    uint32_t high, low, largest[BLOCKS_OF_PART];
+    uint8_t up[PART];
+    survey(bits, n, up, &high, &low);
+    if (high >= INF_KEY || low < MIN_NORMAL - 1) {
+        uint32_t keys[PART];
+        for (int i = 0; i < n; i++) keys[i] = bits[i] & KEY_MASK;
+        for (int i = 0; i < n; i += 16) count_odd_block_of(keys + i, 16, top, kept);
+        for (int i = 0; i < n; i += 32) count_odd_block_of(keys + i, 32, top, kept + 1);
+        return;
     }
+    find_maxima(bits, n, largest);
+    uint64_t filled[2] = {kept[0].filled, kept[1].filled};
+    for (int i = 0; i < n; i += 32) {
+        uint32_t first = largest[i / 16], second = largest[i / 16 + 1];
+        count_block_of(up + i, 16, first, top, kept, filled);
+        count_block_of(up + i + 16, 16, second, top, kept, filled);
+        count_block_of(up + i, 32, first > second ? first : second, top, kept + 1, filled + 1);
+    }
+    kept[0].filled = filled[0];
+    kept[1].filled = filled[1];
 }
 
-static void count_part(const uint32_t *bits, int n, int top, code_table tables[2], uint32_t *row)
+/* Count the codes that are kept, and begin anew. words: of the size in a row. */
+static void count_codes(block_codes *kept, uint32_t *words)
 {
-    uint32_t keys[PART], high, low;
-    uint8_t bytes[PART];
-    for (int i = 0; i < n; i++) keys[i] = bits[i] & KEY_MASK;
-    survey(keys, n, bytes, &high, &low);
-    if (high >= INF_KEY || low < MIN_NORMAL - 1)
-        count_blocks(keys, NULL, n, top, tables, row);
-    else
-        count_blocks(keys, bytes, n, top, tables, row);
+    for (int level = 0; level < NUM_LEVELS; level++) {
+        int n = (uint16_t)(kept->filled >> 16 * level), padded = (n + LANES - 1) / LANES * LANES;
+        uint8_t *codes = kept->codes[level], last = 0;
+        if (n == 0) continue;
+        memset(codes + n, 0, padded - n);
+        for (int i = 0; i < padded; i++) last = codes[i] > last ? codes[i] : last;
+        compare(codes, padded, 1, last, words + level * LEVEL_WORDS - 1);
+    }
+    kept->filled = 0;
+}
+
+static void begin_blocks(block_codes *kept)
+{
+    memset(kept->maxima, 0, sizeof kept->maxima);
+    kept->filled = kept->zero_blocks = 0;
+}
+
+static void end_blocks(block_codes *kept, uint32_t *words)
+{
+    count_codes(kept, words);
+    words[ZERO_BLOCKS] = kept->zero_blocks;
+    for (int level = 0; level < NUM_LEVELS; level++)
+        for (int i = 0; i < NUM_MANTISSAS; i++)
+            words[level * LEVEL_WORDS + NUM_DISTANCES + NUM_MANTISSAS - 1 - i] =
+                kept->maxima[level * NUM_MANTISSAS + i];
 }
 
 /* Whether nothing was measured of a piece, or nothing can be of its blocks. */
@@ -456,39 +561,55 @@ static int top_of(enum dtype dtype, const uint32_t *row)
     return key ? floor_of(key) : 0;
 }
 
-/* Fill a row of blocks per tensor: of each of its stretches one part. rows: as they were filled
- * by ampwatch_measure for the same tensors. */
-void ampwatch_measure_blocks(int64_t count, const void *const *data, const int64_t *numel,
-                             const uint8_t *dtype, const int64_t *stretch,
-                             const uint32_t (*rows)[ROW_WORDS], uint32_t (*out)[BLOCK_ROW_WORDS])
+/* Fill the row of blocks of a tensor: of each of its stretches one part. row: of its exponents. */
+static void measure_blocks(enum dtype dtype, const void *data, int64_t numel, int64_t stretch,
+                           const uint32_t *row, uint32_t *out)
 {
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t mask = (uint32_t)(stretch[i] / PART - 1);
-        code_table tables[2] = {{{0}}};
-        uint32_t *row = out[i];
-        memset(row, 0, sizeof *out);
-        if (has_no_blocks(dtype[i], rows[i])) continue;
-        int top = top_of(dtype[i], rows[i]);
-        for (int64_t begin = 0, number = 0; begin < numel[i]; begin += stretch[i], number++) {
-            int64_t first = begin + (((uint32_t)number * 0x9E3779B1u) >> 16 & mask) * PART;
-            if (first + PART > numel[i]) first = begin;
-            int n = numel[i] - first < PART ? (int)(numel[i] - first) : PART;
-            n -= n % LARGEST_BLOCK;
-            uint32_t wide[PART];
-            const uint32_t *bits = wide;
-            if (dtype[i] == FLOAT32) bits = (const uint32_t *)data[i] + first;
-            else if (dtype[i] == FLOAT16) from_float16((const uint16_t *)data[i] + first, n, wide);
-            else from_bfloat16((const uint16_t *)data[i] + first, n, wide);
-            count_part(bits, n, top, tables, row);
+    const uint32_t mask = (uint32_t)(stretch / PART - 1);
+    block_codes kept[2];
+    memset(out, 0, BLOCK_ROW_WORDS * sizeof *out);
+    if (has_no_blocks(dtype, row)) return;
+    int top = top_of(dtype, row), held = 0;
+    begin_blocks(kept);
+    begin_blocks(kept + 1);
+    for (int64_t begin = 0, number = 0; begin < numel; begin += stretch, number++) {
+        int64_t first = begin + (((uint32_t)number * 0x9E3779B1u) >> 16 & mask) * PART;
+        if (first + PART > numel) first = begin;
+        int n = numel - first < PART ? (int)(numel - first) : PART;
+        n -= n % LARGEST_BLOCK;
+        uint32_t wide[PART];
+        const uint32_t *bits = wide;
+        if (dtype == FLOAT32) bits = (const uint32_t *)data + first;
+        else if (dtype == FLOAT16) from_float16((const uint16_t *)data + first, n, wide);
+        else from_bfloat16((const uint16_t *)data + first, n, wide);
+        if (held + n > CHUNK) {
+            for (int size = 0; size < 2; size++) count_codes(kept + size, out + size * SIZE_WORDS);
+            held = 0;
         }
-        for (int size = 0; size < 2; size++)
-            for (int level = 0; level < NUM_LEVELS; level++)
-                for (int way = 0; way < WAYS; way++) {
-                    const uint32_t *counts = tables[size][way] + level * NUM_DISTANCES;
-                    uint32_t *words = row + size * SIZE_WORDS + level * LEVEL_WORDS;
-                    for (int i = 0; i < NUM_DISTANCES; i++) words[i] += counts[i];
-                }
+        count_part(bits, n, top, kept);
+        held += n;
     }
+    for (int size = 0; size < 2; size++) end_blocks(kept + size, out + size * SIZE_WORDS);
+}
+
+/* Of how many elements one part is measured: blocks.stretch_of. */
+static int64_t stretch_of(int64_t numel)
+{
+    int64_t stretch = PART;
+    while (stretch < MIDDLE_STRETCH && 2 * stretch * MIN_MEASURED <= numel * PART) stretch *= 2;
+    while (stretch < MAX_STRETCH && 2 * stretch * MANY_MEASURED <= numel * PART) stretch *= 2;
+    return stretch;
+}
+
+/* Fill a row of blocks per tensor. rows: as they were filled by ampwatch_measure for the same
+ * tensors. whole: whether all blocks are measured. */
+void ampwatch_measure_blocks(int64_t count, const void *const *data, const int64_t *numel,
+                             const uint8_t *dtype, int whole, const uint32_t (*rows)[ROW_WORDS],
+                             uint32_t (*out)[BLOCK_ROW_WORDS])
+{
+    for (int64_t i = 0; i < count; i++)
+        measure_blocks(dtype[i], data[i], numel[i], whole ? PART : stretch_of(numel[i]), rows[i],
+                       out[i]);
 }
 
 /* Whether all elements of a dtype are finite; decided by the largest key of each block. */
@@ -574,10 +695,12 @@ void ampwatch_squares(int64_t count, const void *const *data, const int64_t *num
     }
 }
 
-/* Fill a row per tensor. words: a table per dtype from FLOAT8 on. */
+/* Fill a row per tensor, and one of its blocks unless blocks is NULL. words: a table per dtype from
+ * FLOAT8 on. */
 void ampwatch_measure(int64_t count, const void *const *data, const int64_t *numel,
                       const uint8_t *dtype, const int64_t *stride,
-                      const uint16_t (*words)[256], uint32_t (*rows)[ROW_WORDS])
+                      const uint16_t (*words)[256], uint32_t (*rows)[ROW_WORDS],
+                      uint32_t (*blocks)[BLOCK_ROW_WORDS])
 {
     for (int64_t i = 0; i < count; i++) {
         extremes all = {0, UINT64_MAX};
@@ -593,5 +716,7 @@ void ampwatch_measure(int64_t count, const void *const *data, const int64_t *num
         uint64_t amin = all.low == UINT64_MAX ? INT64_MAX : all.low + 1;
         memcpy(row + AMAX_KEY, &all.high, sizeof all.high);
         memcpy(row + AMIN_KEY, &amin, sizeof amin);
+        if (blocks) /* while the tensor is still in the caches */
+            measure_blocks(dtype[i], data[i], numel[i], stretch_of(numel[i]), row, blocks[i]);
     }
 }

@@ -18,8 +18,8 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ampwatch.guard import Suppress
-from ampwatch.numerics.blocks import PART, stretch_of
 from ampwatch.numerics.encodings import DTYPES, ENCODINGS
+from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES
 from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, word
 
@@ -64,13 +64,22 @@ class NativeKernel:
         self._measure = library.ampwatch_measure
         # Without argtypes ctypes would pass addresses as C ints, cut to 32 bits. A CDLL, not a PyDLL:
         # the GIL is released for the time of the call.
-        self._measure.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 6]
+        self._measure.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 7]
         self._measure.restype = None
         self._squares = library.ampwatch_squares
         self._squares.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 4]
         self._squares.restype = None
         self._measure_blocks = library.ampwatch_measure_blocks
-        self._measure_blocks.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 6]
+        number, address = ctypes.c_int64, ctypes.c_void_p
+        self._measure_blocks.argtypes = [
+            number,
+            address,
+            address,
+            address,
+            ctypes.c_int,
+            address,
+            address,
+        ]
         self._measure_blocks.restype = None
         self.finite_checks = _finite_checks(library)
 
@@ -81,6 +90,7 @@ class NativeKernel:
         *,
         stride: Sequence[int] | None = None,
         gate: Tensor | None = None,
+        blocks: Tensor | None = None,
     ) -> None:
         """Fill ``rows[i]`` with the exponents of ``pieces[i]`` (``base.Kernel.measure``)."""
         room = rows.numel() // ROW_WORDS
@@ -90,6 +100,8 @@ class NativeKernel:
         # Read from memory: gate.item() would be an ATen op, seen by the user's dispatch modes.
         if gate is not None and not ctypes.c_float.from_address(gate.data_ptr()).value:
             ctypes.memset(rows.data_ptr(), 0, len(pieces) * ROW_BYTES)
+            if blocks is not None:
+                ctypes.memset(blocks.data_ptr(), 0, len(pieces) * BLOCK_ROW_BYTES)
             return
         arrays = (
             array("Q", [piece.data_ptr() for piece in pieces]),
@@ -100,7 +112,8 @@ class NativeKernel:
         )
         # `arrays` keeps the buffers alive until the call has returned; addresses alone would not.
         addresses = [values.buffer_info()[0] for values in arrays]
-        self._measure(len(pieces), *addresses, rows.data_ptr())
+        out = 0 if blocks is None else blocks.data_ptr()
+        self._measure(len(pieces), *addresses, rows.data_ptr(), out)
 
     def measure_blocks(
         self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
@@ -110,10 +123,9 @@ class NativeKernel:
             array("Q", [piece.data_ptr() for piece in pieces]),
             array("q", [piece.numel() for piece in pieces]),
             array("B", [_CODES[piece.dtype] for piece in pieces]),
-            array("q", [PART if whole else stretch_of(piece.numel()) for piece in pieces]),
         )
         addresses = [values.buffer_info()[0] for values in arrays]
-        self._measure_blocks(len(pieces), *addresses, rows.data_ptr(), out.data_ptr())
+        self._measure_blocks(len(pieces), *addresses, whole, rows.data_ptr(), out.data_ptr())
 
     def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:
         """Fill ``out[i]`` with the L2 norm of ``pieces[i]`` (``base.Kernel.norms``)."""

@@ -332,14 +332,15 @@ class Measuring:
             # Rounded up, so that no more than ``most`` elements go into the bins.
             stride = [-(-p.tensor.numel() // most) for p in some] if most else None
             tensors = [p.tensor for p in some]
-            kernel.measure(tensors, self._scratch, stride=stride)
             norms = blocks = 0
             if topic in self.open.with_blocks:
                 if self._blocks is None:
                     shape = (HOST_ROWS, BLOCK_ROW_WORDS)
                     self._blocks = torch.empty(shape, dtype=torch.int32, device="cpu")
-                kernel.measure_blocks(tensors, self._scratch, self._blocks)
+                kernel.measure(tensors, self._scratch, stride=stride, blocks=self._blocks)
                 blocks = self._blocks.data_ptr()
+            else:
+                kernel.measure(tensors, self._scratch, stride=stride)
             if how.with_norms:
                 if self._norms is None:
                     self._norms = torch.empty(HOST_ROWS, dtype=torch.float32, device="cpu")

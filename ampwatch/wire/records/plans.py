@@ -21,7 +21,9 @@ class PlanRecord:
         formats: Formats of its ``PRODUCTS`` as words, ``as is`` where none was chosen; empty where
             there is no such product.
         sqnr_db: Their expected signal-to-quantisation-noise ratios; NaN where that is not known. Unit: dB.
-        limit_db: The least of these that the plan takes. Unit: dB.
+        why: Why not the next cheaper format, or why none, of each; empty where the cheapest holds, or
+            where there is no such product.
+        limit_db: The least ratio that the plan takes. Unit: dB.
         max_flushed: Largest share of elements of an operand that may become zero.
         gpu: Name of the GPU; empty for any.
         steps: How many iterations the plan rests on.
@@ -34,6 +36,7 @@ class PlanRecord:
     module: str
     formats: tuple[str, str, str]
     sqnr_db: tuple[float, float, float]
+    why: tuple[str, str, str]
     limit_db: float
     max_flushed: float
     gpu: str

@@ -61,7 +61,26 @@ def test_a_cell_has_the_format_of_a_product() -> None:
         "head": ["bfloat16", none, "as is"],
     }
     assert list(plan["modules"])[-1] == "head"
-    assert plan["details"]["decoder.up"] == ["17.2 dB", "26.1 dB", "28.8 dB"]
+
+
+def test_a_cell_says_its_loss_and_why_no_cheaper_format() -> None:
+    """Or why none at all; nothing where there is no product."""
+    formats = ("mxfp4", "", "as is")
+    head = planned("head", 1, formats=formats, why=("", "", "grad_output not measured"))
+    plan = map_of(planned(), head)["plan"]
+
+    assert plan["details"] == {
+        "decoder.up": [
+            "17.2 dB; not mxfp4: 14.1 dB (input 17.0, weight 17.2)",
+            "26.1 dB; not mxfp8_e4m3: blocks were not measured",
+            "28.8 dB; not nvfp4: 12.2% of grad_output become zero",
+        ],
+        "head": [
+            "17.2 dB; no cheaper format was considered",
+            None,
+            "28.8 dB; grad_output not measured",
+        ],
+    }
 
 
 def test_the_widest_format_is_the_last_code() -> None:
@@ -112,9 +131,11 @@ def test_a_plan_of_a_hostile_ring_is_bounded() -> None:
 
 def test_the_numbers_are_those_of_the_plan() -> None:
     """What the training sends is what the table says."""
-    plan = plan_of(_box(_layer(_tensors(), "decoder.up")), limit=15.0)
+    plan = plan_of(_box(_layer(_tensors(), "decoder.up")), limit=25.0)
     (layer, *_) = plan.layers
 
     sent = map_of(*records_of(plan, 7))["plan"]
     assert cells(sent)["decoder.up"] == [product.format for product in layer.products]
-    assert sent["details"]["decoder.up"] == [f"{p.sqnr_db:.1f} dB" for p in layer.products]
+    assert sent["details"]["decoder.up"] == [
+        f"{p.sqnr_db:.1f} dB; not {p.why}" for p in layer.products
+    ]

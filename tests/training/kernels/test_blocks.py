@@ -14,6 +14,7 @@ import torch
 
 from ampwatch.numerics.blocks import (
     BLOCK_SIZES,
+    MANY_MEASURED,
     MAX_STRETCH,
     MIN_MEASURED,
     PART,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from ampwatch.training.kernels.base import Kernel
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-LENGTHS = (1, 31, 32, 63, PART, 1000, 4096, MIN_MEASURED + 100, 70_001)
+LENGTHS = (1, 31, 32, 63, PART, 1000, 4095, 4096, 9000, 33_333, 70_001, 150_001)
 dtypes = pytest.mark.parametrize("dtype", BLOCK_DTYPES)
 
 
@@ -141,12 +142,34 @@ def test_parts_reach_every_column_of_a_matrix() -> None:
 
 
 def test_small_tensors_are_measured_whole_and_of_large_ones_one_element_in_32() -> None:
-    """In between no fewer than of small ones."""
+    """In between no fewer than of small ones, and no fewer than one in 8 until there are many."""
     assert {stretch_of(n) for n in (0, 1, 100, MIN_MEASURED)} == {PART}
-    for numel in (MIN_MEASURED + 1, 20_000, 100_000, 262_144, 10**9):
-        stretch = stretch_of(numel)
-        assert numel * PART // stretch >= min(MIN_MEASURED, numel * PART // MAX_STRETCH)
+    for numel in (MIN_MEASURED + 1, 4096, 20_000, 65_535, 65_536, 100_000, 262_144, 10**9):
+        measured = numel * PART // stretch_of(numel)
+        assert measured >= MIN_MEASURED
+        assert measured >= min(MANY_MEASURED, numel // 8)
+        assert measured >= numel // 32
     assert stretch_of(262_144) == stretch_of(2**30) == MAX_STRETCH
+
+
+@dtypes
+def test_one_call_that_measures_both_does_what_two_do(kernel: Kernel, dtype: str) -> None:
+    """Rows and blocks, of a subsample as well; behind a closed gate words of zero."""
+    pieces = [_spread(n, dtype) for n in LENGTHS]
+    shapes = [(len(pieces) + 1, words) for words in (ROW_WORDS, BLOCK_ROW_WORDS)]
+    rows, out, both_rows, both = (
+        torch.full(shape, 77, dtype=torch.int32) for shape in (*shapes, *shapes)
+    )
+    stride = [1 + n // 4096 for n in LENGTHS]
+    kernel.measure(pieces, rows, stride=stride)
+    kernel.measure_blocks(pieces, rows, out)
+    kernel.measure(pieces, both_rows, stride=stride, blocks=both)
+
+    assert both_rows.equal(rows)
+    assert both.equal(out)
+    kernel.measure(pieces, both_rows, gate=torch.zeros(1), blocks=both)
+    assert both[:-1].eq(0).all()
+    assert both[-1].eq(77).all()
 
 
 triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

@@ -141,7 +141,7 @@ shares = st.floats(0.0, 1.0)
 limits = st.floats(0.0, 1000.0)
 words = st.tuples(*[texts] * 3)
 plans = st.builds(
-    PlanRecord, *[counts] * 2, texts, words, ratios, limits, shares, texts, *[counts] * 3
+    PlanRecord, *[counts] * 2, texts, words, ratios, words, limits, shares, texts, *[counts] * 3
 )
 errors = st.one_of(st.just(nan), st.floats(min_value=0.0))
 budgets = st.builds(

@@ -51,7 +51,10 @@ export class ModelMap {
     byId("map-cells").addEventListener("click", (event) => this.choose(this.at(event).row));
     byId("map-cells").addEventListener("pointermove", (event) => this.point(this.at(event)));
     byId("map-cells").addEventListener("pointerleave", () => this.point({}));
-    byId("map-shows").addEventListener("change", () => this.take(this.sent));
+    byId("map-shows").addEventListener("change", () => {
+      this.take(this.sent);
+      if (this.wanted) this.askCourse(this.wanted).catch(() => {});
+    });
     byId("map-explore").addEventListener("click", () => this.onExplore(this.selected));
     byId("map-more").addEventListener("click", () => {
       this.allTold = true;
@@ -238,8 +241,24 @@ export class ModelMap {
     }
     const { words } = this.map.codes[shown.cells[column]];
     const of = shown.isFolded ? `${label(shown.node.key)}, the worst of ${number(shown.node.size)} modules` : label(shown.node.key);
-    const detail = shown.isFolded ? "" : this.map.details?.[shown.node.key]?.[column];
-    setText(byId("map-cell"), `${of} · ${this.map.asked ? PRODUCTS[at] ?? at : steps(at)} · ${words}${detail ? `, ${detail}` : ""}`);
+    const detail = shown.isFolded ? "" : this.detail(shown.node.key, column);
+    setText(byId("map-cell"), `${of} · ${this.map.asked ? PRODUCTS[at] ?? at : steps(at)} · ${words}${detail}`);
+  }
+
+  /** What is known of a cell of what was asked for, besides its colour. */
+  detail(module, column) {
+    const detail = this.map.details?.[module]?.[column];
+    return detail ? `, ${detail}` : "";
+  }
+
+  /** The cells of a module in words, if what was asked for is shown: what they say under a pointer. */
+  cellsInWords(module) {
+    const { asked, codes, columns, modules, rows } = this.map;
+    const letters = asked ? rows[modules.indexOf(module)] : "";
+    return columns.flatMap((name, column) => {
+      const code = codes.find(({ letter }) => letters?.[column] === letter);
+      return code && code.reason !== "none" ? [`${PRODUCTS[name] ?? name}: ${code.words}${this.detail(module, column)}`] : [];
+    });
   }
 
   click(event) {
@@ -312,7 +331,7 @@ export class ModelMap {
     const course = answer.ok ? await answer.json() : { words: ["No sample of this module is known."], charts: [] };
     if (module !== this.selected || wanted !== this.wanted) return;
     const island = this.sent.islands[module];
-    const words = [...course.words, ...(island ? [island] : [])];
+    const words = [...this.cellsInWords(module), ...course.words, ...(island ? [island] : [])];
     setText(byId("map-course-title"), label(module));
     rebuild(byId("map-words"), words, () => (words.length ? words : ["Nothing notable so far."]).map((line) => make("li", {}, line)));
     this.course.show(course);

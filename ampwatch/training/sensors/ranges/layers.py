@@ -37,12 +37,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.training.hooks.events import IterationArrived, LayersAsked
     from ampwatch.training.iteration.context import Context
     from ampwatch.wire.records import RunIdentity
 
 MAX_LAYERS = 512
 """Modules without children that are known."""
+
+_TOPICS = frozenset((Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT, Topic.WEIGHT))
+"""Topics of operands."""
+
+_Key = tuple[Topic, str, bool]
+"""A measured tensor: its topic, its module or the name of the parameter, whether it is an input."""
 
 OPERAND_BYTES = 6000
 """Memory of one measurement with its blocks. Unit: bytes."""
@@ -82,6 +89,8 @@ class LayerSensor(Sensor):
         self._observe = context.observe
         self._is_followed = False
         self._layers: dict[str, _Layer] = {}
+        # Whose operands tensors are; found anew after a layer or the source of an input is another.
+        self._places: dict[_Key, list[tuple[_Layer, Operand]]] | None = None
         self._calls = 0
         self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}
         context.memory.add("report", self.held_bytes)
@@ -120,6 +129,7 @@ class LayerSensor(Sensor):
                 return None
             names = {id(parameter): known for known, parameter in self._names.parameters()}
             layer = self._layers[name] = _new(module, name, names)
+            self._places = None
         record = layer.record
         self._calls += 1
         record.order = self._calls
@@ -133,7 +143,10 @@ class LayerSensor(Sensor):
             is_spread = getattr(module, "transposed", False)
             channels: Any = module.in_channels if is_spread else record.columns * record.groups
             record.rows = (given if is_spread else output).numel() // max(channels, 1)
-            record.source = self._source_of(given)
+            source = self._source_of(given)
+            if source != record.source:
+                record.source = source
+                self._places = None
             record.has_grad_input = given.requires_grad
             needed = None if record.source else given
         record.dtype = name_of(output.dtype)
@@ -151,30 +164,42 @@ class LayerSensor(Sensor):
     def iteration_arrived(self, event: IterationArrived) -> None:
         """Keep what has been measured of operands."""
         iteration = event.iteration
-        if not self._layers or not (iteration.ranges or iteration.inputs):
-            return
-        by_tensor: dict[tuple[Topic, str, bool], list[TensorRange]] = {}
+        measured: dict[_Key, list[TensorRange]] = {}
         for r in (*iteration.ranges, *iteration.inputs):
-            name = r.name if r.topic is Topic.WEIGHT else r.module
-            by_tensor.setdefault((r.topic, name, r.is_input), []).append(r)
+            if (
+                r.topic in _TOPICS
+            ):  # most samples are of gradients of parameters, which are no operands
+                name = r.name if r.topic is Topic.WEIGHT else r.module
+                measured.setdefault((r.topic, name, r.is_input), []).append(r)
+        if not measured:
+            return
+        if self._places is None:
+            self._places = self._find_places()
         kept: list[tuple[str, OperandRecord]] = []
+        # By what was measured, not by layer: a sample is mostly of a part of the modules.
+        for key, ranges in measured.items():
+            for layer, operand in self._places.get(key, ()):
+                operand_record = self._keep(layer, operand, ranges, iteration)
+                if operand_record is not None:
+                    kept.append((layer.record.module, operand_record))
+        if kept and self._is_followed:
+            self._observe(OperandsMeasured(iteration.step, kept))
+
+    def _find_places(self) -> dict[_Key, list[tuple[_Layer, Operand]]]:
+        """Return whose operands the measured tensors are."""
+        places: dict[_Key, list[tuple[_Layer, Operand]]] = {}
         for layer in self._layers.values():
             record = layer.record
             if not record.has_products:
                 continue
             source = record.source
-            given = (Topic.ACTIVATION, source or record.module, not source)
-            returned = (Topic.ACTIVATION_GRADIENT, record.module, False)
             for operand, key in (
-                (Operand.INPUT, given),
+                (Operand.INPUT, (Topic.ACTIVATION, source or record.module, not source)),
                 (Operand.WEIGHT, (Topic.WEIGHT, layer.weight, False)),
-                (Operand.GRAD_OUTPUT, returned),
+                (Operand.GRAD_OUTPUT, (Topic.ACTIVATION_GRADIENT, record.module, False)),
             ):
-                measured = self._keep(layer, operand, by_tensor.get(key, ()), iteration)
-                if measured is not None:
-                    kept.append((record.module, measured))
-        if kept and self._is_followed:
-            self._observe(OperandsMeasured(iteration.step, kept))
+                places.setdefault(key, []).append((layer, operand))
+        return places
 
     def _keep(
         self,
@@ -184,11 +209,11 @@ class LayerSensor(Sensor):
         iteration: Iteration,
     ) -> OperandRecord | None:
         """Keep the measurement of an operand, in the place of an older one of its phase, and return it."""
-        if not ranges or any(r.histogram.nonfinite for r in ranges):
+        if any(r.histogram.nonfinite for r in ranges):
             return None  # of a step that is skipped
         key = operand, bisect_right(PHASE_BEGINS, iteration.step)
         known = layer.measured.get(key)
-        every = [blocks for r in ranges for blocks in r.blocks]
+        every = ranges[0].blocks if len(ranges) == 1 else [b for r in ranges for b in r.blocks]
         # Blocks are measured in some of the samples.
         is_poorer = known is not None and bool(known.blocks) and not every
         if is_poorer and not self._is_followed:
@@ -198,8 +223,10 @@ class LayerSensor(Sensor):
             step=iteration.step,
             operand=operand,
             loss_scale=scale if 0.0 < scale < math.inf else 1.0,
-            blocks=tuple(merged_blocks(every, size) for size in BLOCK_SIZES) if every else (),
-            histogram=merged(r.histogram for r in ranges),
+            blocks=_of_each_size(every),
+            histogram=ranges[0].histogram
+            if len(ranges) == 1
+            else merged(r.histogram for r in ranges),
         )
         if not is_poorer:
             layer.measured[key] = measured
@@ -233,6 +260,13 @@ class LayerSensor(Sensor):
     def removed(self) -> None:
         """Let go of tensors."""
         self._outputs.clear()
+
+
+def _of_each_size(blocks: Sequence[BlockHistogram]) -> tuple[BlockHistogram, ...]:
+    """Return the blocks of some tensors together; nothing where none were measured."""
+    if tuple(b.size for b in blocks) == BLOCK_SIZES:  # of one tensor, as mostly
+        return tuple(blocks)
+    return tuple(merged_blocks(blocks, size) for size in BLOCK_SIZES) if blocks else ()
 
 
 def _new(module: nn.Module, name: str, names: dict[int, str]) -> _Layer:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -13,10 +14,13 @@ from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 import ampwatch
+from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.report.planner import plan_of
 from ampwatch.training.model.dtypes import unknown_formats
-from ampwatch.wire.records import Operand
+from ampwatch.training.sensors.ranges.layers import LayerSensor
+from ampwatch.wire.records import Operand, Topic
 from tests.numerics.oracle import histogram_of
+from tests.wire.ring.samples import IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,6 +104,39 @@ def test_inputs_are_measured_once_as_what_they_are(train: Any) -> None:
         assert measured == histogram_of(values.detach().flatten().tolist())
     weight = _operands(layers["third"])[Operand.WEIGHT].histogram
     assert weight == histogram_of(model.third.weight.detach().flatten().tolist())
+
+
+def test_an_input_is_that_of_the_module_that_makes_it_now() -> None:
+    """Also where another one made it in the steps before, and for each of two layers that have the same."""
+    made = {"relu": nn.ReLU(), "tanh": nn.Tanh()}
+    layers = {"left": nn.Linear(4, 4), "right": nn.Linear(4, 4)}
+    modules = made | layers
+    names = SimpleNamespace(parameters=lambda: iter(()), leaf_modules=modules.items)
+    context = SimpleNamespace(
+        names=names, observe=None, memory=SimpleNamespace(add=lambda *_: None)
+    )
+    sensor = LayerSensor(cast("Any", context), IDENTITY)
+    sensor.installed()
+    found = []
+    for step, source in enumerate(("relu", "tanh", "tanh", "relu")):
+        sensor.begin()
+        x = made[source](torch.randn(8, 4))
+        sensor.called(made[source], source, (x,), x)
+        for name, layer in layers.items():
+            sensor.called(layer, name, (x,), layer(x))
+        ranges = [
+            TensorRange(Topic.ACTIVATION, name, name, "float32", histogram_of([1.0 + at]))
+            for at, name in enumerate(made)
+        ]
+        of_gradients = TensorRange(Topic.GRADIENT, "w", "left", "float32", histogram_of([9.0]))
+        iteration = SimpleNamespace(
+            step=step, ranges=[*ranges, of_gradients], inputs=[], scale_before=1.0
+        )
+        sensor.iteration_arrived(cast("Any", SimpleNamespace(iteration=iteration)))
+        records = [r for r in sensor.records() if r.has_products]
+        found.append([(o.step, o.histogram.amax) for r in records for o in r.operands])
+
+    assert found == [[(step, amax)] * 2 for step, amax in enumerate((1.0, 2.0, 2.0, 1.0))]
 
 
 def test_layers_are_described_as_they_were_called(train: Any) -> None:

@@ -101,10 +101,11 @@ class ExponentHistogram:
 
     @property
     def root_mean_square(self) -> float:
-        """Root mean square of the binned elements, of usual ones to within a tenth; NaN if there are none.
+        """Root mean square of the binned elements; NaN if there are none.
 
-        In its bin an element may be anything from half of the end to the end, or to the largest: magnitudes are
-        taken to be spread evenly there.
+        In its bin an element may be anything from half of the end to the end: magnitudes are taken to be spread
+        evenly there, between the smallest and the largest of all. Of tensors of a training that is within
+        a tenth, of a few equal values within a third.
         """
         binned = self.binned
         if not binned:
@@ -112,25 +113,31 @@ class ExponentHistogram:
         if not self.counts:
             return 0.0
         # In units of the end of the last bin: squares leave the range of float64.
-        last = len(self.counts) - 1
-        top = min(max(times_power_of_two(self.amax, -self.first - last), 0.5), 1.0)
-        squares = sum(n * 4.0 ** (i - last) for i, n in enumerate(self.counts[:last])) * 7 / 12
-        squares += self.counts[last] * (0.25 + 0.5 * top + top * top) / 3
-        return times_power_of_two(math.sqrt(squares / binned), self.first + last)
+        unit = -self.first - len(self.counts) + 1
+        top = min(max(times_power_of_two(self.amax, unit), 0.5), 1.0)
+        squares = 0.0
+        for below, count in enumerate(reversed(self.counts)):
+            low, high = 0.5, top if below == 0 else 1.0
+            if below == len(self.counts) - 1 and 0.0 < self.amin <= self.amax:
+                low = min(max(times_power_of_two(self.amin, unit + below), low), high)
+            squares += count * math.ldexp((low * low + low * high + high * high) / 3, -2 * below)
+        return times_power_of_two(math.sqrt(squares / binned), -unit)
 
     @property
     def median(self) -> float:
-        """Median magnitude of the binned elements, to within a factor of the root of 2; NaN if there are none."""
+        """Median magnitude of the binned elements, to within a factor of the root of 2; NaN if there are none.
+
+        The middle of its bin, by the logarithm.
+        """
         left = self.binned / 2 - self.zeros
         if not self.binned:
             return math.nan
         if left <= 0.0:
             return 0.0
-        for place, count in enumerate(self.counts):
-            if count >= left:
-                # By the logarithm, as if they were spread evenly by it.
-                return 2.0 ** max(self.first + place - 1 + left / count, -1074.0)
+        for exponent, count in enumerate(self.counts, self.first):
             left -= count
+            if left <= 0.0:
+                return times_power_of_two(math.sqrt(0.5), exponent)
         return self.amax
 
     @property

@@ -162,6 +162,7 @@ def records_of(budget: ErrorBudget) -> list[BudgetRecord]:
         BudgetRecord(
             step=max(budget.step, 0),
             place=place,
+            model=budget.model,
             module=row.module,
             dtype=row.dtype,
             autocast=", ".join(budget.formats),

@@ -179,6 +179,7 @@ def budgeted(module: str = "decoder.up", place: int = 0, **changes: Any) -> Budg
     record = BudgetRecord(
         step=80,
         place=place,
+        model="",
         module=module,
         dtype="bfloat16",
         autocast="bfloat16",

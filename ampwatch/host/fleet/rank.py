@@ -143,7 +143,7 @@ class RankView:
         self.checksum: ChecksumRecord | None = None
         self.memory: MemoryRecord | None = None
         self.plan: dict[str, PlanRecord] = {}
-        self.budgets: dict[tuple[str, str], dict[str, BudgetRecord]] = {}
+        self.budgets: dict[tuple[str, ...], dict[str, BudgetRecord]] = {}
         self.last_applied_ns = 0
         self.last_record_ns = identity.started_ns
         self.optimizers: dict[int, OptimizerRecord] = {}
@@ -221,9 +221,11 @@ class RankView:
             self.plan[encodable(record.module)] = record
 
     def _apply_budget(self, record: BudgetRecord) -> None:
-        key = encodable(record.autocast), encodable(record.layers_in)
+        key = tuple(map(encodable, (record.model, record.autocast, record.layers_in)))
         budget = self.budgets.get(key, {})
-        if not record.place or any(known.step != record.step for known in budget.values()):
+        last = next(reversed(budget.values()), None)
+        # Also where the record with place 0 was lost.
+        if last is None or record.step != last.step or record.place <= last.place:
             # In the place of the newest: a dictionary keeps the order in which keys came.
             self.budgets.pop(key, None)
             while len(self.budgets) >= MAX_BUDGETS:

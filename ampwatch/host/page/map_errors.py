@@ -54,7 +54,7 @@ GRADES = (
 
 
 def errors_of_map(
-    budgets: Mapping[tuple[str, str], Mapping[str, BudgetRecord]], modules: Sequence[str]
+    budgets: Mapping[tuple[str, ...], Mapping[str, BudgetRecord]], modules: Sequence[str]
 ) -> State:
     """Return error budgets as a map is sent: rows of letters, and what these stand for.
 
@@ -71,7 +71,7 @@ def errors_of_map(
     words = {grade.key: f"{grade.word} bits are right" for grade in GRADES}
     return {
         "sentence": " ".join([_HEAD, *map(_sentence, of_each)]),
-        "columns": [_column(next(iter(budget.values()))) for budget in of_each],
+        "columns": _columns([next(iter(budget.values())) for budget in of_each]),
         "modules": names,
         "rows": ["".join(_letter(budget.get(name)) for budget in of_each) for name in names],
         "codes": [
@@ -95,7 +95,7 @@ def errors_of_map(
                 "key": NONE,
                 "sign": "",
                 "word": "not in it",
-                "meaning": "it returned nothing of floating point",
+                "meaning": "it was not called, returned nothing of floating point, or is not among the 512 least exact ones",
             },
         ],
         "details": {
@@ -119,16 +119,25 @@ def _letter(record: BudgetRecord | None) -> str:
     return next(grade.letter for grade in GRADES if bits >= grade.bits)
 
 
-def _column(record: BudgetRecord) -> str:
-    """Return what a budget is of, in few words."""
-    if record.layers_in:
-        return "by the plan" if record.layers_in == "plan" else record.layers_in
-    return record.autocast or "no autocast"
+def _columns(records: Sequence[BudgetRecord]) -> list[str]:
+    """Return what budgets are of, in as few words as tell them apart."""
+    models = {record.model for record in records}
+    autocasts = {record.autocast for record in records if record.layers_in}
+    columns = []
+    for record in records:
+        of = [record.model] if len(models) > 1 else []
+        if record.layers_in:
+            of.append("by the plan" if record.layers_in == "plan" else record.layers_in)
+        if not record.layers_in or len(autocasts) > 1:
+            of.append(record.autocast or "no autocast")
+        columns.append(" ".join(of))
+    return columns
 
 
 def _sentence(budget: Mapping[str, BudgetRecord]) -> str:
     first = next(iter(budget.values()))
-    of = f"autocast to {first.autocast}" if first.autocast else "no autocast"
+    model = f"{first.model} in " if first.model else ""
+    of = f"{model}autocast to {first.autocast}" if first.autocast else f"{model}no autocast"
     if first.layers_in:
         formats = "the formats of the plan" if first.layers_in == "plan" else first.layers_in
         of += f" and products of layers in {formats}"

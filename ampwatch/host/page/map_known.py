@@ -41,7 +41,7 @@ class KnownMap:
     census: CensusRecord | None
     culprit: State | None
     plan: dict[str, PlanRecord]
-    budgets: dict[tuple[str, str], dict[str, BudgetRecord]]
+    budgets: dict[tuple[str, ...], dict[str, BudgetRecord]]
 
 
 def known_map(rank: RankView) -> KnownMap:

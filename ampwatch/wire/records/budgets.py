@@ -14,6 +14,7 @@ class BudgetRecord:
     Attributes:
         step: Iteration whose batch it is.
         place: Place of the module in the budget, from 0. Of a module at 0 a new budget begins.
+        model: Qualified name of the model among the watched ones; empty if it is the only one.
         module: Qualified name of the module; empty for the root.
         dtype: Dtype of what it has returned.
         autocast: Dtypes of autocast, with commas between them; empty without it.
@@ -28,6 +29,7 @@ class BudgetRecord:
 
     step: Count
     place: Count
+    model: str
     module: str
     dtype: str
     autocast: str

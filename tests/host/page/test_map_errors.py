@@ -89,6 +89,30 @@ def test_a_newer_budget_takes_the_place_of_one_of_the_same_formats() -> None:
     assert "head" not in errors["modules"]
 
 
+def test_columns_are_told_apart() -> None:
+    """By the dtype of autocast where it differs, and by the model where there are several."""
+    low = {"layers_in": "mxfp4"}
+    two = map_of(budgeted(**low), budgeted(autocast="float16", **low), budgeted())["errors"]
+    models = map_of(budgeted("gen.a", model="gen"), budgeted("disc.a", model="disc"))["errors"]
+
+    assert two["columns"] == ["mxfp4 bfloat16", "mxfp4 float16", "bfloat16"]
+    assert models["columns"] == ["gen bfloat16", "disc bfloat16"]
+    assert set(models["modules"]) >= {"gen.a", "disc.a"}
+    assert "Of step 80, gen in autocast to bfloat16: the loss is off" in models["sentence"]
+
+
+def test_a_budget_whose_first_module_was_lost_is_not_mixed_with_the_one_before() -> None:
+    """With one of another step or of the same, and with none."""
+    first, rest = [budgeted(), budgeted("head", 1)], [budgeted("up", 1), budgeted("top", 2)]
+    for records in (
+        rest,
+        [*first, *rest],
+        [*first, *(budgeted(r.module, r.place, step=90) for r in rest)],
+    ):
+        errors = map_of(*records)["errors"]
+        assert set(errors["details"]) == {"up", "top"}
+
+
 def test_only_so_many_budgets_and_modules_are_kept() -> None:
     """Of budgets the newest, whatever a ring has."""
     fleet = Fleet(Settings(), Clock(START + 20))
@@ -97,9 +121,9 @@ def test_only_so_many_budgets_and_modules_are_kept() -> None:
     put(fleet, "/a.ring", identity(), [*many, *most])
     (rank,) = fleet.ranks()
 
-    assert [key[1] for key in rank.budgets][-2:] == [f"format{MAX_BUDGETS + 2}", "most"]
+    assert [key[2] for key in rank.budgets][-2:] == [f"format{MAX_BUDGETS + 2}", "most"]
     assert len(rank.budgets) == MAX_BUDGETS
-    assert len(rank.budgets["bfloat16", "most"]) == MAX_SENT
+    assert len(rank.budgets["", "bfloat16", "most"]) == MAX_SENT
 
 
 def test_of_many_modules_the_least_exact_ones_are_sent() -> None:

@@ -145,7 +145,7 @@ plans = st.builds(
 )
 errors = st.one_of(st.just(nan), st.floats(min_value=0.0))
 budgets = st.builds(
-    BudgetRecord, *[counts] * 2, *[texts] * 4, errors, st.floats(), texts, st.floats()
+    BudgetRecord, *[counts] * 2, *[texts] * 5, errors, st.floats(), texts, st.floats()
 )
 memories = st.builds(MemoryRecord, counts, counts, st.lists(places, max_size=2).map(tuple))
 ends = st.builds(EndRecord, st.sampled_from([RunState.FINISHED, RunState.FAILED]), texts, counts)

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from ampwatch.errors import SettingsError
 from ampwatch.report.error_budget import ErrorBudget
@@ -167,7 +168,9 @@ def budget_of(
     # Whoever asks for a budget has memory for it, or is told.
     replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
     try:
-        replay.run(lambda _call, _place: None, scale)
+        # A forward that checkpointing repeats, whole: it is the ops of that one whose operands backward has.
+        with set_checkpoint_early_stop(False):
+            replay.run(lambda _call, _place: None, scale)
         target = log.target
         rows = log.rows()
         dtypes = (
@@ -177,7 +180,7 @@ def budget_of(
         if target is None or target.name != "loss":
             notes.insert(0, OUTPUT_ALONE)
         if casts is not None:
-            notes += _not_cast(casts)
+            notes += _not_cast(casts, log.called)
         known = [row.contribution for row in rows if row.contribution is not None]
         return ErrorBudget(
             model=prefix.rstrip("."),
@@ -197,14 +200,16 @@ def budget_of(
         log.forget()
 
 
-def _not_cast(casts: CastLayers) -> Iterator[str]:
+def _not_cast(casts: CastLayers, called: set[str]) -> Iterator[str]:
     """Yield, in sentences, which layers were computed as they are trained."""
-    left = sorted(casts.modules - casts.seen)
+    left = casts.modules - casts.seen
     if not casts.modules:
         yield "there is no linear or convolutional layer, and nothing was cast"
-    elif left:
-        named = ", ".join(left[:3]) + (" and others" if len(left) > 3 else "")
-        yield (
-            f"{plural(len(left), 'layer')} of {len(casts.modules)} multiplied nothing that was seen, as"
-            f" layers of other libraries do, and stayed as trained: {named}"
-        )
+    for names, why in (
+        (left & called, "multiplied in ops of their own, or in none"),
+        (left - called, "were not called as modules, as the parts of MultiheadAttention are not"),
+    ):
+        if names:
+            named = ", ".join(sorted(names)[:3]) + (" and others" if len(names) > 3 else "")
+            layers = f"{plural(len(names), 'layer')} of {len(casts.modules)}"
+            yield f"{layers} stayed as trained: they {why} ({named})"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.numerics.formats import FORMATS, FloatFormat, FormatFamily, ScaleBlock
 from ampwatch.numerics.units.ops import Phase
@@ -53,18 +54,19 @@ class LayerFormats(NamedTuple):
 
     def of(self, model: nn.Module, prefix: str) -> dict[tuple[str, str], tuple[FloatFormat, ...]]:
         """Return the formats of two operands, by the qualified name of the module and the product."""
+        layers = [
+            f"{prefix}{canonical(name, model)}".rstrip(".")
+            for name, module in model.named_modules()
+            if isinstance(module, (nn.Linear, ConvNd))
+        ]
         if self.all_in is None:
             return {
                 (p.module, p.product): tuple(FORMATS[name] for name in p.formats)
                 for p in self.products
+                if p.module in set(layers)
             }
         both = (self.all_in, self.all_in)
-        return {
-            (f"{prefix}{canonical(name, model)}".rstrip("."), product): both
-            for name, module in model.named_modules()
-            if isinstance(module, (nn.Linear, ConvNd))
-            for product in PRODUCTS
-        }
+        return {(module, product): both for module in layers for product in PRODUCTS}
 
 
 class CastLayers:
@@ -72,7 +74,7 @@ class CastLayers:
 
     Which product an op of backward computes is known by the memory of its operands: the weight that the
     forward of the layer has multiplied is one of the gradient of the input, its input one of the gradient
-    of the weight.
+    of the weight. Memory that is both, as that of a weight which is fed to its own layer, counts as a weight.
 
     Args:
         formats: Formats of two operands, by module and product.
@@ -87,8 +89,9 @@ class CastLayers:
     ) -> None:
         self._formats = formats
         self._apart = apart
-        self._inputs: dict[str, set[Any]] = {}
-        self._weights: dict[str, set[Any]] = {}
+        # With a weak reference, which keeps the identity of the memory from being given away.
+        self._inputs: dict[str, dict[Any, StorageWeakRef]] = {}
+        self._weights: dict[str, dict[Any, StorageWeakRef]] = {}
         self.seen: set[str] = set()
 
     @property
@@ -101,52 +104,53 @@ class CastLayers:
 
         The result has the dtype that it would have had.
         """
-        name, module, args = call.info.name, place.module, list(call.args)
+        name, args = call.info.name, list(call.args)
+        # A forward that checkpointing repeats comes in the middle of backward.
+        is_forward = place.phase is Phase.FORWARD or place.is_inside
         if name in _MATRICES:
             first = _MATRICES[name]
-            product = self._product(place, args[first], args[first + 1])
-            if product and (module, product) in self._formats:
+            if are_castable(args[first : first + 2]):
+                product = self._product(place.module, is_forward, *args[first : first + 2])
                 # What the one sums over are its columns, and the rows of the other.
-                return self._multiplied(
-                    execute, args, (module, product), (first, first + 1), ((-1,), (-2,)), name
-                )
-        elif name == "convolution" and place.phase is Phase.FORWARD:
-            if (module, FORWARD) in self._formats:
-                over = ((1,), (0,) if args[6] else (1,))
-                return self._multiplied(execute, args, (module, FORWARD), (0, 1), over, name)
-        elif name == "convolution_backward" and any(
-            (module, product) in self._formats for product in (GRAD_INPUT, GRAD_WEIGHT)
-        ):
-            return self._convolved_back(execute, args, module)
+                over = (Along((-1,)), Along((-2,)))
+                return self._multiplied(execute, args, (place.module, product), first, over, name)
+        elif name == "convolution" and is_forward and are_castable(args[:2]):
+            groups = args[8]
+            over = (Along((1,), groups), Along((0,), groups) if args[6] else Along((1,)))
+            return self._multiplied(execute, args, (place.module, FORWARD), 0, over, name)
+        elif name == "convolution_backward" and are_castable(args[:3]):
+            return self._convolved_back(execute, args, place.module)
         return execute(args)
 
-    def _product(self, place: OpPlace, first: Tensor, second: Tensor) -> str:
+    def _product(self, module: str, is_forward: bool, first: Tensor, second: Tensor) -> str:  # noqa: FBT001 - private
         """Return which product of its module two matrices are multiplied for; empty if it is none."""
-        module, one, other = place.module, _memory(first), _memory(second)
-        if place.phase is Phase.FORWARD:
-            self._inputs.setdefault(module, set()).add(one)
-            self._weights.setdefault(module, set()).add(other)
+        if is_forward:
+            for known, tensor in ((self._inputs, first), (self._weights, second)):
+                storage = tensor.untyped_storage()
+                known.setdefault(module, {})[storage_key(storage)] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
             return FORWARD
-        if {one, other} & self._weights.get(module, set()):
+        both = {_memory(first), _memory(second)}
+        if both & self._weights.get(module, {}).keys():
             return GRAD_INPUT
-        return GRAD_WEIGHT if {one, other} & self._inputs.get(module, set()) else ""
+        return GRAD_WEIGHT if both & self._inputs.get(module, {}).keys() else ""
 
     def _multiplied(
         self,
         execute: Execute,
         args: list[Any],
         key: tuple[str, str],
-        places: tuple[int, int],
-        over: tuple[tuple[int, ...], tuple[int, ...]],
+        first: int,
+        over: tuple[Along, Along],
         name: str,
     ) -> Any:
-        first, second = places
-        dtype = args[first].dtype
-        left, right = self._in_order(key, args[first])
-        added = _ADDED.get(name)
+        """Run an op of two operands that stand one after the other, the first at a place."""
+        if key not in self._formats:
+            return execute(args)
+        dtype, added = args[first].dtype, _ADDED.get(name)
+        formats = self._in_order(key, args[first])
         with self._apart():
-            args[first] = rounded(args[first], left, over[0]).float()
-            args[second] = rounded(args[second], right, over[1]).float()
+            for place, fmt, along in zip((first, first + 1), formats, over, strict=True):
+                args[place] = rounded(args[place], fmt, along).float()
             if added is not None and args[added] is not None:
                 args[added] = args[added].float()
         out = execute(args)
@@ -159,30 +163,29 @@ class CastLayers:
         left, right = self._formats[key]
         module, product = key
         others = {GRAD_INPUT: self._weights, GRAD_WEIGHT: self._inputs}.get(product, {})
-        return (right, left) if _memory(first) in others.get(module, set()) else (left, right)
+        return (right, left) if _memory(first) in others.get(module, {}) else (left, right)
 
     def _convolved_back(self, execute: Execute, args: list[Any], module: str) -> Any:
         """Run the two products of a convolution's backward one by one, each with operands of its own."""
         gradient, given, weight = args[:3]
-        is_transposed, mask = args[7], args[10]
-        spots = (0, *range(2, gradient.dim()))  # samples and positions
+        is_transposed, groups, mask = args[7], args[9], args[10]
+        of_weight = Along((1,)) if is_transposed else Along((0,), groups)
+        spots = Along((0, *range(2, gradient.dim())))  # samples and positions
         results: list[Any] = [None, None, None]
-        for place, product, over, other in (
-            (0, GRAD_INPUT, (1,), (2, (1,) if is_transposed else (0,))),
-            (1, GRAD_WEIGHT, spots, (1, spots)),
-            (2, "", (), (1, ())),
+        for place, product, along, at, other in (
+            (0, GRAD_INPUT, Along((1,), groups), 2, of_weight),
+            (1, GRAD_WEIGHT, spots, 1, spots),
+            (2, "", spots, 1, spots),  # the gradient of the bias, which is a sum
         ):
             if not mask[place]:
                 continue
-            alone = [place == i for i in range(3)]
-            now = [gradient, given, weight, *args[3:10], alone]
+            now = [gradient, given, weight, *args[3:10], [place == i for i in range(3)]]
             formats = self._formats.get((module, product))
             if formats is not None:
                 left, right = formats
-                at, dims = other
                 with self._apart():
-                    now[0] = rounded(gradient, left, over).float()
-                    now[at] = rounded(args[at], right, dims)
+                    now[0] = rounded(gradient, left, along).float()
+                    now[at] = rounded(now[at], right, other)
                     now[1:3] = [tensor.float() for tensor in now[1:3]]
                 self.seen.add(module)
             out = execute(now)[place]
@@ -191,65 +194,89 @@ class CastLayers:
         return tuple(results)
 
 
+def are_castable(operands: Iterable[Any]) -> bool:
+    """Return whether operands are plain memory of real floating-point numbers."""
+    return all(
+        isinstance(t, torch.Tensor) and t.is_floating_point() and is_dense(t) for t in operands
+    )
+
+
 def _memory(tensor: Tensor) -> Any:
-    return storage_key(tensor.untyped_storage()) if is_dense(tensor) else id(tensor)
+    return storage_key(tensor.untyped_storage())
 
 
-def rounded(values: Tensor, fmt: FloatFormat, over: Iterable[int]) -> Tensor:
+class Along(NamedTuple):
+    """What a product sums over in one of its operands.
+
+    Attributes:
+        dims: The dimensions.
+        groups: Parts of a single dimension, of which each is summed over by itself.
+    """
+
+    dims: tuple[int, ...]
+    groups: int = 1
+
+
+def rounded(values: Tensor, fmt: FloatFormat, along: Along) -> Tensor:
     """Return values cast to a format and back.
 
     Elements of FP8 have a scale for the whole tensor, the largest power of two at which nothing overflows.
     Block-scaled formats have theirs for each block of neighbours along the dimensions that are summed over;
     the last block may be shorter. What is beyond the largest number is that number there, and infinite in
-    formats without a scale.
+    formats without a scale. What is not finite stays, and has no part in a scale.
 
     Args:
-        values: Values of any floating-point dtype and shape, on a device that knows float64.
+        values: Values of any real floating-point dtype and shape, on a device that knows float64.
         fmt: The format.
-        over: The dimensions that are summed over.
+        along: The dimensions that are summed over.
 
     Returns:
-        Values in float64, of the same shape.
+        Values in float64, of the same shape and order in memory.
 
     Cost: some ten passes over the values, in float64.
     """
-    exact = values.detach().double()
+    given = values.detach().double()
+    if not given.numel():
+        return given
+    is_finite = torch.isfinite(given)
+    exact = torch.where(is_finite, given, 0.0)
     if fmt.block is not None:
-        return _in_blocks(exact, fmt, fmt.block, tuple(over))
-    if fmt.family is not FormatFamily.FLOAT8:
+        cast = _in_blocks(exact, fmt, fmt.block, along)
+    elif fmt.family is FormatFamily.FLOAT8:
+        scale = torch.exp2(torch.floor(torch.log2(fmt.max / exact.abs().amax())))
+        scale = torch.where(torch.isfinite(scale), scale, 1.0)  # of nothing but zeros
+        cast = _nearest((exact * scale).clamp(-fmt.max, fmt.max), fmt) / scale
+    else:
         nearest = _nearest(exact, fmt)
-        return torch.where(exact.abs() >= fmt.overflow_from, exact.sign() * math.inf, nearest)
-    largest = exact.abs().amax() if exact.numel() else exact.new_zeros(())
-    scale = torch.exp2(torch.floor(torch.log2(fmt.max / largest)))
-    # Of nothing but zeros, and of what is not finite, there is no scale.
-    scale = torch.where(torch.isfinite(scale) & (scale > 0.0), scale, 1.0)
-    return _nearest((exact * scale).clamp(-fmt.max, fmt.max), fmt) / scale
+        cast = torch.where(exact.abs() >= fmt.overflow_from, exact.sign() * math.inf, nearest)
+    # Into the order of memory that it had: convolutions choose that of their result by it.
+    return torch.empty_like(given).copy_(torch.where(is_finite, cast, given))
 
 
-def _in_blocks(
-    values: Tensor, fmt: FloatFormat, block: ScaleBlock, over: tuple[int, ...]
-) -> Tensor:
-    dims = [dim % values.dim() for dim in over]
-    order = [dim for dim in range(values.dim()) if dim not in dims] + dims
-    moved = values.permute(order)
-    rows = moved.reshape(math.prod(moved.shape[: values.dim() - len(dims)]), -1)
-    size, length = block.elements, rows.shape[1]
+def _in_blocks(values: Tensor, fmt: FloatFormat, block: ScaleBlock, along: Along) -> Tensor:
+    split = values
+    dims = [dim % values.dim() for dim in along.dims]
+    if along.groups > 1:
+        split = values.unflatten(dims[0], (along.groups, -1))  # type: ignore[no-untyped-call]
+        dims = [dims[0] + 1]
+    order = [dim for dim in range(split.dim()) if dim not in dims] + dims
+    moved = split.permute(order)
+    rows = moved.reshape(math.prod(moved.shape[: split.dim() - len(dims)]), -1)
+    size, length, scale = block.elements, rows.shape[1], block.scale
     padded = nn.functional.pad(rows, (0, -length % size)).view(rows.shape[0], -1, size)
     largest = padded.abs().amax(2, keepdim=True)
-    if block.scale.sign_bits:
+    if scale.sign_bits:
         whole = (largest.amax() / _NV_LARGEST).float().double()
         whole = torch.where(whole > 0.0, whole, 1.0)
-        scale = block.scale
-        blocks = _nearest((largest / 6.0 / whole).clamp(max=scale.max), scale)
-        scales = blocks.clamp(min=scale.min_subnormal) * whole
+        scales = _nearest((largest / 6.0 / whole).clamp(max=scale.max), scale)
+        scales = scales.clamp(min=scale.min_subnormal) * whole
     else:
         # OCP MX 1.0, 6.3: the power of two below the largest, over that below the format's largest.
         exponent = torch.frexp(largest).exponent - 1 - math.floor(math.log2(fmt.max))
-        scale = block.scale
         scales = torch.exp2(exponent.double()).clamp(scale.min_normal, scale.max)
     cast = _nearest((padded / scales).clamp(-fmt.max, fmt.max), fmt) * scales
     back = cast.view(rows.shape[0], -1)[:, :length].reshape(moved.shape)
-    return back.permute([order.index(dim) for dim in range(values.dim())])
+    return back.permute([order.index(dim) for dim in range(split.dim())]).reshape(values.shape)
 
 
 def _nearest(values: Tensor, fmt: FloatFormat) -> Tensor:
@@ -257,4 +284,4 @@ def _nearest(values: Tensor, fmt: FloatFormat) -> Tensor:
     lowest = math.frexp(fmt.min_normal)[1] - 1
     exponent = (torch.frexp(values).exponent - 1).clamp(min=lowest)
     step = torch.exp2((exponent - fmt.mantissa_bits).double())
-    return torch.where(torch.isfinite(values), torch.round(values / step) * step, values)
+    return torch.round(values / step) * step

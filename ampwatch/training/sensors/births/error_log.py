@@ -114,6 +114,7 @@ class ErrorLog:
     Attributes:
         target: What births contribute to, once the model has returned.
         notes: Why ops were not measured, in words, by those words.
+        called: Names of the modules that were called.
 
     Cost:
         Each op three times in forward, of which twice in float64, and its gradient once; in backward
@@ -139,6 +140,7 @@ class ErrorLog:
         self._root = torch.zeros((), dtype=EXACT, requires_grad=True)
         self._is_weighed = False
         self.notes: dict[str, None] = {}
+        self.called: set[str] = set()
 
     def run(self, call: OpCall, place: OpPlace, execute: Execute) -> Any:
         """Run an op of the replay, and the same op in float64 beside it; return what it returns."""
@@ -282,6 +284,7 @@ class ErrorLog:
 
     def entered(self, module: str, args: Any) -> None:
         """Take in what a module is called with."""
+        self.called.add(module)
         errors = [self._values.error_of(tensor) for tensor in float_tensors(tensors_in(args))]
         self._given.append((module, max(errors, default=0.0)))
 

@@ -58,7 +58,17 @@ class Apart:
     def __call__(self, *, records: bool = False) -> Iterator[None]:
         """Run a block; ``records`` is whether autograd records a graph of it."""
         with ForcedKeys(self._included, self._excluded), torch.set_grad_enabled(records):
-            yield
+            if not records:
+                yield
+                return
+            # Checkpointing counts what is saved, and would count what is recorded here: the hooks that
+            # came last are those that are asked.
+            with torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
+                yield
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class ExactValue(NamedTuple):

@@ -350,9 +350,10 @@ class Replay:
         is_backward = graph_task() != -1
         phase = Phase.BACKWARD if is_backward else Phase.FORWARD
         name = self._stack.name()
+        is_inside = bool(name) or not is_backward
         if not name and is_backward:
             name = self._stack.name_of_node(thread)
-        return OpPlace(phase, name, not is_backward)
+        return OpPlace(phase, name, is_inside)
 
     def _follow_modules(self) -> None:
         """Note which module runs, and have the one that the remedy is for run in float32."""

@@ -10,12 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import ampwatch
+from ampwatch.diagnosis.evidence.plans import PlanMade, PlannedProduct
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.formats import FORMATS, FormatFamily
 from ampwatch.report.plan import Plan
-from ampwatch.training.sensors.births.cast_layers import rounded
+from ampwatch.report.planner import OPERANDS
+from ampwatch.training.sensors.births.budgets import Asked, by_plan
+from ampwatch.training.sensors.births.cast_layers import Along, rounded
+from ampwatch.wire.records import PRODUCTS
 from tests.numerics.block_oracle import quantised
 from tests.numerics.oracle import NUMBERS, cast_by_table, cast_by_torch
 from tests.training.sensors.births.small_models import MODELS, batch
@@ -31,11 +36,11 @@ OF_MODELS = ("float8_e4m3fn", "float8_e5m2", "mxfp8_e4m3", "nvfp4")
 def by_the_book(values: Tensor, name: str, dim: int = -1) -> Tensor:
     """Return float64 values cast to a format and back: elements looked up, blocks along a dimension."""
     fmt = FORMATS[name]
-    x = values.detach().double()
+    x = values.detach().double().contiguous()
     if fmt.block is not None:
         moved = x.movedim(dim, -1)
         padded = functional.pad(moved, (0, -moved.shape[-1] % fmt.block.elements))
-        return quantised(padded, name)[..., : moved.shape[-1]].movedim(-1, dim)
+        return quantised(padded.contiguous(), name)[..., : moved.shape[-1]].movedim(-1, dim)
     scale = 1.0
     if fmt.family is FormatFamily.FLOAT8:
         scale = 2.0 ** math.floor(math.log2(fmt.max / float(x.abs().max())))
@@ -55,14 +60,16 @@ def test_a_cast_is_that_of_the_book(name: str) -> None:
     if not FORMATS[name].block and FORMATS[name].family is FormatFamily.FLOAT8:
         values = values.clamp(-8, 8)
 
-    assert torch.equal(rounded(values, FORMATS[name], (-1,)), by_the_book(values, name))
-    assert torch.equal(rounded(values.t(), FORMATS[name], (0,)), by_the_book(values.t(), name, 0))
+    assert torch.equal(rounded(values, FORMATS[name], Along((-1,))), by_the_book(values, name))
+    assert torch.equal(
+        rounded(values.t(), FORMATS[name], Along((0,))), by_the_book(values.t(), name, 0)
+    )
 
 
 def test_blocks_lie_along_all_dimensions_that_are_summed_over() -> None:
     """One after the other, as memory has them."""
     values = torch.randn(3, 5, 4, 4, dtype=torch.float64).exp()
-    found = rounded(values, FORMATS["mxfp4"], (0, 2, 3))
+    found = rounded(values, FORMATS["mxfp4"], Along((0, 2, 3)))
 
     rows = values.permute(1, 0, 2, 3).reshape(5, -1)
     assert torch.equal(found.permute(1, 0, 2, 3).reshape(5, -1), by_the_book(rows, "mxfp4"))
@@ -72,20 +79,39 @@ def test_blocks_lie_along_all_dimensions_that_are_summed_over() -> None:
     ("name", "values", "expected"),
     [
         ("float16", [1e5, -1e5, 1.0], [math.inf, -math.inf, 1.0]),
-        ("mxfp8_e4m3", [math.inf, 1.0], None),
+        ("mxfp8_e4m3", [math.inf, 1.0, -3.0], [math.inf, 1.0, -3.0]),
+        ("mxfp4", [-math.inf, 1.0, -3.0], [-math.inf, 1.0, -3.0]),
+        ("nvfp4", [math.inf, 0.0], [math.inf, 0.0]),
+        ("float8_e5m2", [1.0, math.inf], [1.0, math.inf]),
         ("float8_e4m3fn", [0.0, 0.0], [0.0, 0.0]),
         ("nvfp4", [0.0, 0.0], [0.0, 0.0]),
-        ("float8_e4m3fn", [], []),
+        *((name, [], []) for name in OF_MODELS),
     ],
 )
-def test_what_does_not_fit_is_no_error(
-    name: str, values: list[float], expected: list[float] | None
+def test_what_has_no_scale_is_no_error(
+    name: str, values: list[float], expected: list[float]
 ) -> None:
-    """Overflow is infinite without a scale; of nothing there is no scale; inf and NaN come through."""
-    found = rounded(torch.tensor(values, dtype=torch.float64), FORMATS[name], (-1,))
+    """What is not finite stays, and its neighbours with it; of zeros and of nothing there is no scale."""
+    found = rounded(torch.tensor(values, dtype=torch.float64), FORMATS[name], Along((-1,)))
 
-    assert len(found) == len(values)
-    assert expected is None or found.tolist() == expected
+    assert found.tolist() == expected
+
+
+def test_a_nan_stays_alone() -> None:
+    """As it does in the product."""
+    found = rounded(torch.tensor([math.nan, 1.0, 2.0]), FORMATS["mxfp4"], Along((-1,)))
+
+    assert found.isnan().tolist() == [True, False, False]
+    assert found[1:].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("name", OF_MODELS)
+def test_the_order_in_memory_stays(name: str) -> None:
+    """Which a convolution chooses that of its result by, and a view of that depends on."""
+    values = torch.randn(2, 8, 4, 1)
+
+    for given in (values, values.to(memory_format=torch.channels_last), values.transpose(0, 1)):
+        assert rounded(given, FORMATS[name], Along((1,))).stride() == given.stride()
 
 
 class Emulated:
@@ -213,7 +239,7 @@ def test_products_of_a_convolution_cast_what_they_multiply(*, transposed: bool) 
     budget = budget_of(model, (x, target), None, layers_in="mxfp8_e4m3")
 
     def cast(values: Tensor, *dims: int) -> Tensor:
-        return rounded(values, FORMATS["mxfp8_e4m3"], dims)
+        return rounded(values, FORMATS["mxfp8_e4m3"], Along(dims))
 
     def products(h: Tensor, g: Tensor, weight: Tensor, g2: Tensor, h2: Tensor) -> list[Tensor]:
         apply = functional.conv_transpose2d if transposed else functional.conv2d
@@ -254,8 +280,64 @@ def test_products_of_a_convolution_cast_what_they_multiply(*, transposed: bool) 
     assert born(budget, "convolution_backward") == pytest.approx(relative(pairs, exact), rel=0.02)
 
 
-def test_a_plan_has_each_product_in_its_formats() -> None:
-    """Another one for each operand, and a layer that it does not name as it is trained."""
+WIDE = "float32"
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("formats", [("mxfp4", WIDE), (WIDE, "mxfp4")])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_plan_has_each_operand_of_each_product_in_its_format(
+    product: str, formats: tuple[str, str], *, autocast: bool
+) -> None:
+    """Of that layer alone: what is born in all other products is what was born without it."""
+    torch.manual_seed(1)
+    model = Two(lambda: nn.Linear(64, 64))
+    x, target = torch.randn(32, 64), torch.randn(32, 64)
+    planned = PlannedProduct("second", product, OPERANDS[product], formats, 20.0)
+    asked = Asked(layers_in=by_plan(PlanMade(0, 20.0, 0.1, 1.0, [planned])))
+    with ampwatch.monitor(model, serve=False) as watch:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            model(x, target)
+        budget, plainly = watch._session.error_budget(asked), watch.error_budget()
+
+    with torch.no_grad():
+        first = functional.linear(x.double(), *(p.double() for p in model.first.parameters()))
+    h, w, g = first, model.second.weight.detach().double(), target.double()
+    bias = model.second.bias.detach()
+    left, right, dims, exact = {
+        "forward": (h, w, (1, 1), h @ w.t()),
+        "grad_input": (g, w, (1, 0), g @ w),
+        "grad_weight": (g, h, (0, 0), g.t() @ h),
+    }[product]
+    cast = [
+        v if name == WIDE else by_the_book(v.bfloat16() if autocast else v, name, dim)
+        for v, name, dim in zip((left, right), formats, dims, strict=True)
+    ]
+    made = {
+        "forward": lambda: cast[0] @ cast[1].t(),
+        "grad_input": lambda: cast[0] @ cast[1],
+        "grad_weight": lambda: cast[0].t() @ cast[1],
+    }[product]()
+    if product == "forward":
+        found = next(r.born for r in budget.rows if (r.module, r.op) == ("second", "addmm"))
+        assert found == pytest.approx(
+            relative([(made, exact)], [exact + bias]), rel=0.05
+        )
+    else:
+        pairs, whole = [(made, exact)], [g @ w, g.t() @ h]
+        assert born(budget, "mm") == pytest.approx(relative(pairs, whole), rel=0.05)
+
+    def of_others(which: ErrorBudget) -> dict[tuple[str, str, str], float]:
+        rows = {(r.module, r.op, r.phase): r.born or 0.0 for r in which.rows}
+        op = "addmm" if product == "forward" else "mm"
+        del rows["second", op, "forward" if product == "forward" else "backward"]
+        return rows
+
+    assert of_others(budget) == pytest.approx(of_others(plainly), rel=0.5, abs=1e-6)
+
+
+def test_a_plan_of_the_training_is_one() -> None:
+    """What the training itself has planned, in its words."""
     torch.manual_seed(1)
     model = Two(lambda: nn.Linear(32, 32))
     x, target = torch.randn(32, 32), torch.randn(32, 32)
@@ -265,14 +347,107 @@ def test_a_plan_has_each_product_in_its_formats() -> None:
             model(x, target).backward()
             optimizer.step()
         plan = watch.plan(formats=("float8_e5m2", "float8_e4m3fn"), limit=5.0)
-        assert {layer.module for layer in plan.layers} >= {"first"}
-        budget = watch.error_budget(layers_in=plan)
-        plainly = watch.error_budget()
-    assert not budget.why_not
+        budget, plainly = watch.error_budget(layers_in=plan), watch.error_budget()
+    assert {layer.module for layer in plan.layers} >= {"first"}
     assert budget.layers_in == "plan"
     assert "products of layers in the formats of the plan" in str(budget)
     off = [next(r.total for r in b.modules if r.module == "first") for b in (budget, plainly)]
     assert off[0] > 1000 * off[1] > 0.0
+
+
+class Flat(nn.Module):
+    """A convolution whose result is viewed as rows, which its order in memory has to allow."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(32, 32, 1, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x).view(len(x), -1).square().mean()
+
+
+@pytest.mark.parametrize("groups", [1, 4, 32])
+def test_blocks_lie_within_the_groups_of_a_convolution(groups: int) -> None:
+    """A group sums by itself: what another one holds is no neighbour."""
+    torch.manual_seed(0)
+    model, x = Flat(groups), torch.randn(4, 32, 5, 5)
+    sizes = torch.exp2(-torch.arange(32.0))
+    x = x * sizes.view(1, -1, 1, 1)
+    budget = budget_of(model, (x,), None, layers_in="mxfp4")
+
+    part = 32 // groups
+    given = [by_the_book(piece, "mxfp4", 1) for piece in x.split(part, 1)]
+    weight = by_the_book(model.conv.weight, "mxfp4", 1)
+    bias = model.conv.bias.detach().double()
+    low = functional.conv2d(torch.cat(given, 1), weight, bias, groups=groups)
+    exact = functional.conv2d(x.double(), model.conv.weight.detach().double(), bias, groups=groups)
+    found = next(r.born for r in budget.rows if (r.op, r.phase) == ("convolution", "forward"))
+    assert found == pytest.approx(relative([(low, exact)], [exact]), rel=0.02)
+    assert [r for r in budget.rows if r.op == "convolution_backward"]
+
+
+class Experts(nn.Module):
+    """Two experts, of which one gets nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.used(x), self.idle(x[:0])]).square().mean()
+
+
+@pytest.mark.parametrize("name", OF_MODELS)
+def test_a_layer_that_gets_nothing_is_no_reason_for_none(name: str) -> None:
+    """An expert without a token."""
+    assert budget_of(Experts(), (torch.randn(4, 8),), None, layers_in=name).rows
+
+
+def test_an_input_that_is_not_finite_is_seen_in_each_format() -> None:
+    """A cast hides no overflow."""
+    x = torch.randn(4, 8)
+    x[0, 0] = math.inf
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    for name in OF_MODELS:
+        budget = budget_of(model, (x,), torch.bfloat16, layers_in=name)
+        assert budget.value is None or not math.isfinite(budget.value)
+
+
+class Checkpointed(nn.Module):
+    """A block whose forward may be repeated in backward."""
+
+    def __init__(self, *, repeats: bool) -> None:
+        super().__init__()
+        self.repeats = repeats
+        self.block = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        out = checkpoint(self.block, x, use_reentrant=False) if self.repeats else self.block(x)
+        return (out * target).sum()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_forward_that_is_repeated_in_backward_is_cast_again(*, autocast: bool) -> None:
+    """Else the repeated one would be another, and what it saves as well."""
+    torch.manual_seed(3)
+    model, plain = Checkpointed(repeats=True), Checkpointed(repeats=False)
+    plain.load_state_dict(model.state_dict())
+    given = torch.randn(32, 32, requires_grad=True), torch.randn(32, 32)
+    found = []
+    for one in (model, plain):
+        with ampwatch.monitor(one, serve=False) as watch:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                one(*given)
+            found.append(watch.error_budget(layers_in="mxfp4"))
+    assert not found[0].why_not
+    assert {r.module: r.total for r in found[0].modules} == pytest.approx(
+        {r.module: r.total for r in found[1].modules}
+    )
+    of_backward = [
+        {r.module: r.born for r in b.rows if r.op == "mm" and r.phase == "backward"} for b in found
+    ]
+    assert of_backward[0].keys() == {"block.0", "block.2"}
+    assert of_backward[0] == pytest.approx(of_backward[1], rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -305,14 +480,16 @@ class Own(nn.Linear):
     ("model", "note"),
     [
         (nn.LayerNorm(4), "there is no linear or convolutional layer, and nothing was cast"),
+        (nn.Linear(4, 4, dtype=torch.complex64), "1 layer of 1 stayed as trained"),
         (
             nn.Sequential(nn.Linear(4, 4), Own(4, 4)),
-            "1 layer of 2 multiplied nothing that was seen",
+            "1 layer of 2 stayed as trained: they multiplied in ops of their own, or in none (1)",
         ),
     ],
 )
 def test_layers_that_were_not_cast_are_named(model: nn.Module, note: str) -> None:
     """A budget that leaves some of them as they are says so."""
-    budget = budget_of(model, (torch.randn(3, 4),), torch.bfloat16, layers_in="mxfp4")
+    dtype = next(model.parameters()).dtype
+    budget = budget_of(model, (torch.randn(3, 4, dtype=dtype),), torch.bfloat16, layers_in="mxfp4")
 
     assert note in str(budget)

@@ -320,9 +320,7 @@ def test_a_plan_has_each_operand_of_each_product_in_its_format(
     }[product]()
     if product == "forward":
         found = next(r.born for r in budget.rows if (r.module, r.op) == ("second", "addmm"))
-        assert found == pytest.approx(
-            relative([(made, exact)], [exact + bias]), rel=0.05
-        )
+        assert found == pytest.approx(relative([(made, exact)], [exact + bias]), rel=0.05)
     else:
         pairs, whole = [(made, exact)], [g @ w, g.t() @ h]
         assert born(budget, "mm") == pytest.approx(relative(pairs, whole), rel=0.05)

@@ -123,10 +123,20 @@ def test_a_new_plan_takes_the_place_of_the_old_one() -> None:
 def test_a_plan_of_a_hostile_ring_is_bounded() -> None:
     """As many layers as a training plans, and no word that JSON cannot hold."""
     many = [planned(f"h.{n}", n) for n in range(MAX_PLANNED + 9)]
-    odd = planned("odd", 3, formats=("?", "", "as is"), sqnr_db=(math.nan, math.inf, -math.inf))
+    odd = planned(
+        "odd",
+        3,
+        formats=("?", "??", "as is"),
+        sqnr_db=(math.nan, math.inf, -math.inf),
+        why=("", "x", ""),
+    )
 
     assert len(map_of(*many)["plan"]["details"]) == MAX_PLANNED
-    assert map_of(planned(), odd)["plan"]["details"]["odd"] == [None, "no loss", "-inf dB"]
+    assert map_of(planned(), odd)["plan"]["details"]["odd"] == [
+        "no cheaper format was considered",
+        "no loss; not x",
+        "-inf dB",
+    ]
 
 
 def test_the_numbers_are_those_of_the_plan() -> None:

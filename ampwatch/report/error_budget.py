@@ -26,6 +26,15 @@ MAX_SENT = 512
 """Modules of a budget that the daemon is told of, the least exact ones: a ring keeps some thousand records."""
 
 
+BY_PLAN = "plan"
+"""What ``layers_in`` is where each product was in the format of a plan."""
+
+
+def layers_in_words(layers_in: str) -> str:
+    """Return in words what products of layers were computed in."""
+    return "the formats of the plan" if layers_in == BY_PLAN else layers_in
+
+
 def right_bits(error: float) -> float:
     """Return how many bits are right of what is off by a relative error; 0 for a NaN."""
     if math.isnan(error) or error >= 1.0:
@@ -260,8 +269,7 @@ def _head(budget: ErrorBudget) -> list[str]:
     of = f" of {budget.model}" if budget.model else ""
     formats = f"autocast to {', '.join(budget.formats)}" if budget.formats else "without autocast"
     if budget.layers_in:
-        words = "the formats of the plan" if budget.layers_in == "plan" else budget.layers_in
-        formats += f", products of layers in {words}"
+        formats += f", products of layers in {layers_in_words(budget.layers_in)}"
     lines = [f"Error budget{of} for the batch of step {budget.step}, {formats}."]
     value, exact = (_written(x, digits=9) for x in (budget.value, budget.exact))
     error = _written(budget.error)

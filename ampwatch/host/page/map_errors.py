@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.report.error_budget import right_bits
+from ampwatch.report.error_budget import BY_PLAN, MAX_SENT, layers_in_words, right_bits
 from ampwatch.report.words import number
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def errors_of_map(
                 "key": NONE,
                 "sign": "",
                 "word": "not in it",
-                "meaning": "it was not called, returned nothing of floating point, or is not among the 512 least exact ones",
+                "meaning": f"it was not called, returned nothing of floating point, or is not among the {MAX_SENT} least exact ones",
             },
         ],
         "details": {
@@ -127,7 +127,7 @@ def _columns(records: Sequence[BudgetRecord]) -> list[str]:
     for record in records:
         of = [record.model] if len(models) > 1 else []
         if record.layers_in:
-            of.append("by the plan" if record.layers_in == "plan" else record.layers_in)
+            of.append("by the plan" if record.layers_in == BY_PLAN else record.layers_in)
         if not record.layers_in or len(autocasts) > 1:
             of.append(record.autocast or "no autocast")
         columns.append(" ".join(of))
@@ -139,8 +139,7 @@ def _sentence(budget: Mapping[str, BudgetRecord]) -> str:
     model = f"{first.model} in " if first.model else ""
     of = f"{model}autocast to {first.autocast}" if first.autocast else f"{model}no autocast"
     if first.layers_in:
-        formats = "the formats of the plan" if first.layers_in == "plan" else first.layers_in
-        of += f" and products of layers in {formats}"
+        of += f" and products of layers in {layers_in_words(first.layers_in)}"
     off = "" if math.isnan(first.error) else f": the {first.target} is off by {first.error:.3g}"
     return f"Of step {number(first.step)}, {of}{off}."
 

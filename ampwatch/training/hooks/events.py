@@ -178,16 +178,16 @@ class BatchArrived(NamedTuple):
 class CommunicationAwaited(NamedTuple):
     """The program begins to wait for a collective (``torch.distributed.Work.wait``).
 
-    Only its moment is noted, with 1 within backward and else 0.
+    Not within a backward: that is ``CommunicationAwaitedWithin``. Only its moment is noted.
     """
 
 
 class CommunicationAwaitedWithin(NamedTuple):
-    """The same within a backward. Only its moment is noted."""
+    """The program begins to wait for a collective while a backward runs. Only its moment is noted."""
 
 
 class CommunicationArrived(NamedTuple):
-    """It has waited; on a device only the stream may have to. Only its moment is noted."""
+    """The program has waited for a collective; on a device only the stream may have to. Only its moment is noted."""
 
 
 class ClipBegan(NamedTuple):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import ExitStack
 
+    from ampwatch.wire.records import PlanRecord
     from ampwatch.wire.ring import RingReader
     from ampwatch.wire.ring.requests import TraceAnswer
 
@@ -105,24 +106,28 @@ def ask(
     undo: ExitStack,
     *,
     layers_in: str = "",
+    plan: Sequence[PlanRecord] = (),
 ) -> TraceAnswer:
-    """Have a training write something over an empty file; return its answer.
+    """Have a training do something, or write it over an empty file; return its answer.
 
     Args:
         reader: Of its ring.
         raw: The file, of this user.
-        what: ``trace``, ``errors`` or ``layers``.
+        what: ``trace``, ``errors``, ``layers`` or ``follow``.
         iterations: How many iterations it is about.
         timeout_s: How long it is waited for. Unit: s.
         undo: Takes the request back in the end.
         layers_in: Of ``errors``: what products of layers are computed in; empty for as they are trained.
+        plan: Of ``follow``: the precision plan, layer by layer.
 
     Raises:
         TraceError: If it cannot be asked, does not answer, or says why not.
     """
     from ampwatch.wire.ring.requests import TraceRequest, withdraw, write_request  # noqa: PLC0415
 
-    request = TraceRequest(secrets.token_hex(8), os.getpid(), raw, iterations, what, layers_in)
+    request = TraceRequest(
+        secrets.token_hex(8), os.getpid(), raw, iterations, what, layers_in, tuple(plan)
+    )
     _make_room(reader.path)
     try:
         write_request(reader.path, request)
@@ -141,7 +146,12 @@ def ask(
     return answer
 
 
-_NOUNS = {"trace": "trace", "errors": "error budget", "layers": "precision plan"}
+_NOUNS = {
+    "trace": "trace",
+    "errors": "error budget",
+    "layers": "precision plan",
+    "follow": "word that the plan is followed",
+}
 
 
 def _make_room(ring: Path) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
+from ampwatch.cli.progress import progress
 from ampwatch.errors import ReportError, TraceError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from ampwatch.wire.blackbox import Box
+    from ampwatch.wire.records import PlanRecord
+    from ampwatch.wire.ring import RingReader
 
 DESCRIPTION = """\
 Plan the precision of a training: for each linear and convolutional layer, and for each of
@@ -19,7 +26,9 @@ next cheaper one, what it would gain, and what has to stay in bfloat16 or float3
 
 It rests on what ampwatch has measured of inputs, weights and gradients while the model
 trained: of a training that runs, which is asked for it between two iterations, or of a
-report. Nothing is changed. docs/plan.md says how a loss is foretold.
+report. Nothing is changed; but a training that runs tells from then on if it leaves the
+plan (the finding plan_left), and its page shows the plan on the map of the model.
+docs/plan.md says how a loss is foretold.
 """
 
 EPILOG = """\
@@ -88,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         AmpwatchError: If there is no plan, saying why, or an argument makes no sense.
     """
     from ampwatch.report.plan import LINES, to_json  # noqa: PLC0415 - not for --help
-    from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, checked, plan_of  # noqa: PLC0415 - likewise
+    from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, checked, plan_of, records_of  # noqa: PLC0415 - likewise
 
     limit = LIMIT_DB if args.limit is None else args.limit
     flushed = MAX_FLUSHED if args.flushed is None else args.flushed
@@ -96,16 +105,24 @@ def run(args: argparse.Namespace) -> int:
         None if args.formats is None else [f.strip() for f in args.formats.split(",") if f.strip()]
     )
     checked(limit, flushed, args.gpu, formats)  # before anybody is asked
-    box = _asked(args) if args.report is None else _reported(args)
-    plan = plan_of(box, limit=limit, max_flushed=flushed, gpu=args.gpu, formats=formats)
-    if plan.why_not:
-        msg = f"no precision plan: {plan.why_not}"
-        raise ReportError(msg)
-    if args.code:
-        print(plan.code(args.code), end="")
-    else:
-        lines = LINES if args.lines is None else max(args.lines, 1)
-        print(to_json(plan) if args.json else plan.table(lines), end="")
+    with ExitStack() as undo:
+        reader, step = None, 0
+        if args.report is not None:
+            box = _reported(args)
+        else:
+            reader = choose(running(undo), args.run, args.rank)
+            box, step = _asked(reader, args)
+        plan = plan_of(box, limit=limit, max_flushed=flushed, gpu=args.gpu, formats=formats)
+        if plan.why_not:
+            msg = f"no precision plan: {plan.why_not}"
+            raise ReportError(msg)
+        if args.code:
+            print(plan.code(args.code), end="", flush=True)
+        else:
+            lines = LINES if args.lines is None else max(args.lines, 1)
+            print(to_json(plan) if args.json else plan.table(lines), end="", flush=True)
+        if reader is not None:
+            _have_followed(reader, records_of(plan, step), args.timeout)
     return 0
 
 
@@ -126,20 +143,31 @@ def _reported(args: argparse.Namespace) -> Box:
     return max(wanted, key=lambda box: (bool(box.layers), box.written_ns, -box.identity.rank))
 
 
-def _asked(args: argparse.Namespace) -> Box:
-    """Return what a running training says of its layers."""
-    from ampwatch.cli.progress import progress  # noqa: PLC0415 - not for --help
-    from ampwatch.wire.blackbox.document import from_json  # noqa: PLC0415 - likewise
+def _asked(reader: RingReader, args: argparse.Namespace) -> tuple[Box, int]:
+    """Return what a running training says of its layers, and the step at which it did."""
+    from ampwatch.wire.blackbox.document import from_json  # noqa: PLC0415 - not for --help
 
     with ExitStack() as undo:
-        reader = choose(running(undo), args.run, args.rank)
-        # Beside the ring, which both can reach: a container may have a /tmp of its own.
-        raw = empty_file(reader.path.with_name("plan.json"), undo)
+        raw = _file_beside(reader, undo)
         with progress(f"waiting for an iteration of {reader.identity.run} to end"):
-            ask(reader, raw, "layers", 1, args.timeout, undo)
+            answer = ask(reader, raw, "layers", 1, args.timeout, undo)
         try:
             boxes = from_json(raw.read_bytes(), "the answer of the training")
         except OSError as error:
             msg = f"cannot read the answer of the training: {error}"
             raise TraceError(msg) from error
-    return boxes[0]
+    return boxes[0], answer.step
+
+
+def _have_followed(reader: RingReader, plan: Sequence[PlanRecord], timeout_s: float) -> None:
+    """Have the training tell when it leaves the plan; if it cannot, the plan stands all the same."""
+    try:
+        with ExitStack() as undo, progress(f"having {reader.identity.run} follow the plan"):
+            ask(reader, _file_beside(reader, undo), "follow", 1, timeout_s, undo, plan=plan)
+    except TraceError as error:
+        print(f"ampwatch: the training does not follow this plan: {error}", file=sys.stderr)
+
+
+def _file_beside(reader: RingReader, undo: ExitStack) -> Path:
+    # Beside the ring, which both can reach: a container may have a /tmp of its own.
+    return empty_file(reader.path.with_name("plan.json"), undo)

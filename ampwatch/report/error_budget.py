@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ampwatch.wire.records import BudgetRecord
+from ampwatch.wire.records import BY_PLAN, BudgetRecord
 
 MAX_BITS = 53.0
 """Bits of float64, which stands for the exact result: nothing can be seen to be closer."""
@@ -24,10 +24,6 @@ LONGEST_NAME = 44
 
 MAX_SENT = 512
 """Modules of a budget that the daemon is told of, the least exact ones: a ring keeps some thousand records."""
-
-
-BY_PLAN = "plan"
-"""What ``layers_in`` is where each product was in the format of a plan."""
 
 
 def layers_in_words(layers_in: str) -> str:

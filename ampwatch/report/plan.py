@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import PRODUCTS
+from ampwatch.wire.records import formats_in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FORWARD, GRAD_INPUT, GRAD_WEIGHT = PRODUCTS
 
 LINES = 40
 """Layers that a table shows."""
@@ -60,7 +59,7 @@ class ProductPlan:
     @property
     def format(self) -> str:
         """Both formats as one word; ``as is`` where none was chosen."""
-        return " x ".join(dict.fromkeys(self.formats)) or "as is"
+        return formats_in_words(self.formats) or "as is"
 
 
 @dataclass(frozen=True, slots=True)

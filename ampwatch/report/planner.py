@@ -11,24 +11,25 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.evidence.plans import PlanMade, PlannedProduct
+from ampwatch.diagnosis.evidence.plans import OPERANDS
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS, FormatFamily
 from ampwatch.numerics.products import HEADROOM, CastLoss, cast_loss, product_db
 from ampwatch.numerics.units.gpus import Gpu, find_gpu
 from ampwatch.numerics.whatif import scale_window
-from ampwatch.report.plan import (
+from ampwatch.report.plan import Kept, LayerPlan, PhaseSteps, Plan, ProductPlan
+from ampwatch.wire.records import (
+    CONVOLUTION,
     FORWARD,
     GRAD_INPUT,
     GRAD_WEIGHT,
-    Kept,
-    LayerPlan,
-    PhaseSteps,
-    Plan,
-    ProductPlan,
+    PHASE_BEGINS,
+    PRODUCTS,
+    Operand,
+    PlanRecord,
+    formats_in_words,
 )
-from ampwatch.wire.records import CONVOLUTION, PHASE_BEGINS, PRODUCTS, Operand, PlanRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,13 +58,6 @@ CANDIDATES = (
     "float32",
 )
 """Formats that are considered unless others are given: those that libraries train with."""
-
-OPERANDS = {
-    FORWARD: (Operand.INPUT, Operand.WEIGHT),
-    GRAD_INPUT: (Operand.GRAD_OUTPUT, Operand.WEIGHT),
-    GRAD_WEIGHT: (Operand.GRAD_OUTPUT, Operand.INPUT),
-}
-"""What each product multiplies."""
 
 WIDE_BITS = 16
 """Bits of the narrowest format of what has to stay wide."""
@@ -102,7 +96,7 @@ class _Candidate(NamedTuple):
 
     @property
     def name(self) -> str:
-        return " x ".join(dict.fromkeys((self.left.name, self.right.name)))
+        return formats_in_words((self.left.name, self.right.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,35 +204,8 @@ def plan_of(
     )
 
 
-def followed(plan: Plan, step: int) -> PlanMade:
-    """Return a plan as evidence, by which it is seen whether a training leaves it.
-
-    Args:
-        plan: The plan.
-        step: Newest iteration when it was asked for.
-    """
-    return PlanMade(
-        step=step,
-        limit_db=plan.limit_db,
-        max_flushed=plan.max_flushed,
-        loss_scale=plan.loss_scale,
-        products=tuple(
-            PlannedProduct(
-                layer.module,
-                p.product,
-                OPERANDS[p.product],
-                (p.formats[0], p.formats[1]),
-                p.sqnr_db,
-            )
-            for layer in plan.layers
-            for p in layer.products
-            if p.formats and p.sqnr_db is not None
-        ),
-    )
-
-
 def records_of(plan: Plan, step: int) -> list[PlanRecord]:
-    """Return a plan for the daemon, layer by layer.
+    """Return a plan layer by layer, for the training that follows it and for the daemon.
 
     Args:
         plan: The plan.
@@ -262,6 +229,7 @@ def records_of(plan: Plan, step: int) -> list[PlanRecord]:
                 why=(why[0], why[1], why[2]),
                 limit_db=plan.limit_db,
                 max_flushed=plan.max_flushed,
+                loss_scale=plan.loss_scale,
                 gpu=plan.gpu,
                 steps=len(steps),
                 first_step=steps[0],

@@ -23,7 +23,7 @@ from ampwatch.report.html_report import render_html
 from ampwatch.report.logged import METRICS, TOTALS, flat
 from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
-from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, followed, plan_of, records_of
+from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, plan_of, records_of
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
 from ampwatch.report.standing import render_json
@@ -555,8 +555,7 @@ class Monitor:
         plan = plan_of(self.box(), limit=limit, max_flushed=max_flushed, gpu=gpu, formats=formats)
         if not (plan.why_not or self._closed):
             step = max(self._diagnosis.last_step.step, 0)
-            self._session.follow(followed(plan, step))
-            self._outlet.put(*records_of(plan, step))
+            self._session.follow(records_of(plan, step))
         return replace(plan, notes=(*plan.notes, *unknown_formats(plan.formats)))
 
     def close(self) -> None:

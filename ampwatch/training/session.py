@@ -85,7 +85,7 @@ from ampwatch.training.transfer.readback import Readback
 from ampwatch.wire.records import FactsRecord, SensorFailureRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import torch
 
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from ampwatch.training.outlet import Outlet
     from ampwatch.training.sensors.births.budgets import Asked
     from ampwatch.training.targets import Targets
-    from ampwatch.wire.records import CensusRecord, LayerRecord, WindowRecord
+    from ampwatch.wire.records import CensusRecord, LayerRecord, PlanRecord, WindowRecord
 
 logger = logging.getLogger("ampwatch")
 
@@ -372,9 +372,9 @@ class Session:
         self._births = BirthSensor(context) if self._samples else None
         self._census = OpCensusSensor(context) if self._samples else None
         self._window = WindowSensor(context) if self._samples else None
-        self._replay = ReplaySensor(context) if self._samples else None
         self._phases = PhaseSensor(context)
         self._layers = LayerSensor(context, outlet.identity) if self._samples else None
+        self._replay = ReplaySensor(context, self._newest_plan) if self._samples else None
         is_taped = self._samples and settings.record_dir
         self._tape = TapeSensor(context, outlet.identity) if is_taped else None
         is_unknown = targets.scaler is None and targets.loss_scaler is None
@@ -566,13 +566,13 @@ class Session:
         """Return the layers that have been called, and what was measured of the operands of their products."""
         return [] if self._layers is None else self._layers.records()
 
-    def follow(self, plan: PlanMade) -> None:
-        """Have it told when the training leaves a plan. Never raises."""
-        if self._replay is not None:
-            self._replay.plan = plan
+    def _newest_plan(self) -> PlanMade | None:
+        return None if self._layers is None else self._layers.plan
+
+    def follow(self, plan: Sequence[PlanRecord]) -> None:
+        """Have it told when the training leaves a plan, which is given layer by layer. Never raises."""
         if self._layers is not None:
-            self._layers.follow()
-            self.diagnosis.observe(plan)
+            self._layers.follow(plan)
 
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""

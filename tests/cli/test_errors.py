@@ -80,7 +80,7 @@ def test_a_running_training_says_where_its_error_is_born(
 
     assert main(["errors", "--layers-in", "mxfp8_e4m3"]) == 0
     assert "products of layers in mxfp8_e4m3." in capsys.readouterr().out
-    for given, words in (("mxfp8", "did you mean 'mxfp4'"), ("plan", "was not asked for a plan")):
+    for given, words in (("mxfp8", "did you mean 'mxfp4'"), ("plan", "no plan was asked for yet")):
         assert main(["errors", "--layers-in", given]) == 1
         assert words in capsys.readouterr().err
 

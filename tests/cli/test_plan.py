@@ -12,6 +12,8 @@ import pytest
 from ampwatch.cli import main
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import to_json
+from ampwatch.wire.records import PlanRecord
+from ampwatch.wire.ring import RingReader
 from tests.host.daemon.parts import ROOT
 from tests.report.test_planner import _box, _layer, _tensors
 from tests.workshop.records import IDENTITY
@@ -31,13 +33,18 @@ outlet.ensure_daemon = lambda _settings: DaemonStatus("", "unavailable")  # a ri
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64), torch.nn.Linear(64, 16))
 optimizer = torch.optim.AdamW(model.parameters())
-watch = ampwatch.monitor(model, optimizer=optimizer, run="net")
+watch = ampwatch.monitor(model, optimizer=optimizer, run="net", sample_every=1)
 step = 0
 while not Path(sys.argv[1]).exists():
-    model(torch.randn(64, 64)).square().mean().backward()
+    loss = model(torch.randn(64, 64)).square()
+    if len(sys.argv) > 2 and Path(sys.argv[2]).exists():  # few samples have all of the gradient
+        loss = 64 * (24 * torch.randn(64, 1)).softmax(0) * loss
+    loss.mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     step += 1
+    for finding in watch.findings:
+        print("found", finding.kind, flush=True)
     if all(len(r.operands) > 2 for r in watch.box().layers if r.has_products) and watch.box().layers:
         print("measured", flush=True)
         time.sleep(0.01)
@@ -92,6 +99,41 @@ def test_a_running_training_is_planned(
     assert [layer["module"] for layer in plan["layers"]] == ["0", "2", "3"]
     assert plan["layers"][1]["products"][0]["formats"] == ["float8_e4m3fn", "float8_e4m3fn"]
     assert plan["phases"]
+
+
+def test_a_running_training_follows_the_plan_that_it_was_given(
+    own_places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The newest, with what was asked for; it tells when it leaves it. Without a plan it tells nothing."""
+    stop, drifts = own_places / "stop", own_places / "drifts"
+    arguments = [sys.executable, "-c", TRAINING, str(stop), str(drifts)]
+    with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "measured\n"
+        try:
+            assert main(["plan", "--run", "net", "--limit", "40"]) == 0
+            assert main(["plan", "--run", "net", "--limit", "21", "--gpu", "H100"]) == 0
+            said = capsys.readouterr()
+            assert said.err == ""
+            (ring,) = (own_places / "rings").glob("*.ring")
+            reader = RingReader(ring)
+            plans = [r for r in reader.poll() if isinstance(r, PlanRecord)]
+            reader.close()
+            drifts.touch()
+            found = next(line for line in process.stdout if line.startswith("found"))
+        finally:
+            stop.touch()
+            process.stdout.read()
+    assert process.returncode == 0
+    assert [(r.module, r.limit_db, r.gpu) for r in plans] == [
+        (module, limit, gpu)
+        for limit, gpu in ((40.0, ""), (21.0, "H100"))
+        for module in ("0", "2", "3")
+    ]
+    assert plans[-1].step > 0
+    assert f"  {plans[3].module}  " in said.out
+    assert plans[3].formats[0] in said.out
+    assert found == "found plan_left\n"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ampwatch.cli.trace import summary
 from ampwatch.wire.records import KernelTotal
 from ampwatch.wire.ring.requests import (
+    FOLLOW,
     TraceAnswer,
     TraceRequest,
     answer_path,
@@ -16,6 +17,7 @@ from ampwatch.wire.ring.requests import (
     write_request,
 )
 from tests.fuzz.engine import scratch
+from tests.workshop.records import planned
 
 
 def _seeds() -> tuple[bytes, ...]:
@@ -24,6 +26,11 @@ def _seeds() -> tuple[bytes, ...]:
     write_request(ring, TraceRequest("abc", 12, scratch() / "out.json", 2))
     write_answer(ring, TraceAnswer("abc", "", 7, 2, 1000, 500, totals))
     found = (request_path(ring).read_bytes(), answer_path(ring).read_bytes())
+    withdraw(ring)
+    write_request(
+        ring, TraceRequest("abc", 12, scratch() / "plan.json", 1, FOLLOW, plan=(planned(),))
+    )
+    found += (request_path(ring).read_bytes(),)
     withdraw(ring)
     return found
 

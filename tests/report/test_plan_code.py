@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ampwatch.errors import SettingsError
-from ampwatch.report.plan import PRODUCTS, LayerPlan, Plan, ProductPlan
+from ampwatch.report.plan import LayerPlan, Plan, ProductPlan
+from ampwatch.wire.records import PRODUCTS
 
 FP8, E5M2 = ("float8_e4m3fn", "float8_e4m3fn"), ("float8_e5m2", "float8_e4m3fn")
 BF16, FP32, FP4 = ("bfloat16", "bfloat16"), ("float32", "float32"), ("nvfp4", "nvfp4")

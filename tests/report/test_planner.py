@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from ampwatch.diagnosis.evidence.plans import OPERANDS
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.report.plan import FORWARD, GRAD_INPUT, GRAD_WEIGHT, to_json
-from ampwatch.report.planner import OPERANDS, plan_of
+from ampwatch.report.plan import to_json
+from ampwatch.report.planner import plan_of
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import from_json
 from ampwatch.wire.blackbox.document import to_json as to_document
-from ampwatch.wire.records import LayerRecord, Operand, OperandRecord
+from ampwatch.wire.records import (
+    FORWARD,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    LayerRecord,
+    Operand,
+    OperandRecord,
+)
 from tests.numerics.block_oracle import counted, quantised, sqnr_db
 from tests.numerics.oracle import histogram_of
 from tests.workshop.records import IDENTITY

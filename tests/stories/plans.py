@@ -40,7 +40,7 @@ def _train(
     return Program([model], [optimizer], iterate, steps=200, settings=PAID)
 
 
-@STORIES.tell("plan_left", "0", "backward")
+@STORIES.tell("plan_left", "2", "backward")
 def weights_of_samples_that_drift_apart(*, sick: bool) -> Program:
     """Importance weights, as of off-policy learning: without a clamp few samples have all of the gradient."""
 

@@ -166,6 +166,7 @@ def planned(module: str = "decoder.up", place: int = 0, **changes: Any) -> PlanR
         ),
         limit_db=15.0,
         max_flushed=0.1,
+        loss_scale=65536.0,
         gpu="",
         steps=8,
         first_step=0,

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
+
+from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import (
+    FORWARD,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    PRODUCTS,
+    Operand,
+    formats_in_words,
+    formats_of_words,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.wire.records import Operand, OperandRecord
+    from ampwatch.wire.records import OperandRecord, PlanRecord
+
+OPERANDS = {
+    FORWARD: (Operand.INPUT, Operand.WEIGHT),
+    GRAD_INPUT: (Operand.GRAD_OUTPUT, Operand.WEIGHT),
+    GRAD_WEIGHT: (Operand.GRAD_OUTPUT, Operand.INPUT),
+}
+"""What each product multiplies."""
 
 
 class PlannedProduct(NamedTuple):
@@ -30,7 +49,7 @@ class PlannedProduct(NamedTuple):
     @property
     def format(self) -> str:
         """Both formats as one word."""
-        return " x ".join(dict.fromkeys(self.formats))
+        return formats_in_words(self.formats)
 
 
 class PlanMade(NamedTuple):
@@ -49,6 +68,36 @@ class PlanMade(NamedTuple):
     max_flushed: float
     loss_scale: float
     products: Sequence[PlannedProduct]
+
+
+def plan_made(records: Sequence[PlanRecord]) -> PlanMade:
+    """Return a plan as evidence, by which it is seen whether a training leaves it.
+
+    Args:
+        records: The plan, layer by layer; one at least.
+
+    Raises:
+        ValueError: If a format is unknown.
+    """
+    products = [
+        PlannedProduct(record.module, product, OPERANDS[product], _both(words), ratio)
+        for record in records
+        for product, words, ratio in zip(PRODUCTS, record.formats, record.sqnr_db, strict=True)
+        if not math.isnan(ratio)
+    ]
+    first = records[0]
+    return PlanMade(
+        first.step, first.limit_db, first.max_flushed, first.loss_scale, tuple(products)
+    )
+
+
+def _both(words: str) -> tuple[str, str]:
+    """Return the formats of two operands, which are one word where they are the same."""
+    both = formats_of_words(words)
+    if not FORMATS.keys() >= set(both):
+        msg = f"expected one or two formats that are known, got {words!r:.80}"
+        raise ValueError(msg)
+    return both
 
 
 class OperandsMeasured(NamedTuple):

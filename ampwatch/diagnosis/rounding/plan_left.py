@@ -12,7 +12,7 @@ from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.products import CastLoss, cast_loss, product_db
 from ampwatch.numerics.whatif import scale_window
-from ampwatch.wire.records import Finding, Operand, Severity
+from ampwatch.wire.records import FORWARD, Finding, Operand, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,6 +138,12 @@ class _Plan:
                     followed.losses[record.operand] = loss
                     yield followed, record.operand
 
+    def depth(self, followed: _Followed) -> tuple[bool, int]:
+        """Return a key that sorts products as a step computes them: backward begins at the last layer."""
+        place = self.products.index(followed)
+        is_backward = followed.product.product != FORWARD
+        return is_backward, -place if is_backward else place
+
     def has_left(self, followed: _Followed) -> Operand | None:
         """Return the operand by which a product is outside of the plan; ``None`` if it holds it."""
         if followed.sqnr_db < self.made.limit_db - MARGIN_DB:
@@ -193,7 +199,8 @@ class PlanLeft:
                 followed.left += 1
                 if followed.left >= MIN_MEASUREMENTS:
                     left.append(followed)
-        for followed in left:
+        # Of those that a measurement shows at once the first is named, whatever order they were measured in.
+        for followed in sorted(left, key=plan.depth):
             self._say(plan, followed, measured.step)
 
     def _say(self, plan: _Plan, followed: _Followed, step: int) -> None:
@@ -225,7 +232,7 @@ def _finding(plan: _Plan, followed: _Followed, step: int) -> Finding:
             f" {followed.since}"
         ),
         advice=PLAN_LEFT.advice,
-        phase="forward" if product.product == "forward" else "backward",
+        phase="forward" if product.product == FORWARD else "backward",
         dtype=product.formats[0],
         first_step=followed.since,
         last_step=step,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.report.error_budget import BY_PLAN, MAX_SENT, layers_in_words, right_bits
+from ampwatch.report.error_budget import MAX_SENT, layers_in_words, right_bits
 from ampwatch.report.words import number
+from ampwatch.wire.records import BY_PLAN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.words import number, percent, plural
-from ampwatch.wire.records import PRODUCTS
+from ampwatch.wire.records import PRODUCTS, formats_of_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -71,7 +71,7 @@ def _detail(name: str, ratio: float, why: str) -> str | None:
 
 def _bits(name: str) -> int:
     """Return the bits of the widest format of a product; what was left as it is comes last."""
-    known = [FORMATS[part].bits for part in name.split(" x ") if part in FORMATS]
+    known = [FORMATS[part].bits for part in formats_of_words(name) if part in FORMATS]
     return max(known, default=64)
 
 

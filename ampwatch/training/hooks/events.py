@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.attention import Attention
     from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.wire.records import PlanRecord
 
     GradScaler = torch.amp.GradScaler
 
@@ -407,6 +408,18 @@ class LayersAsked(NamedTuple):
     """
 
     path: Path
+    answer: Callable[[str], None]
+
+
+class PlanGiven(NamedTuple):
+    """Another process has made a precision plan of the layers, and asks that it be followed.
+
+    Attributes:
+        plan: The plan, layer by layer.
+        answer: To be called once: with why it is not followed, in words, or with nothing if it is.
+    """
+
+    plan: tuple[PlanRecord, ...]
     answer: Callable[[str], None]
 
 

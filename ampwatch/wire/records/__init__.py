@@ -9,7 +9,7 @@ came late, or was lapped by the writer, still knows the truth.
 
 from __future__ import annotations
 
-from ampwatch.wire.records.budgets import BudgetRecord
+from ampwatch.wire.records.budgets import BY_PLAN, BudgetRecord
 from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
@@ -29,7 +29,15 @@ from ampwatch.wire.records.ops import (
     OpRow,
     OpTotal,
 )
-from ampwatch.wire.records.plans import PRODUCTS, PlanRecord
+from ampwatch.wire.records.plans import (
+    FORWARD,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
+    PRODUCTS,
+    PlanRecord,
+    formats_in_words,
+    formats_of_words,
+)
 from ampwatch.wire.records.ranges import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from ampwatch.wire.records.run import (
     MEMORY_LIMIT,
@@ -60,7 +68,11 @@ from ampwatch.wire.records.steps import (
 
 __all__ = [
     "ALL_MODULES",
+    "BY_PLAN",
     "CONVOLUTION",
+    "FORWARD",
+    "GRAD_INPUT",
+    "GRAD_WEIGHT",
     "KERNEL_UNITS",
     "LINEAR",
     "MAX_OPTIMIZERS",
@@ -109,6 +121,8 @@ __all__ = [
     "Topic",
     "WindowRecord",
     "WindowSkip",
+    "formats_in_words",
+    "formats_of_words",
     "memory_fact",
 ]
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from ampwatch.wire.records.fields import Count
 
+BY_PLAN = "plan"
+"""What stands for the formats of a precision plan, where the name of a format may stand."""
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetRecord:

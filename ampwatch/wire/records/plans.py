@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ampwatch.wire.records.fields import Count
 
-PRODUCTS = ("forward", "grad_input", "grad_weight")
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PRODUCTS = FORWARD, GRAD_INPUT, GRAD_WEIGHT = "forward", "grad_input", "grad_weight"
 """The products of a linear or convolutional layer: its output, and the gradients of input and weight."""
+
+_BETWEEN = " x "
+
+
+def formats_in_words(names: Iterable[str]) -> str:
+    """Return the formats of two operands as one word; one name is enough where both are the same."""
+    return _BETWEEN.join(dict.fromkeys(names))
+
+
+def formats_of_words(words: str) -> tuple[str, str]:
+    """Return the names that ``formats_in_words`` made a word of."""
+    left, _, right = words.partition(_BETWEEN)
+    return left, right or left
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +42,7 @@ class PlanRecord:
             where there is no such product.
         limit_db: The least ratio that the plan takes. Unit: dB.
         max_flushed: Largest share of elements of an operand that may become zero.
+        loss_scale: Loss scale that gradients in float16 were judged with.
         gpu: Name of the GPU; empty for any.
         steps: How many iterations the plan rests on.
         first_step: The first of them.
@@ -39,6 +57,7 @@ class PlanRecord:
     why: tuple[str, str, str]
     limit_db: float
     max_flushed: float
+    loss_scale: float
     gpu: str
     steps: Count
     first_step: Count

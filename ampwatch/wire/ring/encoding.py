@@ -516,6 +516,8 @@ def _check_window(record: WindowRecord) -> None:
 def _check_plan(record: PlanRecord) -> None:
     if not (0.0 <= record.limit_db < inf and 0.0 <= record.max_flushed <= 1.0):
         refuse("a finite limit and a share", (record.limit_db, record.max_flushed))
+    if not 0.0 < record.loss_scale < inf:
+        refuse("a loss scale", record.loss_scale)
 
 
 def _check_budget(record: BudgetRecord) -> None:

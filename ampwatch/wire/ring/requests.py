@@ -1,4 +1,4 @@
-"""Requests for a trace, an error budget or the layers, from one process to another: two small files beside the ring.
+"""Requests to a training, for a trace for example, from another process: two small files beside the ring.
 
 The request stays until it is answered; whoever asked takes it back by removing it, and then
 nothing is written. Both files are JSON objects, private to the user, made elsewhere and moved
@@ -11,40 +11,46 @@ import json
 import os
 import secrets
 import stat
+from base64 import b64decode, b64encode
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ampwatch.runtime import RING_SUFFIX
-from ampwatch.wire.records import KernelTotal
+from ampwatch.wire.records import KernelTotal, PlanRecord
+from ampwatch.wire.ring.encoding import decode, encode
+from ampwatch.wire.ring.layout import RecordKind
 from ampwatch.wire.ring.text import parse_json
 
 REQUEST_SUFFIX = ".trace-request"
 ANSWER_SUFFIX = ".trace-answer"
 
 MAX_ITERATIONS = 3
-_LONGEST = 65536
+_LONGEST = 1 << 20
+_LONGEST_RECORD = 1024
 _MAX_TOTALS = 256
 _LONGEST_TEXT = 512
 
 
-TRACE, ERRORS, LAYERS = "trace", "errors", "layers"
-"""What may be asked for: a Chrome trace, an error budget as JSON, or a report that has the layers alone."""
+TRACE, ERRORS, LAYERS, FOLLOW = "trace", "errors", "layers", "follow"
+"""What may be asked for: a Chrome trace, an error budget as JSON, a report that has the layers alone, or to
+follow a precision plan that was made elsewhere of such a report."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Request for a trace, an error budget, or the layers.
+    """Request to a training.
 
     Attributes:
         token: Names the request in its answer.
         pid: Who asks.
         path: File that what is asked for replaces; it exists and is empty.
         iterations: How many iterations are profiled.
-        what: ``TRACE``, ``ERRORS`` or ``LAYERS``.
+        what: ``TRACE``, ``ERRORS``, ``LAYERS`` or ``FOLLOW``.
         layers_in: Of ``ERRORS``: the name of a format for the products of layers, or ``plan``; empty for as
             they are trained.
+        plan: Of ``FOLLOW``: the plan, layer by layer.
     """
 
     token: str
@@ -53,6 +59,7 @@ class TraceRequest:
     iterations: int
     what: str = TRACE
     layers_in: str = ""
+    plan: tuple[PlanRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,8 @@ def write_request(ring: Path, request: TraceRequest) -> None:
         "iterations": request.iterations,
         "what": request.what,
         "layers_in": request.layers_in,
+        # As in a ring, where records are cut to fit and what is read is checked.
+        "plan": [b64encode(encode(r, _LONGEST_RECORD)[1]).decode() for r in request.plan],
     }
     _write(request_path(ring), content, replace=False)
 
@@ -121,8 +130,8 @@ def read_request(ring: Path) -> TraceRequest:
         msg = f"expected an absolute path and 1 to {MAX_ITERATIONS} iterations, got {str(path)!r} and {iterations}"
         raise ValueError(msg)
     what = _text(content, "what")
-    if what not in (TRACE, ERRORS, LAYERS):
-        msg = f"expected a request for {TRACE!r}, {ERRORS!r} or {LAYERS!r}, got {what!r:.80}"
+    if what not in (TRACE, ERRORS, LAYERS, FOLLOW):
+        msg = f"expected {TRACE!r}, {ERRORS!r}, {LAYERS!r} or {FOLLOW!r}, got {what!r:.80}"
         raise ValueError(msg)
     return TraceRequest(
         _text(content, "token"),
@@ -131,6 +140,7 @@ def read_request(ring: Path) -> TraceRequest:
         iterations,
         what,
         _text(content, "layers_in"),
+        _plan(content) if what == FOLLOW else (),
     )
 
 
@@ -194,6 +204,15 @@ def _total(row: object) -> KernelTotal:
         )
     msg = f"expected [unit, dtype, nanoseconds], got {row!r:.80}"
     raise ValueError(msg)
+
+
+def _plan(content: dict[str, Any]) -> tuple[PlanRecord, ...]:
+    rows = content.get("plan")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, str) for row in rows):
+        msg = f"expected the layers of a plan, got {rows!r:.80}"
+        raise ValueError(msg)
+    records = [decode(RecordKind.PLAN, b64decode(row, validate=True)) for row in rows]
+    return tuple(record for record in records if isinstance(record, PlanRecord))
 
 
 def _text(content: dict[str, Any], name: str) -> str:

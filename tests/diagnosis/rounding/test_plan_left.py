@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade, PlannedProduct
+from ampwatch.diagnosis.evidence.plans import (
+    OPERANDS,
+    OperandsMeasured,
+    PlanMade,
+    PlannedProduct,
+)
 from ampwatch.diagnosis.rounding import plan_left
 from ampwatch.diagnosis.rounding.plan_left import MAX_BLOCK_CASTS, MAX_CASTS, PlanLeft
 from ampwatch.wire.records import Operand, OperandRecord
@@ -168,6 +173,32 @@ def test_two_measurements_are_not_enough() -> None:
     assert _found(made, _spread(14.0), range(20, 40, 10)) == []
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize(
+    ("product", "expected"), [("forward", "first"), ("grad_weight", "second")], ids=lambda x: x
+)
+def test_of_layers_that_leave_at_once_the_one_that_a_step_computes_first_is_named(
+    product: str, expected: str, *, is_turned: bool
+) -> None:
+    """Whatever order they were measured in: backward begins at the last layer."""
+    operand = OPERANDS[product][0]
+    names = ["first", "second"]
+    products = [
+        PlannedProduct(name, product, OPERANDS[product], ("float8_e4m3fn",) * 2, 28.9)
+        for name in names
+    ]
+    book = FindingBook(lambda _news: None)
+    detector = PlanLeft(book)
+    detector.follow(_made(*products))
+    for step in range(20, 50, 10):
+        record = _record(operand, _spread(14.0)(step), step)
+        pairs = [(name, record) for name in names]
+        detector.observe(OperandsMeasured(step, pairs[::-1] if is_turned else pairs))
+
+    (finding,) = book.findings
+    assert finding.where == expected
+
+
 def test_weights_measured_again_are_no_new_word_about_gradients() -> None:
     """Each counts where it is what loses more."""
     book = FindingBook(lambda _news: None)
@@ -239,7 +270,7 @@ def test_layers_that_leave_together_are_one_finding() -> None:
         detector.observe(OperandsMeasured(step, [(module, record) for module in modules]))
 
     (finding,) = book.findings
-    assert finding.where == "h.0"
+    assert finding.where == "h.2"
     assert finding.evidence["products_left"] == 3
     assert "3 of 3 products" in finding.summary
 

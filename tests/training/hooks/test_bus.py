@@ -214,6 +214,7 @@ def test_every_event_that_has_a_place_has_one_place() -> None:
         "StepMissed",
         "ErrorsAsked",
         "LayersAsked",
+        "PlanGiven",
     }
 
 

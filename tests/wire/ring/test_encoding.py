@@ -140,9 +140,9 @@ ratios = st.tuples(*[st.floats()] * 3)
 shares = st.floats(0.0, 1.0)
 limits = st.floats(0.0, 1000.0)
 words = st.tuples(*[texts] * 3)
-plans = st.builds(
-    PlanRecord, *[counts] * 2, texts, words, ratios, words, limits, shares, texts, *[counts] * 3
-)
+scales = st.floats(0.0, exclude_min=True, allow_infinity=False)
+of_plans = (limits, shares, scales, texts)
+plans = st.builds(PlanRecord, *[counts] * 2, texts, words, ratios, words, *of_plans, *[counts] * 3)
 errors = st.one_of(st.just(nan), st.floats(min_value=0.0))
 budgets = st.builds(
     BudgetRecord, *[counts] * 2, *[texts] * 5, errors, st.floats(), texts, st.floats()

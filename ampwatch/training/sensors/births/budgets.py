@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
+from ampwatch.diagnosis.evidence.plans import PlanMade, plan_made
 from ampwatch.errors import SettingsError
 from ampwatch.report.error_budget import ErrorBudget
 from ampwatch.report.plan import Plan
-from ampwatch.report.planner import followed, format_named
+from ampwatch.report.planner import format_named, records_of
 from ampwatch.report.words import plural
 from ampwatch.training.kernels.dtypes import HALF
 from ampwatch.training.model.dtypes import name_of
@@ -19,13 +20,13 @@ from ampwatch.training.sensors.births.cast_layers import CastLayers, LayerFormat
 from ampwatch.training.sensors.births.error_log import ErrorLog
 from ampwatch.training.sensors.births.exact_ops import Apart
 from ampwatch.training.sensors.births.replay import Replay
+from ampwatch.wire.records import BY_PLAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
-    from ampwatch.diagnosis.evidence.plans import PlanMade
     from ampwatch.training.sensors.births.kept_calls import KeptCall
 
 OUTPUT_ALONE = (
@@ -38,10 +39,7 @@ OF_COMPILED = (
     " more of what it computes in float32"
 )
 
-BY_PLAN = "plan"
-"""What stands for the formats of a plan, where the name of a format may stand."""
-
-NO_PLAN = "the training was not asked for a plan yet; it has the newest one of watch.plan()"
+NO_PLAN = "no plan was asked for yet; the newest one of watch.plan() or `ampwatch plan` is kept"
 
 NO_FORWARD = (
     "no forward of a watched model that records gradients was seen yet; ask again after a step"
@@ -82,7 +80,7 @@ def checked(model: nn.Module | None, loss: object, dtype: object, layers_in: obj
                 f"expected `layers_in` to be a plan of layers, got one without: {layers_in.why_not}"
             )
             raise SettingsError(msg)
-        return Asked(model, loss, dtype, by_plan(followed(layers_in, 0)))
+        return Asked(model, loss, dtype, by_plan(plan_made(records_of(layers_in, 0))))
     if layers_in is not None and not isinstance(layers_in, str):
         msg = f"expected `layers_in` to be the name of a format or a plan, got {layers_in!r:.80}"
         raise SettingsError(msg)

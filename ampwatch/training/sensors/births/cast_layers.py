@@ -14,7 +14,7 @@ from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.model.names import canonical
 from ampwatch.training.ops.operands import is_dense
 from ampwatch.training.private import ConvNd, storage_key
-from ampwatch.wire.records import PRODUCTS
+from ampwatch.wire.records import FORWARD, GRAD_INPUT, GRAD_WEIGHT, PRODUCTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.events import OpPlace
     from ampwatch.training.sensors.births.exact_ops import Apart
     from ampwatch.training.sensors.births.replay import Execute
-
-FORWARD, GRAD_INPUT, GRAD_WEIGHT = PRODUCTS
 
 _MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Ops that multiply two matrices, or batches of them, and the place of the first among their arguments."""
@@ -54,16 +52,16 @@ class LayerFormats(NamedTuple):
 
     def of(self, model: nn.Module, prefix: str) -> dict[tuple[str, str], tuple[FloatFormat, ...]]:
         """Return the formats of two operands, by the qualified name of the module and the product."""
-        layers = [
+        layers = {
             f"{prefix}{canonical(name, model)}".rstrip(".")
             for name, module in model.named_modules()
             if isinstance(module, (nn.Linear, ConvNd))
-        ]
+        }
         if self.all_in is None:
             return {
                 (p.module, p.product): tuple(FORMATS[name] for name in p.formats)
                 for p in self.products
-                if p.module in set(layers)
+                if p.module in layers
             }
         both = (self.all_in, self.all_in)
         return {(module, product): both for module in layers for product in PRODUCTS}
@@ -81,6 +79,7 @@ class CastLayers:
         apart: Runs casts beside a replay.
 
     Attributes:
+        modules: All modules that formats are given for.
         seen: Modules of which a product was computed so.
     """
 
@@ -88,16 +87,12 @@ class CastLayers:
         self, formats: Mapping[tuple[str, str], tuple[FloatFormat, ...]], apart: Apart
     ) -> None:
         self._formats = formats
+        self.modules = {module for module, _ in formats}
         self._apart = apart
         # With a weak reference, which keeps the identity of the memory from being given away.
         self._inputs: dict[str, dict[Any, StorageWeakRef]] = {}
         self._weights: dict[str, dict[Any, StorageWeakRef]] = {}
         self.seen: set[str] = set()
-
-    @property
-    def modules(self) -> set[str]:
-        """All modules that formats are given for."""
-        return {module for module, _ in self._formats}
 
     def run(self, call: OpCall, place: OpPlace, execute: Execute) -> Any:
         """Run an op, with operands that were cast where it is a product of a layer; return its result.
@@ -107,6 +102,8 @@ class CastLayers:
         name, args = call.info.name, list(call.args)
         # A forward that checkpointing repeats comes in the middle of backward.
         is_forward = place.phase is Phase.FORWARD or place.is_inside
+        if place.module not in self.modules:
+            return execute(args)
         if name in _MATRICES:
             first = _MATRICES[name]
             if are_castable(args[first : first + 2]):

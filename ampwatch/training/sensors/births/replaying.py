@@ -29,7 +29,6 @@ from ampwatch.training.private import graph_task, next_sequence_number
 from ampwatch.training.sensors.births.birth_log import BirthLog
 from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.budgets import (
-    BY_PLAN,
     NO_PLAN,
     OF_COMPILED,
     Asked,
@@ -50,10 +49,10 @@ from ampwatch.training.sensors.births.replay import Replay, loss_in
 from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
 from ampwatch.training.transfer.measuring import OUTPUT, Item
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
-from ampwatch.wire.records import Topic
+from ampwatch.wire.records import BY_PLAN, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from torch import nn
 
@@ -125,6 +124,8 @@ class ReplaySensor(Sensor):
 
     Args:
         context: Shared parts of the training.
+        newest_plan: Returns the newest precision plan, in whose formats an error budget may be asked for;
+            ``None`` before the first.
 
     Cost:
         8 us a call of a watched model in a loop, some 50 between the kernels of a training (110 where
@@ -135,7 +136,7 @@ class ReplaySensor(Sensor):
 
     name = "replay"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, newest_plan: Callable[[], PlanMade | None]) -> None:
         if context.is_scaled:
             self.deaf_to = frozenset({"backward_began"})
         self._context = context
@@ -169,7 +170,7 @@ class ReplaySensor(Sensor):
         self._suspect: OpTrace | None = None
         self._num_heard = 0
         self._refusals: dict[str, int] = {}
-        self.plan: PlanMade | None = None
+        self._newest_plan = newest_plan
         self.why_not = ""
 
     # What is kept.
@@ -583,9 +584,10 @@ class ReplaySensor(Sensor):
                 return self.error_budget(Asked(layers_in=(layers_in and all_in(layers_in)) or None))
             except SettingsError as error:
                 return ErrorBudget(why_not=str(error))
-        if self.plan is None:
+        plan = self._newest_plan()
+        if plan is None:
             return ErrorBudget(why_not=NO_PLAN)
-        return self.error_budget(Asked(layers_in=by_plan(self.plan)))
+        return self.error_budget(Asked(layers_in=by_plan(plan)))
 
     def _budget(self, asked: Asked) -> ErrorBudget:
         found = self._newest.of(None if asked.model is None else unwrapped(asked.model))

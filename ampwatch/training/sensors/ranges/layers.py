@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ampwatch.diagnosis.evidence.plans import OperandsMeasured
+from ampwatch.diagnosis.evidence.plans import OperandsMeasured, plan_made
 from ampwatch.guard import is_of_a_signal
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.evidence.plans import PlanMade
     from ampwatch.numerics.blocks import BlockHistogram
-    from ampwatch.training.hooks.events import IterationArrived, LayersAsked
+    from ampwatch.training.hooks.events import IterationArrived, LayersAsked, PlanGiven
     from ampwatch.training.iteration.context import Context
-    from ampwatch.wire.records import RunIdentity
+    from ampwatch.wire.records import PlanRecord, RunIdentity
 
 MAX_LAYERS = 512
 """Modules without children that are known."""
@@ -79,6 +80,9 @@ class LayerSensor(Sensor):
     Args:
         context: Shared parts of the training.
         identity: Whose layers they are.
+
+    Attributes:
+        plan: The newest plan that was asked for, here or by another process; ``None`` before.
     """
 
     name = "layers"
@@ -87,7 +91,8 @@ class LayerSensor(Sensor):
         self._identity = identity
         self._names = context.names
         self._observe = context.observe
-        self._is_followed = False
+        self._out = context.out
+        self.plan: PlanMade | None = None
         self._layers: dict[str, _Layer] = {}
         # Whose operands tensors are; found anew after a layer or the source of an input is another.
         self._places: dict[_Key, list[tuple[_Layer, Operand]]] | None = None
@@ -107,9 +112,27 @@ class LayerSensor(Sensor):
         kept = sum(len(layer.measured) for layer in self._layers.values())
         return HeldBytes(OPERAND_BYTES * kept)
 
-    def follow(self) -> None:
-        """Hand over what is measured from now on: somebody has asked for a plan."""
-        self._is_followed = True
+    def follow(self, records: Sequence[PlanRecord]) -> None:
+        """Hand over a plan that somebody has asked for, and from now on what is measured.
+
+        Args:
+            records: The plan, layer by layer; one at least.
+
+        Raises:
+            ValueError: If a format is unknown.
+        """
+        self.plan = made = plan_made(records)
+        self._observe(made)
+        self._out.put(*records)
+
+    def plan_given(self, event: PlanGiven) -> None:
+        """Follow a plan that another process has made."""
+        why_not = ""
+        try:
+            self.follow(event.plan)
+        except ValueError as error:
+            why_not = str(error)
+        event.answer(why_not)
 
     def begin(self) -> None:
         """Forget whose outputs the tensors of the iteration before were."""
@@ -182,7 +205,7 @@ class LayerSensor(Sensor):
                 operand_record = self._keep(layer, operand, ranges, iteration)
                 if operand_record is not None:
                     kept.append((layer.record.module, operand_record))
-        if kept and self._is_followed:
+        if kept and self.plan is not None:
             self._observe(OperandsMeasured(iteration.step, kept))
 
     def _find_places(self) -> dict[_Key, list[tuple[_Layer, Operand]]]:
@@ -216,7 +239,7 @@ class LayerSensor(Sensor):
         every = ranges[0].blocks if len(ranges) == 1 else [b for r in ranges for b in r.blocks]
         # Blocks are measured in some of the samples.
         is_poorer = known is not None and bool(known.blocks) and not every
-        if is_poorer and not self._is_followed:
+        if is_poorer and self.plan is None:
             return None
         scale = iteration.scale_before if ranges[0].scaled else 1.0
         measured = OperandRecord(

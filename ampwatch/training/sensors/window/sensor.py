@@ -28,7 +28,7 @@ from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.devices import PROFILED, is_capturing
 from ampwatch.training.hooks import fork
-from ampwatch.training.hooks.events import ErrorsAsked, LayersAsked
+from ampwatch.training.hooks.events import ErrorsAsked, LayersAsked, PlanGiven
 from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OPENING
@@ -46,7 +46,7 @@ from ampwatch.training.sensors.window.totals import (
     ops_found,
 )
 from ampwatch.wire.records import WindowSkip
-from ampwatch.wire.ring.requests import ERRORS, TRACE, TraceAnswer
+from ampwatch.wire.ring.requests import ERRORS, LAYERS, TRACE, TraceAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -335,8 +335,10 @@ class WindowSensor(Sensor):
 
         if request.what == ERRORS:
             self._bus.emit(ErrorsAsked(request.path, request.layers_in, answer))
-        else:
+        elif request.what == LAYERS:
             self._bus.emit(LayersAsked(request.path, answer))
+        else:
+            self._bus.emit(PlanGiven(request.plan, answer))
         if not requests.has_answered(request):
             answer("nobody answers here any more: a sensor has failed, as the log says")
 

@@ -13,11 +13,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
-from ampwatch.diagnosis.evidence.plans import PlanMade, PlannedProduct
+from ampwatch.diagnosis.evidence.plans import OPERANDS, PlanMade, PlannedProduct
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.formats import FORMATS, FormatFamily
 from ampwatch.report.plan import Plan
-from ampwatch.report.planner import OPERANDS
 from ampwatch.training.sensors.births.budgets import Asked, by_plan
 from ampwatch.training.sensors.births.cast_layers import Along, rounded
 from ampwatch.wire.records import PRODUCTS

@@ -113,7 +113,7 @@ def test_an_input_is_that_of_the_module_that_makes_it_now() -> None:
     modules = made | layers
     names = SimpleNamespace(parameters=lambda: iter(()), leaf_modules=modules.items)
     context = SimpleNamespace(
-        names=names, observe=None, memory=SimpleNamespace(add=lambda *_: None)
+        names=names, observe=None, out=None, memory=SimpleNamespace(add=lambda *_: None)
     )
     sensor = LayerSensor(cast("Any", context), IDENTITY)
     sensor.installed()

@@ -932,7 +932,7 @@ def test_the_end_of_training_is_answered_and_leaves_no_file(
         ),
         lambda path: path.write_text(path.read_text().replace('"path": "', '"path": "relative')),
         lambda path: path.chmod(0o644),
-        lambda path: path.write_text(path.read_text() + " " * 70000),
+        lambda path: path.write_text(path.read_text() + " " * (1 << 20)),
         lambda path: (path.unlink(), os.mkfifo(path, 0o600)),
         lambda path: (path.rename(path.with_suffix(".x")), path.symlink_to(path.with_suffix(".x"))),
     ],

@@ -110,6 +110,7 @@ class PhaseSensor(Sensor):
     """
 
     name = "phases"
+    guard: Guard
     is_thread_safe = True  # what comes from another thread is told apart
     # Heard where something is to be done at the end of each iteration; as a rule it is noted only.
     deaf_to = frozenset({"iteration_closed"})
@@ -121,8 +122,7 @@ class PhaseSensor(Sensor):
         self._now = context.clock.monotonic_ns
         self._communicates = context.peers.world_size > 1
         self.times = TIMED if self._communicates else TIMED - COMMUNICATION
-        guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
-        self.guard = self._guard = guard
+        self.guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
         self._splitter = Splitter(communicates=self._communicates)
         # One after the other, and not as tuples: those would be as much again to keep, and to find
         # again when the caches have forgotten them.
@@ -222,7 +222,7 @@ class PhaseSensor(Sensor):
         self._num_heard += 1
         self._bus.note((now, me, kind, numel))
         if len(self._moments) >= FOLDED * WIDTH:
-            self._guard.run(self._fold_early)
+            self.guard.run(self._fold_early)
 
     @staticmethod
     def _sums_gradients() -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import runpy
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -79,9 +82,28 @@ class Run(NamedTuple):
     findings: list[dict[str, Any]]
 
 
-@cache
-def run(command: str) -> Run:
-    """Run an example on the CPU, each step sampled, however slow this machine is."""
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """Return what runs an example on the CPU, each step sampled, however slow this machine is.
+
+    Once for all tests that ask for the same, in whichever worker of pytest-xdist they are.
+    """
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+
+    def run(command: str) -> Run:
+        kept = directory / f"example {command}.json"
+        with (directory / f"example {command}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not kept.exists():
+                kept.write_text(json.dumps(_run(command)))
+        return Run(*json.loads(kept.read_text()))
+
+    return run
+
+
+def _run(command: str) -> Run:
     name, *options = command.split()
     with TemporaryDirectory() as directory:
         file = Path(directory) / "findings.json"
@@ -104,7 +126,7 @@ def run(command: str) -> Run:
 
 
 @of_each_mistake
-def test_the_mistake_is_named(mistake: Mistake) -> None:
+def test_the_mistake_is_named(mistake: Mistake, run: Callable[[str], Run]) -> None:
     """One root: the kind, a place that makes sense, the op and the phase; the report says it."""
     output, findings = run(mistake.command)
 
@@ -120,7 +142,7 @@ def test_the_mistake_is_named(mistake: Mistake) -> None:
 
 
 @pytest.mark.parametrize("command", HEALTHY)
-def test_what_is_done_right_is_left_alone(command: str) -> None:
+def test_what_is_done_right_is_left_alone(command: str, run: Callable[[str], Run]) -> None:
     """Nothing is found, not even an info."""
     output, findings = run(command)
 
@@ -128,7 +150,9 @@ def test_what_is_done_right_is_left_alone(command: str) -> None:
     assert "ampwatch report: run" in output
 
 
-def test_one_precision_of_three_fails_and_its_remedy_makes_them_alike() -> None:
+def test_one_precision_of_three_fails_and_its_remedy_makes_them_alike(
+    run: Callable[[str], Run],
+) -> None:
     """float32 and bfloat16 learn alike all the time, float16 only with the remedy."""
     failing, healed = (
         _last_losses(run(f"cifar_efficientnet --steps 40{option}").output)
@@ -169,7 +193,7 @@ def test_the_efficientnet_reads_cifar_10_where_it_is(
     assert images[1, 2, 1, 0].item() == pytest.approx(32 / 127.5 - 1)
 
 
-def test_the_efficientnet_says_what_came_of_each_precision() -> None:
+def test_the_efficientnet_says_what_came_of_each_precision(run: Callable[[str], Run]) -> None:
     """Per precision: time, accuracy, a verdict against float32, and what the FLOPs ran in."""
     output, _ = run("efficientnet --steps 10")
 

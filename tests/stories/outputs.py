@@ -87,7 +87,7 @@ def a_residual_branch_that_doubles_every_eight_steps(*, sick: bool) -> Program:
         update(scaler, optimizer)
         return loss
 
-    program = Program([model], [optimizer], iterate, scaler, steps=60)
+    program = Program([model], [optimizer], iterate, scaler, steps=60, settings=PAID)
     return program
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.stories.collection import CONTROLS, STORIES
 from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, ops, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tests.stories.stage import Program, Story
 
@@ -24,6 +25,14 @@ pytestmark = [
 
 at_each_level = pytest.mark.parametrize("level", LEVELS)
 of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
+
+
+def in_turns(programs: Iterable[Any]) -> list[Any]:
+    """Return programs, each with one of the levels: what is healthy is so at both, and there are many."""
+    return [
+        pytest.param(one, level, id=f"{getattr(one, '__name__', one)}-{level}")
+        for one, level in zip(programs, cycle(LEVELS))
+    ]
 
 
 @at_each_level
@@ -47,8 +56,7 @@ def test_what_is_wrong_is_the_one_root_finding(story: Story, level: str) -> None
     assert program.digest() == bare_digest(story.build, sick=True)
 
 
-@at_each_level
-@of_each_story
+@pytest.mark.parametrize(("story", "level"), in_turns(STORIES))
 def test_the_twin_with_the_remedy_is_left_alone(story: Story, level: str) -> None:
     """Neither a warning nor a critical, root or not; nothing is changed."""
     program, monitor = watch(partial(story.build, sick=False), level)
@@ -57,8 +65,7 @@ def test_the_twin_with_the_remedy_is_left_alone(story: Story, level: str) -> Non
     assert program.digest() == bare_digest(story.build, sick=False)
 
 
-@at_each_level
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize(("control", "level"), in_turns(CONTROLS))
 def test_what_only_looks_like_trouble_is_left_alone(
     control: Callable[[], Program], level: str
 ) -> None:

@@ -87,7 +87,7 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
 _INTRODUCTION = """\
 # What is patched
 
-Generated from `ampwatch/training/hooks/places.py`; change that file, then run
+Generated from `ampwatch/training/hooks/places/`; change that package, then run
 `python -m ampwatch.training.patched > docs/what-is-patched.md`.
 
 To watch a training ampwatch replaces some methods and functions of torch by ones that call the

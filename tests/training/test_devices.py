@@ -13,9 +13,9 @@ from torch import nn
 
 import ampwatch
 from ampwatch.training import devices
-from ampwatch.training.hooks import places
 from ampwatch.training.hooks.compiling import is_traced
 from ampwatch.training.hooks.events import DevicesKnown
+from ampwatch.training.hooks.places import graphs
 from ampwatch.training.model.home import Home
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Graph:
 @pytest.fixture
 def graph(monkeypatch: pytest.MonkeyPatch) -> Graph:
     """A graph of a class that is listened to."""
-    monkeypatch.setattr(places, "graph_classes", lambda: (Graph,))
+    monkeypatch.setattr(graphs, "graph_classes", lambda: (Graph,))
     return Graph()
 
 

@@ -10,7 +10,8 @@ import torch
 
 from ampwatch.errors import StateError
 from ampwatch.training import devices
-from ampwatch.training.hooks import compiling, places, taps
+from ampwatch.training.hooks import compiling, taps
+from ampwatch.training.hooks.places import graphs, optimizer
 from ampwatch.training.model.home import Home
 from ampwatch.training.ops import mode
 from ampwatch.training.sensors.births import following
@@ -44,7 +45,7 @@ def births_are_sent_in_a_capture(patch: pytest.MonkeyPatch) -> None:
 
 def steps_are_heard_in_a_capture(patch: pytest.MonkeyPatch) -> None:
     """An iteration ends in it, and its rows are copied."""
-    for user in (taps, compiling, places):
+    for user in (taps, compiling, graphs, optimizer):
         patch.setattr(user, "captures", {})
 
 

@@ -108,7 +108,7 @@ class OpCensusSensor(Sensor):
     its ops are a part of what it computes. They are followed all the same, without hooks, and the
     frames they are called from say where they belong; before PyTorch 2.10 not even that, since
     compiled code would run otherwise than without a mode. Nothing is counted once an
-    op of ``ALTERED`` was met that ``places.py`` has not noticed before the call. Nothing
+    op of ``ALTERED`` was met that ``places/altered.py`` has not noticed before the call. Nothing
     is counted while a CUDA graph is captured, and no op of ampwatch itself ever is.
 
     Args:

@@ -1,0 +1,95 @@
+"""The place at which every backward begins and ends."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampwatch.training.hooks.events import BackwardBegan, BackwardEnded
+from ampwatch.training.hooks.taps import NOT_TAKEN, listen_to_function
+from ampwatch.training.private import graph_task, tracing_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.bus import Bus
+
+
+def _timed_backward(bus: Bus) -> Callable[..., Any]:
+    """Return what makes a call of ``backward`` of which only the moments are wanted, in few lines.
+
+    In the middle of a step the caches have forgotten our code: it is what is run that costs.
+    """
+    channel, ownership = bus.channel(BackwardBegan), bus.ownership
+
+    def around(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # As a rule all sensors rest.
+        if channel.subscribers or ownership.has_company or ownership.has_others:
+            return NOT_TAKEN
+        if bus.may_compile or graph_task() != -1:
+            return NOT_TAKEN
+        bus.note((bus.now(), get_ident(), BackwardBegan, 0))
+        result = original(*args, **kwargs)
+        bus.note((bus.now(), get_ident(), BackwardEnded, 0))
+        return result
+
+    return around
+
+
+def place_backward(bus: Bus, handles: list[Any]) -> None:
+    """Hear every outermost backward begin and end."""
+    # Every Tensor.backward goes through torch.autograd.backward. One within another one is part
+    # of that: activation checkpointing computes its piece of the forward pass again there.
+    channel = bus.channel(BackwardBegan)
+    # By thread what is to be called at the end of the backward that is running; of another training's
+    # nothing is told.
+    running: dict[int, Sequence[tuple[Guard, Callable[[], object]]] | None] = {}
+
+    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if graph_task() != -1 or tracing_state() is not None:
+            return
+        me = get_ident()
+        running.pop(me, None)
+        is_alone = not running
+        running[me] = None
+        roots = listed(args[0] if args else kwargs.get("tensors"))
+        if bus.is_graph_of_another(roots):
+            return
+        bus.note((bus.now(), me, BackwardBegan, 0))
+        given = listed(args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
+        running[me] = channel.emit(BackwardBegan(roots, given, is_alone))
+
+    def after(_args: Any, _kwargs: Any) -> None:
+        if graph_task() != -1:
+            return
+        me = get_ident()
+        ends = running.pop(me, None)
+        if ends is not None:
+            bus.note((bus.now(), me, BackwardEnded, 0))
+            for guard, end in ends:
+                guard.run(end)
+
+    def failed() -> None:
+        if graph_task() == -1:
+            running.pop(get_ident(), None)
+
+    handles.append(
+        listen_to_function(
+            torch.autograd,
+            "backward",
+            before=before,
+            after=after,
+            failed=failed,
+            around=_timed_backward(bus),
+        )
+    )
+
+
+def listed(given: object) -> tuple[Any, ...]:
+    """Return the tensors that are given, be it one alone, several or none."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, (list, tuple)) else (given,)

@@ -1,0 +1,210 @@
+"""Places at the scaler of the loss: at torch's ``GradScaler``, or at one that is not torch's."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ampwatch.training.hooks.ends import Ends
+from ampwatch.training.hooks.events import (
+    Scaled,
+    ScaleRead,
+    ScalerLoaded,
+    StepBegan,
+    StepEnded,
+    Unscaled,
+    Unscaling,
+    Updated,
+    Updating,
+)
+from ampwatch.training.hooks.places.backward import listed
+from ampwatch.training.hooks.taps import listen
+from ampwatch.training.private import IS_ENABLED, tracing_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ampwatch.training.hooks.bus import Bus
+
+GradScaler = torch.amp.GradScaler
+
+
+def _optimizer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the optimizer that a method of a scaler is called with; ``None`` is the user's error."""
+    return args[0] if args else kwargs.get("optimizer")
+
+
+def _definer(kind: type, name: str) -> type:
+    return next(c for c in kind.__mro__ if name in c.__dict__)
+
+
+def _on_scaler(
+    bus: Bus,
+    handles: list[Any],
+    name: str,
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+    returned: Callable[..., None] | None = None,
+    failed: Callable[..., None] | None = None,
+) -> None:
+    """Replace a method for all scalers: another one may take over from the watched one.
+
+    A class of the user's that has a method of its own, which may call that of GradScaler or may
+    not, is heard once: at its own.
+    """
+    base = _definer(GradScaler, name)
+    own = base if bus.scaler is None else _definer(type(bus.scaler), name)
+    if own is base:
+        handles.append(
+            listen(base, name, before=before, after=after, returned=returned, failed=failed)
+        )
+        return
+    watched = bus.scaler
+    handles.append(
+        listen(
+            own,
+            name,
+            instance=watched,
+            before=before,
+            after=after,
+            returned=returned,
+            failed=failed,
+        )
+    )
+
+    def others(advice: Callable[..., None] | None) -> Callable[..., None] | None:
+        if advice is None:
+            return None
+        return lambda scaler, *rest: None if scaler is watched else advice(scaler, *rest)
+
+    handles.append(
+        listen(base, name, before=others(before), after=others(after), returned=others(returned))
+    )
+
+
+def place_scale(bus: Bus, handles: list[Any]) -> None:
+    """Hear what scalers multiply by their scale."""
+    scaled, others = bus.channel(Scaled), bus.of_other_scalers(Scaled)
+
+    def returned(scaler: GradScaler, result: object, args: Any, kwargs: Any) -> None:
+        # The tap has seen that nothing is compiled.
+        if tracing_state() is None:
+            outputs = args[0] if args else kwargs.get("outputs")
+            event = Scaled(scaler, outputs, result)
+            if scaler is bus.scaler:
+                scaled.emit(event)
+                return
+            # As a rule that of another training, watched or not; or the one that nobody handed in.
+            bus.ownership.has_company = True
+            if not bus.is_graph_of_another(listed(outputs)):
+                others.emit(event)
+
+    _on_scaler(bus, handles, "scale", returned=returned)
+
+
+def place_get_scale(bus: Bus, handles: list[Any]) -> None:
+    """Hear the watched scaler being asked for its scale."""
+    channel = bus.channel(ScaleRead)
+
+    def before(scaler: GradScaler, _args: Any, _kwargs: Any) -> None:
+        if scaler is bus.scaler:
+            channel.emit(ScaleRead(scaler))
+
+    _on_scaler(bus, handles, "get_scale", before=before)
+
+
+def place_unscale(bus: Bus, handles: list[Any]) -> None:
+    """Hear gradients being unscaled outside of a step of the scaler."""
+    unscaling, unscaled = bus.channel(Unscaling), bus.channel(Unscaled)
+
+    # scaler.step unscales as well; then the step is what sensors are told of.
+    def before(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        if scaler is bus.scaler and not bus.is_stepping:
+            optimizer = _optimizer(args, kwargs)
+            if optimizer is not None:
+                bus.note((bus.now(), get_ident(), Unscaling, 0))
+                unscaling.emit(Unscaling(scaler, optimizer))
+
+    def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        if scaler is bus.scaler and not bus.is_stepping:
+            bus.note((bus.now(), get_ident(), Unscaled, 0))
+            unscaled.emit(Unscaled(scaler, _optimizer(args, kwargs)))
+
+    _on_scaler(bus, handles, "unscale_", before=before, after=after)
+
+
+def place_step(bus: Bus, handles: list[Any]) -> None:
+    """Hear scalers step optimizers, and know while the watched one does."""
+    began, ended = bus.channel(StepBegan), bus.channel(StepEnded)
+    others_began, others_ended = bus.of_other_scalers(StepBegan), bus.of_other_scalers(StepEnded)
+
+    def before(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        optimizer = _optimizer(args, kwargs)
+        if optimizer is None:
+            return  # the call is about to raise
+        event = StepBegan(scaler, optimizer)
+        if scaler is not bus.scaler:
+            others_began.emit(event)
+            # It may have taken over with this very step.
+            if scaler is not bus.scaler:
+                return
+        bus.note((bus.now(), get_ident(), StepBegan, 0))
+        began.emit(event)
+        # What step() itself reads: a method of the user's may raise, and not because of the user.
+        bus.is_stepping = getattr(scaler, IS_ENABLED, True)
+
+    def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        channel = others_ended
+        if scaler is bus.scaler:
+            bus.note((bus.now(), get_ident(), StepEnded, 0))
+            bus.is_stepping = False
+            channel = ended
+        if channel.subscribers:
+            channel.emit(StepEnded(scaler, _optimizer(args, kwargs)))
+
+    def failed(scaler: GradScaler) -> None:
+        if scaler is bus.scaler:
+            bus.is_stepping = False
+
+    _on_scaler(bus, handles, "step", before=before, after=after, failed=failed)
+
+
+def place_update(bus: Bus, handles: list[Any]) -> None:
+    """Hear scalers update their scale."""
+    updating, updated = bus.channel(Updating), bus.channel(Updated)
+    others = bus.of_other_scalers(Updating)
+
+    def before(scaler: GradScaler, _args: Any, _kwargs: Any) -> None:
+        if scaler is bus.scaler:
+            updating.emit(Updating(scaler))
+        else:
+            others.emit(Updating(scaler))
+
+    def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
+        if scaler is bus.scaler:
+            updated.emit(
+                Updated(scaler, (args[0] if args else kwargs.get("new_scale")) is not None)
+            )
+            if bus.at_boundary:
+                bus.settle()
+
+    _on_scaler(bus, handles, "update", before=before, after=after)
+
+
+def place_ends(bus: Bus, handles: list[Any]) -> None:
+    """Hear what ends an iteration, where the scaler is not torch's."""
+    if bus.loss_scaler is not None:
+        Ends(bus, bus.loss_scaler, handles)
+
+
+def place_load_scaler(bus: Bus, handles: list[Any]) -> None:
+    """Hear the state of a scaler being loaded."""
+    loaded, others = bus.channel(ScalerLoaded), bus.of_other_scalers(ScalerLoaded)
+
+    def after(scaler: GradScaler, _args: Any, _kwargs: Any) -> None:
+        (loaded if scaler is bus.scaler else others).emit(ScalerLoaded(scaler))
+
+    _on_scaler(bus, handles, "load_state_dict", after=after)

@@ -65,9 +65,11 @@ class _Followed:
         losses: Newest loss of each operand.
         left: Measurements in a row in which it was outside of the plan.
         since: Iteration of the first of them.
+        held: Iteration of the newest measurement in which it was within the plan, or that of the plan.
     """
 
     product: PlannedProduct
+    held: int
     losses: dict[Operand, CastLoss] = field(default_factory=dict)
     left: int = 0
     since: int = -1
@@ -103,7 +105,7 @@ class _Plan:
     def __init__(self, made: PlanMade) -> None:
         self.made = made
         self.where: str | None = None
-        self.products = [_Followed(product) for product in made.products]
+        self.products = [_Followed(product, made.step) for product in made.products]
         self._by_operand: dict[tuple[str, Operand], list[_Followed]] = {}
         for followed in self.products:
             for operand in followed.product.operands:
@@ -192,7 +194,7 @@ class PlanLeft:
         for followed, operand in plan.update(measured):
             culprit = plan.has_left(followed)
             if culprit is None:
-                followed.left = 0
+                followed.left, followed.held = 0, measured.step
             elif culprit is operand:  # what the other one lost was counted when it was measured
                 if not followed.left:
                     followed.since = measured.step
@@ -229,7 +231,7 @@ def _finding(plan: _Plan, followed: _Followed, step: int) -> Finding:
             f"The precision plan of step {plan.made.step} no longer holds for {_num_left(plan):g} of"
             f" {len(plan.products)} products. In {in_words(product.module)} {_words(plan, followed)}."
             f" It has been outside of the plan in each of {followed.left} measurements since step"
-            f" {followed.since}"
+            f" {followed.since}, and within it in the one before, of step {followed.held}"
         ),
         advice=PLAN_LEFT.advice,
         phase="forward" if product.product == FORWARD else "backward",
@@ -271,6 +273,7 @@ def _evidence(plan: _Plan, followed: _Followed) -> dict[str, float]:
         "max_flushed_share": plan.made.max_flushed,
         "planned_step": float(plan.made.step),
         "measurements": float(followed.left),
+        "held_step": float(followed.held),
         "products_left": _num_left(plan),
         "products": float(len(plan.products)),
     }

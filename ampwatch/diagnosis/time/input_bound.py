@@ -129,7 +129,7 @@ def _summary(evidence: dict[str, float], first: int, *, on_device: bool) -> str:
     has = "no workers" if not evidence["workers"] else counted(evidence["workers"], "worker")
     workers = "" if evidence["workers"] < 0 else f"; the DataLoader has {has}"
     if needed := evidence.get("workers_needed"):
-        workers += f", and {needed:.0f} would keep up, as far as cores and disks do"
+        workers += f", and {needed:.0f} would keep up, as far as cores, disks and the sampler do"
     return (
         f"{who} for data in {evidence['wait_share']:.0%} of the time:"
         f" {step_time(evidence['wait_seconds'])} of each step of"

@@ -34,10 +34,13 @@ PRODUCTS = frozenset({"bmm", "baddbmm"})
 
 ON_THE_WAY = frozenset(
     f"{name}{end}"
-    for name in ("mul", "div", "add", "sub", "masked_fill", "tanh", "clone", "_to_copy")
+    for name in ("mul", "div", "add", "sub", "masked_fill", "clone", "_to_copy")
     for end in ("", "_")
 ) | {"where", "copy_"}
-"""Ops between product and softmax: scale, bias, mask, cap, cast."""
+"""Ops between product and softmax: scale, bias, mask, cast."""
+
+CAPS = frozenset({"tanh", "tanh_"})
+"""Ops after which logits are bounded, however large queries and keys become: no growth is carried on."""
 
 SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
 
@@ -88,7 +91,8 @@ class LogitSensor(OpSensor):
     or by a large negative number, is never the largest. Of fused attention only query and key are to be seen:
     by Cauchy and Schwarz no logit is larger than the scale times the norm of the longest query times
     that of the longest key, head by head. That product of norms is read of all attention, for it strays
-    less from batch to batch than the largest logit does. Attention in compiled code that is one kernel is not seen.
+    less from batch to batch than the largest logit does. Logits that are capped by a tanh are left alone. Attention
+    in compiled code that is one kernel is not seen.
 
     Args:
         context: Shared parts of the training.
@@ -118,12 +122,13 @@ class LogitSensor(OpSensor):
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
         """Whether an op makes logits, or shares of them, in forward."""
         name = info.name
-        wanted = name in PRODUCTS or name in ON_THE_WAY or name in SOFTMAX
+        wanted = name in PRODUCTS or name in ON_THE_WAY or name in SOFTMAX or name in CAPS
         return not in_backward and (wanted or name.startswith(FUSED))
 
     def glance(self, call: OpCall) -> bool:
         """Whether an op lies on no way from a product to a softmax."""
-        return not self._products and call.info.name in ON_THE_WAY
+        name = call.info.name
+        return not self._products and (name in ON_THE_WAY or name in CAPS)
 
     def op(self, event: Op) -> None:
         """Follow a product to its softmax, and measure there."""
@@ -137,6 +142,10 @@ class LogitSensor(OpSensor):
             self._softmax(call, place)
         elif name.startswith(FUSED):
             self._fused(call, place)
+        elif name in CAPS:
+            for capped in filter(is_plain, tensors_among((call.out,))):
+                # Memory of its operand, where it is in place.
+                self._products.pop(capped.untyped_storage().data_ptr(), None)
         elif self._products:
             origin = self._origin(tensors_among(call.args))
             if origin is not None:

@@ -78,6 +78,18 @@ def test_a_logit_is_what_a_loop_over_float64_has(
     )
 
 
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_logits_that_are_capped_are_none(listening: Listening, *, is_in_place: bool) -> None:
+    """They are bounded, however large queries and keys become."""
+    query, key, value = _given()
+    with listening:
+        logits = query @ key.transpose(-1, -2) / 30.0
+        logits = 30.0 * (logits.tanh_() if is_in_place else logits.tanh())
+        logits.masked_fill(CAUSAL, -math.inf).softmax(-1) @ value
+
+    assert listening.seen == []
+
+
 def test_under_autocast_the_dtype_is_that_of_the_product(listening: Listening) -> None:
     """The softmax itself runs in float32; the numbers were rounded before."""
     query, key, value = _given()

@@ -244,6 +244,9 @@ class OpCensusSensor(Sensor):
         # Compiled code is run eagerly to be counted, and for nothing else.
         is_forced = count and self._may_force_eager and may_compile()
         self._by_frames = (self._bus.runs_compiled and not is_forced) or not self._hears_ends()
+        if self._by_frames and not runs_elsewhere():
+            # Left by an iteration that ran eagerly: what is compiled now would be compiled again without it.
+            self._bus.ignore(self, ForwardEnded)
         count = count and not self._by_frames
         notifies = follow is not None and bool(self._op.subscribers) and not is_forced
         if self._by_frames and not SEES_COMPILED:
@@ -349,7 +352,7 @@ class OpCensusSensor(Sensor):
 
     def compiled_entering(self, _event: CompiledEntering) -> None:
         """Do without hooks from now on: what is compiled must not be compiled with them."""
-        if self._may_force_eager:
+        if self._forced is not None:  # it runs eagerly in this iteration
             return
         self._bus.ignore(self, ForwardEnded)
         for mode in (*self._former, *([self._mode] if self._mode is not None else ())):

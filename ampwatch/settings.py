@@ -133,7 +133,7 @@ class Settings:
     )
     sample_every: int = _knob(
         0,
-        "Sample every so many steps, a sample that takes an eighth of a step in parts; 0: as often as the overhead budget allows.",
+        "Sample every so many steps; 0: as often as the overhead budget allows. A sample that would take more than an eighth of a step is spread over several.",
         low=0,
     )
     cpu_kernel: str = _knob(

@@ -44,7 +44,7 @@ while not Path(sys.argv[1]).exists():
     optimizer.zero_grad()
     step += 1
     for finding in watch.findings:
-        print("found", finding.kind, flush=True)
+        print("found", finding.kind, finding.evidence.get("limit_db"), flush=True)
     if is_measured:
         continue
     if all(len(r.operands) > 2 for r in watch.box().layers if r.has_products) and watch.box().layers:
@@ -106,7 +106,7 @@ def test_a_running_training_is_planned(
 def test_a_running_training_follows_the_plan_that_it_was_given(
     own_places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The newest, with what was asked for; it tells when it leaves it. Without a plan it tells nothing."""
+    """The newest, with what was asked for; it tells when it leaves it."""
     stop, drifts = own_places / "stop", own_places / "drifts"
     arguments = [sys.executable, "-c", TRAINING, str(stop), str(drifts)]
     with subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -122,7 +122,7 @@ def test_a_running_training_follows_the_plan_that_it_was_given(
             plans = [r for r in reader.poll() if isinstance(r, PlanRecord)]
             reader.close()
             drifts.touch()
-            found = next(line for line in process.stdout if line.startswith("found"))
+            found = next(line for line in process.stdout if line.startswith("found plan_left"))
         finally:
             stop.touch()
             process.stdout.read()
@@ -135,7 +135,7 @@ def test_a_running_training_follows_the_plan_that_it_was_given(
     assert plans[-1].step > 0
     assert f"  {plans[3].module}  " in said.out
     assert plans[3].formats[0] in said.out
-    assert found == "found plan_left\n"
+    assert found == "found plan_left 21.0\n"
 
 
 @pytest.mark.parametrize(

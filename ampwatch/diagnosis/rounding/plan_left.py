@@ -231,7 +231,7 @@ def _finding(plan: _Plan, followed: _Followed, step: int) -> Finding:
             f"The precision plan of step {plan.made.step} no longer holds for {_num_left(plan):g} of"
             f" {len(plan.products)} products. In {in_words(product.module)} {_words(plan, followed)}."
             f" It has been outside of the plan in each of {followed.left} measurements since step"
-            f" {followed.since}, and within it in the one before, of step {followed.held}"
+            f" {followed.since}; it was last known to hold in step {followed.held}"
         ),
         advice=PLAN_LEFT.advice,
         phase="forward" if product.product == FORWARD else "backward",

@@ -79,6 +79,11 @@ def a_norm_of_the_gradients_computed_in_float16(*, sick: bool) -> Program:
     return Program([model], [optimizer], iterate, shows=shows)
 
 
+_KEPT: list[nn.Module] = []
+"""What is freed while gloo's thread still lets go of a hook waits for that thread, and with the GIL, for which
+the thread waits: so nothing of it is freed."""
+
+
 @STORIES.tell("reduce_overflow", "param:weight", "backward", "_to_copy")
 def gradients_that_ddp_compresses_to_float16(*, sick: bool) -> Program:
     """PyTorch's own hook, and nothing that scales: 2e5 is finite until it is sent."""
@@ -86,6 +91,7 @@ def gradients_that_ddp_compresses_to_float16(*, sick: bool) -> Program:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     model = nn.Linear(6, 1, bias=False)
     parallel = DistributedDataParallel(model)
+    _KEPT.append(parallel)
     parallel.register_comm_hook(
         None, default_hooks.fp16_compress_hook if sick else default_hooks.allreduce_hook
     )
@@ -120,6 +126,7 @@ def gradients_that_come_back_in_another_thread(*, sick: bool) -> Program:
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     model = nn.Linear(6, 1, bias=False)
     parallel = DistributedDataParallel(model)
+    _KEPT.append(parallel)
     waiting: list[Thread] = []
 
     def hook(_state, bucket):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - PyTorch wants classes there, no words

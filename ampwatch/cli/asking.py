@@ -108,11 +108,11 @@ def ask(
     layers_in: str = "",
     plan: Sequence[PlanRecord] = (),
 ) -> TraceAnswer:
-    """Have a training do something, or write it over an empty file; return its answer.
+    """Ask a training for something, wait for its answer, and return it.
 
     Args:
         reader: Of its ring.
-        raw: The file, of this user.
+        raw: An empty file of this user, over which it writes what is asked for; ``follow`` leaves it empty.
         what: ``trace``, ``errors``, ``layers`` or ``follow``.
         iterations: How many iterations it is about.
         timeout_s: How long it is waited for. Unit: s.

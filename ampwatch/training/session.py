@@ -570,7 +570,7 @@ class Session:
         return None if self._layers is None else self._layers.plan
 
     def follow(self, plan: Sequence[PlanRecord]) -> None:
-        """Have it told when the training leaves a plan, which is given layer by layer. Never raises."""
+        """Have it told when the training leaves a plan, which is given layer by layer."""
         if self._layers is not None:
             self._layers.follow(plan)
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from ampwatch.cli import main
+from ampwatch.cli.plan import _have_followed
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.records import PlanRecord
 from ampwatch.wire.ring import RingReader
 from tests.host.daemon.parts import ROOT
 from tests.report.test_planner import _box, _layer, _tensors
-from tests.workshop.records import IDENTITY
+from tests.workshop.records import IDENTITY, planned
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,6 +138,17 @@ def test_a_running_training_follows_the_plan_that_it_was_given(
     assert f"  {plans[3].module}  " in said.out
     assert plans[3].formats[0] in said.out
     assert found == "found plan_left 21.0\n"
+
+
+def test_a_plan_that_cannot_be_followed_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody who only wanted to read it has it; a sentence says that nobody tells when it is left."""
+    gone = SimpleNamespace(path=tmp_path / "gone" / "net.ring", identity=IDENTITY)
+
+    _have_followed(cast("RingReader", gone), [planned()], 1.0)
+
+    assert "the training does not follow this plan: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

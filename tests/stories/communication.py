@@ -80,8 +80,8 @@ def a_norm_of_the_gradients_computed_in_float16(*, sick: bool) -> Program:
 
 
 _KEPT: list[nn.Module] = []
-"""What is freed while gloo's thread still lets go of a hook waits for that thread, and with the GIL, for which
-the thread waits: so nothing of it is freed."""
+"""Replicas, which are never freed. Freeing one waits for gloo's thread with the GIL in hand, and that thread may
+want the GIL to let go of a hook: then both wait for good."""
 
 
 @STORIES.tell("reduce_overflow", "param:weight", "backward", "_to_copy")

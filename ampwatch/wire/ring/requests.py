@@ -45,7 +45,7 @@ class TraceRequest:
     Attributes:
         token: Names the request in its answer.
         pid: Who asks.
-        path: File that what is asked for replaces; it exists and is empty.
+        path: File that what is asked for replaces; it exists and is empty, and stays so for ``FOLLOW``.
         iterations: How many iterations are profiled.
         what: ``TRACE``, ``ERRORS``, ``LAYERS`` or ``FOLLOW``.
         layers_in: Of ``ERRORS``: the name of a format for the products of layers, or ``plan``; empty for as

@@ -1,4 +1,4 @@
-"""Requests for a trace, which ``ampwatch trace`` puts beside the ring."""
+"""Requests to this training, which commands as ``ampwatch trace`` put beside the ring."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TraceRequests:
     def newest(self, now_ns: int) -> TraceRequest | None:
         """Return a request that is not answered yet, if there is one.
 
-        A file that is no valid request is passed over: ``ampwatch trace`` has not written it.
+        A file that is no valid request is passed over: no command has written it.
 
         Cost: a ``stat`` four times a second.
         """

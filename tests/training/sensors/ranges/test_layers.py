@@ -16,11 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import ampwatch
 from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.report.planner import plan_of
+from ampwatch.training.hooks.events import PlanGiven
 from ampwatch.training.model.dtypes import unknown_formats
 from ampwatch.training.sensors.ranges.layers import LayerSensor
 from ampwatch.wire.records import Operand, Topic
 from tests.numerics.oracle import histogram_of
 from tests.wire.ring.samples import IDENTITY
+from tests.workshop.records import planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,6 +106,27 @@ def test_inputs_are_measured_once_as_what_they_are(train: Any) -> None:
         assert measured == histogram_of(values.detach().flatten().tolist())
     weight = _operands(layers["third"])[Operand.WEIGHT].histogram
     assert weight == histogram_of(model.third.weight.detach().flatten().tolist())
+
+
+def test_of_a_plan_from_outside_a_format_that_is_unknown_is_refused_in_words() -> None:
+    """And the plan before it stays."""
+    put: list[Any] = []
+    context = SimpleNamespace(
+        names=None,
+        observe=lambda _made: None,
+        out=SimpleNamespace(put=lambda *records: put.extend(records)),
+        memory=SimpleNamespace(add=lambda *_: None),
+    )
+    sensor = LayerSensor(cast("Any", context), IDENTITY)
+    answers: list[str] = []
+    sensor.plan_given(PlanGiven((planned(step=7),), answers.append))
+    unknown = planned(step=9, formats=("fp7", "float16", "float16"))
+    sensor.plan_given(PlanGiven((unknown,), answers.append))
+
+    assert answers[0] == ""
+    assert "'fp7'" in answers[1]
+    assert sensor.plan is not None
+    assert (sensor.plan.step, put) == (7, [planned(step=7)])
 
 
 def test_an_input_is_that_of_the_module_that_makes_it_now() -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ampwatch import actions, integrations
     from ampwatch.errors import (
         AmpwatchError,
+        AskError,
         AttachError,
         DaemonError,
         DeployError,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         SettingsError,
         StateError,
         StopTraining,
-        TraceError,
     )
     from ampwatch.training.inject.injection import Injection, inject
     from ampwatch.training.monitor import LastStep, Monitor, monitor
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AmpwatchError",
+    "AskError",
     "AttachError",
     "DaemonError",
     "DeployError",
@@ -53,7 +54,6 @@ __all__ = [
     "SkipClass",
     "StateError",
     "StopTraining",
-    "TraceError",
     "__version__",
     "actions",
     "inject",
@@ -73,7 +73,7 @@ _HOME = {
     "SettingsError": "errors",
     "StateError": "errors",
     "StopTraining": "errors",
-    "TraceError": "errors",
+    "AskError": "errors",
     "Finding": "wire.records",
     "Severity": "wire.records",
     "SkipClass": "wire.records",

@@ -10,7 +10,7 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed
     ├── RingError       (OSError)       a ring file cannot be created or understood
     ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
-    ├── TraceError      (RuntimeError)  what was asked of a training cannot be had
+    ├── AskError      (RuntimeError)  what was asked of a training cannot be had
     ├── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
     ├── ReportError     (OSError)       a report cannot be found, read or written
     ├── DiffError       (OSError)       two runs cannot be held against each other
@@ -71,8 +71,8 @@ class DaemonError(AmpwatchError, RuntimeError):
     """The daemon cannot start, or could not keep a promise it was configured to keep."""
 
 
-class TraceError(AmpwatchError, RuntimeError):
-    """A trace, or an error budget, of a running training cannot be had."""
+class AskError(AmpwatchError, RuntimeError):
+    """What a running training was asked for cannot be had: a trace, an error budget, a precision plan."""
 
 
 class StopTraining(AmpwatchError, RuntimeError):  # noqa: N818 - like StopIteration, it asks for an end

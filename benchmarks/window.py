@@ -25,7 +25,7 @@ from workloads import WORKLOADS, Training
 
 from ampwatch.training.sensors.window import sensor as window_module
 from ampwatch.training.sensors.window.sensor import WindowSensor
-from ampwatch.wire.ring.requests import TraceAnswer, TraceRequest
+from ampwatch.wire.ring.requests import Answer, Request
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import WindowRecord
@@ -41,20 +41,20 @@ class OnDemand:
     def __init__(self) -> None:
         self.wanted = False
 
-    def newest(self, _now_ns: int) -> TraceRequest | None:
+    def newest(self, _now_ns: int) -> Request | None:
         """Return a request, once."""
         wanted, self.wanted = self.wanted, False
-        return TraceRequest("", 0, Path("/"), ACTIVE_STEPS) if wanted else None
+        return Request("", 0, Path("/"), ACTIVE_STEPS) if wanted else None
 
-    def is_withdrawn(self, _request: TraceRequest) -> bool:
+    def is_withdrawn(self, _request: Request) -> bool:
         """No trace is written."""
         return True
 
-    def refuse(self, _request: TraceRequest, why_not: str) -> None:
+    def refuse(self, _request: Request, why_not: str) -> None:
         """Nobody else profiles here."""
         raise RuntimeError(why_not)
 
-    def answer(self, answer: TraceAnswer) -> None:
+    def answer(self, answer: Answer) -> None:
         """Nobody waits."""
 
     def remove(self) -> None:

@@ -14,7 +14,7 @@ TREE = {
     "StateError": RuntimeError,
     "RingError": OSError,
     "DaemonError": RuntimeError,
-    "TraceError": RuntimeError,
+    "AskError": RuntimeError,
     "StopTraining": RuntimeError,
     "ReportError": OSError,
     "GrafanaError": RuntimeError,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.arguments import seconds
-from ampwatch.errors import TraceError, did_you_mean
+from ampwatch.errors import AskError, did_you_mean
 
 if TYPE_CHECKING:
     import argparse
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.records import PlanRecord
     from ampwatch.wire.ring import RingReader
-    from ampwatch.wire.ring.requests import TraceAnswer
+    from ampwatch.wire.ring.requests import Answer
 
 POLL_SECONDS = 0.05
 TIMEOUT_SECONDS = 120.0
@@ -64,7 +64,7 @@ def choose(readers: Sequence[RingReader], run_name: str | None, rank: int | None
     """Return the one training that is meant.
 
     Raises:
-        TraceError: If there is none, or more than one.
+        AskError: If there is none, or more than one.
     """
     matching = [
         reader
@@ -89,7 +89,7 @@ def choose(readers: Sequence[RingReader], run_name: str | None, rank: int | None
         msg = f"expected a training for {asked}, found only:\n{those}{near}"
     else:
         msg = f"expected one training, found {len(matching)}; choose by --run and --rank:\n{those}"
-    raise TraceError(msg)
+    raise AskError(msg)
 
 
 def _name(reader: RingReader) -> str:
@@ -107,7 +107,7 @@ def ask(
     *,
     layers_in: str = "",
     plan: Sequence[PlanRecord] = (),
-) -> TraceAnswer:
+) -> Answer:
     """Ask a training for something, wait for its answer, and return it.
 
     Args:
@@ -121,11 +121,11 @@ def ask(
         plan: Of ``follow``: the precision plan, layer by layer.
 
     Raises:
-        TraceError: If it cannot be asked, does not answer, or says why not.
+        AskError: If it cannot be asked, does not answer, or says why not.
     """
-    from ampwatch.wire.ring.requests import TraceRequest, withdraw, write_request  # noqa: PLC0415
+    from ampwatch.wire.ring.requests import Request, withdraw, write_request  # noqa: PLC0415
 
-    request = TraceRequest(
+    request = Request(
         secrets.token_hex(8), os.getpid(), raw, iterations, what, layers_in, tuple(plan)
     )
     _make_room(reader.path)
@@ -133,16 +133,16 @@ def ask(
         write_request(reader.path, request)
     except FileExistsError:
         msg = f"expected nobody else to wait for an answer of {_name(reader)}, but somebody does; try again"
-        raise TraceError(msg) from None
+        raise AskError(msg) from None
     except OSError as error:
         msg = f"cannot ask the training, beside its ring {str(reader.path)!r}: {error}"
-        raise TraceError(msg) from error
+        raise AskError(msg) from error
     undo.callback(withdraw, reader.path)
     noun = _NOUNS[what]
     answer = _wait(reader, request.token, timeout_s, noun)
     if answer.why_not:
         msg = f"no {noun}: {answer.why_not}"
-        raise TraceError(msg)
+        raise AskError(msg)
     return answer
 
 
@@ -171,7 +171,7 @@ def empty_file(output: Path, undo: ExitStack) -> Path:
     """Return a new file beside ``output``, on the same file system; it goes in the end.
 
     Raises:
-        TraceError: If there can be none.
+        AskError: If there can be none.
     """
     try:
         descriptor, name = tempfile.mkstemp(
@@ -179,14 +179,14 @@ def empty_file(output: Path, undo: ExitStack) -> Path:
         )
     except OSError as error:
         msg = f"expected a directory to write {output.name!r} to, got: {error}"
-        raise TraceError(msg) from error
+        raise AskError(msg) from error
     os.close(descriptor)
     part = Path(name)
     undo.callback(part.unlink, missing_ok=True)
     return part
 
 
-def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> TraceAnswer:
+def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> Answer:
     from ampwatch.wire.ring.requests import read_answer  # noqa: PLC0415
 
     until = time.monotonic() + timeout_s
@@ -198,11 +198,11 @@ def _wait(reader: RingReader, token: str, timeout_s: float, noun: str) -> TraceA
                 return answer
         if not lives:
             msg = f"no {noun}: the training {_name(reader)} has ended"
-            raise TraceError(msg)
+            raise AskError(msg)
         if time.monotonic() > until:
             msg = (
                 f"no {noun} within {timeout_s:g} s: the training {_name(reader)} did not answer. It"
                 " does between two iterations, at level standard or deep; --timeout waits longer"
             )
-            raise TraceError(msg)
+            raise AskError(msg)
         time.sleep(POLL_SECONDS)

@@ -6,7 +6,7 @@ import argparse
 from contextlib import ExitStack
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
-from ampwatch.errors import TraceError
+from ampwatch.errors import AskError
 
 DESCRIPTION = """\
 Ask a training that runs under ampwatch for the error budget of its newest batch: how far
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             budget = from_dict(parse_json(raw.read_bytes()))
         except (OSError, ValueError) as error:
             msg = f"cannot read the answer of the training: {error}"
-            raise TraceError(msg) from error
+            raise AskError(msg) from error
     print(to_json(budget) if args.json else budget.table(args.lines), end="")
     return 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
 from ampwatch.cli.progress import progress
-from ampwatch.errors import ReportError, TraceError
+from ampwatch.errors import AskError, ReportError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,9 @@ next cheaper one, what it would gain, and what has to stay in bfloat16 or float3
 
 It rests on what ampwatch has measured of inputs, weights and gradients while the model
 trained: of a training that runs, which is asked for it between two iterations, or of a
-report. Nothing is changed; but a training that runs tells from then on if it leaves the
-plan (the finding plan_left), and its page shows the plan on the map of the model.
+report. Nothing of the training is changed; but one that runs tells from then on if it
+leaves the plan (the finding plan_left), in the place of an older plan, and its page shows
+the plan on the map of the model. --no-follow only looks.
 docs/plan.md says how a loss is foretold.
 """
 
@@ -80,6 +81,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--gpu", metavar="NAME", help="plan for this GPU: A100, H100, B200, ...")
     add("--formats", metavar="A,B,...", help="choose from these formats only")
+    add(
+        "--no-follow",
+        action="store_true",
+        help="do not have the training tell when it leaves this plan",
+    )
     add("--lines", type=int, metavar="N", help="layers of the table (default: 40)")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print all of it as JSON")
@@ -121,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             lines = LINES if args.lines is None else max(args.lines, 1)
             print(to_json(plan) if args.json else plan.table(lines), end="", flush=True)
-        if reader is not None:
+        if reader is not None and not args.no_follow:
             _have_followed(reader, records_of(plan, step), args.timeout)
     return 0
 
@@ -155,7 +161,7 @@ def _asked(reader: RingReader, args: argparse.Namespace) -> tuple[Box, int]:
             boxes = from_json(raw.read_bytes(), "the answer of the training")
         except OSError as error:
             msg = f"cannot read the answer of the training: {error}"
-            raise TraceError(msg) from error
+            raise AskError(msg) from error
     return boxes[0], answer.step
 
 
@@ -164,7 +170,7 @@ def _have_followed(reader: RingReader, plan: Sequence[PlanRecord], timeout_s: fl
     try:
         with ExitStack() as undo, progress(f"having {reader.identity.run} follow the plan"):
             ask(reader, _file_beside(reader, undo), "follow", 1, timeout_s, undo, plan=plan)
-    except TraceError as error:
+    except AskError as error:
         print(f"ampwatch: the training does not follow this plan: {error}", file=sys.stderr)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
-from ampwatch.errors import TraceError
+from ampwatch.errors import AskError
 
 if TYPE_CHECKING:
-    from ampwatch.wire.ring.requests import TraceAnswer
+    from ampwatch.wire.ring.requests import Answer
 
 DESCRIPTION = """\
 Ask a training that runs under ampwatch to profile its next iterations, and write what
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     output: Path = args.output.absolute()
     if output.exists() and not args.force:
         msg = f"expected a new file, got {str(output)!r}, which exists; --force replaces it"
-        raise TraceError(msg)
+        raise AskError(msg)
     with ExitStack() as undo:
         reader = choose(running(undo), args.run, args.rank)
         with progress(f"waiting for an iteration of {reader.identity.run} to end"):
@@ -99,10 +99,10 @@ def _finish(raw: Path, output: Path, undo: ExitStack) -> None:
         done.replace(output)
     except OSError as error:
         msg = f"cannot write {str(output)!r}: {error}"
-        raise TraceError(msg) from error
+        raise AskError(msg) from error
 
 
-def summary(answer: TraceAnswer) -> str:
+def summary(answer: Answer) -> str:
     """Return what the trace shows, in lines."""
     on_cpu = all(total.unit == "cpu" for total in answer.totals)
     what = "ops on the CPU" if on_cpu else "kernels"

@@ -117,6 +117,9 @@ def test_a_running_training_follows_the_plan_that_it_was_given(
         try:
             assert main(["plan", "--run", "net", "--limit", "40"]) == 0
             assert main(["plan", "--run", "net", "--limit", "21", "--gpu", "H100"]) == 0
+            assert (
+                main(["plan", "--run", "net", "--limit", "30", "--lines", "1", "--no-follow"]) == 0
+            )
             said = capsys.readouterr()
             assert said.err == ""
             (ring,) = (own_places / "rings").glob("*.ring")

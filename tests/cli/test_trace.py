@@ -18,8 +18,8 @@ from ampwatch.wire.records import KernelTotal
 from ampwatch.wire.ring.requests import (
     ANSWER_SUFFIX,
     REQUEST_SUFFIX,
-    TraceAnswer,
-    TraceRequest,
+    Answer,
+    Request,
     read_request,
     request_path,
     write_answer,
@@ -283,14 +283,14 @@ def test_somebody_who_waits_already_is_not_pushed_aside(
     """Unless that process is no more."""
     start(mode="stuck")
     ring = next(rings.glob("*.ring"))
-    theirs = TraceRequest("theirs", os.getpid(), tmp_path / "theirs.json", 1)
+    theirs = Request("theirs", os.getpid(), tmp_path / "theirs.json", 1)
     write_request(ring, theirs)
 
     assert "somebody does" in refused(capsys, str(tmp_path / "x.json"))
     assert read_request(ring) == theirs
 
     request_path(ring).unlink()
-    write_request(ring, TraceRequest("dead", _ended_process(), tmp_path / "dead.json", 1))
+    write_request(ring, Request("dead", _ended_process(), tmp_path / "dead.json", 1))
     assert "no trace within" in refused(capsys, "--timeout", "0.2", str(tmp_path / "x.json"))
 
 
@@ -314,7 +314,7 @@ def test_the_summary_of_a_gpu_says_how_busy_it_was() -> None:
     from ampwatch.cli.trace import summary  # noqa: PLC0415 - next to its only use
 
     totals = KernelTotal("tensor", "bfloat16", 3_000_000), KernelTotal("other", "", 1_000_000)
-    answer = TraceAnswer("t", "", 40, 1, 5_000_000, 3_900_000, totals)
+    answer = Answer("t", "", 40, 1, 5_000_000, 3_900_000, totals)
 
     assert summary(answer).splitlines() == [
         "1 iteration from 40: 5.00 ms, profiled",
@@ -323,7 +323,7 @@ def test_the_summary_of_a_gpu_says_how_busy_it_was() -> None:
         "tensor   bfloat16         3.00 ms   75.0%",
         "other    -                1.00 ms   25.0%",
     ]
-    assert "lost data" in summary(TraceAnswer("t", "", 40, 1, 5_000_000, 0, ()))
+    assert "lost data" in summary(Answer("t", "", 40, 1, 5_000_000, 0, ()))
 
 
 def test_an_old_answer_is_not_taken_for_the_new_one(
@@ -331,7 +331,7 @@ def test_an_old_answer_is_not_taken_for_the_new_one(
 ) -> None:
     """An answer to somebody else, who did not fetch it, is passed over."""
     start(mode="stuck")
-    write_answer(next(rings.glob("*.ring")), TraceAnswer("old", "planted"))
+    write_answer(next(rings.glob("*.ring")), Answer("old", "planted"))
     assert list(rings.glob(f"*{ANSWER_SUFFIX}"))
 
     assert "no trace within" in refused(capsys, "--timeout", "0.2", str(tmp_path / "x.json"))

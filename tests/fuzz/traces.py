@@ -6,8 +6,8 @@ from ampwatch.cli.trace import summary
 from ampwatch.wire.records import KernelTotal
 from ampwatch.wire.ring.requests import (
     FOLLOW,
-    TraceAnswer,
-    TraceRequest,
+    Answer,
+    Request,
     answer_path,
     read_answer,
     read_request,
@@ -23,13 +23,11 @@ from tests.workshop.records import planned
 def _seeds() -> tuple[bytes, ...]:
     ring = scratch() / "x.ring"
     totals = (KernelTotal("tensor", "float16", 12), KernelTotal("cpu", "", 5))
-    write_request(ring, TraceRequest("abc", 12, scratch() / "out.json", 2))
-    write_answer(ring, TraceAnswer("abc", "", 7, 2, 1000, 500, totals))
+    write_request(ring, Request("abc", 12, scratch() / "out.json", 2))
+    write_answer(ring, Answer("abc", "", 7, 2, 1000, 500, totals))
     found = (request_path(ring).read_bytes(), answer_path(ring).read_bytes())
     withdraw(ring)
-    write_request(
-        ring, TraceRequest("abc", 12, scratch() / "plan.json", 1, FOLLOW, plan=(planned(),))
-    )
+    write_request(ring, Request("abc", 12, scratch() / "plan.json", 1, FOLLOW, plan=(planned(),)))
     found += (request_path(ring).read_bytes(),)
     withdraw(ring)
     return found
@@ -50,7 +48,7 @@ def one(data: bytes) -> object:
         except (OSError, ValueError) as error:
             way.append(str(error)[:30])
         else:
-            if isinstance(found, TraceAnswer):
+            if isinstance(found, Answer):
                 assert summary(found).replace("\n", "").isprintable()
             way.append(type(found).__name__)
     return tuple(way)

@@ -56,12 +56,13 @@ MAX_BLOCK_CASTS = 1
 """How many of those may be to block-scaled formats, which take some ms each."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Followed:
     """A product of the plan.
 
     Attributes:
         product: What was planned.
+        turn: Sorts products as a step computes them: backward begins at the last layer.
         losses: Newest loss of each operand.
         left: Measurements in a row in which it was outside of the plan.
         since: Iteration of the first of them.
@@ -69,6 +70,7 @@ class _Followed:
     """
 
     product: PlannedProduct
+    turn: tuple[bool, int]
     held: int
     losses: dict[Operand, CastLoss] = field(default_factory=dict)
     left: int = 0
@@ -105,7 +107,11 @@ class _Plan:
     def __init__(self, made: PlanMade) -> None:
         self.made = made
         self.where: str | None = None
-        self.products = [_Followed(product, made.step) for product in made.products]
+        layers = {name: n for n, name in enumerate(dict.fromkeys(p.module for p in made.products))}
+        self.products = [
+            _Followed(product, _turn(product, layers[product.module]), made.step)
+            for product in made.products
+        ]
         self._by_operand: dict[tuple[str, Operand], list[_Followed]] = {}
         for followed in self.products:
             for operand in followed.product.operands:
@@ -139,12 +145,6 @@ class _Plan:
                 for followed in products:
                     followed.losses[record.operand] = loss
                     yield followed, record.operand
-
-    def depth(self, followed: _Followed) -> tuple[bool, int]:
-        """Return a key that sorts products as a step computes them: backward begins at the last layer."""
-        place = self.products.index(followed)
-        is_backward = followed.product.product != FORWARD
-        return is_backward, -place if is_backward else place
 
     def has_left(self, followed: _Followed) -> Operand | None:
         """Return the operand by which a product is outside of the plan; ``None`` if it holds it."""
@@ -190,7 +190,7 @@ class PlanLeft:
         plan = self._plan
         if plan is None:
             return
-        left = []
+        left: dict[_Followed, None] = {}
         for followed, operand in plan.update(measured):
             culprit = plan.has_left(followed)
             if culprit is None:
@@ -199,11 +199,12 @@ class PlanLeft:
                 if not followed.left:
                     followed.since = measured.step
                 followed.left += 1
-                if followed.left >= MIN_MEASUREMENTS:
-                    left.append(followed)
-        # Of those that a measurement shows at once the first is named, whatever order they were measured in.
-        for followed in sorted(left, key=plan.depth):
-            self._say(plan, followed, measured.step)
+                left[followed] = None
+        # Of those that an iteration shows at once the first is named, whatever order they were measured in,
+        # and none that its other operand has brought back.
+        for followed in sorted(left, key=lambda followed: followed.turn):
+            if followed.left >= MIN_MEASUREMENTS:
+                self._say(plan, followed, measured.step)
 
     def _say(self, plan: _Plan, followed: _Followed, step: int) -> None:
         module = followed.product.module
@@ -215,6 +216,10 @@ class PlanLeft:
             self._book.renew(_finding(plan, followed, step))
         else:
             self._book.again(PLAN_LEFT.slug, plan.where, step, products_left=_num_left(plan))
+
+
+def _turn(product: PlannedProduct, layer: int) -> tuple[bool, int]:
+    return (False, layer) if product.product == FORWARD else (True, -layer)
 
 
 def _num_left(plan: _Plan) -> float:

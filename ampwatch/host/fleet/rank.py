@@ -24,6 +24,7 @@ from ampwatch.report.verdict import Standing, Verdict, by_class
 from ampwatch.wire.blackbox.box import DIED
 from ampwatch.wire.records import (
     MAX_OPTIMIZERS,
+    MAX_PLANNED,
     OTHER_OPTIMIZERS,
     SKIP_CLASSES,
     BudgetRecord,
@@ -70,9 +71,6 @@ A daemon that was restarted finds thousands of steps in the ring that its predec
 counted, and to Prometheus all that it counts in its first pass happened just then. Long
 enough for the steps in which the run's own daemon starts. Unit: s."""
 
-
-MAX_PLANNED = 512
-"""Layers of a precision plan that are kept: as many as a training plans."""
 
 MAX_BUDGETS = 8
 """Error budgets that are kept, each of other formats: columns of a map that are still told apart."""

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 PRODUCTS = FORWARD, GRAD_INPUT, GRAD_WEIGHT = "forward", "grad_input", "grad_weight"
 """The products of a linear or convolutional layer: its output, and the gradients of input and weight."""
 
+MAX_PLANNED = 512
+"""Modules without children that a training knows, and layers of a plan that are taken."""
+
 _BETWEEN = " x "
 
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from ampwatch.runtime import RING_SUFFIX
-from ampwatch.wire.records import KernelTotal, PlanRecord
+from ampwatch.wire.records import MAX_PLANNED, KernelTotal, PlanRecord
 from ampwatch.wire.ring.encoding import decode, encode
 from ampwatch.wire.ring.layout import RecordKind
 from ampwatch.wire.ring.text import parse_json
 
-REQUEST_SUFFIX = ".trace-request"
-ANSWER_SUFFIX = ".trace-answer"
+REQUEST_SUFFIX = ".request"
+ANSWER_SUFFIX = ".answer"
 
 MAX_ITERATIONS = 3
 _LONGEST = 1 << 20
@@ -39,7 +39,7 @@ follow a precision plan that was made elsewhere of such a report."""
 
 
 @dataclass(frozen=True, slots=True)
-class TraceRequest:
+class Request:
     """Request to a training.
 
     Attributes:
@@ -63,7 +63,7 @@ class TraceRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TraceAnswer:
+class Answer:
     """Answer to a request: what became of it.
 
     Attributes:
@@ -95,7 +95,7 @@ def answer_path(ring: Path) -> Path:
     return ring.with_name(ring.name.removesuffix(RING_SUFFIX) + ANSWER_SUFFIX)
 
 
-def write_request(ring: Path, request: TraceRequest) -> None:
+def write_request(ring: Path, request: Request) -> None:
     """Ask the writer of a ring.
 
     Raises:
@@ -115,7 +115,7 @@ def write_request(ring: Path, request: TraceRequest) -> None:
     _write(request_path(ring), content, replace=False)
 
 
-def read_request(ring: Path) -> TraceRequest:
+def read_request(ring: Path) -> Request:
     """Return what the writer of a ring is asked for.
 
     Raises:
@@ -133,7 +133,7 @@ def read_request(ring: Path) -> TraceRequest:
     if what not in (TRACE, ERRORS, LAYERS, FOLLOW):
         msg = f"expected {TRACE!r}, {ERRORS!r}, {LAYERS!r} or {FOLLOW!r}, got {what!r:.80}"
         raise ValueError(msg)
-    return TraceRequest(
+    return Request(
         _text(content, "token"),
         _number(content, "pid"),
         path,
@@ -144,7 +144,7 @@ def read_request(ring: Path) -> TraceRequest:
     )
 
 
-def write_answer(ring: Path, answer: TraceAnswer) -> None:
+def write_answer(ring: Path, answer: Answer) -> None:
     """Answer, in the place of an older answer.
 
     Raises:
@@ -162,7 +162,7 @@ def write_answer(ring: Path, answer: TraceAnswer) -> None:
     _write(answer_path(ring), content, replace=True)
 
 
-def read_answer(ring: Path) -> TraceAnswer:
+def read_answer(ring: Path) -> Answer:
     """Return the newest answer of the writer of a ring.
 
     Raises:
@@ -174,7 +174,7 @@ def read_answer(ring: Path) -> TraceAnswer:
     if not isinstance(totals, list) or len(totals) > _MAX_TOTALS:
         msg = f"expected at most {_MAX_TOTALS} totals, got {type(totals).__name__}"
         raise ValueError(msg)
-    return TraceAnswer(
+    return Answer(
         token=_text(content, "token"),
         why_not=_text(content, "why_not"),
         step=_number(content, "step"),
@@ -208,8 +208,12 @@ def _total(row: object) -> KernelTotal:
 
 def _plan(content: dict[str, Any]) -> tuple[PlanRecord, ...]:
     rows = content.get("plan")
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, str) for row in rows):
-        msg = f"expected the layers of a plan, got {rows!r:.80}"
+    if (
+        not isinstance(rows, list)
+        or not 1 <= len(rows) <= MAX_PLANNED
+        or not all(isinstance(row, str) for row in rows)
+    ):
+        msg = f"expected 1 to {MAX_PLANNED} layers of a plan, got {rows!r:.80}"
         raise ValueError(msg)
     records = [decode(RecordKind.PLAN, b64decode(row, validate=True)) for row in rows]
     return tuple(record for record in records if isinstance(record, PlanRecord))

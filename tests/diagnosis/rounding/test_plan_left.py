@@ -17,7 +17,7 @@ from ampwatch.diagnosis.evidence.plans import (
     PlannedProduct,
 )
 from ampwatch.diagnosis.rounding import plan_left
-from ampwatch.diagnosis.rounding.plan_left import MAX_BLOCK_CASTS, MAX_CASTS, PlanLeft
+from ampwatch.diagnosis.rounding.plan_left import MARGIN_DB, MAX_BLOCK_CASTS, MAX_CASTS, PlanLeft
 from ampwatch.wire.records import Operand, OperandRecord
 from tests.numerics.block_oracle import counted, quantised, sqnr_db
 from tests.numerics.oracle import histogram_of
@@ -197,6 +197,24 @@ def test_of_layers_that_leave_at_once_the_one_that_a_step_computes_first_is_name
 
     (finding,) = book.findings
     assert finding.where == expected
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_an_operand_that_brings_a_product_back_is_heard_first(*, comes_back: bool) -> None:
+    """The third measurement outside and the one that ends it may be of one iteration."""
+    x, nothing = _normal(1), torch.zeros(ROWS, WIDTH).double()
+    one = sqnr_db(x, x.to(torch.float8_e5m2).double())
+    limit = one - 1.5 + MARGIN_DB  # two of them have 3 dB less than one
+    book = FindingBook(lambda _news: None)
+    detector = PlanLeft(book)
+    detector.follow(_made(_planned("float8_e5m2"), limit=limit))
+    for step in (20, 30, 40, 50):
+        weight = nothing if comes_back and step == 50 else x
+        pairs = [(Operand.GRAD_OUTPUT, x), (Operand.WEIGHT, weight)]
+        records = [("up", _record(operand, values, step)) for operand, values in pairs]
+        detector.observe(OperandsMeasured(step, records))
+
+    assert [f.kind for f in book.findings] == ([] if comes_back else ["plan_left"])
 
 
 def test_weights_measured_again_are_no_new_word_about_gradients() -> None:

@@ -8,11 +8,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.rank import MAX_PLANNED
 from ampwatch.host.page.map_state import Maps
 from ampwatch.report.planner import plan_of, records_of
 from ampwatch.settings import Settings
-from ampwatch.wire.records import PRODUCTS, Topic
+from ampwatch.wire.records import MAX_PLANNED, PRODUCTS, Topic
 from tests.report.test_planner import _box, _layer, _tensors
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put

@@ -10,7 +10,7 @@ import pytest
 from ampwatch.wire.ring.requests import (
     FOLLOW,
     LAYERS,
-    TraceRequest,
+    Request,
     answer_path,
     read_answer,
     read_request,
@@ -48,17 +48,17 @@ def test_a_plan_of_many_layers_arrives_as_it_was_made(tmp_path: Path) -> None:
     """As many as a training knows, each with its names and reasons."""
     ring = tmp_path / "a.ring"
     plan = tuple(planned(f"blocks.{n}.mlp.up", n, limit_db=21.0) for n in range(512))
-    request = TraceRequest("t", 1, tmp_path / "plan.json", 1, FOLLOW, plan=plan)
+    request = Request("t", 1, tmp_path / "plan.json", 1, FOLLOW, plan=plan)
     write_request(ring, request)
 
     assert read_request(ring) == request
 
 
-@pytest.mark.parametrize("plan", [[], [7], ["!"], ["kQ=="], {}, None, "kQ=="])
+@pytest.mark.parametrize("plan", [[], [7], ["!"], ["kQ=="], ["kQ=="] * 513, {}, None, "kQ=="])
 def test_what_is_no_plan_is_refused(plan: object, tmp_path: Path) -> None:
     """By an error that the training expects."""
     ring = tmp_path / "a.ring"
-    write_request(ring, TraceRequest("t", 1, tmp_path / "plan.json", 1, FOLLOW))
+    write_request(ring, Request("t", 1, tmp_path / "plan.json", 1, FOLLOW))
     content = json.loads(request_path(ring).read_bytes())
     request_path(ring).write_text(json.dumps(content | {"plan": plan}))
 
@@ -69,6 +69,6 @@ def test_what_is_no_plan_is_refused(plan: object, tmp_path: Path) -> None:
 def test_a_plan_beside_another_request_is_passed_over(tmp_path: Path) -> None:
     """It is read where it is meant."""
     ring = tmp_path / "a.ring"
-    write_request(ring, TraceRequest("t", 1, tmp_path / "x", 1, LAYERS, plan=(planned(),)))
+    write_request(ring, Request("t", 1, tmp_path / "x", 1, LAYERS, plan=(planned(),)))
 
     assert read_request(ring).plan == ()

@@ -26,6 +26,7 @@ from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.records import (
     CONVOLUTION,
     LINEAR,
+    MAX_PLANNED,
     PHASE_BEGINS,
     LayerRecord,
     Operand,
@@ -42,9 +43,6 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import IterationArrived, LayersAsked, PlanGiven
     from ampwatch.training.iteration.context import Context
     from ampwatch.wire.records import PlanRecord, RunIdentity
-
-MAX_LAYERS = 512
-"""Modules without children that are known."""
 
 _TOPICS = frozenset((Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT, Topic.WEIGHT))
 """Topics of operands."""
@@ -104,7 +102,7 @@ class LayerSensor(Sensor):
         """Find the layers: weights are measured before any is called."""
         names = {id(parameter): name for name, parameter in self._names.parameters()}
         for name, module in self._names.leaf_modules():
-            if len(self._layers) < MAX_LAYERS:
+            if len(self._layers) < MAX_PLANNED:
                 self._layers[name] = _new(module, name, names)
 
     def held_bytes(self) -> HeldBytes:
@@ -148,7 +146,7 @@ class LayerSensor(Sensor):
         layer = self._layers.get(name)
         # Lazy modules become others when they are called first; some are added or replaced later.
         if layer is None or layer.record.kind != type(module).__name__:
-            if layer is None and len(self._layers) >= MAX_LAYERS:
+            if layer is None and len(self._layers) >= MAX_PLANNED:
                 return None
             names = {id(parameter): known for known, parameter in self._names.parameters()}
             layer = self._layers[name] = _new(module, name, names)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ampwatch.guard import Suppress, is_of_a_signal
 from ampwatch.wire.ring.requests import (
-    TraceAnswer,
-    TraceRequest,
+    Answer,
+    Request,
     read_request,
     request_path,
     withdraw,
@@ -39,7 +39,7 @@ class TraceRequests:
         self._seen: tuple[int, int] | None = None
         self._token = ""
 
-    def newest(self, now_ns: int) -> TraceRequest | None:
+    def newest(self, now_ns: int) -> Request | None:
         """Return a request that is not answered yet, if there is one.
 
         A file that is no valid request is passed over: no command has written it.
@@ -68,7 +68,7 @@ class TraceRequests:
             return None
         return request
 
-    def is_withdrawn(self, request: TraceRequest) -> bool:
+    def is_withdrawn(self, request: Request) -> bool:
         """Whether the answer is not waited for any more."""
         ring = self._out.ring_path
         try:
@@ -78,15 +78,15 @@ class TraceRequests:
                 raise
             return True
 
-    def has_answered(self, request: TraceRequest) -> bool:
+    def has_answered(self, request: Request) -> bool:
         """Whether a request was answered, if it was the newest."""
         return self._token == request.token
 
-    def refuse(self, request: TraceRequest, why_not: str) -> None:
+    def refuse(self, request: Request, why_not: str) -> None:
         """Answer with the reason why there is no trace."""
-        self.answer(TraceAnswer(request.token, why_not))
+        self.answer(Answer(request.token, why_not))
 
-    def answer(self, answer: TraceAnswer) -> None:
+    def answer(self, answer: Answer) -> None:
         """Answer, and be open for the next request."""
         ring = self._out.ring_path
         if ring is None:

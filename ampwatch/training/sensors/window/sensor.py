@@ -46,7 +46,7 @@ from ampwatch.training.sensors.window.totals import (
     ops_found,
 )
 from ampwatch.wire.records import WindowSkip
-from ampwatch.wire.ring.requests import ERRORS, LAYERS, TRACE, TraceAnswer
+from ampwatch.wire.ring.requests import ERRORS, LAYERS, TRACE, Answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.sensors.window.events import Node
     from ampwatch.wire.records import WindowRecord
-    from ampwatch.wire.ring.requests import TraceRequest
+    from ampwatch.wire.ring.requests import Request
 
 BY_ITSELF_SECONDS = 600.0
 """Value of ``window_seconds`` where the user has set none. Unit: s."""
@@ -93,7 +93,7 @@ class _OpenWindow:
         seen: Recorded iterations that have ended.
     """
 
-    request: TraceRequest | None
+    request: Request | None
     wanted: int
     usual_ns: float
     memory: int
@@ -142,7 +142,7 @@ class WindowSensor(Sensor):
         self._totals = WindowTotals()
         self._open: _OpenWindow | None = None
         self._recording: Recording | None = None
-        self._pending: TraceRequest | None = None
+        self._pending: Request | None = None
         self._is_installed = False
         self._was_busy = True
         self._pid = os.getpid()
@@ -326,12 +326,12 @@ class WindowSensor(Sensor):
         else:
             self._start(request)
 
-    def _hand_on(self, request: TraceRequest) -> None:
+    def _hand_on(self, request: Request) -> None:
         """Have whoever knows answer a request that is not for a trace."""
         requests = self._requests
 
         def answer(why_not: str) -> None:
-            requests.answer(TraceAnswer(request.token, why_not, self._step - 1))
+            requests.answer(Answer(request.token, why_not, self._step - 1))
 
         if request.what == ERRORS:
             self._bus.emit(ErrorsAsked(request.path, request.layers_in, answer))
@@ -351,7 +351,7 @@ class WindowSensor(Sensor):
         self._report_skips()
         return is_due
 
-    def _hold_back(self, reason: WindowSkip, request: TraceRequest | None) -> None:
+    def _hold_back(self, reason: WindowSkip, request: Request | None) -> None:
         if request is None:
             self._schedule.give_way(reason, self._now_s)
             self._report_skips()
@@ -360,10 +360,10 @@ class WindowSensor(Sensor):
         else:
             self._refuse(request, "somebody else is profiling this training")
 
-    def _refuse(self, request: TraceRequest, why_not: str) -> None:
+    def _refuse(self, request: Request, why_not: str) -> None:
         self._requests.refuse(request, why_not)
 
-    def _start(self, request: TraceRequest | None) -> None:
+    def _start(self, request: Request | None) -> None:
         began_ns = self._clock.monotonic_ns()
         usual_ns = self._times.usual_s * 1e9
         memory = resident_bytes()
@@ -492,7 +492,7 @@ class WindowSensor(Sensor):
         totals = by_time(found.totals) if found is not None else ()
         busy_ns = found.busy_ns if found is not None else 0
         requests.answer(
-            TraceAnswer(request.token, "", window.step, window.seen, wall_ns, busy_ns, totals)
+            Answer(request.token, "", window.step, window.seen, wall_ns, busy_ns, totals)
         )
 
     def _charge(self, window: _OpenWindow, wall_ns: int) -> None:

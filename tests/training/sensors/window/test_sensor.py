@@ -32,7 +32,7 @@ from ampwatch.training.sensors.window.schedule import (
 from ampwatch.training.sensors.window.sensor import MAX_GIVEN_WAY, TOGETHER, WindowSensor
 from ampwatch.wire.records import CensusSource, WindowSkip
 from ampwatch.wire.ring.requests import (
-    TraceRequest,
+    Request,
     answer_path,
     read_answer,
     request_path,
@@ -799,9 +799,9 @@ def test_removed_by_another_thread_the_window_is_closed_at_exit_at_the_latest(
 # On request
 
 
-def ask(ring: Path, place: Path, **more: Any) -> TraceRequest:
+def ask(ring: Path, place: Path, **more: Any) -> Request:
     place.touch(mode=0o600)
-    request = TraceRequest(**({"token": "t", "pid": 1, "path": place, "iterations": 1} | more))
+    request = Request(**({"token": "t", "pid": 1, "path": place, "iterations": 1} | more))
     write_request(ring, request)
     return request
 

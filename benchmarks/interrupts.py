@@ -86,6 +86,13 @@ class Training:
         self.optimizer.zero_grad()
         self.scaler._per_optimizer_states.clear()
         torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - PyTorch's
+        torch.set_autocast_dtype("cpu", torch.bfloat16)  # as PyTorch begins
+        # A region that was interrupted where it is entered or left counts as open for good, and then no
+        # cast of a weight is ever forgotten.
+        while torch.autocast_decrement_nesting() >= 0:
+            pass
+        torch.autocast_increment_nesting()
+        torch.clear_autocast_cache()
         torch.set_grad_enabled(True)
 
     def deaf(self, skips: int = 3) -> list[str]:

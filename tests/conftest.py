@@ -65,6 +65,17 @@ def first_fit() -> None:
         programs.forget()
 
 
+@pytest.fixture(autouse=True)
+def no_autocast_is_left_open() -> Iterator[None]:
+    """Name the test that leaves a region open: in others after it, no cast of a weight would be forgotten."""
+    yield
+    if torch := sys.modules.get("torch"):
+        level = torch.autocast_increment_nesting() - 1
+        for _ in range(level + 1):
+            torch.autocast_decrement_nesting()
+        assert level == 0
+
+
 @pytest.fixture
 def no_temporary_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a read-only root, and no directory that is named instead."""

@@ -88,6 +88,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         self.time: PlayedTime = play_time(monkeypatch)
         self._account = place / "schedstat"
+        self._account.touch()
         self._cpu_ns = self._delay_ns = 0
         self._keep(0.0, 0.0)
         monkeypatch.setattr(scheduling, "SCHEDSTAT", str(self._account))
@@ -117,12 +118,15 @@ class Machine:
     def _keep(self, on_core: float, without: float) -> None:
         self._cpu_ns += round(on_core * 1e9)
         self._delay_ns += round(without * 1e9)
-        self._account.write_text(f"{self._cpu_ns} {self._delay_ns} 1\n")
+        # In place: file systems wait for the disk where a file is truncated and written again.
+        with self._account.open("r+") as file:
+            file.write(f"{self._cpu_ns} {self._delay_ns} 1\n")
 
     def take(self, seconds: float, trouble: Trouble) -> None:
         """Take longer, on a core or without one."""
         time.sleep(seconds)
-        self._keep(seconds * trouble.computes, seconds * trouble.has_no_core)
+        if seconds:
+            self._keep(seconds * trouble.computes, seconds * trouble.has_no_core)
 
 
 def train(machine: Machine, rank: int, trouble: Trouble, *, watched: bool) -> Box | None:

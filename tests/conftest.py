@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.workshop.examples import run_example  # noqa: F401 - a fixture of all folders
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path

@@ -7,6 +7,7 @@ import inspect
 import math
 import re
 from importlib import import_module
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -19,7 +20,12 @@ from tests.docs.pages import ROOT, pages
 from tools.pictures.drawing import OF_PAGE, PICTURES, files, gradients, number, numbers
 from tools.pictures.training import counted, measured
 from tools.site import api, troubleshooting
-from tools.site.tutorial import BLOCK, masked, ran
+from tools.site.tutorial import BLOCK, masked, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.workshop.examples import Run
 
 FLUSHED_IN_FLOAT16 = -25
 """Numbers up to two to this power round to zero."""
@@ -149,7 +155,9 @@ COMMANDS = sorted({match["command"] for match in BLOCK.finditer(pages()["docs/tu
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_the_tutorial_shows_what_its_programs_print(command: str) -> None:
+def test_the_tutorial_shows_what_its_programs_print(
+    command: str, run_example: Callable[[str], Run]
+) -> None:
     """Each sentence, in its order; numbers apart, which another CPU may round otherwise."""
     shown = [
         (match, match[0].split("```text\n")[1].split("\n```")[0])
@@ -158,8 +166,9 @@ def test_the_tutorial_shows_what_its_programs_print(command: str) -> None:
     ]
 
     assert shown
+    printed = told(*run_example(command)[:2])
     for match, text in shown:
-        now = ran(command).part(match["part"], match["what"] or "")
+        now = printed.part(match["part"], match["what"] or "")
         assert masked(text) == masked(now), f"run: python -m tools.site.tutorial ({match['part']})"
 
 

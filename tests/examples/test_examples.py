@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import re
 import runpy
-import subprocess
-import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+    from tests.workshop.examples import Run
 
-OF_THE_MACHINE = {"cpu_isa_missing"}
-"""Depends on the CPU that the tests run on."""
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 class Mistake(NamedTuple):
     """Mistake of an example.
 
     Attributes:
-        command: The example, at a size for tests.
+        command: The example; those of the tutorial as a reader runs them, others at a size for tests.
         kind: Kind of the finding that names it.
         places: Where it may say that it is.
         op: The op it names.
@@ -43,19 +36,17 @@ class Mistake(NamedTuple):
 
 
 MISTAKES = (
-    Mistake("resnet_fine_tune --steps 8 --pretraining 10", "fp16_without_scaler", {"api"}),
+    Mistake("resnet_fine_tune", "fp16_without_scaler", {"api"}),
     Mistake("backward_in_autocast --steps 12", "backward_under_autocast", {"api"}),
+    Mistake("bce_loss", "api_error", {"", "5", "loss"}, "binary_cross_entropy", "forward"),
+    Mistake("bf16_checkpoint", "forward_overflow", {"blocks.0.wo"}, "mm", "forward"),
     Mistake(
-        "bce_loss --steps 12", "api_error", {"", "5", "loss"}, "binary_cross_entropy", "forward"
-    ),
-    Mistake("bf16_checkpoint --steps 12", "forward_overflow", {"blocks.0.wo"}, "mm", "forward"),
-    Mistake(
-        "cifar_efficientnet --steps 40",
+        "cifar_efficientnet",
         "backward_nonfinite_any_scale",
         {"param:8.weight", "param:6.project.0.weight"},
         "pow",
     ),
-    Mistake("mnist_cnn --steps 4 --channels 420", "dims_unaligned", {"3"}, "convolution", "config"),
+    Mistake("mnist_cnn", "dims_unaligned", {"3"}, "convolution", "config"),
 )
 
 HEALTHY = (
@@ -70,65 +61,10 @@ HEALTHY = (
 of_each_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.command)
 
 
-class Run(NamedTuple):
-    """Output of an example.
-
-    Attributes:
-        output: What it has printed.
-        findings: What it has found, apart from what depends on the machine.
-    """
-
-    output: str
-    findings: list[dict[str, Any]]
-
-
-@pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    """Return what runs an example on the CPU, each step sampled, however slow this machine is.
-
-    Once for all tests that ask for the same, in whichever worker of pytest-xdist they are.
-    """
-    directory = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent
-
-    def run(command: str) -> Run:
-        kept = directory / f"example {command}.json"
-        with (directory / f"example {command}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not kept.exists():
-                kept.write_text(json.dumps(_run(command)))
-        return Run(*json.loads(kept.read_text()))
-
-    return run
-
-
-def _run(command: str) -> Run:
-    name, *options = command.split()
-    with TemporaryDirectory() as directory:
-        file = Path(directory) / "findings.json"
-        done = subprocess.run(
-            [sys.executable, EXAMPLES / f"{name}.py", *options, "--device", "cpu", "--json", file],
-            env=os.environ
-            | {
-                "AMPWATCH_SAMPLE_EVERY": "1",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(EXAMPLES.parent),
-                "PYTHONWARNINGS": "error",
-            },
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        findings = json.loads(file.read_text())
-    return Run(done.stdout, [f for f in findings if f["kind"] not in OF_THE_MACHINE])
-
-
 @of_each_mistake
-def test_the_mistake_is_named(mistake: Mistake, run: Callable[[str], Run]) -> None:
+def test_the_mistake_is_named(mistake: Mistake, run_example: Callable[[str], Run]) -> None:
     """One root: the kind, a place that makes sense, the op and the phase; the report says it."""
-    output, findings = run(mistake.command)
+    output, _, findings = run_example(mistake.command)
 
     roots = [f for f in findings if f["root"]]
     assert [(f["kind"], f["op"], f["phase"]) for f in roots] == [
@@ -142,20 +78,20 @@ def test_the_mistake_is_named(mistake: Mistake, run: Callable[[str], Run]) -> No
 
 
 @pytest.mark.parametrize("command", HEALTHY)
-def test_what_is_done_right_is_left_alone(command: str, run: Callable[[str], Run]) -> None:
+def test_what_is_done_right_is_left_alone(command: str, run_example: Callable[[str], Run]) -> None:
     """Nothing is found, not even an info."""
-    output, findings = run(command)
+    output, _, findings = run_example(command)
 
     assert [(f["kind"], f["where"], f["summary"]) for f in findings] == []
     assert "ampwatch report: run" in output
 
 
 def test_one_precision_of_three_fails_and_its_remedy_makes_them_alike(
-    run: Callable[[str], Run],
+    run_example: Callable[[str], Run],
 ) -> None:
     """float32 and bfloat16 learn alike all the time, float16 only with the remedy."""
     failing, healed = (
-        _last_losses(run(f"cifar_efficientnet --steps 40{option}").output)
+        _last_losses(run_example(f"cifar_efficientnet{option}").output)
         for option in ("", " --fixed")
     )
 
@@ -193,9 +129,11 @@ def test_the_efficientnet_reads_cifar_10_where_it_is(
     assert images[1, 2, 1, 0].item() == pytest.approx(32 / 127.5 - 1)
 
 
-def test_the_efficientnet_says_what_came_of_each_precision(run: Callable[[str], Run]) -> None:
+def test_the_efficientnet_says_what_came_of_each_precision(
+    run_example: Callable[[str], Run],
+) -> None:
     """Per precision: time, accuracy, a verdict against float32, and what the FLOPs ran in."""
-    output, _ = run("efficientnet --steps 10")
+    output, _, _ = run_example("efficientnet --steps 10")
 
     for dtype in ("float32", "float16", "bfloat16"):
         _, _, said = output.partition(f"\n{dtype}: ") if dtype != "float32" else ("", "", output)

@@ -7,12 +7,11 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map
 
 from tests.played.machine import POISON, Entry, blocks_of, machine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -49,26 +48,46 @@ def at(address: int, nbytes: int, like: Tensor) -> Tensor:
     if not nbytes or not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    whole = nbytes // like.element_size() * like.element_size()
+    count = nbytes // like.element_size()
     # The device writes to it in its own time, when the mode of the host is over.
-    with torch.inference_mode(mode=False):
-        flat = torch.frombuffer(memory, dtype=torch.uint8)
-        typed = flat[:whole].view(like.dtype)
+    is_inference = torch.is_inference_mode_enabled()
+    with torch.inference_mode(mode=False) if is_inference else nullcontext():
+        typed = torch.frombuffer(memory, dtype=like.dtype, count=count)
         return typed.as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+def mapped(function: Callable[[Any], Any], values: Any) -> Any:
+    """Return arguments or results mapped, as ``tree_map`` does; few of them hold others, and it looks at all."""
+    if isinstance(values, tuple | list):
+        return type(values)([mapped(function, value) for value in values])
+    if isinstance(values, dict):
+        return {name: mapped(function, value) for name, value in values.items()}
+    return function(values)
+
+
+def flat(values: Any) -> Iterator[Any]:
+    """Yield what arguments or results hold."""
+    if isinstance(values, tuple | list):
+        for value in values:
+            yield from flat(value)
+    elif isinstance(values, dict):
+        yield from flat(tuple(values.values()))
+    else:
+        yield values
 
 
 def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an op: enqueue it, or wait where its result is wanted by the host."""
     if op.overloadpacket is torch.ops.aten._copy_from:
         return _copy(*args, **kwargs)
-    given = [value for value in tree_iter((args, kwargs)) if on_device(value)]
+    given = [value for value in flat((args, kwargs)) if on_device(value)]
     name = op.overloadpacket.__name__
     if name == "record_stream":
         return None
     if name.startswith(WAITING):
         machine.wait(name)
-        out = op(*tree_map(_now, args), **tree_map(_now, kwargs))
-        return tree_map(lambda t: t.to(given[0].device) if isinstance(t, torch.Tensor) else t, out)
+        out = op(*mapped(_now, args), **mapped(_now, kwargs))
+        return mapped(lambda t: t.to(given[0].device) if isinstance(t, torch.Tensor) else t, out)
     _refuse_host_tensors(op, args, kwargs)
     if len({tensor.device for tensor in given}) > 1:
         msg = f"expected all tensors of {op} on one device, got {[t.device for t in given]}"
@@ -77,7 +96,7 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _refuse_host_tensors(op: Any, args: Any, kwargs: Any) -> None:
-    for value in tree_iter((args, kwargs)):
+    for value in flat((args, kwargs)):
         is_host = isinstance(value, torch.Tensor) and value.device.type == "cpu"
         # Steps of an optimizer may be on the host, and single numbers always may.
         if is_host and value.ndim and not op.overloadpacket.__name__.startswith("_foreach"):
@@ -98,9 +117,9 @@ def _enqueue(op: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
     outs: Any = None
     if returns and not returns_written:
         outs = _outputs(compute, args, kwargs, given[0].device)
-    fresh = [value for value in tree_iter(outs) if isinstance(value, torch.Tensor)]
-    late_args = tree_map(_late, args)
-    late_kwargs = tree_map(_late, kwargs)
+    fresh = [value for value in flat(outs) if isinstance(value, torch.Tensor)]
+    late_args = mapped(_late, args)
+    late_kwargs = mapped(_late, kwargs)
     targets = [alias(tensor) for tensor in fresh]
     is_random = torch.Tag.nondeterministic_seeded in op.tags
     drawn = nullcontext() if not is_random else machine.draw(given[0].device.index)
@@ -108,7 +127,7 @@ def _enqueue(op: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
     def run() -> None:
         with drawn:
             result = compute(*late_args, **late_kwargs)
-        computed = [value for value in tree_iter(result) if isinstance(value, torch.Tensor)]
+        computed = [value for value in flat(result) if isinstance(value, torch.Tensor)]
         for target, value in zip(targets, computed if targets else (), strict=bool(targets)):
             target.copy_(value)
 
@@ -127,7 +146,7 @@ def _resize(op: Any, args: Any, kwargs: Any) -> None:
     outs = [a.name for a in op._schema.arguments if a.is_out]
     if any(not kwargs[name].numel() for name in outs if on_device(kwargs.get(name))):
         meta = {name: _meta(value) for name, value in kwargs.items()}
-        op(*tree_map(_meta, args), **meta)
+        op(*mapped(_meta, args), **meta)
         for name in outs:
             if kwargs[name].shape != meta[name].shape:
                 kwargs[name].resize_(meta[name].shape)
@@ -155,14 +174,14 @@ def _meta(value: object) -> object:
 
 def _outputs(op: Any, args: Any, kwargs: Any, device: torch.device) -> Any:
     """Return new tensors of the shapes and strides that PyTorch infers."""
-    inferred = op(*tree_map(_meta, args), **tree_map(_meta, kwargs))
+    inferred = op(*mapped(_meta, args), **mapped(_meta, kwargs))
 
     def made(value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return value
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
-    return tree_map(made, inferred)
+    return mapped(made, inferred)
 
 
 def _written(op: Any, args: Any, kwargs: Any) -> list[Any]:

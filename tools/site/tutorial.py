@@ -62,26 +62,41 @@ class Ran(NamedTuple):
         return {"log": self.log, "said": self.said, "head": self.head}[name]
 
 
-@cache
-def ran(command: str) -> Ran:
-    """Run an example on the CPU, each step sampled.
+def run(command: str, *more: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run an example on the CPU to its end, each step sampled.
 
     Args:
         command: Name of the example, and its options.
+        more: More of them.
+        environment: Variables besides those of this process.
+    """
+    name, *options = command.split()
+    own = {"AMPWATCH_SAMPLE_EVERY": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(  # noqa: S603 - a program of this repository
+        [sys.executable, ROOT / "examples" / f"{name}.py", *options, "--device", "cpu", *more],
+        env=os.environ | ONE_ARITHMETIC | own | environment,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+
+
+@cache
+def ran(command: str) -> Ran:
+    """Run an example, and return what it has printed.
 
     Raises:
         subprocess.CalledProcessError: If it fails.
     """
-    name, *options = command.split()
-    done = subprocess.run(  # noqa: S603 - a program of this repository
-        [sys.executable, ROOT / "examples" / f"{name}.py", *options, "--device", "cpu"],
-        env=os.environ | ONE_ARITHMETIC | {"AMPWATCH_SAMPLE_EVERY": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
-    said = done.stdout.partition("ampwatch report: ")[0].strip()
-    return Ran(done.stderr.rstrip(), said, *parts(done.stdout))
+    done = run(command)
+    done.check_returncode()
+    return told(done.stdout, done.stderr)
+
+
+def told(output: str, log: str) -> Ran:
+    """Return the parts of what an example has printed, and has written to stderr."""
+    said = output.partition("ampwatch report: ")[0].strip()
+    return Ran(log.rstrip(), said, *parts(output))
 
 
 def parts(printed: str) -> tuple[str, dict[str, str]]:

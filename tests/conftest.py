@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.workshop.compiler import put_in_front
 from tests.workshop.examples import run_example  # noqa: F401 - a fixture of all folders
 
 if TYPE_CHECKING:
@@ -44,6 +46,15 @@ def pytest_collection_finish() -> None:
 def pytest_sessionfinish() -> None:
     """Let the collector see everything again: what reports at the end may look for it."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_compilation(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have the kernel for tensors of the host compiled once for all processes of the tests."""
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    put_in_front(directory / "compiled")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """The kernel for tensors in host memory, compiled on the machine it runs on.
 
-``histogram.c`` is compiled in a fraction of a second for the instructions that the processor
+``histogram.c`` is compiled in about a second for the instructions that the processor
 has. Where there is no compiler, there is no native kernel.
 """
 
@@ -163,7 +163,7 @@ def load() -> NativeKernel | None:
         from, or if anything else goes wrong. Never raises, never prints.
 
     Cost:
-        About 0.3 s. A compiler that hangs is ended after ``PATIENCE_S``.
+        About a second. A compiler that hangs is ended after ``PATIENCE_S``.
     """
     # AttributeError: a library that lacks the function.
     with Suppress(OSError, subprocess.SubprocessError, AttributeError):

@@ -1,0 +1,47 @@
+"""A C compiler that keeps what it has compiled, for the hundreds of processes that tests have watched.
+
+Each compiles the kernel for tensors of the host, the same one, in a second: ampwatch keeps no library.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """\
+#!/bin/sh
+# Compile what comes by stdin, or copy what came of the same source with the same options.
+set -e
+options=
+while [ $# -gt 0 ]; do
+  if [ "$1" = -o ]; then out=$2; shift; else options="$options $1"; fi
+  shift
+done
+own=$(mktemp -d {kept}/XXXXXX)
+cat >"$own/source"
+kept={kept}/$(echo "$options" | cat - "$own/source" | sha256sum | cut -c -64)
+# Others may compile the same meanwhile: what is under its name is whole.
+[ -e "$kept" ] || {{ {compiler} $options -o "$own/built" <"$own/source" && mv "$own/built" "$kept"; }}
+rm -r "$own"
+cp "$kept" "$out"
+"""
+
+
+def put_in_front(directory: Path) -> None:
+    """Have ``cc`` of this process, and of those that it starts, keep what it compiles in a directory."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return
+    directory.mkdir(exist_ok=True)
+    script = directory / "cc"
+    # Another worker may be running it.
+    if not script.exists():
+        part = directory / f"cc.{os.getpid()}"
+        part.write_text(SCRIPT.format(kept=directory, compiler=compiler))
+        part.chmod(0o755)
+        part.rename(script)
+    os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ['PATH']}"

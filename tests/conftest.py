@@ -34,13 +34,31 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+MANY_MODULES = 20
+
+_num_frozen = 0
+"""Modules whose objects are kept from each pass over all objects."""
+
+
 def pytest_collection_finish() -> None:
     """Keep modules and tests, some 400 000 objects, from each pass over all objects.
 
     The collector makes them, and so does each monitor, for the schedulers that live already.
     """
+    _freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Do so with what tests before have imported: parts of PyTorch are when they are first used."""
+    if len(sys.modules) >= _num_frozen + MANY_MODULES:
+        _freeze()
+
+
+def _freeze() -> None:
+    global _num_frozen  # noqa: PLW0603 - as the collector's own state
     gc.collect()
     gc.freeze()
+    _num_frozen = len(sys.modules)
 
 
 def pytest_sessionfinish() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -90,6 +92,7 @@ def test_every_number_is_that_of_prometheus(tmp_path: Path) -> None:
         process.wait(60)
 
     assert info is not None
+    os.kill(info.pid, signal.SIGTERM)  # it would wait for 10 minutes for somebody to look
     known = {key: value for key, value in summary.items() if key in rows}
     assert known.keys() == rows.keys()
     assert known["amp/underflow_share"] > 0.0

@@ -117,7 +117,7 @@ demo: $(INSTALLED) ## Train a small model, break it, and show the page that says
 test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run all tests; installs Prometheus and Chromium if it may (ARGS="-k ring")
 	@.ci/system-packages
 	@# For the hundreds of processes that tests start, also where Python is told to write no bytecode.
-	$(BIN)/python -m compileall -q ampwatch examples tests
+	$(BIN)/python -m compileall -q ampwatch examples tests tools
 	@echo "==> Running the tests"
 	@# A test's matrices are small: threads of PyTorch would only be in each other's way.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal $(ARGS)

@@ -63,6 +63,7 @@ __all__ = [
 
 _HOME = {
     "AmpwatchError": "errors",
+    "AskError": "errors",
     "AttachError": "errors",
     "DaemonError": "errors",
     "DeployError": "errors",
@@ -73,7 +74,6 @@ _HOME = {
     "SettingsError": "errors",
     "StateError": "errors",
     "StopTraining": "errors",
-    "AskError": "errors",
     "Finding": "wire.records",
     "Severity": "wire.records",
     "SkipClass": "wire.records",

@@ -10,7 +10,7 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed
     ├── RingError       (OSError)       a ring file cannot be created or understood
     ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
-    ├── AskError      (RuntimeError)  what was asked of a training cannot be had
+    ├── AskError        (RuntimeError)  what was asked of a training cannot be had
     ├── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
     ├── ReportError     (OSError)       a report cannot be found, read or written
     ├── DiffError       (OSError)       two runs cannot be held against each other

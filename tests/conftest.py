@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -34,10 +33,11 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-MANY_MODULES = 20
+MIN_NEW_MODULES = 20
+"""Modules that have been imported since, for which it is worth a pass to keep their objects from others."""
 
 _num_frozen = 0
-"""Modules whose objects are kept from each pass over all objects."""
+"""How many modules there were when objects were last kept from each pass over all objects."""
 
 
 def pytest_collection_finish() -> None:
@@ -49,8 +49,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Do so with what tests before have imported: parts of PyTorch are when they are first used."""
-    if len(sys.modules) >= _num_frozen + MANY_MODULES:
+    """Keep what tests before have imported from each pass: parts of PyTorch are when they are first used."""
+    if len(sys.modules) >= _num_frozen + MIN_NEW_MODULES:
         _freeze()
 
 
@@ -66,13 +66,20 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session")
+def directory_of_all(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A directory that the workers of pytest-xdist share; each has one of its own below it."""
+    own = tmp_path_factory.getbasetemp()
+    # Not by the variable that names the worker: tests that a test starts inherit it, and are none.
+    return own.parent if hasattr(request.config, "workerinput") else own
+
+
 @pytest.fixture(scope="session", autouse=True)
-def one_compilation(tmp_path_factory: pytest.TempPathFactory) -> None:
+def one_compilation(directory_of_all: Path) -> None:
     """Have the kernel for tensors of the host compiled once for all processes of the tests."""
-    directory = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent
-    put_in_front(directory / "compiled")
+    put_in_front(directory_of_all / "compiled")
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +111,10 @@ def no_autocast_is_left_open() -> Iterator[None]:
         level = torch.autocast_increment_nesting() - 1
         for _ in range(level + 1):
             torch.autocast_decrement_nesting()
-        assert level == 0
+        torch.clear_autocast_cache()
+        is_on = torch.is_autocast_enabled("cpu")
+        torch.set_autocast_enabled("cpu", False)  # noqa: FBT003 - PyTorch's
+        assert (level, is_on) == (0, False), "expected no region of autocast to be left open"
 
 
 @pytest.fixture

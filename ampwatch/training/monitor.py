@@ -108,7 +108,7 @@ def monitor(
         SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
 
     Cost:
-        Set-up some 10 ms, half a second where the daemon has to be started, a fifth of one to
+        Set-up some 10 ms, half a second where the daemon has to be started, a whole one to
         compile the CPU kernel; on a GPU some seconds, the first time on a machine, to compile
         its kernel. In training 0.1 to 0.3 ms a step on the training thread; at
         ``standard`` sampled steps cost more, within ``overhead_budget`` of the whole. No host

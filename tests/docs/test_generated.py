@@ -20,12 +20,12 @@ from tests.docs.pages import ROOT, pages
 from tools.pictures.drawing import OF_PAGE, PICTURES, files, gradients, number, numbers
 from tools.pictures.training import counted, measured
 from tools.site import api, troubleshooting
-from tools.site.tutorial import BLOCK, masked, told
+from tools.site.tutorial import BLOCK, masked, parts_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.workshop.examples import Run
+    from tests.workshop.examples import ExampleRun
 
 FLUSHED_IN_FLOAT16 = -25
 """Numbers up to two to this power round to zero."""
@@ -156,7 +156,7 @@ COMMANDS = sorted({match["command"] for match in BLOCK.finditer(pages()["docs/tu
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_tutorial_shows_what_its_programs_print(
-    command: str, run_example: Callable[[str], Run]
+    command: str, run_example: Callable[[str], ExampleRun]
 ) -> None:
     """Each sentence, in its order; numbers apart, which another CPU may round otherwise."""
     shown = [
@@ -166,7 +166,8 @@ def test_the_tutorial_shows_what_its_programs_print(
     ]
 
     assert shown
-    printed = told(*run_example(command)[:2])
+    run = run_example(command)
+    printed = parts_of_run(run.output, run.log)
     for match, text in shown:
         now = printed.part(match["part"], match["what"] or "")
         assert masked(text) == masked(now), f"run: python -m tools.site.tutorial ({match['part']})"

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.workshop.examples import Run
+    from tests.workshop.examples import ExampleRun
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -62,7 +62,7 @@ of_each_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.c
 
 
 @of_each_mistake
-def test_the_mistake_is_named(mistake: Mistake, run_example: Callable[[str], Run]) -> None:
+def test_the_mistake_is_named(mistake: Mistake, run_example: Callable[[str], ExampleRun]) -> None:
     """One root: the kind, a place that makes sense, the op and the phase; the report says it."""
     output, _, findings = run_example(mistake.command)
 
@@ -78,7 +78,9 @@ def test_the_mistake_is_named(mistake: Mistake, run_example: Callable[[str], Run
 
 
 @pytest.mark.parametrize("command", HEALTHY)
-def test_what_is_done_right_is_left_alone(command: str, run_example: Callable[[str], Run]) -> None:
+def test_what_is_done_right_is_left_alone(
+    command: str, run_example: Callable[[str], ExampleRun]
+) -> None:
     """Nothing is found, not even an info."""
     output, _, findings = run_example(command)
 
@@ -87,7 +89,7 @@ def test_what_is_done_right_is_left_alone(command: str, run_example: Callable[[s
 
 
 def test_one_precision_of_three_fails_and_its_remedy_makes_them_alike(
-    run_example: Callable[[str], Run],
+    run_example: Callable[[str], ExampleRun],
 ) -> None:
     """float32 and bfloat16 learn alike all the time, float16 only with the remedy."""
     failing, healed = (
@@ -130,7 +132,7 @@ def test_the_efficientnet_reads_cifar_10_where_it_is(
 
 
 def test_the_efficientnet_says_what_came_of_each_precision(
-    run_example: Callable[[str], Run],
+    run_example: Callable[[str], ExampleRun],
 ) -> None:
     """Per precision: time, accuracy, a verdict against float32, and what the FLOPs ran in."""
     output, _, _ = run_example("efficientnet --steps 10")

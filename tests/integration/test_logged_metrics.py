@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,7 @@ from tests.integration.test_with_a_real_prometheus import CONFIG
 from tests.services import require
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.services
@@ -57,13 +59,22 @@ sys.stdin.read()
 """
 
 
-def test_every_number_is_that_of_prometheus(tmp_path: Path) -> None:
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A place whose daemon ends with the test: it would wait for 10 minutes for somebody to look."""
+    place = Place(tmp_path)
+    yield place
+    if (info := place.info()) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(info.pid, signal.SIGTERM)
+
+
+def test_every_number_is_that_of_prometheus(place: Place, tmp_path: Path) -> None:
     """At the end of a run with skips, growths, flushed gradients and findings; all that have a query.
 
     Of what Prometheus has in a histogram it is the sum of all that was handed out, step by step.
     """
     require("prometheus")
-    place = Place(tmp_path)
     environment = place.environment | {
         "AMPWATCH_PORT": str(free_port()),
         "AMPWATCH_IDLE_EXIT_SECONDS": "1",
@@ -92,7 +103,6 @@ def test_every_number_is_that_of_prometheus(tmp_path: Path) -> None:
         process.wait(60)
 
     assert info is not None
-    os.kill(info.pid, signal.SIGTERM)  # it would wait for 10 minutes for somebody to look
     known = {key: value for key, value in summary.items() if key in rows}
     assert known.keys() == rows.keys()
     assert known["amp/underflow_share"] > 0.0

@@ -45,10 +45,10 @@ def alias(tensor: Tensor) -> Tensor:
 
 def at(address: int, nbytes: int, like: Tensor) -> Tensor:
     """Return a tensor of the host over memory, with the dtype and the strides of another."""
-    if not nbytes or not like.numel():
+    count = nbytes // like.element_size()
+    if not count or not like.numel():
         return torch.empty(like.shape, dtype=like.dtype)
     memory = (ctypes.c_uint8 * nbytes).from_address(address)
-    count = nbytes // like.element_size()
     # The device writes to it in its own time, when the mode of the host is over.
     is_inference = torch.is_inference_mode_enabled()
     with torch.inference_mode(mode=False) if is_inference else nullcontext():
@@ -57,7 +57,10 @@ def at(address: int, nbytes: int, like: Tensor) -> Tensor:
 
 
 def mapped(function: Callable[[Any], Any], values: Any) -> Any:
-    """Return arguments or results mapped, as ``tree_map`` does; few of them hold others, and it looks at all."""
+    """Return arguments or results mapped: tuples, lists and dictionaries, which is all that ops have.
+
+    ``tree_map`` knows any container, and took a quarter of the time of a played training.
+    """
     if isinstance(values, tuple | list):
         return type(values)([mapped(function, value) for value in values])
     if isinstance(values, dict):

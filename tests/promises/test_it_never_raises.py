@@ -296,8 +296,8 @@ def _bare_digest(what: str) -> str:
     return run.digest()
 
 
-def in_turns(methods: Iterable[tuple[type, str]]) -> list[Any]:
-    """Return methods, each to fail at its first or at its second call, by its name."""
+def at_one_call(methods: Iterable[tuple[type, str]]) -> list[Any]:
+    """Return methods, each with the call at which it fails, the first or the second, by its name."""
     named = [(owner, method, f"{owner.__name__}-{method}") for owner, method in methods]
     return [
         pytest.param(owner, method, at_call, id=f"{name}-{at_call}")
@@ -306,15 +306,18 @@ def in_turns(methods: Iterable[tuple[type, str]]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("owner", "method", "at_call"), in_turns(IN_STEP))
-def test_a_fault_at_any_call_leaves_training_as_it_was(
+@pytest.mark.parametrize(("owner", "method", "at_call"), at_one_call(IN_STEP))
+def test_a_fault_at_the_first_or_second_call_leaves_training_as_it_was(
     owner: type,
     method: str,
     at_call: int,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The sensor is counted, logged once and switched off; the bits stay the same."""
+    """The sensor is counted, logged once and switched off; the bits stay the same.
+
+    Each handler has one of the two calls, by its name and for good: half of them have the second.
+    """
     # At deep every op is traced, and inputs are not looked at besides.
     level = "standard" if owner is InputSensor else "deep"
     what = f"{owner.__name__}.{method}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,19 +17,15 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
+def everything(
+    tmp_path_factory: pytest.TempPathFactory, directory_of_all: Path
+) -> Iterator[Everything]:
     """All states, played, scraped, judged by the rules, and told."""
-    with watch(tmp_path_factory.mktemp("states"), _stage(tmp_path_factory)) as found:
+    with watch(tmp_path_factory.mktemp("states"), directory_of_all / "stage") as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def plays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
+def plays(directory_of_all: Path) -> dict[str, Played]:
     """All states, played and nothing more."""
-    return play(_stage(tmp_path_factory), list(ACTS))
-
-
-def _stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Workers of pytest-xdist have a directory each, below one that is that of the session.
-    session = tmp_path_factory.getbasetemp()
-    return (session.parent if "PYTEST_XDIST_WORKER" in os.environ else session) / "stage"
+    return play(directory_of_all / "stage", list(ACTS))

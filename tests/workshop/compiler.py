@@ -6,6 +6,7 @@ Each compiles the kernel for tensors of the host, the same one, in a second: amp
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,20 @@ if TYPE_CHECKING:
 
 SCRIPT = """\
 #!/bin/sh
-# Compile what comes by stdin, or copy what came of the same source with the same options.
+# Compile a source that comes by stdin, or copy what came of the same one with the same options.
+case "$*" in *" -") ;; *) exec {compiler} "$@" ;; esac
 set -e
-options=
-while [ $# -gt 0 ]; do
-  if [ "$1" = -o ]; then out=$2; shift; else options="$options $1"; fi
-  shift
-done
 own=$(mktemp -d {kept}/XXXXXX)
+trap 'rm -rf "$own"' EXIT
 cat >"$own/source"
-kept={kept}/$(echo "$options" | cat - "$own/source" | sha256sum | cut -c -64)
+# The options but for the output, which is another each time.
+left=$#
+while [ "$left" -gt 0 ]; do
+  if [ "$1" = -o ]; then out=$2; shift 2; left=$((left - 2)); else set -- "$@" "$1"; shift; left=$((left - 1)); fi
+done
+kept={kept}/$(printf '%s\\n' "$@" | cat - "$own/source" | sha256sum | cut -c -64)
 # Others may compile the same meanwhile: what is under its name is whole.
-[ -e "$kept" ] || {{ {compiler} $options -o "$own/built" <"$own/source" && mv "$own/built" "$kept"; }}
-rm -r "$own"
+[ -e "$kept" ] || {{ {compiler} "$@" -o "$own/built" <"$own/source" && mv "$own/built" "$kept"; }}
 cp "$kept" "$out"
 """
 
@@ -41,7 +43,8 @@ def put_in_front(directory: Path) -> None:
     # Another worker may be running it.
     if not script.exists():
         part = directory / f"cc.{os.getpid()}"
-        part.write_text(SCRIPT.format(kept=directory, compiler=compiler))
+        words = {"kept": shlex.quote(str(directory)), "compiler": shlex.quote(compiler)}
+        part.write_text(SCRIPT.format(**words))
         part.chmod(0o755)
         part.rename(script)
     os.environ["PATH"] = f"{directory}{os.pathsep}{os.environ['PATH']}"

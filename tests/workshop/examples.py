@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -20,7 +19,7 @@ OF_THE_MACHINE = {"cpu_isa_missing"}
 """Kinds that depend on the CPU that the tests run on."""
 
 
-class Run(NamedTuple):
+class ExampleRun(NamedTuple):
     """What an example has said.
 
     Attributes:
@@ -35,29 +34,28 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def run_example(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+def run_example(directory_of_all: Path) -> Callable[[str], ExampleRun]:
     """Return what runs an example on the CPU, each step sampled, however slow this machine is.
 
     Once, in whichever worker of pytest-xdist it is asked for. A warning of Python's is an error.
     """
-    directory = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        directory = directory.parent
 
-    def run(command: str) -> Run:
-        kept = directory / f"example {command}.json"
-        with (directory / f"example {command}.lock").open("w") as lock:
+    def run(command: str) -> ExampleRun:
+        kept = directory_of_all / f"example {command}.json"
+        with (directory_of_all / f"example {command}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not kept.exists():
-                kept.write_text(json.dumps(_run(command, directory)))
-        return Run(*json.loads(kept.read_text()))
+                kept.write_text(json.dumps(_run(command, directory_of_all)))
+        return ExampleRun(*json.loads(kept.read_text()))
 
     return run
 
 
-def _run(command: str, directory: Path) -> Run:
+def _run(command: str, directory: Path) -> ExampleRun:
     file = directory / f"findings of {command}.json"
     done = tutorial.run(command, "--json", str(file), PYTHONWARNINGS="error")
     assert done.returncode == 0, done.stderr
     findings = json.loads(file.read_text())
-    return Run(done.stdout, done.stderr, [f for f in findings if f["kind"] not in OF_THE_MACHINE])
+    return ExampleRun(
+        done.stdout, done.stderr, [f for f in findings if f["kind"] not in OF_THE_MACHINE]
+    )

@@ -90,10 +90,10 @@ def ran(command: str) -> Ran:
     """
     done = run(command)
     done.check_returncode()
-    return told(done.stdout, done.stderr)
+    return parts_of_run(done.stdout, done.stderr)
 
 
-def told(output: str, log: str) -> Ran:
+def parts_of_run(output: str, log: str) -> Ran:
     """Return the parts of what an example has printed, and has written to stderr."""
     said = output.partition("ampwatch report: ")[0].strip()
     return Ran(log.rstrip(), said, *parts(output))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ampwatch.wire.records import MAX_PLANNED
 from ampwatch.wire.ring.requests import (
     FOLLOW,
     LAYERS,
@@ -47,14 +48,24 @@ def test_what_is_no_request_is_refused_and_ends_no_sensor(content: bytes, tmp_pa
 def test_a_plan_of_many_layers_arrives_as_it_was_made(tmp_path: Path) -> None:
     """As many as a training knows, each with its names and reasons."""
     ring = tmp_path / "a.ring"
-    plan = tuple(planned(f"blocks.{n}.mlp.up", n, limit_db=21.0) for n in range(512))
+    plan = tuple(planned(f"blocks.{n}.mlp.up", n, limit_db=21.0) for n in range(MAX_PLANNED))
     request = Request("t", 1, tmp_path / "plan.json", 1, FOLLOW, plan=plan)
     write_request(ring, request)
 
     assert read_request(ring) == request
 
 
-@pytest.mark.parametrize("plan", [[], [7], ["!"], ["kQ=="], ["kQ=="] * 513, {}, None, "kQ=="])
+def test_a_plan_of_more_layers_than_a_training_knows_is_refused(tmp_path: Path) -> None:
+    """Each would be taken, and all of them be followed."""
+    ring = tmp_path / "a.ring"
+    plan = tuple(planned("b", n) for n in range(MAX_PLANNED + 1))
+    write_request(ring, Request("t", 1, tmp_path / "plan.json", 1, FOLLOW, plan=plan))
+
+    with pytest.raises(ValueError, match="1 to 512 layers of a plan"):
+        read_request(ring)
+
+
+@pytest.mark.parametrize("plan", [[], [7], ["!"], ["kQ=="], {}, None, "kQ=="])
 def test_what_is_no_plan_is_refused(plan: object, tmp_path: Path) -> None:
     """By an error that the training expects."""
     ring = tmp_path / "a.ring"

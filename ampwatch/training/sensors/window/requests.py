@@ -83,7 +83,7 @@ class TraceRequests:
         return self._token == request.token
 
     def refuse(self, request: Request, why_not: str) -> None:
-        """Answer with the reason why there is no trace."""
+        """Answer with the reason why it cannot be had."""
         self.answer(Answer(request.token, why_not))
 
     def answer(self, answer: Answer) -> None:

@@ -16,7 +16,7 @@ from shared import batch, conclude, digits, parser
 
 def main() -> None:
     """Train."""
-    options = parser(__doc__, steps=50, remedy="pad the channels to a multiple of 8")
+    options = parser(__doc__, steps=12, remedy="pad the channels to a multiple of 8")
     options.add_argument(
         "--channels", type=int, default=420, help="of the first layer (%(default)s)"
     )

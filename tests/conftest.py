@@ -12,6 +12,7 @@ import pytest
 
 from tests.workshop.compiler import put_in_front
 from tests.workshop.examples import run_example  # noqa: F401 - a fixture of all folders
+from tests.workshop.nursery import nursery  # noqa: F401 - a fixture of all folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

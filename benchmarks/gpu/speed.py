@@ -13,7 +13,7 @@ from companions import Ampwatch, Companion
 from conditions import own_places
 from overhead import BARE, CONTROL, WATCHED, summarise
 from torch import nn
-from turns import Plan, spread, take_turns
+from turns import OPENING_TURN, Plan, spread, take_turns
 
 import ampwatch
 from ampwatch.training.iteration.governor import OPENING
@@ -173,11 +173,12 @@ def overhead(device: str, *, tiny: bool, variant: str) -> Found:
     """Let two bare trainings and a watched one take turns, and compare their steps."""
     training = partial(Gpt2Training, variant=VARIANTS[variant], size=TINY if tiny else Size())
     companions = {BARE: Companion(), CONTROL: Companion(), WATCHED: Ampwatch("standard")}
-    plan = Plan(rounds=2 if tiny else 16, steps=2 if tiny else 5, opening=OPENING)
+    opening = 2 * OPENING_TURN if tiny else OPENING
+    plan = Plan(rounds=2 if tiny else 16, steps=2 if tiny else 5, opening=opening)
     with own_places():
         found = summarise(variant, take_turns(training, device, companions, plan))
     noise, watched = (found["variants"][v] for v in (CONTROL, WATCHED))
-    opening, after, bare_ms = watched["opening"], watched["after"], found["bare_ms"]
+    began, after, bare_ms = watched["opening"], watched["after"], found["bare_ms"]
     row = {
         "training": variant,
         "bare step ms": bare_ms,
@@ -186,8 +187,8 @@ def overhead(device: str, *, tiny: bool, variant: str) -> Found:
         "all steps": after["wall_ratio"],
         "worst step": after["worst_ms"] / bare_ms,
         "worst bare": after["worst_bare_ms"] / bare_ms,
-        "opening": opening["wall_ratio"],
-        "worst of the opening": opening["worst_ms"] / bare_ms,
+        "opening": began["wall_ratio"],
+        "worst of the opening": began["worst_ms"] / bare_ms,
         "own account": f"{after['own_us'] / (1e3 * bare_ms):.2%}",
     }
     return Found(f"x {after['median_ratio']:.4f}, worst step x {row['worst step']:.2f}", rows=[row])

@@ -14,19 +14,18 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from tests.alerts.mutants import TOPICS, TRIED, Mutant, digest, mutants
 from tests.alerts.promtool import failures, names_in, promtool
-from tests.alerts.rules import ALERTS, RULES, groups, load
+from tests.alerts.rules import ALERTS, RULES, groups, load, name_of, part_for, read, write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.services
 
-EVERY = 6
-"""Of rules that were tried, every sixth mutant is."""
+EVERY = 72
+"""Of rules whose mutants were all tried, one mutant in so many is tried again: enough to see that a test can fail."""
 
 RUNNING = re.compile(
     r'\s+and on \(job, instance, run, rank\) ampwatch_run_state\{state="running"\} == 1'
@@ -42,23 +41,14 @@ SURVIVORS = {
 """Mutants that no test need notice, with the reason."""
 
 
-def name_of(rule: dict[str, Any]) -> str:
-    return str(rule.get("alert") or rule["record"])
-
-
 def readers(name: str, rules: list[dict[str, Any]]) -> set[str]:
     """Return ``name`` and the rules that read it, in their expression or their text."""
     found = {name}
     while True:
-        more = found | {name_of(rule) for rule in rules if found & _read(rule)}
+        more = found | {name_of(rule) for rule in rules if found & read(rule)}
         if more == found:
             return found
         found = more
-
-
-def _read(rule: dict[str, Any]) -> set[str]:
-    text = " ".join([rule["expr"], *rule.get("annotations", {}).values()])
-    return set(re.findall(r"[a-zA-Z_:][\w:]*", text.replace('"', " ")))
 
 
 class Copy:
@@ -128,10 +118,15 @@ def _failures(
                 asked[kind] += entries
         test.update(asked)
     tests["tests"] = [t for t in tests["tests"] if t["alert_rule_test"] or t["promql_expr_test"]]
-    recorded = [rule for rule in rules if "record" in rule]
-    changed = [*recorded, *(rule for copy in copies for rule in copy.rules)]
-    _write(directory / RULES.name, {"groups": [{"name": "mutants", "rules": changed}]})
-    _write(directory / topic, tests)
+    changed = [rule for copy in copies for rule in copy.rules]
+    wanted = part_for(
+        {"alert_rule_test": [{"alertname": n} for rule in changed for n in read(rule)]},
+        [{"rules": rules}],
+    )
+    recorded = [rule for part in wanted for rule in part["rules"] if "record" in rule]
+    changed = [*recorded, *changed]
+    write(directory / RULES.name, {"groups": [{"name": "mutants", "rules": changed}]})
+    write(directory / topic, tests)
     return failures(promtool("test", "rules", directory / topic))
 
 
@@ -168,7 +163,7 @@ def test_each_alert_that_asks_whether_a_run_goes_on_would_fire_after_its_end_wit
             if expr != rule["expr"] and "alert" in rule:
                 asking.add(rule["alert"])
                 rule["expr"] = expr
-    _write(tmp_path / RULES.name, rules)
+    write(tmp_path / RULES.name, rules)
     shutil.copy(ALERTS / "finished.test.yml", tmp_path)
 
     said = promtool("test", "rules", tmp_path / "finished.test.yml")
@@ -177,9 +172,3 @@ def test_each_alert_that_asks_whether_a_run_goes_on_would_fire_after_its_end_wit
     after = text[text.index("time: 46m") :]
     asking.remove("AmpwatchRunNameShared")  # asks by a recording rule, which is left as it is
     assert asking <= set(re.findall(r'alertname="(\w+)"', after[after.index("got:") :]))
-
-
-def _write(path: Path, content: Any) -> None:
-    dumper = yaml.SafeDumper
-    dumper.ignore_aliases = lambda *_: True  # type: ignore[method-assign]
-    path.write_text(yaml.dump(content, Dumper=dumper, width=1000), encoding="utf-8")

@@ -15,9 +15,11 @@ pytestmark = pytest.mark.services
 BAD = ("pages without a trouble", "notes without a trouble", "no page", "pages too many", "no note")
 
 
-def test_troubles_page_once_and_health_never() -> None:
+def test_troubles_page_once_and_health_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind once, in one fleet."""
     require("promtool")
+    # As in `promtool`: its heap is small, and its collector runs all the time.
+    monkeypatch.setenv("GOGC", "400")
     kinds = [*nights.HEALTHY, *nights.BROKEN]
     runs = [nights.lived(f"run-{n}", kind, random.Random(n)) for n, kind in enumerate(kinds)]
 

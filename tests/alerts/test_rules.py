@@ -12,6 +12,7 @@ import pytest
 from ampwatch import __version__
 from tests.alerts.promtool import promtool
 from tests.alerts.rules import (
+    ALERTS,
     FLEET_RULES,
     RULES,
     TESTS,
@@ -19,8 +20,10 @@ from tests.alerts.rules import (
     groups,
     load,
     metrics,
+    part_for,
     records,
     summary,
+    write,
 )
 
 if TYPE_CHECKING:
@@ -41,8 +44,18 @@ def test_promtool_finds_no_fault_with_the_rules(file: Path) -> None:
 
 @pytest.mark.services
 @pytest.mark.parametrize("file", TESTS, ids=lambda file: file.name)
-def test_the_rules_pass_their_tests(file: Path) -> None:
-    said = promtool("test", "rules", file)
+def test_the_rules_pass_their_tests(file: Path, tmp_path: Path) -> None:
+    """Each test with the rules that decide about it: promtool evaluates all that it is given at each tick."""
+    tests = load(file)
+    (shipped,) = tests["rule_files"]
+    parts = []
+    for number, test in enumerate(tests["tests"]):
+        rules, alone = tmp_path / f"{number}.rules.yml", tmp_path / f"{number}.test.yml"
+        write(rules, {"groups": part_for(test, groups(ALERTS / shipped))})
+        write(alone, {**tests, "rule_files": [rules.name], "tests": [test]})
+        parts.append(alone)
+
+    said = promtool("test", "rules", *parts)
 
     assert said.returncode == 0, said.stdout + said.stderr
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.cli import main
-from tests.host.daemon.parts import ROOT
+from tests.host.daemon.parts import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.workshop.nursery import Nursery, Program
 
 TRAINING = """
 import sys, time
@@ -45,24 +45,21 @@ with ampwatch.monitor(model, scaler, optimizer=optimizer, run="mix", replay=repl
 
 
 @pytest.fixture
-def training(request: pytest.FixtureRequest, own_places: Path) -> Iterator[subprocess.Popen[str]]:
+def training(
+    request: pytest.FixtureRequest, nursery: Nursery, own_places: Path
+) -> Iterator[Program]:
     """A training that goes on until the test has ended; its setting `replay` is the parameter."""
     stop = own_places / "stop"
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINING, str(stop), getattr(request, "param", "on")],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        yield process
-        stop.touch()
-        assert process.wait(timeout=200) == 0
+    program = nursery.start(TRAINING, str(stop), getattr(request, "param", "on"))
+    eventually(lambda: program.stdout or not program.runs, "the training", 120)
+    assert program.runs, program.stderr
+    yield program
+    stop.touch()
+    assert program.wait() == 0
 
 
 def test_a_running_training_says_where_its_error_is_born(
-    training: subprocess.Popen[str], own_places: Path, capsys: pytest.CaptureFixture[str]
+    training: Program, own_places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a table and as JSON, with the training going on and nothing left beside its ring."""
     assert main(["errors", "--run", "mix", "--lines", "4"]) == 0
@@ -84,7 +81,7 @@ def test_a_running_training_says_where_its_error_is_born(
         assert main(["errors", "--layers-in", given]) == 1
         assert words in capsys.readouterr().err
 
-    assert training.poll() is None
+    assert training.runs
     assert [p.suffix for p in (own_places / "rings").iterdir()] == [".ring"]
 
 

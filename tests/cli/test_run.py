@@ -94,11 +94,15 @@ def test_a_program_gives_the_same_bits_output_and_exit_status(form: str, tmp_pat
     assert ours.stderr == "ampwatch: watching run mine: findings only, at the end\n"
 
 
-def test_an_exception_has_the_traceback_that_it_has_without(tmp_path: Path) -> None:
-    """No frame of ours, the same exit status; what was found is told after it."""
+def test_an_exception_and_a_log_are_those_of_the_program(tmp_path: Path) -> None:
+    """No frame of ours, the same exit status; what was found is told after it.
+
+    The program logs to stdout, and gets no line of ampwatch there.
+    """
     script = tmp_path / "train.py"
     script.write_text(
-        HEAD
+        "import logging, sys\nlogging.basicConfig(stream=sys.stdout, level=logging.DEBUG)\n"
+        + HEAD
         + "for i in range(24):\n    step(1.0 if i < 5 else float('inf'))\nraise KeyError('x')\n"
     )
     bare = started(sys.executable, str(script), where=tmp_path, ours=False)
@@ -109,6 +113,7 @@ def test_an_exception_has_the_traceback_that_it_has_without(tmp_path: Path) -> N
     assert bare.stderr in ours.stderr
     assert watched(ours) == 1
     assert "CRITICAL  scale_collapse" in ours.stderr
+    assert "ampwatch: WARNING run train step 9: scale_collapse in optimizer 0: " in ours.stderr
     assert ours.stdout == bare.stdout == ""
 
 
@@ -229,21 +234,6 @@ print(found[0].split("{")[0], page)
     assert name == "ampwatch_steps_total"
     assert done.stderr.startswith(f"ampwatch: watching run mine: {page}#run=mine&started=")
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_the_log_of_the_program_is_its_own(tmp_path: Path) -> None:
-    """A program that logs to stdout gets no line of ampwatch there."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import logging, sys\nlogging.basicConfig(stream=sys.stdout, level=logging.DEBUG)\n"
-        + HEAD
-        + "for i in range(24):\n    step(1.0 if i < 5 else float('inf'))\n"
-    )
-    ours = started(str(script), where=tmp_path)
-
-    assert ours.returncode == 0
-    assert ours.stdout == ""
-    assert "ampwatch: WARNING run train step 9: scale_collapse in optimizer 0: " in ours.stderr
 
 
 def test_a_program_with_its_own_monitor_is_left_alone(tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.workshop.nursery import Nursery, Program
+
 TRAINING = """
 import os, sys, time
 from functools import partial
@@ -53,7 +55,9 @@ bench.install(sensor)
 training = build("bf16-without-scaler")
 training.steps = 1
 if mode == "profiling":
-    torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=10**6, active=1)).start()
+    # Kept: a profiler that nobody holds ends with it.
+    theirs = torch.profiler.profile(schedule=torch.profiler.schedule(wait=0, warmup=10**6, active=1))
+    theirs.start()
 print(ring.path, flush=True)
 step = 0
 while step < 10**7 and not Path(rings, "stop").exists():
@@ -70,26 +74,18 @@ ring.close(end(time_ns=time.time_ns()), keep=False)
 class Training:
     """A training in a process of its own."""
 
-    def __init__(self, rings: Path, run: str, rank: int, mode: str) -> None:
+    def __init__(self, program: Program, rings: Path) -> None:
+        self.program = program
         self.rings = rings
-        arguments = [str(rings), run, str(rank), mode]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", TRAINING, *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
 
     def wait_until_it_runs(self) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline(), self.process.communicate()[1]
+        eventually(lambda: self.program.stdout or not self.program.runs, "the training", 120)
+        assert self.program.runs, self.program.stderr
 
     def stop(self) -> tuple[int, str]:
         """End it politely; return its exit status and what it wrote on stderr."""
         (self.rings / "stop").touch()
-        _, complained = self.process.communicate(timeout=200)
-        return self.process.returncode, complained
+        return self.program.wait(), self.program.stderr
 
 
 @pytest.fixture
@@ -98,19 +94,20 @@ def rings(own_places: Path) -> Path:
 
 
 @pytest.fixture
-def start(rings: Path) -> Iterator[Any]:
+def start(nursery: Nursery, rings: Path) -> Iterator[Any]:
     """Start trainings; all of them have ended after the test."""
     trainings: list[Training] = []
 
     def start(run: str = "gpt", rank: int = 0, mode: str = "") -> Training:
-        trainings.append(Training(rings, run, rank, mode))
+        program = nursery.start(TRAINING, str(rings), run, str(rank), mode)
+        trainings.append(Training(program, rings))
         trainings[-1].wait_until_it_runs()
         return trainings[-1]
 
     yield start
     for training in trainings:
-        training.process.kill()
-        training.process.communicate()
+        training.program.kill()
+        training.program.wait()
 
 
 def leftovers(place: Path) -> list[str]:
@@ -245,7 +242,8 @@ def test_a_training_that_dies_meanwhile_is_reported(
     training = start(mode="stuck")
     with command(str(tmp_path / "x.json")) as asking:
         eventually(lambda: list(rings.glob(f"*{REQUEST_SUFFIX}")), "the request")
-        training.process.kill()
+        training.program.kill()
+        training.program.wait()
         said, complained = asking.communicate(timeout=200)
 
     assert (asking.returncode, said) == (1, "")

@@ -52,7 +52,7 @@ MISTAKES = (
 HEALTHY = (
     "sgd --steps 40",
     "accumulation --steps 20",
-    "gpt --steps 20",
+    "gpt --steps 6",
     "mnist_cnn --steps 4 --channels 1000",
     "efficientnet --steps 10",
     *(f"{mistake.command} --fixed" for mistake in MISTAKES),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +11,13 @@ from ampwatch.host.daemon.remains import find_remains
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
-from tests.host.daemon.parts import ROOT, eventually
+from tests.host.daemon.parts import eventually
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.workshop.nursery import Nursery, Program
 
 TRAINING = """
 import os, signal, sys
@@ -50,15 +51,16 @@ the_end()
 """
 
 
-def train(*how: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", TRAINING, *how],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def train(nursery: Nursery) -> Callable[..., Program]:
+    """Train in a process of its own, to its end."""
+
+    def train(*how: str) -> Program:
+        program = nursery.start(TRAINING, *how)
+        program.wait()
+        return program
+
+    return train
 
 
 def on_disk(own_places: Path) -> list[Box]:
@@ -71,11 +73,11 @@ def told(**changes: object) -> Box:
     return box
 
 
-def test_by_an_exception(own_places: Path) -> None:
+def test_by_an_exception(train: Callable[..., Program], own_places: Path) -> None:
     """It reaches the user unchanged; the report has it beside the finding."""
     ended = train("raise")
 
-    assert ended.returncode == 1
+    assert ended.wait() == 1
     assert ended.stderr.endswith("ValueError: the user's own\n")
     (box,) = on_disk(own_places)
     assert (box.state, box.reason) == (RunState.FAILED, "ValueError: the user's own")
@@ -89,9 +91,11 @@ def test_by_an_exception(own_places: Path) -> None:
 
 
 @pytest.mark.parametrize(("how", "status"), [("kill", -signal.SIGKILL), ("exit", 3)])
-def test_without_a_word(own_places: Path, how: str, status: int) -> None:
+def test_without_a_word(
+    train: Callable[..., Program], own_places: Path, how: str, status: int
+) -> None:
     """The report written at the finding is on disk, the rest in the ring."""
-    assert train(how).returncode == status
+    assert train(how).wait() == status
 
     (written,) = on_disk(own_places)
     assert written.state is RunState.RUNNING
@@ -104,7 +108,7 @@ def test_without_a_word(own_places: Path, how: str, status: int) -> None:
     assert box.findings[0].count > written.findings[0].count
 
 
-def test_healthy_but_killed(own_places: Path) -> None:
+def test_healthy_but_killed(train: Callable[..., Program], own_places: Path) -> None:
     """Nothing was found, so nothing is on disk; the ring tells."""
     train("kill", "healthy")
 
@@ -113,18 +117,17 @@ def test_healthy_but_killed(own_places: Path) -> None:
     assert (box.state, box.findings, len(box.steps)) == (RunState.FAILED, [], 12)
 
 
-def test_in_a_hang(own_places: Path) -> None:
+def test_in_a_hang(nursery: Nursery, own_places: Path) -> None:
     """It is told while it hangs."""
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINING, "hang"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout.readline() == "hanging\n"
-            box = eventually(
-                lambda: (b := told(stale_seconds=1.0)).state is RunState.STALE and b, "silence"
-            )
-        finally:
-            process.kill()
+    program = nursery.start(TRAINING, "hang")
+    try:
+        eventually(lambda: program.stdout == "hanging\n", "the hang", 120)
+        box = eventually(
+            lambda: (b := told(stale_seconds=1.0)).state is RunState.STALE and b, "silence"
+        )
+    finally:
+        program.kill()
+    program.wait()
 
     assert "has ended no step for a long time" in box.reason
     assert [f.kind for f in box.findings] == ["scale_collapse"]
@@ -132,9 +135,9 @@ def test_in_a_hang(own_places: Path) -> None:
     assert told().state is RunState.FAILED
 
 
-def test_healthy_to_the_end(own_places: Path) -> None:
+def test_healthy_to_the_end(train: Callable[..., Program], own_places: Path) -> None:
     """It leaves nothing at all."""
-    assert train("healthy").returncode == 0
+    assert train("healthy").wait() == 0
 
     assert not (own_places / "state").exists()
     assert not find_remains(Settings.resolve()).boxes

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.host.daemon.parts import ROOT
-
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.workshop.nursery import Nursery
 
 TRAINING = """
 import os, sys
@@ -52,22 +49,20 @@ print(*(f"{f.kind}: {f.summary}" for f in watch.findings if f.severity != "info"
 
 @pytest.mark.parametrize(("course", "expected"), [("nudged", 1), ("healthy", 0), ("local", 0)])
 def test_weights_that_part_by_a_bit_are_found_at_the_next_check(
-    course: str, expected: int, own_places: Path, tmp_path: Path
+    course: str, expected: int, nursery: Nursery, own_places: Path, tmp_path: Path
 ) -> None:
     """Of DDP; not where all is well, nor where weights are averaged every fourth step."""
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", TRAINING, course, str(tmp_path / "store")],
-            env=os.environ
-            | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+        nursery.start(
+            TRAINING,
+            *(course, str(tmp_path / "store")),
+            environment={"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
             | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for rank in range(2)
     ]
-    told = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.stderr for rank in ranks]
+    told = [(rank.stdout, rank.stderr) for rank in ranks]
 
     for said, errors in told:
         assert said.count("replica_drift: Ranks 0, 1 no longer have the same") == expected, errors

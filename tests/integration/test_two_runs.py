@@ -16,8 +16,10 @@ from ampwatch.wire.tape.rows import RowKind
 from tests.integration.two_runs import Planted, Transformer, train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from ampwatch.wire.tape import Tape
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +29,21 @@ def as_many_threads_as_before() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tape_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Planted], Tape]:
+    """Return the tape of a run, which is trained when it is first asked for: many differ from one."""
+    trained: dict[str, Tape] = {}
+
+    def tape(planted: Planted) -> Tape:
+        # By its text, in which functions have their addresses: it has a mapping, so it has no hash.
+        key = repr(planted)
+        if key not in trained:
+            trained[key] = train(tmp_path_factory.mktemp("run"), planted)
+        return trained[key]
+
+    return tape
 
 
 def half(model: Transformer) -> None:
@@ -158,20 +175,24 @@ PLANTED: dict[str, tuple[Planted, Planted, RowKind, str, str, int]] = {
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_a_planted_difference_is_found_where_it_was_planted(what: str, tmp_path: Path) -> None:
+def test_a_planted_difference_is_found_where_it_was_planted(
+    what: str, tape_of: Callable[[Planted], Tape]
+) -> None:
     """The first departure is of the step, module and op that were changed."""
     one, other, kind, module, name, step = PLANTED[what]
 
-    found = compare(train(tmp_path / "a", one), train(tmp_path / "b", other))
+    found = compare(tape_of(one), tape_of(other))
 
     first = found.departures[0]
     assert (first.step, first.kind, first.module, first.name) == (step, kind, module, name), first
     assert first.distance > first.allowed
 
 
-def test_another_order_of_adding_up_is_explained_and_its_place_is_named(tmp_path: Path) -> None:
+def test_another_order_of_adding_up_is_explained_and_its_place_is_named(
+    tape_of: Callable[[Planted], Tape],
+) -> None:
     """What float32 rounds differs by no more than it may; the first output that does is said."""
-    found = compare(train(tmp_path / "a"), train(tmp_path / "b", Planted(model=reduction)))
+    found = compare(tape_of(Planted()), tape_of(Planted(model=reduction)))
 
     assert found.is_explained
     assert not found.is_same
@@ -198,19 +219,19 @@ SILENT: dict[str, tuple[Planted, Planted]] = {
 
 
 @pytest.mark.parametrize("what", SILENT)
-def test_formats_alone_are_no_difference(what: str, tmp_path: Path) -> None:
+def test_formats_alone_are_no_difference(what: str, tape_of: Callable[[Planted], Tape]) -> None:
     """No departure is named where rounding explains all, though losses are not the same."""
     one, other = SILENT[what]
 
-    found = compare(train(tmp_path / "a", one), train(tmp_path / "b", other))
+    found = compare(tape_of(one), tape_of(other))
 
     assert found.is_explained, [found.departures[0]]
     assert len(found.steps) == one.steps
 
 
-def test_the_same_run_twice_is_the_same(tmp_path: Path) -> None:
+def test_the_same_run_twice_is_the_same(tmp_path: Path, tape_of: Callable[[Planted], Tape]) -> None:
     """Not one sum of one tensor differs, and the words say so."""
-    one, other = train(tmp_path / "a"), train(tmp_path / "b")
+    one, other = tape_of(Planted()), train(tmp_path / "again")
 
     found = compare(one, other)
 
@@ -219,9 +240,9 @@ def test_the_same_run_twice_is_the_same(tmp_path: Path) -> None:
     assert "the same: no sum of any tensor differs" in render_difference(runs)
 
 
-def test_the_words_say_where_and_why(tmp_path: Path) -> None:
+def test_the_words_say_where_and_why(tape_of: Callable[[Planted], Tape]) -> None:
     """The text has the op, the module, the option that differs, and the table of steps."""
-    one, other = train(tmp_path / "a"), train(tmp_path / "b", Planted(model=eps))
+    one, other = tape_of(Planted()), tape_of(Planted(model=eps))
 
     text = render_difference(compare_runs({0: one.path}, {0: other.path}))
 
@@ -230,8 +251,8 @@ def test_the_words_say_where_and_why(tmp_path: Path) -> None:
     assert "> blocks.1.norm2" in text
 
 
-def test_another_order_of_batches_is_recognised(tmp_path: Path) -> None:
+def test_another_order_of_batches_is_recognised(tape_of: Callable[[Planted], Tape]) -> None:
     """The step that has the batch in the other run is named."""
-    found = compare(train(tmp_path / "a"), train(tmp_path / "b", Planted(batch=swapped)))
+    found = compare(tape_of(Planted()), tape_of(Planted(batch=swapped)))
 
     assert found.causes[0] == "A's batch of step 1 is B's batch of step 2: another order"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ampwatch.cli import main
-from tests.host.daemon.parts import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.workshop.nursery import Nursery
 
 TRAINING = """
 import os, sys
@@ -100,28 +98,20 @@ if world > 1:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Directories of tapes: ``2/<course>`` of two ranks, ``1/float32`` of one."""
     place: Path = tmp_path_factory.mktemp("runs")
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                *("-W", "ignore", "-c", TRAINING),
-                *(str(place / str(world)), str(place / "store")),
-            ],
-            env=environment
-            | {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(world)}
+    ranks = [
+        nursery.start(
+            TRAINING,
+            *(str(place / str(world)), str(place / "store")),
+            environment={"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(world)}
             | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for world in (1, 2)
         for rank in range(world)
     ]
-    told = [process.communicate(timeout=240)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0], "\n".join(told)
+    assert [rank.wait() for rank in ranks] == [0, 0, 0], [rank.stderr for rank in ranks]
     return place
 
 

@@ -32,15 +32,19 @@ pytestmark = ahead
 EVENTS = sorted(handler_name(event) for event in (*TORCH_EVENTS, *OP_EVENTS))
 
 
-def _run(event: str) -> Run:
-    run = build("bf16-without-scaler" if event == "optimizer_stepping" else "fp16-scheduled")
+def _recipe(event: str) -> str:
+    return "bf16-without-scaler" if event == "optimizer_stepping" else "fp16-scheduled"
+
+
+def _run(recipe: str) -> Run:
+    run = build(recipe)
     run.steps, run.poison = 6, (2, 3, 4)
     return run
 
 
 @cache
-def _bare_digest(event: str) -> str:
-    run = _run(event)
+def _bare_digest(recipe: str) -> str:
+    run = _run(recipe)
     run.loop()
     return run.digest()
 
@@ -78,8 +82,8 @@ def test_whoever_fails_in_an_event_is_off_and_told_and_nobody_else(
         is_asked = handle.__name__ == event and event != "sensor_failed"
         return Subscriber(sensor, guard, fail if is_asked else handle, wakes)
 
-    bare = _bare_digest(event)
-    run = _run(event)
+    bare = _bare_digest(_recipe(event))
+    run = _run(_recipe(event))
     monkeypatch.setattr(bus, "Subscriber", subscribed)
     with (
         caplog.at_level(logging.WARNING, logger="ampwatch.guard"),

@@ -24,7 +24,7 @@ import ampwatch
 from ampwatch.guard import Account, Channel, Guard, OneAtATime, Subscriber, Suppress, unbroken
 from ampwatch.training.hooks import profilers, sources, taps
 from ampwatch.training.monitor import _open
-from ampwatch.training.sensors.window.requests import INTERVAL_NS, TraceRequests
+from ampwatch.training.sensors.window.requests import INTERVAL_NS, Requests
 from benchmarks.interrupts import Training, cycle, interrupt, interrupt_lines
 from tests.promises.conftest import ahead
 
@@ -259,7 +259,7 @@ def test_a_time_limit_while_a_request_for_a_trace_is_looked_for_is_the_programs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """No request there is an `OSError`, too, and no news."""
-    requests = TraceRequests(SimpleNamespace(ring_path=tmp_path / "a.ring"))  # type: ignore[arg-type]
+    requests = Requests(SimpleNamespace(ring_path=tmp_path / "a.ring"))  # type: ignore[arg-type]
     assert requests.newest(INTERVAL_NS) is None
 
     looked, came = os.lstat, count()

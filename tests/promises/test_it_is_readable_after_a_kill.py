@@ -28,6 +28,7 @@ KILLS = 6
 # begin. They write a ring and reports as any training does; every eighth step is skipped.
 TRAININGS = """
 import os, sys, torch, ampwatch
+import torch._dynamo, torch.profiler, ampwatch.training.session  # what a first optimizer and monitor import
 from ampwatch.training import outlet
 from ampwatch.training.launcher import DaemonStatus
 outlet.ensure_daemon = lambda _: DaemonStatus("", "unavailable", "")  # nobody is there to help

@@ -56,10 +56,12 @@ from ampwatch.training.sensors.births.following import BirthSensor
 from ampwatch.training.sensors.births.kept_calls import KeptCall
 from ampwatch.training.sensors.births.replaying import Pace, ReplaySensor
 from ampwatch.training.sensors.births.surroundings import Surroundings
+from ampwatch.training.sensors.calls.added_terms import AddedTerms
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.gradient_contents import GradContents
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
+from ampwatch.training.sensors.calls.hand_clips import HandClips
 from ampwatch.training.sensors.calls.scaled_roots import ScaledRoots
 from ampwatch.training.sensors.memory.growth import MemorySensor
 from ampwatch.training.sensors.memory.kept_graphs import KeptGraphs
@@ -69,6 +71,7 @@ from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
+from ampwatch.training.sensors.ranges.flushed_gradients import FlushedGradientSensor
 from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, ScaledGradientSensor
 from ampwatch.training.sensors.ranges.layers import LayerSensor
 from ampwatch.training.sensors.ranges.logits import LogitSensor
@@ -81,10 +84,12 @@ from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
 from ampwatch.training.sensors.rounding.loop_sums import LoopSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
 from ampwatch.training.sensors.rounding.metric_sums import MetricSums
+from ampwatch.training.sensors.rounding.weight_additions import WeightAdditions
 from ampwatch.training.sensors.scaler.losses import RootLosses
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.sensors.time.call_notes import CallNotes
 from ampwatch.training.sensors.time.phases import PhaseSensor
 from ampwatch.training.sensors.time.splitting import Splitter
 from ampwatch.training.session import Notices
@@ -139,9 +144,13 @@ IN_STEP = [
     (PoisonedState, "detect"),
     (UpdatePrecision, "detect"),
     (StepTimes, "detect"),
-    (PhaseSensor, "model_called"),
+    (CallNotes, "note"),
     (PhaseSensor, "iterations_arriving"),
     (Splitter, "split"),
+    (HandClips, "op"),
+    (HandClips, "step_began"),
+    (AddedTerms, "op"),
+    (AddedTerms, "step_began"),
     (ScaledGradientSensor, "unscaling"),
     (ScaledGradientSensor, "step_began"),
     (ScaledGradientSensor, "step_ended"),
@@ -152,6 +161,8 @@ IN_STEP = [
     (LayerSensor, "called"),
     (LayerSensor, "iteration_arrived"),
     (WeightSensor, "iteration_closing"),
+    (FlushedGradientSensor, "unscaled"),
+    (FlushedGradientSensor, "step_began"),
     (UpdateSensor, "optimizer_stepping"),
     (UpdateSensor, "optimizer_stepped"),
     (Names, "of_optimizer"),
@@ -218,10 +229,12 @@ IN_STEP = [
     (DataAverages, "op"),
     (LoopSums, "op"),
     (GradientSums, "op"),
+    (WeightAdditions, "ops_began"),
     (AgedCasts, "op"),
     (RefusedOps, "ops_ended"),
     (StaleCastSensor, "optimizer_stepped"),
     (AutocastBackwardSensor, "autocast_entering"),
+    (AutocastBackwardSensor, "gradients_asked"),
     (RootLosses, "backward_began"),
     (InputSensor, "iteration_planned"),
     (InputSensor, "forward_began"),
@@ -243,6 +256,7 @@ def _odd_run() -> Run:
     def after_step(_step: int) -> None:
         parameters = list(run.models[0].parameters())
         with torch.autocast("cpu", dtype=torch.bfloat16):
+            torch.autograd.grad(sum(p.sum() for p in parameters), parameters)
             (0.0 * sum(p.sum() for p in parameters)).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
 
@@ -262,6 +276,7 @@ ACCUMULATED = (
     "ClippingSensor.clipping_by_norm",
     "ScaledGradientSensor.unscaling",
     "GradientSums.op",
+    "FlushedGradientSensor.unscaled",
 )
 UNSCALED = (
     "DirectGradientSensor.optimizer_stepping",
@@ -270,27 +285,57 @@ UNSCALED = (
 )
 
 
-def _faulty_run(what: str = "") -> Run:
+def _unscaled_run() -> Run:
+    """A run without a scaler."""
+    return build("bf16-without-scaler")
+
+
+def _clipped_run() -> Run:
+    """A run of micro-batches whose gradients are unscaled before the step."""
+    return build("fp16-accumulated-clipped")
+
+
+def _faulty_run() -> Run:
     """A run with two findings, so that every part has something to do."""
-    if what in UNSCALED:
-        return build("bf16-without-scaler")
-    if what in SELDOM:
-        return _odd_run()
-    if what in ACCUMULATED:
-        return build("fp16-accumulated-clipped")
-    if what == "compiled_backward":
-        return _compiling_run()
     run = build("fp16-scheduled")
-    run.steps, run.poison = 24, tuple(range(16, 24))
-    if what == "ScalerSuccession.scaler_loaded":
-        run.after_step = lambda _step: run.scaler.load_state_dict(run.scaler.state_dict())
+    # The scaler finds its scale first; then some steps are taken, and the rest are skipped.
+    run.steps, run.poison = 12, tuple(range(6, 12))
     return run
 
 
+def _longer_run() -> Run:
+    """A run with as many steps as it takes until updates are measured twice, at steps 8 and 15."""
+    run = build("fp16-scheduled")
+    run.steps, run.poison = 24, tuple(range(16, 24))
+    return run
+
+
+def _loading_run() -> Run:
+    """That run, in which the scaler's state is loaded after each step."""
+    run = _faulty_run()
+    run.after_step = lambda _step: run.scaler.load_state_dict(run.scaler.state_dict())
+    return run
+
+
+def _run_for(what: str) -> Callable[[], Run]:
+    """Return what builds the run in which a method or a guard has something to do."""
+    if what in UNSCALED:
+        return _unscaled_run
+    if what in SELDOM or what.endswith(".gradients_asked"):
+        return _odd_run
+    if what in ACCUMULATED:
+        return _clipped_run
+    if what == "compiled_backward":
+        return _compiling_run
+    if what.startswith("UpdateSensor."):
+        return _longer_run
+    return _loading_run if what == "ScalerSuccession.scaler_loaded" else _faulty_run
+
+
 @cache
-def _bare_digest(what: str) -> str:
-    """The digest of that run without ampwatch."""
-    run = _faulty_run(what)
+def _bare_digest(build_run: Callable[[], Run]) -> str:
+    """The digest of a run without ampwatch."""
+    run = build_run()
     run.loop()
     return run.digest()
 
@@ -307,13 +352,13 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     """The sensor is counted, logged once and switched off; the bits stay the same."""
     # At deep every op is traced, and inputs are not looked at besides.
     level = "standard" if owner is InputSensor else "deep"
-    what = f"{owner.__name__}.{method}"
-    bare = _bare_digest(what)
+    build_run = _run_for(f"{owner.__name__}.{method}")
+    bare = _bare_digest(build_run)
     gc.collect()  # a mode of an earlier test takes itself off when it is collected
     fault = Fault(getattr(owner, method), at_call, RuntimeError)
     monkeypatch.setattr(owner, method, fault.bound_to())
 
-    watched = _faulty_run(what)
+    watched = build_run()
     with (
         caplog.at_level(logging.WARNING, logger="ampwatch.guard"),
         ampwatch.monitor(watched.models, watched.scaler, level=level, serve=False) as watch,
@@ -353,7 +398,7 @@ def test_a_fault_in_what_serves_a_logger_leaves_training_as_it_was(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is said; and another logger of the training has all its numbers, unless actions are off."""
-    bare = _bare_digest("")
+    bare = _bare_digest(_faulty_run)
     fault = Fault(getattr(owner, method), 1, RuntimeError)
     monkeypatch.setattr(owner, method, fault.bound_to())
 
@@ -392,6 +437,7 @@ SCALED = (
     "activations",
     "weights",
     "updates",
+    "flushed_gradients",
     "regions",
     "census",
     "births",
@@ -403,7 +449,10 @@ SCALED = (
     "weight_averages",
     "data_averages",
     "gradient_sums",
+    "weight_additions",
     "aged_casts",
+    "hand_clips",
+    "added_terms",
     "refused_ops",
     "deferred",
     "inputs",
@@ -478,8 +527,9 @@ def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
         return Subscriber(sensor, guard, handled, wakes)
 
     mine = ValueError("batch 3 is empty")
-    bare = _bare_digest(name)
-    watched = _faulty_run(name)
+    build_run = _run_for(name)
+    bare = _bare_digest(build_run)
+    watched = build_run()
 
     def train() -> None:
         with ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False) as watch:

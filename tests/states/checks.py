@@ -137,7 +137,10 @@ def _known_numbers(seen: Seen, row: Row) -> list[float]:
             known += [finding[name] for name in ("first_step", "last_step", "count")]
     truth = truth_of(seen, row)
     skipped = sum(not t["finite_gradients"] for t in truth)
-    known += [len(truth), len(truth) - 1, skipped, seen.played.act.world_size]
+    known += [len(truth), len(truth) - 1, skipped]
+    known.append(seen.played.act.world_size)
+    if seen.played.act.killed is not None:  # the others, which it has ended
+        known.append(seen.played.act.world_size - 1)
     known += [t for last in truth[-1:] for t in (last["scale"], last["zeros"]) if t is not None]
     known += [
         v

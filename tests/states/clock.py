@@ -1,13 +1,14 @@
 """A clock that a script sets, for a process whose training is to last longer than its computing does.
 
 The clock jumps from step to step, so that minutes pass between a fault and the next scrape. Within a
-step it goes on, much slower than the real one: on a busy machine a step takes long, and ampwatch
-would measure the more rarely the longer its own work seems to take.
+step it goes on only by being read, and by the same each time: what a script shows must not depend on
+how fast the machine is, and durations that ampwatch takes of its own work are not to be zero.
 """
 
 from __future__ import annotations
 
 import time
+from itertools import count
 
 SECOND = 1_000_000_000
 """Unit: ns."""
@@ -15,34 +16,34 @@ SECOND = 1_000_000_000
 START = 1_700_000_000
 """Unix time at which every script starts. Unit: s."""
 
-PACE = 0.02
-"""How far the clock goes within a step, as a share of what the real one does."""
+READING_NS = 1_000
+"""How far the clock goes on with each reading. Unit: ns.
 
-_real_ns = time.perf_counter_ns
+A step has some hundreds of readings, a ten-thousandth of its time and less than it is shown with.
+"""
 
 
 class ScriptedClock:
-    """The time of a script.
-
-    Attributes:
-        at_ns: Unix time at which the clock was put last. Unit: ns.
-    """
+    """The time of a script. Threads may read it while another sets it."""
 
     def __init__(self) -> None:
         self.put(float(START))
 
     def put(self, unix: float) -> None:
         """Let it be ``unix`` now. Unit: s."""
-        self.at_ns = round(unix * SECOND)
-        self._put_at_ns = _real_ns()
+        self._set(round(unix * SECOND))
 
     def go_on(self, seconds: float) -> None:
         """Let so much time pass now. Unit: s."""
-        self.at_ns += round(seconds * SECOND)
+        self._set(self.now_ns() + round(seconds * SECOND))
+
+    def _set(self, now_ns: int) -> None:
+        # One object that is read as a whole: a thread that was just reading cannot put the clock back.
+        self._readings = count(now_ns, READING_NS)
 
     def now_ns(self) -> int:
         """Return the time since the epoch. Unit: ns."""
-        return self.at_ns + round(PACE * (_real_ns() - self._put_at_ns))
+        return next(self._readings)
 
     def now(self) -> float:
         """Return the time since the epoch. Unit: s."""

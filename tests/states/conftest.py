@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,19 +12,22 @@ from tests.states.acts import ACTS
 from tests.states.score import Everything, play, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.states.played import Played
 
 
 @pytest.fixture(scope="session")
-def everything(
-    tmp_path_factory: pytest.TempPathFactory, directory_of_all: Path
-) -> Iterator[Everything]:
-    """All states, played, scraped, judged by the rules, and told."""
-    with watch(tmp_path_factory.mktemp("states"), directory_of_all / "stage") as found:
-        yield found
+def everything(tmp_path_factory: pytest.TempPathFactory, directory_of_all: Path) -> Everything:
+    """All states, played, scraped, judged by the rules, and told; in whichever worker asks first."""
+    kept = directory_of_all / "everything"
+    with (directory_of_all / "everything.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            with watch(tmp_path_factory.mktemp("states"), directory_of_all / "stage") as seen:
+                kept.write_bytes(pickle.dumps(seen))
+    found: Everything = pickle.loads(kept.read_bytes())
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -132,30 +132,32 @@ class Played:
     @cached_property
     def scrapes(self) -> list[tuple[float, str]]:
         """Time and text of each scrape until somebody looks; empty text for a daemon that is away."""
-        return list(self._scraped())
+        return [(now, daemon.scrape() if daemon else "") for now, daemon in self._visits()]
 
-    def _scraped(self) -> Iterator[tuple[float, str]]:
+    @cached_property
+    def daemon(self) -> Daemon:
+        """The daemon as it is when somebody looks. It is fed anew, without rendering: what it shows is the same."""
+        return [daemon for _, daemon in self._visits() if daemon][-1]
+
+    def _visits(self) -> Iterator[tuple[float, Daemon | None]]:
+        """Yield the daemon as it is at each time at which a Prometheus asks; ``None`` while it is away."""
         daemon = Daemon(self.rings, START)
         away_s = START + (self.act.daemon_restarts or float("inf"))
         restarted = False
         now = float(START)
         while now <= self.looked_at:
             if away_s <= now < away_s + AWAY_SECONDS:
-                yield now, ""
+                yield now, None
             else:
                 if now >= away_s and not restarted:
                     daemon, restarted = Daemon(self.rings, now), True
                 daemon.poll(now)
-                yield now, daemon.scrape()
+                yield now, daemon
             now += SCRAPE_SECONDS
-        self.daemon = daemon
 
-    @cached_property
-    def daemon(self) -> Daemon:
-        """The daemon as it is when somebody looks."""
-        assert self.scrapes
-        daemon: Daemon = self.__dict__["daemon"]  # put there by the last scrape
-        return daemon
+    def __getstate__(self) -> dict[str, Any]:
+        # A fleet has locks. It is made again of the rings.
+        return {name: value for name, value in vars(self).items() if name != "daemon"}
 
     @cached_property
     def page(self) -> dict[str, Any]:

@@ -39,7 +39,8 @@ CONTRAST = {"runOnly": ["color-contrast"]}
 """The rules for which a theme matters."""
 
 SEEN = "return document.getElementById('run-name').textContent"
-CHOSEN = "return document.getElementById('map-course').offsetHeight > 0"
+CHOSEN = """return document.getElementById('map-course').offsetHeight > 0
+    && document.getElementById('map-course-title').textContent !== ''"""
 COMPARED = "return document.querySelectorAll('#compare-figures tbody tr').length > 0"
 CHOOSE = "document.querySelector('#map-worst button').click()"
 

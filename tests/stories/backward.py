@@ -38,6 +38,7 @@ def a_renderer_whose_gamma_is_applied_to_black(*, sick: bool) -> Program:
         [optimizer],
         loss_of,
         scaler,
+        steps=24,
         shows=lambda run: all(map(math.isfinite, run.losses)) and scaler.get_scale() < 1e-2,
     )
 
@@ -78,6 +79,7 @@ def a_root_with_a_backward_of_ones_own(*, sick: bool) -> Program:
         loss_of,
         scaler,
         micro_batches=2,
+        steps=24,
         shows=lambda run: all(map(math.isfinite, run.losses)) and scaler.get_scale() < 1e-2,
     )
 

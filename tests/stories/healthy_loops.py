@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CONTROLS = Controls()
 
-STEPS = 30
+STEPS = 16
 
 
 def net(*, outputs: int = 4) -> nn.Sequential:

@@ -13,7 +13,7 @@ from tests.stories.stage import Program, Stories, loop
 STORIES = Stories()
 
 WIDTH, LENGTH, WORDS = 16, 8, 16
-DOUBLES_IN = 60
+DOUBLES_IN = 30
 
 
 class Attention(nn.Module):
@@ -47,7 +47,7 @@ def _train(*, sick: bool, is_fused: bool) -> Program:
         x = torch.randint(WORDS, (4, LENGTH))
         return cross_entropy(model(x).transpose(1, 2), x.roll(1, 1))
 
-    return loop([model], [optimizer], loss_of, steps=480)
+    return loop([model], [optimizer], loss_of, steps=240)
 
 
 @STORIES.tell("logit_growth", "1", "forward", "_softmax")

@@ -42,8 +42,8 @@ class _Contrast(nn.Module):
 
 @STORIES.tell("headroom_low", "temperature", "forward")
 def a_temperature_that_nobody_clamps(*, sick: bool) -> Program:
-    """It creeps up by 1.5 % a step for more than 200 steps. The twin stops at 100."""
-    model = _Contrast(600.0)
+    """It creeps up by 1.5 % a step for more than 200 steps. The twin stops at 4000."""
+    model = _Contrast(2400.0)
     optimizer = torch.optim.Adam(model.temperature.parameters(), lr=0.015)
     scaler = gradscaler()
 
@@ -57,10 +57,11 @@ def a_temperature_that_nobody_clamps(*, sick: bool) -> Program:
         update(scaler, optimizer)
         if not sick:
             with torch.no_grad():
-                model.temperature.log_gain.clamp_(max=math.log(1000.0))
+                model.temperature.log_gain.clamp_(max=math.log(4000.0))
         return loss
 
-    program = Program([model], [optimizer], iterate, scaler, steps=345, settings=PAID)
+    steps = 250 if sick else 100
+    program = Program([model], [optimizer], iterate, scaler, steps=steps, settings=PAID)
     return program
 
 

@@ -112,7 +112,7 @@ def a_mean_over_time_that_is_added_up_in_bfloat16(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, steps=6)
 
 
-@STORIES.tell("metric_accum_rounding", "seen", "forward")
+@STORIES.tell("metric_accum_rounding", "buffer:seen.count", "forward")
 def a_counter_of_batches_in_a_model_of_float16(*, sick: bool) -> Program:
     """A buffer that counts goes to float16 with its module: 2048 and 1 are 2048."""
 

@@ -225,7 +225,12 @@ def right_answers_counted_one_by_one_in_float16(*, sick: bool) -> Program:
         return loss
 
     return Program(
-        [model], [optimizer], iterate, scaler, shows=lambda run: float(counted) != sum(seen)
+        [model],
+        [optimizer],
+        iterate,
+        scaler,
+        steps=24,
+        shows=lambda run: float(counted) != sum(seen),
     )
 
 

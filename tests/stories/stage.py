@@ -48,7 +48,7 @@ class Program:
     optimizers: Sequence[torch.optim.Optimizer]
     iterate: Callable[[int], torch.Tensor]
     scaler: torch.amp.GradScaler | None = None
-    steps: int = 24
+    steps: int = 16
     watched: Any = "models"
     settings: dict[str, Any] = field(default_factory=dict)
     overflowed_at: int = -1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SCRIPT = """\
 #!/bin/sh
 # Compile a source that comes by stdin, or copy what came of the same one with the same options.
-case "$*" in *" -") ;; *) exec {compiler} "$@" ;; esac
+case " $* " in *" - "*) ;; *) exec {compiler} "$@" ;; esac
 set -e
 own=$(mktemp -d {kept}/XXXXXX)
 trap 'rm -rf "$own"' EXIT

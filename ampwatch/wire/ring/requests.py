@@ -213,7 +213,8 @@ def _plan(content: dict[str, Any]) -> tuple[PlanRecord, ...]:
         or not 1 <= len(rows) <= MAX_PLANNED
         or not all(isinstance(row, str) for row in rows)
     ):
-        msg = f"expected 1 to {MAX_PLANNED} layers of a plan, got {rows!r:.80}"
+        given = f"{len(rows)} rows" if isinstance(rows, list) else f"{rows!r:.80}"
+        msg = f"expected 1 to {MAX_PLANNED} rows of text, one for each layer of a plan, got {given}"
         raise ValueError(msg)
     records = [decode(RecordKind.PLAN, b64decode(row, validate=True)) for row in rows]
     return tuple(record for record in records if isinstance(record, PlanRecord))

@@ -22,7 +22,10 @@ warnings.filterwarnings("ignore", message="The .grad attribute")
 import torch
 from torch import nn
 import ampwatch
+# Once for all that are forked; it does not import the compiler.
+import ampwatch.training.monitor
 
+assert "torch._dynamo" not in sys.modules
 torch.set_num_threads(1)
 
 class Part(nn.Linear):
@@ -133,14 +136,15 @@ WATCHED = [
     *((level, "whole") for level in ("light", "standard", "deep")),
     ("standard", "optimizer"),
 ]
-EARLY = [run for run in WATCHED if run[1] in ("after", "middle")]
+EARLY = [("standard", "after"), ("deep", "middle")]
 RUNS = [
     *EARLY,
     ("import", ""),
     *(run for run in WATCHED if run not in EARLY),
     *(("bare", when) for when in WHEN),
 ]
-"""Importing the compiler takes seconds. Those that must begin without it come first."""
+"""Importing the compiler takes seconds. Those that begin without it come first: one of
+each kind, and one at each level that observes ops."""
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ INTERVAL_NS = 250_000_000
 """Least time between two checks for a request: each is a system call. Unit: ns."""
 
 
-class TraceRequests:
+class Requests:
     """Finds requests and answers them.
 
     Args:

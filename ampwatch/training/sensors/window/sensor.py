@@ -36,7 +36,7 @@ from ampwatch.training.model.tf32 import allows_tf32
 from ampwatch.training.sensors.window.census import census_of
 from ampwatch.training.sensors.window.events import call_tree, cpu_work, device_work
 from ampwatch.training.sensors.window.recording import Recording, close_soon
-from ampwatch.training.sensors.window.requests import TraceRequests
+from ampwatch.training.sensors.window.requests import Requests
 from ampwatch.training.sensors.window.schedule import StepTimes, WindowSchedule
 from ampwatch.training.sensors.window.totals import (
     Found,
@@ -131,7 +131,7 @@ class WindowSensor(Sensor):
         self._clock = context.clock
         self._governor = context.governor
         self._forces_eager = settings.compiled_census == "force_eager"
-        self._requests = TraceRequests(context.out)
+        self._requests = Requests(context.out)
         self._charged_ns = 0
         self.newest: WindowRecord | None = None
         self._others = OtherProfilers(self._give_way)

@@ -22,7 +22,7 @@ from ampwatch.training.iteration.governor import OPENING
 from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.sensors.window import recording as kineto
 from ampwatch.training.sensors.window import sensor as window
-from ampwatch.training.sensors.window.requests import TraceRequests
+from ampwatch.training.sensors.window.requests import Requests
 from ampwatch.training.sensors.window.schedule import (
     MEMORY_LIMIT,
     STEPS,
@@ -836,7 +836,7 @@ def test_a_request_is_checked_for_four_times_a_second(ring: Path, tmp_path: Path
             asked.append(1)
             return ring
 
-    requests = TraceRequests(Out())
+    requests = Requests(Out())
     for ms in range(2000):
         requests.newest(10**9 + ms * 10**6)
 
@@ -989,7 +989,7 @@ def test_a_file_that_vanished_meanwhile_is_reported(
 
 def test_without_a_ring_nobody_can_ask() -> None:
     """``serve=False``."""
-    requests = TraceRequests(Kept())
+    requests = Requests(Kept())
 
     assert requests.newest(10**12) is None
     requests.remove()

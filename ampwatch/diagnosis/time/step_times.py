@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.time.input_bound import InputBound
-from ampwatch.diagnosis.time.spans import SpanBuilder, TimedStep
+from ampwatch.diagnosis.time.spans import SpanBuilder
 from ampwatch.diagnosis.time.step_slower import StepSlower
 from ampwatch.wire.records import StepPhase
 
@@ -77,18 +77,7 @@ class StepTimes:
         self._seen += 1
         if self._is_of_evaluation(phases) or self._seen <= WARM_UP_STEPS or not any(phases):
             return
-        time = iteration.time
-        row = TimedStep(
-            iteration.step,
-            phases,
-            time.numel,
-            time.workers,
-            _seconds(time.cpu_ns),
-            _seconds(time.run_delay_ns),
-            iteration.time_ns / 1e9,
-            is_plain=iteration.census is None and iteration.window is None,
-        )
-        span = self._spans.add(row)
+        span = self._spans.add(iteration, phases)
         if span is None:
             return
         self._input_bound.take(span, on_device=self._is_on_device)
@@ -100,7 +89,3 @@ class StepTimes:
         has_one = phases[EVALUATION] > 0.0
         self._evaluations += has_one
         return has_one and self._evaluations < USUAL_EVALUATIONS * self._seen
-
-
-def _seconds(nanoseconds: int) -> float:
-    return nanoseconds / 1e9 if nanoseconds >= 0 else math.nan

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
-
-import torch
-from torch import Tensor, is_grad_enabled
-from torch.nn.parallel import DistributedDataParallel
 
 from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
 from ampwatch.guard import Suppress
@@ -24,12 +19,7 @@ from ampwatch.training.hooks.events import (
 )
 from ampwatch.training.hooks.roots import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.private import (
-    ACTIVE_REPLICA,
-    NoFunctionModes,
-    graph_task,
-    num_function_modes,
-)
+from ampwatch.training.sensors.time.call_notes import CallNotes
 from ampwatch.training.sensors.time.device_clock import DeviceClock
 from ampwatch.training.sensors.time.scheduling import ThreadTimes
 from ampwatch.training.sensors.time.splitting import (
@@ -37,14 +27,10 @@ from ampwatch.training.sensors.time.splitting import (
     BACKWARD_WITH_REDUCTION,
     BY_HAND,
     COMMUNICATION,
-    EVALUATES,
     FORWARD,
-    KEEPS_GRADIENTS,
     REST,
     STEP,
-    SUMS_GRADIENTS,
     TIMED,
-    TRAINS,
     Splitter,
     of_thread,
 )
@@ -52,10 +38,6 @@ from ampwatch.wire.records import NO_PHASES, StepPhase
 from ampwatch.wire.records.fields import MAX_COUNT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import nn
-
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.bus import Moment
     from ampwatch.training.hooks.events import (
@@ -85,9 +67,6 @@ record and an iteration has about eight: in each, they would take more than the 
 
 DEVICE_TURN = 3
 """Remainder of those iterations: samples are taken in multiples of powers of two."""
-
-MAX_DEPTH = 3
-"""Containers within one another in which the batch is looked for."""
 
 THREAD_PERIOD_NS = 100_000_000
 """Time from one reading of the thread's times to the next, at least: one takes 2.4 us, and on a virtual
@@ -138,7 +117,9 @@ class PhaseSensor(Sensor):
         self._is_listening = self._was_settled = self._is_unheard = False
         self._unscales = self._is_by_hand = True
         self._installed_at = self._listening_since = 0
-        self._num_heard = 0
+        self._calls = CallNotes(
+            context, self._moments, FOLDED * WIDTH, lambda: self.guard.run(self._fold_early)
+        )
         self._samples = self._tokens = -1
         self._told: deque[tuple[int, int, int]] = deque()
         self._counted = (-1, -1)
@@ -149,7 +130,7 @@ class PhaseSensor(Sensor):
 
     def installed(self) -> None:
         """Begin to have noted what happens."""
-        self._bus.time(self, self._now, self._moments.extend, self.model_called)
+        self._bus.time(self, self._now, self._moments.extend, self._calls.note)
         self._is_listening = self._is_by_hand = True
         self._installed_at = self._listening_since = self._iteration.step
         self._unscales = False
@@ -204,41 +185,13 @@ class PhaseSensor(Sensor):
         if moment[1] == self._iteration.thread:
             guard.run(clock.mark, len(self._moments) // WIDTH - 1)
 
-    def model_called(self, model: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin forward, or an evaluation."""
-        now, me, thread = self._now(), get_ident(), self._iteration.thread
-        if (thread and me != thread) or graph_task() != -1:
-            return  # made again within backward, by activation checkpointing
-        kind, numel = EVALUATES, 0
-        if model.training or is_grad_enabled():
-            kind = self._sums_gradients() if self._communicates else TRAINS
-            first = args[0] if args else None
-            if type(first) is Tensor and not num_function_modes():
-                numel = first.numel()
-            if not numel:
-                # Without the function modes and the subclasses of the user, which would see our question.
-                with NoFunctionModes():
-                    numel = _numel_of((*args, *kwargs.values()), MAX_DEPTH)
-        self._num_heard += 1
-        self._bus.note((now, me, kind, numel))
-        if len(self._moments) >= FOLDED * WIDTH:
-            self.guard.run(self._fold_early)
-
-    @staticmethod
-    def _sums_gradients() -> int:
-        """Return what a replica says of the backward to come, which it does while it calls the model."""
-        replica: Any = getattr(DistributedDataParallel, ACTIVE_REPLICA, None)
-        if replica is None:
-            return TRAINS
-        return SUMS_GRADIENTS if replica.require_backward_grad_sync else KEEPS_GRADIENTS
-
     def _fold(self) -> None:
         """Say of each iteration that has ended where its time has gone."""
         moments = tuple(self._moments)
         times, threads, kinds, given = (moments[place::WIDTH] for place in range(WIDTH))
         device = self._context.home.device
         is_ahead = device is not None and device.type != HOST
-        self._unscales = self._unscales or Unscaling in kinds or ClipBegan in kinds
+        cpu_ns, run_delay_ns = self._thread.cpu_ns, self._thread.run_delay_ns
         begin = 0
         for _ in range(kinds.count(IterationClosed)):
             end = kinds.index(IterationClosed, begin)
@@ -248,18 +201,15 @@ class PhaseSensor(Sensor):
             if threads[begin:end].count(thread) < end - begin:
                 course = of_thread(thread, threads[begin:end], course)
             iteration = given[end]
-            phases = self._phases_of(times[begin : end + 1], course, iteration.duration_s)
-            self._take_given(course, given[begin:end])
+            phases = self._split(
+                times[begin : end + 1], course, given[begin:end], iteration.duration_s
+            )
             while self._told and self._told[0][0] <= iteration.step:
                 self._counted = self._told.popleft()[1:]
+            samples, tokens = self._counted
+            workers = -1 if self._workers is None else self._workers
             iteration.time = StepTime(
-                phases,
-                *self._counted,
-                self._thread.cpu_ns,
-                self._thread.run_delay_ns,
-                self._numel,
-                -1 if self._workers is None else self._workers,
-                is_ahead,
+                phases, samples, tokens, cpu_ns, run_delay_ns, self._numel, workers, is_ahead
             )
             self._since = times[end]
             self._numel, self._workers = 0, None
@@ -272,30 +222,44 @@ class PhaseSensor(Sensor):
         for _ in range(begin * WIDTH):
             take()
 
-    def _phases_of(
-        self, times: tuple[int, ...], course: tuple[Any, ...], duration_s: float
+    def _split(
+        self,
+        times: tuple[int, ...],
+        course: tuple[Any, ...],
+        given: tuple[Any, ...],
+        duration_s: float,
     ) -> Phases:
         """Return the phases of an iteration that has ended, unit s; zeros without a duration.
 
         Args:
             times: When something happened, and when it ended. Unit: ns.
             course: What happened.
+            given: What was told with it.
             duration_s: Its duration.
         """
         if self._spent is None:
             known = self._splitter.split_whole(course)
+            if known.tells_elements_only:
+                self._numel += sum(given)
+            else:
+                self._take_given(course, given)
             self._phases = known.phases
             # As a rule each phase comes once.
             if known.runs is not None and duration_s > 0.0:
                 seconds = [0.0] * NUM_PHASES
+                rest = duration_s
                 for phase, begin, end in known.runs:
+                    taken = times[end] - times[begin]
                     # No time goes backwards; a clock of a virtual machine that is moved may.
-                    seconds[phase] = max(times[end] - times[begin], 0) / 1e9
-                seconds[known.rest] = max(duration_s - sum(seconds), 0.0)
+                    if taken > 0:
+                        seconds[phase] = taken / 1e9
+                        rest -= seconds[phase]
+                seconds[known.rest] = max(rest, 0.0)
                 return tuple(seconds)  # type: ignore[return-value] # as many as there are phases
             spent, self._before = [0] * NUM_PHASES, REST
             self._add(times, known.phases, known.last, spent)
         else:
+            self._take_given(course, given)
             spent, self._phases = self._spent, self._splitter.split(course)
             self._add(times, self._phases, self._splitter.phase, spent)
             self._splitter.begin()
@@ -329,16 +293,15 @@ class PhaseSensor(Sensor):
         self._before, self._since = last, since
 
     def _take_given(self, course: tuple[Any, ...], given: tuple[Any, ...]) -> None:
-        """Take what was noted besides: elements of the batches, and workers of the loaders."""
-        if BatchAwaited in course or None in course:
-            for kind, what in zip(course, given):  # noqa: B905 - as many
-                if kind is BatchAwaited:
-                    # Of loaders with different numbers of workers nobody knows which is short of them.
-                    self._workers = what if self._workers in (None, what) else -1
-                elif kind is not None:
-                    self._numel += what
-        else:
-            self._numel += sum(given)
+        """Take what was noted besides: elements, workers of the loaders, whether it unscales or clips."""
+        for kind, what in zip(course, given):  # noqa: B905 - as many
+            if kind is BatchAwaited:
+                # Of loaders with different numbers of workers nobody knows which is short of them.
+                self._workers = what if self._workers in (None, what) else -1
+            elif kind is Unscaling or kind is ClipBegan:
+                self._unscales = True
+            elif kind is not None:
+                self._numel += what
 
     # What the program says of its batches.
 
@@ -426,7 +389,7 @@ class PhaseSensor(Sensor):
 
     def _listen(self) -> None:
         self._listening_since = self._iteration.step
-        self._num_heard = 0
+        self._calls.num_heard = 0
         self._is_listening = True
         self._retime()
 
@@ -442,24 +405,9 @@ class PhaseSensor(Sensor):
             self._was_settled = is_settled
             self._is_unheard = False
             self._ignore()
-        elif is_settled and step - self._listening_since > SETTLED and not self._num_heard:
+        elif is_settled and step - self._listening_since > SETTLED and not self._calls.num_heard:
             self._is_unheard = True  # only compiled functions call the model, and go by unheard
             self._ignore()
-
-
-def _numel_of(values: Iterable[Any], depth: int) -> int:
-    """Return the elements of the first tensor that a model is called with: its batch is as large."""
-    for value in values:
-        numel = 0
-        if isinstance(value, torch.Tensor):
-            numel = value.numel()
-        elif depth and isinstance(value, Mapping):
-            numel = _numel_of(value.values(), depth - 1)
-        elif depth and isinstance(value, (list, tuple)):
-            numel = _numel_of(value, depth - 1)
-        if numel:
-            return numel
-    return 0
 
 
 def _phases(spent: list[int], duration_s: float) -> Phases:

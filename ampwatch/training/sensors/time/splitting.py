@@ -65,6 +65,7 @@ class Split(NamedTuple):
         runs: Each phase but the rest, at which moment it begins and at which it ends; ``None`` where one
             comes several times. What follows the last moment is the end of the iteration.
         rest: The phase that all other time belongs to.
+        tells_elements_only: Whether all that is told with its moments are elements of batches.
     """
 
     phases: list[int]
@@ -72,6 +73,12 @@ class Split(NamedTuple):
     reduces: bool
     runs: tuple[tuple[int, int, int], ...] | None
     rest: int
+    tells_elements_only: bool
+
+
+TELLING = frozenset({BatchAwaited, Unscaling, ClipBegan, None})
+"""Events with which no number of elements is told, or that say how the program unscales and clips; ``None`` are
+those of other threads."""
 
 
 def _runs_of(phases: list[int]) -> tuple[tuple[int, int, int], ...] | None:
@@ -148,7 +155,10 @@ class Splitter:
         if known is None:
             phases = self.split(kinds)
             rest = STEP if SPLIT.isdisjoint(phases) else REST
-            known = Split(phases, self.phase, self._reduces, _runs_of(phases), rest)
+            tells_elements_only = TELLING.isdisjoint(kinds)
+            known = Split(
+                phases, self.phase, self._reduces, _runs_of(phases), rest, tells_elements_only
+            )
             self.begin()
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()

@@ -1,0 +1,122 @@
+"""Takes note of the calls of models: when forward or an evaluation begins, and of how large a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, is_grad_enabled
+from torch.nn.parallel import DistributedDataParallel
+
+from ampwatch.training.private import (
+    ACTIVE_REPLICA,
+    NoFunctionModes,
+    graph_task,
+    num_function_modes,
+)
+from ampwatch.training.sensors.time.splitting import (
+    EVALUATES,
+    KEEPS_GRADIENTS,
+    SUMS_GRADIENTS,
+    TRAINS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sized
+
+    from torch import nn
+
+    from ampwatch.training.iteration.context import Context
+
+MAX_DEPTH = 3
+"""Containers within one another in which the batch is looked for."""
+
+
+class CallNotes:
+    """Has the bus note each call of a watched model.
+
+    Apart from the sensor, and with slots: in the middle of a step the caches have forgotten our code and
+    what it reads, and an object of many attributes looks each of them up in a dictionary.
+
+    Args:
+        context: Shared parts of the training.
+        kept: Where moments are kept.
+        limit: Of how many values in it there is to be made room.
+        make_room: Makes it. Must not raise.
+
+    Attributes:
+        num_heard: Calls that came with compiled code about, of which some may go by unheard.
+
+    Cost: some 3 us a call in the middle of a step, where the caches have forgotten it.
+    """
+
+    __slots__ = (
+        "_bus",
+        "_communicates",
+        "_iteration",
+        "_kept",
+        "_limit",
+        "_make_room",
+        "num_heard",
+    )
+
+    def __init__(
+        self,
+        context: Context,
+        kept: Sized,
+        limit: int,
+        make_room: Callable[[], object],
+    ) -> None:
+        self._bus = context.bus
+        self._iteration = context.iteration
+        self._communicates = context.peers.world_size > 1
+        self._kept = kept
+        self._limit = limit
+        self._make_room = make_room
+        self.num_heard = 0
+
+    def note(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note that forward begins, or an evaluation."""
+        bus = self._bus
+        now, me, thread = bus.now(), get_ident(), self._iteration.thread
+        if (thread and me != thread) or graph_task() != -1:
+            return  # made again within backward, by activation checkpointing
+        kind, numel = EVALUATES, 0
+        if model.training or is_grad_enabled():
+            kind = _sums_gradients() if self._communicates else TRAINS
+            first = args[0] if args else None
+            if type(first) is Tensor and not num_function_modes():
+                numel = first.numel()
+            if not numel:
+                # Without the function modes and the subclasses of the user, which would see our question.
+                with NoFunctionModes():
+                    numel = _numel_of((*args, *kwargs.values()), MAX_DEPTH)
+        if bus.may_compile:
+            self.num_heard += 1
+        bus.note((now, me, kind, numel))
+        if len(self._kept) >= self._limit:
+            self._make_room()
+
+
+def _sums_gradients() -> int:
+    """Return what a replica says of the backward to come, which it does while it calls the model."""
+    replica: Any = getattr(DistributedDataParallel, ACTIVE_REPLICA, None)
+    if replica is None:
+        return TRAINS
+    return SUMS_GRADIENTS if replica.require_backward_grad_sync else KEEPS_GRADIENTS
+
+
+def _numel_of(values: Iterable[Any], depth: int) -> int:
+    """Return the elements of the first tensor that a model is called with: its batch is as large."""
+    for value in values:
+        numel = 0
+        if isinstance(value, Tensor):
+            numel = value.numel()
+        elif depth and isinstance(value, Mapping):
+            numel = _numel_of(value.values(), depth - 1)
+        elif depth and isinstance(value, (list, tuple)):
+            numel = _numel_of(value, depth - 1)
+        if numel:
+            return numel
+    return 0

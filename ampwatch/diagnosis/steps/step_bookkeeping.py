@@ -19,14 +19,14 @@ SCHEDULER_AHEAD = Kind(
     slug="scheduler_ahead",
     number=11,
     family=KindFamily.STEP_BOOKKEEPING,
-    meaning="the learning-rate scheduler moves although the optimizer did not",
+    meaning="the learning-rate schedule moves on although the optimizer did not",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain(
-        "steps of the scheduler and skipped steps of its optimizer were counted in the same iterations"
+        "moves of the schedule and skipped steps of its optimizer were counted in the same iterations"
     ),
     advice=(
-        "Step the scheduler only when the optimizer has stepped: `if not"
-        " watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"
+        "Step the scheduler, or count the steps that you compute the learning rate from, only when the"
+        " optimizer has stepped: `if not watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"
         " the device knows, compare scaler.get_scale() before and after scaler.update()"
         " (accelerate: accelerator.optimizer_step_was_skipped). Where Lightning steps the scheduler, do"
         " that in lr_scheduler_step of the LightningModule, with the scale of"
@@ -36,19 +36,21 @@ SCHEDULER_AHEAD = Kind(
 
 
 STEPWISE_SHARE = 0.5
-"""A scheduler that moves after fewer of the optimizer's steps than this goes by the epoch."""
+"""A schedule that moves after fewer of the optimizer's steps than this goes by the epoch."""
 
 AHEAD_SHARE = 0.01
 """Share of the schedule's steps that must be ahead for a warning: less, nobody notices."""
 
 
 class StepBookkeeping:
-    """Holds the steps of learning-rate schedulers against the steps really taken.
+    """Holds the moves of learning-rate schedules against the steps really taken.
 
-    A scheduler's step belongs to the optimizer step before it. Steps ahead are an
+    A move belongs to the optimizer step before it, whether a scheduler or the program makes it. Steps ahead are an
     ``info`` until they cost a share of the schedule; then they are a ``warning``.
     Probes do not count: one step in a growth interval is the price of a scaler. Nor
-    does a schedule by the epoch, which happens to move after a skipped step.
+    does a schedule by the epoch, which happens to move after a skipped step. Steps ahead
+    count once the optimizer steps again: while every step is skipped no learning rate is
+    used, and what is wrong is what the steps are skipped for.
 
     Args:
         book: Where findings go.
@@ -59,6 +61,8 @@ class StepBookkeeping:
         self._book = book
         self._settings = settings
         self._last_skip: dict[int, int | None] = {}
+        # The skipped steps after which the schedule has moved, since the optimizer stepped last.
+        self._waiting: dict[int, list[int]] = {}
         self._steps: dict[int, int] = {}
         self._moves: dict[int, int] = {}
 
@@ -70,7 +74,10 @@ class StepBookkeeping:
             if index in iteration.scheduler_stepped:
                 self._moves[index] = self._moves.get(index, 0) + 1
                 if skipped_at is not None and self._is_stepwise(index):
-                    self._ahead(index, skipped_at)
+                    self._waiting.setdefault(index, []).append(skipped_at)
+            if not found_inf:
+                for skipped in self._waiting.pop(index, ()):
+                    self._ahead(index, skipped)
             counts = found_inf and verdict.skip_class is not SkipClass.PROBE
             self._last_skip[index] = iteration.step if counts else None
 
@@ -118,7 +125,6 @@ class StepBookkeeping:
 def _summary(index: int, ahead: int, first: int) -> str:
     times = "once" if ahead == 1 else f"{ahead} times"
     return (
-        f"The learning-rate scheduler of optimizer {index} was stepped {times} although the"
-        f" optimizer's step had been skipped, since step {first}: the schedule runs ahead of"
-        f" the updates"
+        f"The learning-rate schedule of optimizer {index} has moved on {times} although the"
+        f" optimizer's step had been skipped, since step {first}: it runs ahead of the updates"
     )

@@ -14,10 +14,22 @@ def test_one_step_ahead_is_mentioned_and_three_are_a_warning() -> None:
     run = Simulation(scale=2.0**28)
     severities = []
     for _ in range(4):
-        run.run([INF], scheduled=True)
+        run.run([INF, OK], scheduled=True)
         severities.append([f.severity for f in run.book.findings])
 
-    assert severities == [[], [Severity.INFO], [Severity.INFO], [Severity.WARNING]]
+    assert severities == [[Severity.INFO], [Severity.INFO], [Severity.WARNING], [Severity.WARNING]]
+
+
+def test_while_every_step_is_skipped_nothing_is_said_of_the_schedule() -> None:
+    """No rate is used then. Once the optimizer steps again it is told, with all steps since the first."""
+    run = Simulation(scale=2.0**60).run([OK] * 9 + [INF] * 12, scheduled=True)
+    assert "scheduler_ahead" not in run.kinds
+
+    run.run([OK], scheduled=True)
+    (finding,) = [f for f in run.book.findings if f.kind == "scheduler_ahead"]
+
+    assert (finding.first_step, finding.last_step, finding.count) == (9, 20, 12)
+    assert finding.severity is Severity.WARNING
 
 
 def test_the_finding_says_which_optimizer_how_often_and_since_when() -> None:

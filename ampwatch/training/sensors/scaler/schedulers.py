@@ -1,14 +1,17 @@
-"""Steps of learning-rate schedulers, read off the schedulers themselves.
+"""Steps of learning-rate schedules, read off the schedulers and the learning rates themselves.
 
 Nothing is patched: a scheduler counts its own steps in ``last_epoch``. It knows
 its optimizer, but not the other way round, so it is searched for among the
 objects of the garbage collector: when the sensor goes on, and again when a
-learning rate moves that no known scheduler has moved.
+learning rate moves that no known scheduler has moved. If there is none then, the
+program sets its learning rates itself.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch.optim.lr_scheduler import LRScheduler
@@ -26,9 +29,41 @@ if TYPE_CHECKING:
 MAX_SEARCHES = 8
 """Searches in a run. A user who sets learning rates by hand has no scheduler to be found."""
 
+MIN_RUN = 3
+"""Moves in one direction after which rates that the program sets are those of a schedule."""
+
+MAX_TURNS = 0.25
+"""Share of the moves that turn round, up to which they are. Rates that follow the size of a batch turn at half of them."""
+
+
+@dataclass(slots=True)
+class _Course:
+    """Moves of a learning rate that no scheduler has made.
+
+    Attributes:
+        moves: How many there were.
+        turns: How many of them went in the other direction than the one before.
+        run: How many in a row went in one direction.
+        is_up: The direction of the newest.
+    """
+
+    moves: int = 0
+    turns: int = 0
+    run: int = 0
+    is_up: bool = True
+
+    def is_schedule_after(self, *, is_up: bool) -> bool:
+        """Take in a move; return whether the moves are those of a schedule."""
+        is_turn = self.moves > 0 and is_up is not self.is_up
+        self.moves += 1
+        self.turns += is_turn
+        self.run = 1 if is_turn else self.run + 1
+        self.is_up = is_up
+        return self.run >= MIN_RUN and self.turns <= MAX_TURNS * self.moves
+
 
 class SchedulerSensor(Sensor):
-    """Reports a scheduler that was stepped since its optimizer stepped last.
+    """Reports a schedule that has moved since its optimizer stepped last.
 
     Args:
         context: Shared parts of the training.
@@ -46,6 +81,7 @@ class SchedulerSensor(Sensor):
         self._found: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
         self._counts: dict[int, int] = {}
         self._rates: dict[int, list[Any]] = {}
+        self._courses: dict[int, _Course] = defaultdict(_Course)
         self._searches = 0
 
     def installed(self) -> None:
@@ -57,6 +93,7 @@ class SchedulerSensor(Sensor):
         self._found.clear()
         self._counts.clear()
         self._rates.clear()
+        self._courses.clear()
 
     def step_began(self, event: StepBegan) -> None:
         """Compare the counts of the schedulers of an optimizer with those of its last step."""
@@ -80,13 +117,23 @@ class SchedulerSensor(Sensor):
                 rates.append(group["lr"])  # noqa: PERF401 - a comprehension is a call
         before = self._rates.get(id(optimizer), rates)
         self._rates[id(optimizer)] = rates
-        if rates != before and not moved and self._searches < MAX_SEARCHES:
-            known = self._of(optimizer)
-            self._search()
-            new = [s for s in self._of(optimizer) if not any(s is k for k in known)]
-            moved = any(getattr(s, "last_epoch", 0) > 0 for s in new)
-            self._any_advanced(optimizer)
-        return moved
+        if moved or rates == before:
+            return moved
+        is_new = self._is_moved_by_new(optimizer)
+        if is_new is not None:
+            return is_new
+        return self._courses[id(optimizer)].is_schedule_after(is_up=rates > before)
+
+    def _is_moved_by_new(self, optimizer: Optimizer) -> bool | None:
+        """Whether a scheduler that was not known has moved a rate; ``None`` where there is none."""
+        if self._searches >= MAX_SEARCHES:
+            return None
+        known = self._of(optimizer)
+        self._search()
+        new = [s for s in self._of(optimizer) if not any(s is k for k in known)]
+        self._any_advanced(optimizer)
+        # One that was only made sets the rate as well, and has made no step.
+        return any(getattr(s, "last_epoch", 0) > 0 for s in new) if new else None
 
     def _any_advanced(self, optimizer: Optimizer) -> bool:
         any_advanced = False

@@ -177,16 +177,31 @@ def test_schedulers_that_replace_one_another_are_found_each_time(
     assert seen == [True] * 6
 
 
-def test_rates_set_by_hand_are_no_scheduler_and_end_the_searching(
+def test_rates_set_by_hand_are_a_schedule_and_end_the_searching(
     watch: Callable[[], Watched],
 ) -> None:
-    """Looking through all objects is not repeated for ever."""
+    """Once they have moved three times. Looking through all objects is not repeated for ever."""
     optimizer = _optimizer()
     watched = watch()
     seen = []
     for step in range(50):
-        optimizer.param_groups[0]["lr"] = 1.0 / (step + 1)
+        optimizer.param_groups[0]["lr"] = 1.0 / (step // 2 + 1)
         seen.append(watched.moved(optimizer))
 
-    assert not any(seen)
+    moves = [step for step in range(1, 50) if step % 2 == 0]
+    assert [step for step, moved in enumerate(seen) if moved] == moves[2:]
     assert watched.sensor._searches == MAX_SEARCHES
+
+
+def test_rates_that_follow_the_size_of_a_batch_are_no_schedule(
+    watch: Callable[[], Watched],
+) -> None:
+    """They go up and down, whatever was skipped."""
+    optimizer = _optimizer()
+    watched = watch()
+    seen = []
+    for samples in [16, 9, 12, 13, 15, 3, 8, 16, 1, 2, 5, 9, 7, 14, 4, 6, 10, 2, 16, 11]:
+        optimizer.param_groups[0]["lr"] = 0.1 * samples / 16
+        seen.append(watched.moved(optimizer))
+
+    assert sum(seen) <= 2

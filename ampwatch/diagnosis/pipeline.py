@@ -20,10 +20,13 @@ from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade
 from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.evidence.rounding import (
     BrokenScale,
+    FlushedGradients,
     Fp8Cast,
     GradientSum,
     LoopSum,
     LossyCast,
+    LostSquares,
+    LostUpdate,
     StillAverage,
     StuckAverage,
     StuckSum,
@@ -35,12 +38,14 @@ from ampwatch.diagnosis.evidence.scaler import (
     ScalerChange,
     StaleCast,
 )
+from ampwatch.diagnosis.evidence.state import SoundBuffers
 from ampwatch.diagnosis.evidence.time import DevicePhases
 from ampwatch.diagnosis.evidence.waits import HostWaits
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.forward.logits import LogitGrowth
 from ampwatch.diagnosis.gradients.culprits import Culprits, OtherRanks
+from ampwatch.diagnosis.gradients.flushed_later import FlushedLater
 from ampwatch.diagnosis.gradients.gradient_range import GradientRange
 from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
 from ampwatch.diagnosis.gradients.lost_gradients import LostGradients
@@ -258,6 +263,10 @@ class Diagnosis:
             StuckAverage: self._observe_average,
             StillAverage: self._observe_still,
             GradientSum: accumulation.observe_gradients,
+            LostSquares: self._state.observe_squares,
+            SoundBuffers: self._state.observe_sound,
+            LostUpdate: self._updates.observe,
+            FlushedGradients: FlushedLater(self.book).observe,
             ScalerChange: self._reset.observe,
             CompiledGradients: self._compiled.observe,
             ReplicaVerdicts: Replicas(self.book).observe,

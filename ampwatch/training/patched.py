@@ -51,6 +51,11 @@ ELSEWHERE: tuple[tuple[str, str, str], ...] = (
         "in iterations whose gradients of outputs are measured; goes with the graph",
     ),
     (
+        "a hook on the nodes that add to the gradients of parameters (Node.register_prehook)",
+        HOOK,
+        "during a backward, on up to 16 parameters whose optimizers step in the middle of it",
+    ),
+    (
         "torch.utils._python_dispatch.TorchDispatchMode",
         HOOK,
         "on the stack of modes in iterations whose ops are observed one by one, and in replays",

@@ -117,6 +117,24 @@ ENGINE = _find(
     "By whose frame it is known that Python was called from a backward pass.",
 ).__code__
 
+RUN_ENGINE = "_engine_run_backward"
+"""Name under which ``torch.autograd`` looks up what runs the engine."""
+
+NAMES.append(
+    PrivateName(
+        f"torch.autograd.{RUN_ENGINE}",
+        "Replaced to hear torch.autograd.grad, by whatever name a program has imported it.",
+        "No torch.autograd.grad under autocast is reported.",
+    )
+)
+
+metadata_of_node: Callable[[Any], Any] = attrgetter(
+    _on_instances(
+        "autograd.graph.Node._input_metadata",
+        "Dtype and device of the gradient that a node takes, which are those of what it made in forward.",
+    )
+)
+
 saved_other: Callable[[Any], Any] = attrgetter(
     _on_instances(
         "autograd.graph.Node._saved_other",
@@ -148,6 +166,19 @@ version_of: Callable[[Any], int] = attrgetter(
 
 is_view: Callable[[Any], bool] = methodcaller(
     _on_instances("Tensor._is_view", "Whether a tensor is a view of another one.")
+)
+
+tensor_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
+    _on_instances(
+        "Tensor._backward_hooks", "Tells whether the program may change a gradient as it comes."
+    )
+)
+
+accumulate_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
+    _on_instances(
+        "Tensor._post_accumulate_grad_hooks",
+        "Tells whether the program may change a gradient once it has come.",
+    )
 )
 
 is_zero_tensor: Callable[[Any], bool] = methodcaller(

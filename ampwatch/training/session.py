@@ -42,10 +42,12 @@ from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
 from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
 from ampwatch.training.sensors.births.following import BirthSensor
 from ampwatch.training.sensors.births.replaying import ReplaySensor
+from ampwatch.training.sensors.calls.added_terms import AddedTerms
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.exceptions import describe
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
+from ampwatch.training.sensors.calls.hand_clips import HandClips
 from ampwatch.training.sensors.memory.growth import MemorySensor
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
@@ -53,6 +55,7 @@ from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
+from ampwatch.training.sensors.ranges.flushed_gradients import FlushedGradientSensor
 from ampwatch.training.sensors.ranges.gradients import (
     DirectGradientSensor,
     ScaledGradientSensor,
@@ -68,6 +71,7 @@ from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
 from ampwatch.training.sensors.rounding.loop_sums import LoopSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
 from ampwatch.training.sensors.rounding.metric_sums import MetricSums
+from ampwatch.training.sensors.rounding.weight_additions import WeightAdditions
 from ampwatch.training.sensors.scaler.losses import RootLosses
 from ampwatch.training.sensors.scaler.missed_steps import MissedSteps
 from ampwatch.training.sensors.scaler.no_iteration import NoIteration
@@ -413,6 +417,8 @@ class Session:
             yield ActivationSensor(context, self._layers)
             yield WeightSensor(context)
             yield UpdateSensor(context)
+            if context.is_scaled:
+                yield FlushedGradientSensor(context)
             if context.peers.world_size > 1:
                 yield ChecksumSensor(context)
             yield context.regions
@@ -427,7 +433,10 @@ class Session:
             yield WeightAverages(context)
             yield DataAverages(context)
             yield GradientSums(context)
+            yield WeightAdditions(context)
             yield AgedCasts(context)
+            if context.is_scaled:
+                yield from (HandClips(context), AddedTerms(context))
             yield from (RefusedOps(context), WaitSensor(context))
             yield DeferredReads(context.deferred)
             if self._window is not None:

@@ -57,6 +57,17 @@ REGION_ELSEWHERE = {
 }
 
 
+LONE = {
+    **REGION_ELSEWHERE,
+    Fallback.OUTSIDE_REGION: (
+        "it is computed again in backward, outside of the region that its forward ran in. Its outputs are in"
+        " float32 there, and its gradients are those of another function: enter the region of the forward again,"
+        " as torch.utils.checkpoint does"
+    ),
+}
+"""What is said of a module that was called without autocast, by the reason."""
+
+
 class AutocastState:
     """Detects forward passes without the autocast that was expected.
 
@@ -89,15 +100,17 @@ class AutocastState:
         region = f"the region is for {lone.device_type} and asks for {lone.dtype}"
         # A region for a device that is not there is off, and may have been meant to be:
         # autocast("cuda", enabled=torch.cuda.is_available()).
-        applies = lone.reason is Fallback.OTHER_THREAD or lone.device_type == "cpu" or self._has_gpu
+        is_meant = lone.reason is not Fallback.DEVICE_TYPE
+        applies = is_meant or lone.device_type == "cpu" or self._has_gpu
         self._say(
             census,
             Severity.WARNING if applies else Severity.INFO,
             lone.module,
             f"{in_words(lone.module) if lone.module else 'the model'} was called without autocast"
-            f" {'once' if calls == 1 else f'{calls} times'}: {REGION_ELSEWHERE[lone.reason]}"
+            f" {'once' if calls == 1 else f'{calls} times'}: {LONE[lone.reason]}"
             f" ({region})",
             {"calls": float(calls)},
+            phase="backward" if lone.reason is Fallback.OUTSIDE_REGION else "forward",
         )
 
     def _check_regions_elsewhere(self, census: OpCensus) -> None:
@@ -160,6 +173,8 @@ class AutocastState:
         where: str,
         what: str,
         evidence: dict[str, float],
+        *,
+        phase: str = "forward",
     ) -> None:
         self._book.make_once(
             Finding(
@@ -168,7 +183,7 @@ class AutocastState:
                 where=where,
                 summary=f"Autocast did nothing at step {census.step}: {what}",
                 advice=AUTOCAST_INACTIVE.advice,
-                phase="forward",
+                phase=phase,
                 dtype="float32",
                 first_step=census.step,
                 last_step=census.step,

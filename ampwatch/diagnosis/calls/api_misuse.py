@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import deque
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.calls.api_errors import explain_error, refused_op
@@ -16,12 +18,14 @@ from ampwatch.diagnosis.calls.kinds import (
 )
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.evidence.calls import (
+    AddedTerm,
     AutocastBackward,
     MixedGradients,
     MixedScales,
     NonfiniteClip,
     Raised,
     RefusedOp,
+    RescaledGradients,
     ScaledClip,
     ScaledStep,
 )
@@ -41,6 +45,42 @@ WAIT_FOR_NAME = 8
 """Iterations in which it may turn out, from the weights that broke, whose gradient was not finite
 when a device clipped it."""
 
+MAX_RESCALED = 4
+"""Newest changes of gradients by the program that are compared."""
+
+MIN_RESCALED = 3
+"""Changes without which nothing is said."""
+
+MIN_RATIO = 64.0
+"""How many times smaller gradients have to be after it, each time."""
+
+MIN_MOVE = 0.2
+"""Natural logarithm by which the norm before has to have moved, at least."""
+
+MAX_MOVE_LEFT = 0.02
+"""By how much the norm after may have moved, likewise, where there is a limit: a limit for each weight follows the
+weights. What is divided by a number of tokens that differs becomes more alike as well, and not as much."""
+
+
+GRAD_OUT_OF_AUTOCAST = (
+    "Call torch.autograd.grad after the torch.autocast block, as PyTorch's example of a gradient penalty does,"
+    " or in a `with torch.autocast(device_type, enabled=False):` block inside of it: it uses the dtypes of"
+    " the forward by itself."
+)
+"""Advice where it was not ``backward`` that was called."""
+
+MAX_DIGITS = 3
+"""Digits of a number that somebody has chosen."""
+
+MIN_MORE_DIGITS = 3
+"""Digits by which the number has to become longer when it is divided by the scale: then it has no scale in it."""
+
+ADDED_ADVICE = (
+    "Call scaler.unscale_(optimizer) before the term is added to .grad, or multiply the term by"
+    " scaler.get_scale(), or add the penalty to the loss."
+)
+"""What to change where a term was added by hand."""
+
 
 class ApiMisuse:
     """Takes what the sensors of API use have observed.
@@ -54,15 +94,18 @@ class ApiMisuse:
         self._book = book
         self._scale = scale
         self._unnamed: NonfiniteClip | None = None
+        self._rescaled: dict[int, deque[RescaledGradients]] = {}
 
     @property
     def observers(self) -> Mapping[type, Callable[[Any], None]]:
         """The methods that take in observations, by the type of what they take."""
         return {
             ScaledClip: self.clipped_scaled,
+            RescaledGradients: self.rescaled,
             NonfiniteClip: self.clipped_nonfinite,
             ScaledStep: self.stepped_scaled,
             MixedGradients: self.mixed,
+            AddedTerm: self.added,
             MixedScales: self.mixed_scales,
             AutocastBackward: self.backward_in_autocast,
             Raised: self.raised,
@@ -101,6 +144,39 @@ class ApiMisuse:
                     "limit": seen.limit,
                     "norm": seen.norm,
                     "effective_limit": seen.limit / scale,
+                },
+            )
+        )
+
+    def rescaled(self, seen: RescaledGradients) -> None:
+        """The program has changed gradients before ``unscale_``: a limit shows in that it leaves as much each time."""
+        newest = self._rescaled.setdefault(seen.optimizer, deque(maxlen=MAX_RESCALED))
+        newest.append(seen)
+        scale = seen.scale if not math.isnan(seen.scale) else self._scale()
+        before = [math.log(one.before) for one in newest]
+        after = [math.log(one.after) for one in newest]
+        moved = max(before) - min(before)
+        has_limit = moved >= MIN_MOVE and max(after) - min(after) <= MAX_MOVE_LEFT
+        # A limit that was multiplied by the scale leaves more, unless gradients explode.
+        is_little = all(one.after * MIN_RATIO <= one.before for one in newest)
+        if len(newest) < MIN_RESCALED or not (has_limit and is_little and scale >= MIN_RATIO):
+            return
+        where = f"optimizer:{seen.optimizer}"
+        self._say(
+            _warning(
+                CLIP_BEFORE_UNSCALE,
+                where,
+                seen.step,
+                "optimizer",
+                f"The program itself has limited {counted(seen.gradients, 'gradient')} of {in_words(where)} at step"
+                f" {seen.step} while they were still multiplied by the loss scale of {scale_text(scale)}:"
+                f" {seen.after / seen.before:.3g} of their norm was left, and the same norm each time, whatever it"
+                f" was. After unscaling the limit is 1/{scale_text(scale)} of what was meant",
+                source=seen.source,
+                evidence={
+                    "loss_scale": scale,
+                    "share_left": seen.after / seen.before,
+                    "gradients": float(seen.gradients),
                 },
             )
         )
@@ -151,13 +227,18 @@ class ApiMisuse:
         """``optimizer.step()`` was called on gradients of scaled losses."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
         where = f"optimizer:{seen.optimizer}"
+        how = "directly"
+        if seen.by_scaler:
+            how = "by an overridden step() of the scaler"
+        elif seen.in_backward:
+            how = "in the middle of backward"
         self._say(
             _warning(
                 UNSCALED_STEP,
                 where,
                 seen.step,
-                "optimizer",
-                f"Optimizer {seen.optimizer} was stepped directly at step {seen.step} with the gradients"
+                "backward" if seen.in_backward else "optimizer",
+                f"Optimizer {seen.optimizer} was stepped {how} at step {seen.step} with the gradients"
                 f" of {counted(seen.parameters, 'parameter')} still multiplied by the loss scale of {scale_text(scale)}:"
                 f" nothing has divided them by it, and nothing skips a step with infinities",
                 source=seen.source,
@@ -199,6 +280,28 @@ class ApiMisuse:
             )
         )
 
+    def added(self, seen: AddedTerm) -> None:
+        """A penalty of weights was added to gradients that were multiplied by the loss scale."""
+        scale = seen.scale if not math.isnan(seen.scale) else self._scale()
+        if not all(_is_without(factor, scale) for factor in seen.factors):
+            return
+        where = f"optimizer:{seen.optimizer}"
+        self._say(
+            _warning(
+                MIXED_SCALED_BACKWARD,
+                where,
+                seen.step,
+                "backward",
+                f"A term that is made of weights alone was added to the gradients of"
+                f" {counted(seen.parameters, 'parameter')} of {in_words(where)} at step {seen.step} while they were"
+                f" still multiplied by the loss scale: after unscaling it weighs 1/{scale_text(scale)} of what it"
+                f" should, for example in {in_words(f'param:{seen.parameter}')}",
+                source=seen.source,
+                evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
+                advice=ADDED_ADVICE,
+            )
+        )
+
     def mixed_scales(self, seen: MixedScales) -> None:
         """Gradients were made with another scale than they are divided by."""
         where = f"optimizer:{seen.optimizer}"
@@ -223,7 +326,7 @@ class ApiMisuse:
         )
 
     def backward_in_autocast(self, seen: AutocastBackward) -> None:
-        """``backward`` was called under autocast."""
+        """Gradients were computed under autocast."""
         made = self._book.get(BACKWARD_UNDER_AUTOCAST.slug, "api")
         is_chosen = seen.is_held or bool(seen.region_of)
         if made is not None and made.severity is Severity.INFO and not is_chosen:
@@ -241,6 +344,17 @@ class ApiMisuse:
             evidence={},
             dtype=seen.dtype,
         )
+        if seen.products:
+            example = (
+                f", for example with {in_words(f'param:{seen.weight}')}" if seen.weight else ""
+            )
+            finding.summary = (
+                f"torch.autograd.grad was called inside a {seen.dtype} autocast region at step {seen.step}:"
+                f" {counted(seen.products, 'matrix product')} whose forward ran in float32{example} ran in"
+                f" {seen.dtype} on the way to the gradients"
+            )
+            finding.advice = GRAD_OUT_OF_AUTOCAST
+            finding.evidence["products"] = float(seen.products)
         if is_chosen:
             # Whoever does that on purpose, or by a framework, has no block of the step to leave: not
             # a slip. Where all that is trained ran under autocast, it also changes no number.
@@ -270,6 +384,23 @@ class ApiMisuse:
             self._book.make(finding)
         elif made.last_step != finding.last_step:
             self._book.renew(finding)
+
+
+def _is_without(factor: float, scale: float) -> bool:
+    """Whether a constant has no loss scale in it.
+
+    Somebody has chosen 0.02, and 81.92 is 0.02 times 4096: without the scale it is short, and becomes long when
+    it is divided by it. Of a power of two nothing can be said, as a scale is one.
+    """
+    if not (math.isfinite(factor) and factor and math.isfinite(scale) and scale > 0.0):
+        return False
+    digits, more = _digits(factor), _digits(factor / scale)
+    is_power = abs(math.frexp(factor)[0]) == 0.5
+    return digits <= MAX_DIGITS and more >= digits + MIN_MORE_DIGITS and not is_power
+
+
+def _digits(number: float) -> int:
+    return len(Decimal(repr(number)).normalize().as_tuple().digits)
 
 
 def _norm(norm: float) -> str:

@@ -29,10 +29,14 @@ CLIP_BEFORE_UNSCALE = Kind(
     family=KindFamily.API_MISUSE,
     meaning="gradients are clipped while they are multiplied by the loss scale",
     severities=(Severity.WARNING,),
-    certainty=certain("the clipping was called while the scaler had not unscaled these gradients"),
+    certainty=certain(
+        "gradients were clipped while the scaler had not unscaled them; that a program clips by itself shows in"
+        " what it leaves"
+    ),
     advice=(
         "Call scaler.unscale_(optimizer) between backward and torch.nn.utils.clip_grad_norm_ (or"
-        " clip_grad_value_), once per step and optimizer, after the last micro-batch."
+        " clip_grad_value_, or clipping of your own, which cannot be in a hook of backward then), once per"
+        " step and optimizer, after the last micro-batch."
     ),
 )
 
@@ -56,7 +60,7 @@ MIXED_SCALED_BACKWARD = Kind(
     meaning="scaled and unscaled losses go into the same gradients",
     severities=(Severity.WARNING,),
     certainty=certain(
-        "backward was seen to start from a scaled and from an unscaled loss before one step"
+        "what went into the gradients of one step was seen: a scaled loss, and what was not scaled"
     ),
     advice=(
         "Call scaler.scale(loss).backward() for every loss that feeds this optimizer, and"

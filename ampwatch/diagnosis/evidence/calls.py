@@ -27,6 +27,28 @@ class ScaledClip(NamedTuple):
     source: str
 
 
+class RescaledGradients(NamedTuple):
+    """The program has changed gradients that were multiplied by the loss scale, and are unscaled after that.
+
+    Attributes:
+        step: Index of the iteration.
+        optimizer: Number of the optimizer whose gradients they are.
+        before: Norm of those gradients that were changed, all together, before.
+        after: Their norm after it.
+        gradients: How many were changed.
+        scale: The loss scale, NaN where the host does not know it.
+        source: ``file:line`` of the change.
+    """
+
+    step: int
+    optimizer: int
+    before: float
+    after: float
+    gradients: int
+    scale: float
+    source: str
+
+
 class NonfiniteClip(NamedTuple):
     """Gradients were clipped by a norm that is not finite, and the step was taken.
 
@@ -58,6 +80,8 @@ class ScaledStep(NamedTuple):
         scale: The loss scale, NaN where the host does not know it.
         parameters: Number of parameters with these gradients.
         source: ``file:line`` of the step.
+        by_scaler: It was stepped by the scaler after all, by a method of the program's own.
+        in_backward: It was stepped in the middle of backward.
     """
 
     step: int
@@ -65,6 +89,8 @@ class ScaledStep(NamedTuple):
     scale: float
     parameters: int
     source: str
+    by_scaler: bool = False
+    in_backward: bool = False
 
 
 class MixedGradients(NamedTuple):
@@ -91,6 +117,28 @@ class MixedGradients(NamedTuple):
     source: str
 
 
+class AddedTerm(NamedTuple):
+    """Something made of weights and constants alone was added to gradients of scaled losses, before ``unscale_``.
+
+    Attributes:
+        step: Index of the iteration.
+        optimizer: Number of the optimizer.
+        scale: The loss scale, NaN where the host does not know it.
+        parameter: Name of a parameter that it was done to.
+        parameters: Number of parameters like that.
+        factors: The constants in it, one of which may have the scale in it.
+        source: ``file:line`` of the addition.
+    """
+
+    step: int
+    optimizer: int
+    scale: float
+    parameter: str
+    parameters: int
+    factors: tuple[float, ...]
+    source: str
+
+
 class MixedScales(NamedTuple):
     """Gradients of losses that were multiplied by another scale than they are divided by.
 
@@ -114,7 +162,7 @@ class MixedScales(NamedTuple):
 
 
 class AutocastBackward(NamedTuple):
-    """``backward`` was called inside an autocast region.
+    """Gradients were computed inside an autocast region.
 
     Attributes:
         step: Index of the iteration.
@@ -122,6 +170,9 @@ class AutocastBackward(NamedTuple):
         source: ``file:line`` of the call.
         is_held: Whether the region goes on from iteration to iteration.
         region_of: The framework that has entered the region; empty where it is the user's.
+        products: Products of matrices whose forward ran in float32, on the way to gradients that
+            ``torch.autograd.grad`` was called for; 0 where ``backward`` was called.
+        weight: Name of a parameter that is a factor of one of them; empty where that is not known.
     """
 
     step: int
@@ -129,6 +180,8 @@ class AutocastBackward(NamedTuple):
     source: str
     is_held: bool = False
     region_of: str = ""
+    products: int = 0
+    weight: str = ""
 
 
 class RefusedOp(NamedTuple):

@@ -85,8 +85,9 @@ class LoneForward(NamedTuple):
 
     Attributes:
         module: Qualified name of the outermost module that was called.
-        reason: ``OTHER_THREAD`` or ``DEVICE_TYPE``.
-        dtype: The dtype that the region elsewhere, or for the other device, asks for.
+        reason: ``OTHER_THREAD`` or ``DEVICE_TYPE``; ``OUTSIDE_REGION`` if it was called inside of a region in
+            the forward pass, and again in backward without one.
+        dtype: The dtype that the region elsewhere, of before, or for the other device, asks for.
         device_type: The type of device that region is for.
         calls: How often.
     """

@@ -182,13 +182,90 @@ class StillAverage(NamedTuple):
     distance: float
 
 
+MIN_RATIO = 100.0
+"""How many times the learning rate a step must have moved a weight by, for the squares of its optimizer to be in question.
+One that divides by the root of squares moves it by some 10 times at most."""
+
+
+class LostSquares(NamedTuple):
+    """An optimizer keeps squares of gradients that are zero where it divides by them.
+
+    Attributes:
+        step: Index of the iteration.
+        parameter: Name of the parameter.
+        dtype: Name of the dtype of the squares.
+        eps: What the optimizer adds to what it divides by.
+        share: Share of the elements whose square is zero, of those whose gradient, or an average of it, is far above
+            ``eps``.
+        ratio: How far the step has moved the parameter, at most, in units of the learning rate.
+    """
+
+    step: int
+    parameter: str
+    dtype: str
+    eps: float
+    share: float
+    ratio: float
+
+
+class FlushedGradients(NamedTuple):
+    """Elements of gradients were zero at the step, and were not when they had been unscaled.
+
+    Attributes:
+        step: Index of the iteration.
+        parameter: Name of the parameter that has lost the largest share.
+        share: That share.
+        compared: Elements of all parameters that were not zero before.
+        lost: How many of them were zero after.
+        lost_above: How many of those are too large for float16 to make them zero.
+        kept_below: How many are small enough, and were kept.
+    """
+
+    step: int
+    parameter: str
+    share: float
+    compared: int
+    lost: int
+    lost_above: int
+    kept_below: int
+
+
+UPDATE_SPAN = 8
+"""Iterations over which updates must have left a weight as it is, or additions where an iteration has several:
+what one of them loses by rounding to nearest, all of them lose."""
+
+
+class LostUpdate(NamedTuple):
+    """Something was added to a weight, and most of the weight may be as it was.
+
+    Attributes:
+        site: The addition.
+        dtype: Name of the dtype of the weight.
+        steps: Iterations since the weight was compared before.
+        additions: Additions since then, of those that were observed.
+        compared: Elements that were looked at.
+        nonzero: How many of them something was added to.
+        lost: How many of those the addition has left as they were.
+        same: How many of those are as they were then.
+    """
+
+    site: OpSite
+    dtype: str
+    steps: int
+    additions: int
+    compared: int
+    nonzero: int
+    lost: int
+    same: int
+
+
 class GradientSum(NamedTuple):
-    """Gradients of several backward passes were added up.
+    """Gradients of several backward passes were added up, or terms of one within a custom backward.
 
     Attributes:
         site: The addition.
         dtype: Name of the dtype of the sum.
-        additions: Gradients in the sum.
+        additions: Gradients, or terms, in the sum.
         error: Norm of its difference to a float32 sum of the same, relative to that.
         lost_share: Share of the non-zero elements of the newest gradient without effect.
     """

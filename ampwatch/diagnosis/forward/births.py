@@ -297,8 +297,17 @@ def _escapes(birth: Birth, descent: Descent, spread: set[str]) -> bool:
 
 
 def _is_silent(birth: Birth, spread: set[str], descent: Descent) -> bool:
-    """Whether the forward pass got rid of it inside of the module, and only backward met it."""
-    return birth.is_inside and spread <= {birth.place} and not descent.trace.loss_nonfinite
+    """Whether the forward pass got rid of it inside of the module, and only backward met it.
+
+    Outside of all modules it is got rid of where the loss is known to be finite, and backward does not meet it
+    either: no step is skipped for it.
+    """
+    if not spread <= {birth.place} or descent.trace.loss_nonfinite:
+        return False
+    if birth.is_inside:
+        return True
+    is_met = descent.in_backward(birth) or bool(descent.parameters(birth))
+    return descent.trace.loss_nonfinite is False and not is_met
 
 
 def _is_meant(birth: Birth, *, small: bool) -> bool:

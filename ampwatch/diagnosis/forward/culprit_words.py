@@ -36,6 +36,7 @@ def summary_of(found: Diagnosed, step: int) -> str:
         "dtype": birth.out.dtype,
         "limit": f"{limit_of(birth.out.dtype):.6g}",
         "squashed": birth.absorbed_by.most_common(1)[0][0] if birth.absorbed_by else "",
+        "unshown": _UNSHOWN[birth.is_inside],
         "hidden_by": birth.hidden_by,
         "where": in_words(found.where),
         "step": str(step),
@@ -69,6 +70,12 @@ _HIDDEN = (
     " {hidden_by} outside of the graph made finite numbers of it that are wrong: no step is skipped"
     " for it, and no scale is lowered"
 )
+
+_UNSHOWN = {
+    True: "The outputs of the module do not show it: they are finite",
+    False: "The loss does not show it: it is finite",
+}
+"""What hides an overflow, by whether it was inside of a watched module."""
 
 _OF_NOTHING = (
     "{op} made {became} in {dtype}, since step {step}: there was nothing to take the mean of, no row"
@@ -113,8 +120,7 @@ _SENTENCES = {
     ),
     SILENT_OVERFLOW.slug: (
         "{op} overflowed {dtype}, which ends at {limit}, since step {step}: finite inputs{inputs}"
-        " became {became}, and {squashed} made finite numbers of it that are wrong. The outputs of"
-        " the module do not show it: they are finite"
+        " became {became}, and {squashed} made finite numbers of it that are wrong. {unshown}"
     ),
     MASKED_ROW_NAN.slug: (
         "A row that is masked as a whole became NaN: {op}, since step {step}. All its scores are"

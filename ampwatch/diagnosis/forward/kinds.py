@@ -48,6 +48,7 @@ FORWARD_OVERFLOW = Kind(
             "unscaled_step",
             "fp8_scale_nonfinite",
             "rank_found_inf_mismatch",
+            "optimizer_eps_underflow",
         )
         + since("silent_overflow", fits=_is_hidden)
         + after("headroom_low", fits=_is_same_module)
@@ -63,10 +64,10 @@ SILENT_OVERFLOW = Kind(
     meaning="an infinity is born, and swallowed: the output is finite and wrong",
     severities=(Severity.CRITICAL, Severity.WARNING),
     certainty=certain(
-        "an op inside the module was seen to turn finite inputs into infinity, and a later one to hide it"
+        "an op was seen to turn finite inputs into infinity, and a later one to hide it"
     ),
     advice=(
-        "Compute the statistics of this module in float32: x = x.float() before the square, the sum or"
+        "Compute these statistics in float32: x = x.float() before the square, the sum or"
         " the product, and cast the result back; torch.nn.RMSNorm and torch.nn.LayerNorm do it."
     ),
     explained_by=(
@@ -74,6 +75,7 @@ SILENT_OVERFLOW = Kind(
             "unscaled_step",
             "fp8_scale_nonfinite",
             "rank_found_inf_mismatch",
+            "optimizer_eps_underflow",
         )
         + since("silent_overflow", fits=_is_hidden)
         + during("divergence")

@@ -57,7 +57,7 @@ GRAD_UNDERFLOW = Kind(
     meaning="gradients become zero at this loss scale",
     severities=(Severity.WARNING, Severity.CRITICAL),
     certainty=very_likely(
-        "zeros of the gradients were counted, and the values beside them, or before them, lie where float16 ends at this loss scale"
+        "zeros of the gradients were counted, and the values beside them, or before them, lie where float16 ends"
     ),
     advice=(
         f"{RAISE_THE_SCALE} The what-if panel shows which scale would keep"

@@ -72,7 +72,7 @@ GRAD_ACCUM_ROUNDING = Kind(
 ADDITIONS = 8
 """Additions in a row without effect, after which a sum has stopped growing."""
 
-ADDITIONS_UNGROWN = 32
+ADDITIONS_UNGROWN = 16
 """Additions in a row for a sum that nobody has seen grow: it may only be a large number."""
 
 UPDATES = 5
@@ -84,8 +84,12 @@ MIN_DIFFERING = 0.05
 FARTHEST_ULPS = 4.0
 """Mean distance to the weights, in units of ``eps``, where rounding alone does not forbid to move."""
 
-STUCK_SHARE = 0.5
-"""Share of the elements of an average that must have stayed where they are not to be."""
+STUCK_SHARE = 0.25
+"""Share of the elements of an average that must have stayed where they are not to be. What is compared is averaged
+in float32 since an element moved last, so that rounding alone does not add up to a number of the dtype."""
+
+MIN_WHOLE_SHARE = 0.5
+"""Share from which on it is said of the whole average."""
 
 TERMS = 32
 """Tensors in a sum that a module adds up, at least."""
@@ -120,7 +124,8 @@ class Accumulation:
         needed = ADDITIONS if stuck.grown >= 2 else ADDITIONS_UNGROWN
         if stuck.additions < needed:
             return
-        place = "outside of the model" if stuck.site.where == "loss" else f"in {stuck.site.where!r}"
+        where = stuck.site.where
+        place = "outside of the model" if where == "loss" else f"in {in_words(where)}"
         self._make(
             METRIC_ACCUM_ROUNDING,
             stuck.site,
@@ -140,7 +145,7 @@ class Accumulation:
         if summed.additions < TERMS or summed.error < LOOP_ERROR:
             return
         where = summed.site.where
-        place = "outside of the model" if where == "loss" else f"in {where!r}"
+        place = "outside of the model" if where == "loss" else f"in {in_words(where)}"
         self._make(
             METRIC_ACCUM_ROUNDING,
             summed.site,
@@ -200,7 +205,8 @@ class Accumulation:
             EMA_ROUNDING,
             still.site,
             still.dtype,
-            f"The moving average {place} is kept in {still.dtype} and does not move: {share:.1%} of"
+            f"The moving average {place} is kept in {still.dtype} and"
+            f" {'does not move' if share >= MIN_WHOLE_SHARE else 'moves in part only'}: {share:.1%} of"
             f" its elements have stayed as they were for up to {still.updates} updates until step"
             f" {still.site.step}, in which float32 would have taken them {still.distance:.2%} further."
             f" An update adds {still.weight:.3g} of the difference, which is less than half of the"
@@ -218,14 +224,18 @@ class Accumulation:
         is_lost = summed.lost_share >= LOST_SHARE and summed.error >= ERROR_OF_LOST
         if summed.additions < GRADIENTS or not (summed.error >= ERROR or is_lost):
             return
+        place = in_words(summed.site.where)
+        if summed.site.where.startswith("param:"):
+            what, adds = f"The gradient of {place}", "backward passes"
+        else:
+            what, adds = f"A gradient in a custom backward of {place}", "additions"
         self._make(
             GRAD_ACCUM_ROUNDING,
             summed.site,
             summed.dtype,
-            f"The gradient of {in_words(summed.site.where)} is added up in {summed.dtype}: after"
-            f" {summed.additions} backward passes in step {summed.site.step} it is off by"
-            f" {summed.error:.1%} of its norm, and {summed.lost_share:.1%} of the elements of the"
-            " newest one were lost",
+            f"{what} is added up in {summed.dtype}: after {summed.additions} {adds} in step"
+            f" {summed.site.step} it is off by {summed.error:.1%} of its norm, and"
+            f" {summed.lost_share:.1%} of the elements of the newest one were lost",
             {
                 "relative_error": summed.error,
                 "lost_share": summed.lost_share,

@@ -12,7 +12,7 @@ from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.products import CastLoss, cast_loss, product_db
 from ampwatch.numerics.whatif import scale_window
-from ampwatch.wire.records import FORWARD, Finding, Operand, Severity
+from ampwatch.wire.records import FORWARD, PRODUCTS, Finding, Operand, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ class _Followed:
     """
 
     product: PlannedProduct
-    turn: tuple[bool, int]
+    turn: tuple[bool, int, int]
     held: int
     losses: dict[Operand, CastLoss] = field(default_factory=dict)
     left: int = 0
@@ -100,13 +100,13 @@ class _Plan:
 
     Attributes:
         made: The plan.
-        where: Module of the first product that has left it; ``None`` before.
+        first: The first product that has left it, which the finding is about; ``None`` before.
         products: The products.
     """
 
     def __init__(self, made: PlanMade) -> None:
         self.made = made
-        self.where: str | None = None
+        self.first: _Followed | None = None
         layers = {name: n for n, name in enumerate(dict.fromkeys(p.module for p in made.products))}
         self.products = [
             _Followed(product, _turn(product, layers[product.module]), made.step)
@@ -207,19 +207,21 @@ class PlanLeft:
                 self._say(plan, followed, measured.step)
 
     def _say(self, plan: _Plan, followed: _Followed, step: int) -> None:
-        module = followed.product.module
-        if plan.where is None:
-            plan.where = module
+        if plan.first is None:
+            plan.first = followed
             if not self._book.renew(_finding(plan, followed, step)):
                 self._book.make(_finding(plan, followed, step))
-        elif plan.where == module:
+        elif plan.first is followed:
             self._book.renew(_finding(plan, followed, step))
         else:
-            self._book.again(PLAN_LEFT.slug, plan.where, step, products_left=_num_left(plan))
+            # Its numbers would stand beside those of the first.
+            where = plan.first.product.module
+            self._book.again(PLAN_LEFT.slug, where, step, products_left=_num_left(plan))
 
 
-def _turn(product: PlannedProduct, layer: int) -> tuple[bool, int]:
-    return (False, layer) if product.product == FORWARD else (True, -layer)
+def _turn(product: PlannedProduct, layer: int) -> tuple[bool, int, int]:
+    is_backward = product.product != FORWARD
+    return is_backward, -layer if is_backward else layer, PRODUCTS.index(product.product)
 
 
 def _num_left(plan: _Plan) -> float:

@@ -6,8 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.places import in_words
+from ampwatch.diagnosis.rounding.at_site import finding_at
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.wire.records import Finding, Severity, Topic
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.evidence.rounding import LostUpdate
 
 UPDATE_ROUNDING = Kind(
     slug="update_rounding",
@@ -24,7 +27,8 @@ UPDATE_ROUNDING = Kind(
     meaning="the optimizer steps, and the weights stay where they are",
     severities=(Severity.WARNING, Severity.CRITICAL),
     certainty=very_likely(
-        "weights were compared before and after the step, in a sample of their elements"
+        "weights were compared with what they were, and with what was added to them, in a sample of"
+        " their elements"
     ),
     advice=(
         "Keep float32 master weights: leave the model in float32 and use torch.autocast instead of"
@@ -36,10 +40,6 @@ UPDATE_ROUNDING = Kind(
 
 UNCHANGED_SHARE = 0.9
 """Share of the elements of a parameter that must stay the same."""
-
-SPAN = 8
-"""Iterations over which it must have stayed so, at least."""
-
 
 STILL_STEPS = 50
 """Iterations in which no compared element of any parameter must have changed for the training to
@@ -76,7 +76,7 @@ class UpdatePrecision:
                 self._dtypes[r.name] = r.dtype
             elif r.topic is Topic.GRADIENT and not r.histogram.nonfinite:
                 self._nonzero_gradients[r.name] = 1.0 - r.histogram.zero_share
-            elif r.topic is Topic.UPDATE and r.span >= SPAN:
+            elif r.topic is Topic.UPDATE and r.span >= UPDATE_SPAN:
                 stuck.append(r)
         # Steps that were not taken change nothing in any precision.
         taken = iteration.step - self._skipped_at
@@ -86,6 +86,39 @@ class UpdatePrecision:
             self._say(iteration, stuck)
         self._take_back(iteration)
 
+    def observe(self, seen: LostUpdate) -> None:
+        """Take in an addition to a weight, by an optimizer or by what the program has in its place."""
+        lost, same = (
+            (seen.lost / seen.nonzero, seen.same / seen.nonzero) if seen.nonzero else (0.0, 0.0)
+        )
+        # As where gradients are measured: of a weight that few elements are added to, nothing is said.
+        is_enough = seen.nonzero > (1.0 - UNCHANGED_SHARE) * seen.compared
+        if not is_enough or min(lost, same) < UNCHANGED_SHARE:
+            return
+        step, where = seen.site.step, seen.site.where
+        made = self._book.of_kind(UPDATE_ROUNDING.slug)
+        # Numbers of another weight would stand beside the name of the one it was made for.
+        if made and (made[-1].where != where or self._stopped is not None):
+            return
+        span = f"{seen.steps} steps" if seen.steps >= UPDATE_SPAN else f"{seen.additions} additions"
+        self._summary = (
+            f"Updates round away: what {seen.site.op} adds to {in_words(where)} ({seen.dtype}) at step {step} has no"
+            f" effect on {lost:.1%} of the elements, and {same:.1%} have not changed in {span}; an update"
+            f" more than 2^{FORMATS[seen.dtype].mantissa_bits + 1} times smaller than the weight vanishes"
+        )
+        evidence = {
+            "lost_share": lost,
+            "unchanged_share": same,
+            "over_steps": float(seen.steps),
+            "over_additions": float(seen.additions),
+        }
+        if made:
+            self._book.restate(made[-1], step, UPDATE_ROUNDING.severity, self._summary, **evidence)
+            return
+        finding = finding_at(seen.site, UPDATE_ROUNDING, seen.dtype, self._summary, evidence)
+        finding.phase, finding.first_step = "optimizer", step - seen.steps
+        self._book.make(finding)
+
     def _follow_stillness(self, iteration: Iteration, taken: float) -> None:
         """Take in since when each parameter has not changed at all; infinite for one that has."""
         for r in iteration.ranges:
@@ -93,7 +126,7 @@ class UpdatePrecision:
                 continue
             if r.histogram.nonzero or r.histogram.nonfinite:
                 self._still_since[r.name] = math.inf
-            elif SPAN <= r.span < taken:
+            elif UPDATE_SPAN <= r.span < taken:
                 since = self._still_since.get(r.name, math.inf)
                 self._still_since[r.name] = min(since, iteration.step - r.span)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.evidence.rounding import MIN_RATIO
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     AT_FAULT_FOR_LONG,
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.evidence.rounding import LostSquares
+    from ampwatch.diagnosis.evidence.state import SoundBuffers
 
 
 def _is_root(_buffer: Finding, batch: Finding) -> bool:
@@ -89,13 +92,24 @@ OPTIMIZER_EPS_UNDERFLOW = Kind(
     family=KindFamily.UPDATE_PRECISION,
     meaning="the optimizer divides by zero",
     severities=(Severity.CRITICAL,),
-    certainty=certain("eps, rounded to the dtype of the optimizer's state, is zero"),
+    certainty=certain(
+        "eps, or the squares that the optimizer keeps, were seen to be zero in the dtype of its state"
+    ),
     advice=(
-        "Keep parameters and optimizer state in float32 and use torch.autocast instead of .half();"
+        "Keep parameters and optimizer state in float32, in checkpoints as well, and use torch.autocast instead of .half();"
         " in pure float16 give the optimizer an eps of 1e-4 or more."
     ),
     explained_by=during("divergence"),
 )
+
+MIN_LOST = 0.01
+"""Share of the elements with a gradient whose square must be zero."""
+
+
+FROM_ELSEWHERE = (
+    ". This dtype holds such squares: they were in float16 before, in a checkpoint perhaps"
+)
+"""End of the summary where the squares did not become zero where they are."""
 
 
 class PoisonedState:
@@ -103,7 +117,9 @@ class PoisonedState:
 
     One finding for all parameters and one for all buffers, at the place where most is broken.
     A buffer of -inf is a mask, and one that is not finite from the start a sentinel (the
-    smallest value seen so far, a cache not filled yet), unless it holds running statistics.
+    smallest value seen so far, a cache not filled yet), unless it holds running statistics. The
+    start is before the first step: what a step that was skipped has made of a buffer is no sentinel, if
+    it is still there after a step that was taken.
 
     Args:
         book: Where findings go.
@@ -117,6 +133,12 @@ class PoisonedState:
         self._weights_held: int | None = None
         self._seen: set[str] = set()
         self._sentinels: set[str] = set()
+        self._sound: frozenset[str] = frozenset()
+        self._suspects: set[str] = set()
+
+    def observe_sound(self, sound: SoundBuffers) -> None:
+        """Take in which buffers were finite before the first step."""
+        self._sound |= sound.names
 
     def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
@@ -127,7 +149,12 @@ class PoisonedState:
         parameters = [
             r for r in iteration.ranges if r.topic is Topic.WEIGHT and r.histogram.nonfinite
         ]
-        buffers = [r for r in iteration.ranges if r.topic is Topic.BUFFER and self._is_poisoned(r)]
+        is_skipped = any(iteration.found_inf.values())
+        buffers = [
+            r
+            for r in iteration.ranges
+            if r.topic is Topic.BUFFER and self._is_poisoned(r, is_skipped=is_skipped)
+        ]
         if parameters:
             self._say_parameters(iteration, parameters)
         # Only where weights were measured at all: no measurement is no proof that they held.
@@ -136,13 +163,21 @@ class PoisonedState:
         if buffers:
             self._say_buffers(iteration, buffers)
 
-    def _is_poisoned(self, r: TensorRange) -> bool:
+    def _is_poisoned(self, r: TensorRange, *, is_skipped: bool) -> bool:
         if r.name.rpartition(".")[2].startswith("running_"):
             return bool(r.histogram.nonfinite)
         # A mask, an observer's smallest value, a cache that is not filled yet.
-        if r.name not in self._seen and r.histogram.nonfinite:
-            self._sentinels.add(r.name)
+        is_first = r.name not in self._seen
         self._seen.add(r.name)
+        if is_first and r.histogram.nonfinite:
+            # It may be set anew in the first forward; that shows once a step was taken.
+            if is_skipped and r.name in self._sound:
+                self._suspects.add(r.name)
+            else:
+                self._sentinels.add(r.name)
+        if is_skipped and r.name in self._suspects:
+            return False
+        self._suspects.discard(r.name)
         # Not -inf: masks are made of it, and a softmax turns it into zeros.
         spreads = r.histogram.nans or r.histogram.positive_infs
         return bool(spreads) and r.name not in self._sentinels
@@ -204,6 +239,38 @@ class PoisonedState:
         )
         self._book.make(finding)
 
+    def observe_squares(self, lost: LostSquares) -> None:
+        """Take in squares of gradients that have become zero in the optimizer's state."""
+        where = f"param:{lost.parameter}"
+        if lost.ratio < MIN_RATIO or lost.share < MIN_LOST:
+            return
+        if self._book.of_kind(OPTIMIZER_EPS_UNDERFLOW.slug):
+            self._book.again(OPTIMIZER_EPS_UNDERFLOW.slug, where, lost.step)
+            return
+        self._book.make(
+            Finding(
+                kind=OPTIMIZER_EPS_UNDERFLOW.slug,
+                severity=OPTIMIZER_EPS_UNDERFLOW.severity,
+                where=where,
+                summary=(
+                    f"The squares of gradients that the optimizer keeps in {lost.dtype} are zero where the gradient, or its"
+                    f" average, is not: {lost.share:.0%} of those of {in_words(where)}, as of step {lost.step}. It divides"
+                    f" by its eps of {lost.eps:g} alone there, and has moved weights by {lost.ratio:.2g} times the learning"
+                    f" rate in that step{'' if lost.dtype == 'float16' else FROM_ELSEWHERE}"
+                ),
+                advice=OPTIMIZER_EPS_UNDERFLOW.advice,
+                phase="optimizer",
+                dtype=lost.dtype,
+                first_step=lost.step,
+                last_step=lost.step,
+                evidence={
+                    "eps": lost.eps,
+                    "zero_share": lost.share,
+                    "moved_over_learning_rate": lost.ratio,
+                },
+            )
+        )
+
     def _gradients_broke_first(self) -> bool:
         """Whether gradients were seen to be non-finite while the weights still were finite."""
         broke, held = self._gradient_broke, self._weights_held
@@ -218,8 +285,8 @@ class PoisonedState:
             return (
                 f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements as of step"
                 f" {since}, the first of them {in_words(where)}: {_words(first)}. Skipping the"
-                f" step of an optimizer does not undo what the forward has written: evaluation"
-                f" with it gives NaN"
+                f" step of an optimizer does not undo what the iteration has written: what is computed"
+                f" with it is not finite either"
             )
 
         if self._book.again_anywhere(BUFFER_NONFINITE.slug, iteration.step, says, **evidence):

@@ -257,6 +257,20 @@ class BackwardEnded(NamedTuple):
     """It has returned, and has not raised. Only its moment is noted."""
 
 
+class GradientsAsked(NamedTuple):
+    """``torch.autograd.grad`` is about to go through a graph, and not within a backward.
+
+    Not where its graph is known to lead to the parameters of other trainings alone.
+
+    Attributes:
+        outputs: Tensors, or edges of the graph, whose gradients are asked for.
+        inputs: Tensors, or edges of the graph, with respect to which they are.
+    """
+
+    outputs: tuple[Any, ...]
+    inputs: tuple[Any, ...]
+
+
 class AutocastEntering(NamedTuple):
     """A ``torch.autocast`` region is about to be entered in the calling thread."""
 
@@ -364,7 +378,7 @@ class TensorsSwapping(NamedTuple):
 
 
 class SchedulerStepped(NamedTuple):
-    """A learning-rate scheduler of ``optimizer`` was stepped since that stepped last."""
+    """The learning-rate schedule of ``optimizer`` has moved since that stepped last."""
 
     optimizer: Optimizer
 

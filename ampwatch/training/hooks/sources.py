@@ -45,7 +45,7 @@ _INSTALLED = tuple(
 )
 _SITES = ("/site-packages/", "/dist-packages/")
 
-_OPTIMIZER_FILE = sys.modules[Optimizer.__module__].__file__
+_OPTIMIZER_FILE = str(sys.modules[Optimizer.__module__].__file__)
 
 _is_users: dict[str, bool] = {}
 
@@ -146,9 +146,20 @@ def is_in_optimizer() -> bool:
     """
     # By file: Optimizer.__init__ wraps `step` of every class in profile_hook_step, whose frame has
     # the file of torch/optim/optimizer.py also for optimizers that the user has written.
+    return is_in_file(_OPTIMIZER_FILE)
+
+
+def is_in_file(name: str) -> bool:
+    """Whether a function of a file is running in the calling thread.
+
+    Args:
+        name: As in ``code.co_filename``.
+
+    Cost: 0.1 us a frame.
+    """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
     while frame is not None:
-        if frame.f_code.co_filename == _OPTIMIZER_FILE:
+        if frame.f_code.co_filename == name:
             return True
         frame = frame.f_back
     return False

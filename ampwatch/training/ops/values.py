@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_ordinary, is_there
+from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.ops.operands import is_dense
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ampwatch.training.ops.events import OpPlace
 
 
@@ -20,13 +23,38 @@ def is_plain(value: object) -> bool:
     return is_ordinary(value) and is_dense(value) and value.numel() > 0 and is_there(value)
 
 
+def is_of_floats(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether ``value`` is an ordinary dense tensor of a dtype in ``FLOATS``, of which norms can be taken."""
+    return is_plain(value) and value.dtype in FLOATS
+
+
 def has_grad(*values: Any) -> bool:
     """Whether autograd records an op on these: then it is a part of the computation."""
     return torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in values)
 
 
-def place_name(place: OpPlace) -> str:
-    """Return what a finding calls the place of an op: its module, or ``loss`` outside of all."""
+def names_by_address(named: Iterable[tuple[str, torch.Tensor]]) -> dict[int, str]:
+    """Return the names of tensors by where they lie, of those that lie anywhere."""
+    return {tensor.data_ptr(): name for name, tensor in named if is_plain(tensor)}
+
+
+def shapes_by_address(tensors: Iterable[torch.Tensor | None]) -> dict[int, torch.Size]:
+    """Return the shapes of tensors by where they lie, of those that lie anywhere."""
+    return {t.data_ptr(): t.shape for t in tensors if t is not None and is_plain(t)}
+
+
+def place_name(place: OpPlace, buffer: str | None = None) -> str:
+    """Return what a finding calls the place of an op.
+
+    Args:
+        place: The place.
+        buffer: Name of the buffer that the op writes to, if it is one.
+
+    Returns:
+        The buffer, else the module, or ``loss`` outside of all.
+    """
+    if buffer:
+        return f"buffer:{buffer}"
     if place.is_inside or place.module or place.phase is Phase.BACKWARD:
         return place.module
     return "loss"

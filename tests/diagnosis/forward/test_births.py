@@ -276,6 +276,26 @@ def test_an_infinity_that_makes_a_wrong_number_is_silent() -> None:
     assert (found.kind.slug, found.where) == ("silent_overflow", "block")
 
 
+@pytest.mark.parametrize(
+    ("loss_nonfinite", "kind"), [(False, "silent_overflow"), (True, "forward_overflow")]
+)
+def test_an_infinity_of_a_loss_function_is_silent_if_the_loss_is_finite(
+    kind: str,
+    *,
+    loss_nonfinite: bool,
+) -> None:
+    """``inter / (sum + eps)`` where the sum has overflowed, and what was added to it as well."""
+    birth = outside("add", needs_grad=True, absorbed=["div"], spread_to={"loss"})
+
+    found = diagnose(traced(birth, loss_nonfinite=loss_nonfinite))
+
+    assert found is not None
+    assert (found.kind.slug, found.where, found.phase) == (kind, "loss", "forward")
+    if not loss_nonfinite:
+        assert _kind(birth, loss_nonfinite=None) == "forward_overflow"
+        assert _kind(birth, bad={"w": {0}}) == "forward_overflow"
+
+
 @pytest.mark.parametrize("op", ["exp", "cosh"])
 def test_an_exponential_that_ends_as_a_reciprocal_is_right(op: str) -> None:
     """``1 / (1 + exp(-x))`` is zero there."""

@@ -34,7 +34,7 @@ def _average(
 
 
 @pytest.mark.parametrize(
-    ("additions", "grown", "is_told"), [(7, 9, False), (8, 2, True), (31, 1, False), (32, 0, True)]
+    ("additions", "grown", "is_told"), [(7, 9, False), (8, 2, True), (15, 1, False), (16, 0, True)]
 )
 def test_a_sum_has_stopped_after_a_row_of_additions(
     book: FindingBook, additions: int, grown: int, *, is_told: bool
@@ -86,8 +86,8 @@ def test_a_sum_of_a_module_is_reported_by_its_error(
     ] * is_told
 
 
-@pytest.mark.parametrize(("stuck", "is_told"), [(0, False), (49, False), (50, True)])
-def test_an_average_of_data_is_reported_when_half_of_it_stands_where_it_should_not(
+@pytest.mark.parametrize(("stuck", "is_told"), [(0, False), (24, False), (25, True)])
+def test_an_average_of_data_is_reported_when_a_quarter_of_it_stands_where_it_should_not(
     book: FindingBook, stuck: int, *, is_told: bool
 ) -> None:
     """Elements of it may have arrived."""
@@ -122,6 +122,23 @@ def test_a_sum_of_gradients_may_be_off_by_a_little(
     assert [(f.kind, f.where, f.phase) for f in book.findings] == [
         ("grad_accum_rounding", "param:weight", "backward")
     ] * is_told
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("param:weight", "parameter weight is added up in bfloat16: after 99 backward passes"),
+        ("ode", "custom backward of module ode is added up in bfloat16: after 99 additions"),
+    ],
+)
+def test_a_sum_of_gradients_is_of_many_backward_passes_or_within_one(
+    book: FindingBook, where: str, says: str
+) -> None:
+    """As its place tells."""
+    site = _site(where=where, phase="backward")
+    Accumulation(book).observe_gradients(GradientSum(site, "bfloat16", 99, 0.2, 0.4))
+
+    assert [says in f.summary for f in book.findings] == [True]
 
 
 def test_what_lasts_is_counted_once_a_step(book: FindingBook) -> None:

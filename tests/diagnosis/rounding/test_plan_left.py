@@ -199,6 +199,32 @@ def test_of_layers_that_leave_at_once_the_one_that_a_step_computes_first_is_name
     assert finding.where == expected
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_finding_is_of_one_product(*, is_turned: bool) -> None:
+    """Of those that a layer computes of the same gradient, whatever order they were planned in."""
+    products = [
+        PlannedProduct("up", name, OPERANDS[name], ("float8_e4m3fn",) * 2, 28.9)
+        for name in ("grad_input", "grad_weight")
+    ]
+    book = FindingBook(lambda _news: None)
+    detector = PlanLeft(book)
+    detector.follow(_made(*(products[::-1] if is_turned else products)))
+    for step in range(20, 70, 10):
+        pairs = [
+            (Operand.GRAD_OUTPUT, _spread(14.0)(step)),
+            (Operand.WEIGHT, _normal(step)),
+            (Operand.INPUT, _normal(-step)),
+        ]
+        records = [("up", _record(operand, values, step)) for operand, values in pairs]
+        detector.observe(OperandsMeasured(step, records))
+
+    (finding,) = book.findings
+    assert "become zero for grad_input in" in finding.summary
+    assert "2 of 2 products" in finding.summary
+    assert {"grad_output_db", "weight_db"} <= finding.evidence.keys()
+    assert "input_db" not in finding.evidence
+
+
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_an_operand_that_brings_a_product_back_is_heard_first(*, comes_back: bool) -> None:
     """The third measurement outside and the one that ends it may be of one iteration."""

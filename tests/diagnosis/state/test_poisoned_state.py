@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from math import inf, nan
 
+import pytest
+
+from ampwatch.diagnosis.evidence.state import SoundBuffers
 from ampwatch.wire.records import Severity, Topic
 from tests.workshop.replay import Replay, measured
 
@@ -112,6 +115,32 @@ def test_a_sentinel_that_is_infinite_from_the_start_is_healthy() -> None:
 
     assert sentinel == []
     assert replay.only("buffer_nonfinite").where == "buffer:ema"
+
+
+@pytest.mark.parametrize(("was_sound", "skips"), [(True, True), (False, True), (True, False)])
+def test_what_the_first_step_has_made_of_a_sound_buffer_is_no_sentinel(
+    *, was_sound: bool, skips: bool
+) -> None:
+    """An average of gradient norms takes in the infinity of a step that is rightly skipped."""
+    replay = Replay(scale=256.0)
+    names = {"norm"} if was_sound else set()
+    replay.diagnosis.observe(SoundBuffers(frozenset(names)))
+    replay.take(measured(Topic.BUFFER, "norm", [inf]), found_inf=skips)
+    at_once = list(replay.roots)
+    replay.take(measured(Topic.BUFFER, "norm", [inf]))
+
+    assert at_once == []
+    assert bool(replay.roots) is (was_sound and skips)
+
+
+def test_a_buffer_that_is_set_anew_in_the_first_step_is_healthy() -> None:
+    """The smallest value of an epoch, say: it is finite as soon as there was a value."""
+    replay = Replay(scale=256.0)
+    replay.diagnosis.observe(SoundBuffers(frozenset({"min_val"})))
+    replay.take(measured(Topic.BUFFER, "min_val", [inf]), found_inf=True)
+    replay.take(measured(Topic.BUFFER, "min_val", [1.0]))
+
+    assert replay.roots == []
 
 
 def test_running_statistics_that_are_infinite_from_the_start_are_poisoned() -> None:

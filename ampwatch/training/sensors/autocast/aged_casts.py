@@ -13,6 +13,7 @@ from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.storage import Memory
 from ampwatch.training.ops.values import is_plain
 from ampwatch.training.private import version_of
 
@@ -35,14 +36,16 @@ class _Cast(NamedTuple):
         result: Result of the cast.
         parameter: The weight.
         name: Name of the weight.
-        version: Number of writes to the weight before the cast.
+        written: What tells writes to the weight before the cast from later ones.
+        memory: Where the weight was.
         regions: Autocast regions around the cast.
     """
 
     result: weakref.ref[torch.Tensor]
     parameter: weakref.ref[torch.Tensor]
     name: str
-    version: int
+    written: tuple[int, int]
+    memory: Memory
     regions: list[AutocastRegion]
 
 
@@ -50,14 +53,15 @@ class AgedCasts(OpSensor):
     """Compares how often a weight was written to before it was cast, and before the cast is used.
 
     Works without a step of an optimizer and without backward: for a line search, a perturbation,
-    weights that are loaded or averaged inside of one region.
+    weights that are loaded or averaged inside of one region. What is written through ``.data`` raises
+    no version of the weight; the op that writes is seen, or that the weight lies elsewhere.
 
     Args:
         context: Shared parts of the training.
 
     Cost:
-        Less than 1 us for an op that neither casts a parameter nor multiplies; 2 us for one that
-        does. No value is read.
+        Less than 1 us for an op that neither casts a parameter nor multiplies nor writes in place;
+        2 us for one that does. No value is read.
     """
 
     name = "aged_casts"
@@ -71,6 +75,8 @@ class AgedCasts(OpSensor):
         self._reported_in = -1
         self._named: dict[int, str] = {}
         self._casts: dict[int, _Cast] = {}
+        # Writes in place to the memory of weights that were cast, by its address.
+        self._written: dict[int, int] = {}
 
     def ops_began(self, event: OpsBegan) -> None:
         """Begin an iteration; casts that still live are kept, they live as long as their region."""
@@ -78,19 +84,26 @@ class AgedCasts(OpSensor):
         self._named = {id(p): name for name, p in self._names.parameters()}
         alive = {at: cast for at, cast in self._casts.items() if cast.result() is not None}
         self._casts = alive
+        addresses = {cast.memory.address for cast in alive.values()}
+        self._written = {at: n for at, n in self._written.items() if at in addresses}
 
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Refer to no weight; its casts are of what it was before."""
         self._casts.clear()
+        self._written.clear()
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
-        """Whether an op casts or multiplies in forward."""
-        return not in_backward and (info.name == "_to_copy" or info.kind.has_flops)
+        """Whether an op casts, multiplies or writes in place in forward."""
+        is_wanted = info.name == "_to_copy" or info.kind.has_flops or info.name.endswith("_")
+        return not in_backward and is_wanted
 
     def glance(self, call: OpCall) -> bool:
         """Remember the cast of a weight; check whether no operand of a product is one that has aged."""
         if call.info.name == "_to_copy":
             self._keep(call.args[0], call.out)
+            return True
+        if call.info.name.endswith("_"):
+            self._write(call)
             return True
         if not self._casts or self._reported_in == self._step:
             return True
@@ -108,12 +121,19 @@ class AgedCasts(OpSensor):
             return  # backward reads the operands of its forward, which were checked there
         if call.info.name == "_to_copy":
             self._keep(call.args[0], call.out)
+        elif call.info.name.endswith("_"):
+            self._write(call)
         elif self._casts and self._reported_in != self._step and call.info.kind.has_flops:
             self._compare([t for t in tensors_among(call.args) if t.dtype in HALF and is_plain(t)])
 
     def ops_ended(self, _event: OpsEnded) -> None:
         """Forget the names of parameters, at the end of the iteration."""
         self._named.clear()
+
+    def _write(self, call: OpCall) -> None:
+        for tensor in tensors_among(call.args[:1]) if self._written else ():
+            if is_plain(tensor) and (address := tensor.data_ptr()) in self._written:
+                self._written[address] += 1
 
     def _keep(self, weight: Any, out: Any) -> None:
         name = self._named.get(id(weight))
@@ -124,8 +144,14 @@ class AgedCasts(OpSensor):
         if is_kept and len(self._casts) < MAX_CASTS:
             # By address: what reads the cast reads a view of it (a transposed weight). An address
             # is met again once its storage is freed, so ``_aged`` asks whether the cast lives.
+            self._written.setdefault(weight.data_ptr(), 0)
             self._casts[out.untyped_storage().data_ptr()] = _Cast(
-                weakref.ref(out), weakref.ref(weight), name, _writes(weight), regions
+                weakref.ref(out),
+                weakref.ref(weight),
+                name,
+                self._writes(weight),
+                Memory(weight),
+                regions,
             )
 
     def _compare(self, operands: list[torch.Tensor]) -> None:
@@ -144,10 +170,15 @@ class AgedCasts(OpSensor):
         if cast is None or cast.result() is None or cast.regions is not self._regions.here():
             return None
         weight = cast.parameter()
-        return cast if weight is not None and _writes(weight) != cast.version else None
+        if weight is None:
+            return None
+        if weight.data_ptr() != cast.memory.address:
+            # What was moved, by offloading or gathering shards, is freed where it was; what was swapped is kept.
+            return cast if cast.memory.is_alive else None
+        return cast if self._writes(weight) != cast.written else None
 
-
-def _writes(tensor: torch.Tensor) -> int:
-    """Return how often a tensor has been written to."""
-    # Tensors made under torch.inference_mode count no versions, and raise when asked.
-    return -1 if tensor.is_inference() else version_of(tensor)
+    def _writes(self, weight: torch.Tensor) -> tuple[int, int]:
+        """Return how often a weight has been written to, as its version says and as was seen."""
+        # Tensors made under torch.inference_mode count no versions, and raise when asked.
+        version = -1 if weight.is_inference() else version_of(weight)
+        return version, self._written.get(weight.data_ptr(), 0)

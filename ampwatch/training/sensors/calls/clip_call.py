@@ -41,7 +41,7 @@ class ClipCall:
             elements.
         scaled_for: Numbers of optimizers whose gradients were unscaled after the call, and the
             iterations in which they were.
-        stepped_by: Number of the optimizer that stepped with the gradients, and the iteration.
+        stepped_by: Numbers of the optimizers that stepped with the gradients, and the iterations.
     """
 
     function: str
@@ -53,7 +53,7 @@ class ClipCall:
     norm: float | None = math.nan
     broken: tuple[str, int] = ("", 0)
     scaled_for: list[tuple[int, int]] = field(default_factory=list)
-    stepped_by: tuple[int, int] | None = None
+    stepped_by: list[tuple[int, int]] = field(default_factory=list)
 
     def is_there(self) -> bool:
         """Whether clipped gradients are still there, and nobody has changed them since."""

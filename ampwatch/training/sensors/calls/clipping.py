@@ -12,8 +12,10 @@ from ampwatch.training.devices import Link
 from ampwatch.training.hooks.bus import HEARD
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.model.living import alive
 from ampwatch.training.model.names import module_of, parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of, stages
+from ampwatch.training.private import DECIDES_ON_DEVICE
 from ampwatch.training.sensors.calls.clip_call import (
     BY_NORM,
     BY_VALUE,
@@ -73,6 +75,7 @@ class ClippingSensor(Sensor):
         self._scaler = context.scaler if context.is_scaled else None
         self._bus = context.bus
         self._registry = context.registry
+        self._trained = context.trained
         self._names = context.names
         self._iteration = context.iteration
         self._observe = context.observe
@@ -118,7 +121,8 @@ class ClippingSensor(Sensor):
         elif not math.isfinite(value := host_scalar(norm)):
             call = self._remember(BY_NORM, limit, _all_of(parameters), 1)
             call.norm = value
-            if self._scaler is None:  # a scaler skips the step, as it should
+            # A scaler skips the step, as it should, of the optimizer whose gradients they are.
+            if self._scaler is None or self._is_joint(parameters):
                 call.broken = self._first_broken(parameters)
         elif self._is_suspicious():
             self._remember(BY_NORM, limit, _all_of(parameters), 1).norm = value
@@ -135,6 +139,14 @@ class ClippingSensor(Sensor):
             return False
         known = stages(self._scaler)
         return READY in known or len(known) < max(1, len(self._registry))
+
+    def _is_joint(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether parameters of more than one optimizer are clipped in one call."""
+        clipped = {id(p) for p in parameters}
+        owners = 0
+        for optimizer in alive(self._trained.met.values()):
+            owners += any(id(p) in clipped for p in parameters_of(optimizer))
+        return owners > 1
 
     def _remember(
         self, function: str, limit: object, gradients: Sequence[Tensor], changes: int
@@ -199,8 +211,7 @@ class ClippingSensor(Sensor):
     def step_ended(self, event: StepEnded) -> None:
         """Forget the calls whose gradients the scaler has used."""
         if event.scaler is self._scaler:
-            mine = _gradients_of(event.optimizer)
-            self._keep([c for c in self._calls if mine.isdisjoint(c.gradients)])
+            self._forget(_gradients_of(event.optimizer))
 
     def updated(self, event: Updated) -> None:
         """Forget all calls: the scale may be another one."""
@@ -208,16 +219,29 @@ class ClippingSensor(Sensor):
             self._keep([])
 
     def optimizer_stepped(self, event: OptimizerStepped) -> None:
-        """Report a step with clipped gradients that the scaler did not call."""
-        index = None if event.by_scaler else self._registry.index_of(event.optimizer)
+        """Report a step with gradients that a norm that is not finite has spoilt.
+
+        The scaler takes one if it was clipped with the gradients of other optimizers: those are not
+        finite, and what it has found in its own was found before.
+        """
+        # Whether one that decides on the device has stepped nobody knows yet.
+        is_unknown = event.by_scaler and getattr(event.optimizer, DECIDES_ON_DEVICE, False)
+        index = None if is_unknown else self._registry.index_of(event.optimizer)
         if index is None:
             return
         mine = _gradients_of(event.optimizer)
         for call in self._calls:
             if call.is_stepped_with(mine) and not call.is_repaired():
-                call.stepped_by = (index, self._iteration.step)
+                call.stepped_by.append((index, self._iteration.step))
                 self._report(call)
-        self._keep([c for c in self._calls if mine.isdisjoint(c.gradients)])
+        self._forget(mine)
+
+    def _forget(self, gradients: set[int]) -> None:
+        """Forget gradients that were used, and the calls that had no others."""
+        for call in self._calls:
+            for used in gradients & call.gradients.keys():
+                del call.gradients[used]
+        self._keep([call for call in self._calls if call.gradients])
 
     def zeroed(self, _event: Zeroed) -> None:
         """Forget the calls whose gradients are gone."""
@@ -228,10 +252,10 @@ class ClippingSensor(Sensor):
         norm = call.norm
         if norm is None:
             return
-        if call.stepped_by is not None and call.function == BY_NORM and not math.isfinite(norm):
-            index, step = call.stepped_by
-            call.stepped_by = None
+        is_broken = call.function == BY_NORM and not math.isfinite(norm)
+        for index, step in call.stepped_by if is_broken else ():
             self._observe(NonfiniteClip(step, index, *call.broken, norm, call.limit, call.source))
+        call.stepped_by.clear()
         for index, step in call.scaled_for:
             # A norm that cannot be read is taken for one that was too large.
             if math.isnan(norm) or norm > call.limit:

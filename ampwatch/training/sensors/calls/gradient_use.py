@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import weakref
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import nn
@@ -16,10 +17,16 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
-from ampwatch.training.private import states_of_optimizers
+from ampwatch.training.private import graph_task, states_of_optimizers, version_of
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 from ampwatch.training.sensors.calls.scale_doubts import Doubt, Doubts
-from ampwatch.training.sensors.calls.scaled_roots import PLAIN, Branch, ScaledRoots
+from ampwatch.training.sensors.calls.scaled_roots import PLAIN, UNKNOWN, Branch, ScaledRoots
+from ampwatch.training.sensors.calls.untouched import (
+    Untouched,
+    has_hook,
+    may_be_changed,
+    may_divide,
+)
 from ampwatch.training.transfer.scale_log import ScaleLog
 
 if TYPE_CHECKING:
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from ampwatch.guard import Guard
     from ampwatch.training.hooks.events import (
         BackwardBegan,
         ClippingByNorm,
@@ -58,6 +66,29 @@ MAX_SHAPES = 64
 """Combinations of unscaled losses that are told apart."""
 
 
+Added: TypeAlias = "dict[int, frozenset[int]] | frozenset[int]"
+"""What a backward adds: by identity of the parameter, or to all alike."""
+
+
+class _Backward:
+    """A backward that is running.
+
+    Args:
+        branches: The losses that it began at.
+        seen: Gradients from before it.
+
+    Attributes:
+        branches: The losses that it began at.
+        seen: Gradients from before it, by identity of the parameter.
+        added: What it adds to gradients, once that was asked for.
+    """
+
+    def __init__(self, branches: Sequence[Branch], seen: Sequence[GradientBefore]) -> None:
+        self.branches = branches
+        self.seen = {id(one.parameter): one for one in seen}
+        self.added: Added | None = None
+
+
 class GradientUseSensor(Sensor):
     """Follows the content of ``.grad`` from ``backward`` to the step.
 
@@ -65,6 +96,10 @@ class GradientUseSensor(Sensor):
     ``FOLLOWED`` calls, and after that only while something is out of the ordinary: a loss that was
     not scaled although others are, a step around the scaler, a backward after ``unscale_``, an
     update that leaves gradients of another optimizer waiting.
+
+    Where the program may have divided gradients itself, unseen, that they are what backward has left is
+    proved by their norms: in the steps of a scaler that has unscaled nothing, in steps after the scale
+    was asked for, and in those in the middle of backward.
 
     Args:
         context: Shared parts of the training, with an enabled scaler.
@@ -84,6 +119,14 @@ class GradientUseSensor(Sensor):
         self._roots = ScaledRoots(self._scaler)
         self._scales = ScaleLog()
         self._doubts = Doubts(self._scales, context.observe)
+        self._bus = context.bus
+        self._deferred = context.deferred
+        # Of its own: gradients come in the middle of backward, begun by no event.
+        self.guard: Guard = context.bus.guard(self.name, sweep=self.failed)
+        self._untouched = Untouched(self.guard)
+        # Weak: it holds nodes of the graph, which has to go where backward raises.
+        self._running: weakref.ref[_Backward] | None = None
+        self._was_asked_within = False
         self._shapes: set[tuple[str, ...]] = set()
         self._sources: dict[int, str] = {}
         self._calls = 0
@@ -103,6 +146,7 @@ class GradientUseSensor(Sensor):
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Know nothing of the gradients meanwhile, and after."""
         self._contents.clear()
+        self._untouched.clear()
 
     def may_rest(self) -> bool:
         """Whether no gradient is followed, and nothing is out of the ordinary."""
@@ -113,8 +157,14 @@ class GradientUseSensor(Sensor):
         """Begin anew, as after an update."""
         self._begin_anew()
 
+    def failed(self) -> None:
+        """Listen to no gradient any more."""
+        self._running = None
+        self._untouched.clear()
+
     def removed(self) -> None:
         """Forget all gradients."""
+        self.failed()
         self._contents.clear()
         self._doubts.clear()
 
@@ -128,6 +178,7 @@ class GradientUseSensor(Sensor):
         self._judged.clear()
         branches = self._roots.branches(call.tensors, call.gradients)
         self._roots.asked = False
+        self._running = None
         is_plain = False
         for branch in branches:
             self._since_update.add(branch.kind)
@@ -139,8 +190,12 @@ class GradientUseSensor(Sensor):
             or self._waits
             or (self._may_be_unscaled and UNSCALED in stages(self._scaler))
         ):
-            seen = self._contents.before(self._trained.parameters())
-            return partial(self._backward_ended, branches, seen)
+            parameters = self._trained.parameters()
+            seen = self._contents.before(parameters)
+            running = _Backward(branches, seen)
+            self._running = weakref.ref(running)
+            self._untouched.begin(parameters)
+            return partial(self._backward_ended, running, seen)
         if self._contents.known:
             self._contents.clear()
         return None
@@ -157,13 +212,24 @@ class GradientUseSensor(Sensor):
     def _follow(self) -> None:
         self._follow_until = self._calls + FOLLOWED
 
-    def _backward_ended(self, branches: Sequence[Branch], seen: Sequence[GradientBefore]) -> None:
-        self._contents.after(seen, self._roots.reach(branches))
+    def _backward_ended(self, running: _Backward, seen: Sequence[GradientBefore]) -> None:
+        self._running = None
+        branches = running.branches
+        self._contents.after(seen, self._added_by(running))
+        self._untouched.end()
+        self._was_asked_within |= self._roots.asked
+        if not self._was_asked_within:
+            self._untouched.left(one.parameter for one in seen)
         kinds = {branch.kind for branch in branches}
         # Nearly all losses are scaled, and finding the user's line walks the stack: the line of a
         # scaled loss matters only after ``unscale_``.
         if PLAIN in kinds or UNSCALED in stages(self._scaler):
             self._sources.update(dict.fromkeys(kinds, user_source()))
+
+    def _added_by(self, running: _Backward) -> Added:
+        if running.added is None:
+            running.added = self._roots.reach(running.branches)
+        return running.added
 
     # The scaler.
 
@@ -182,6 +248,7 @@ class GradientUseSensor(Sensor):
     def scale_read(self, _event: ScaleRead) -> None:
         """Take note that something may be scaled by hand."""
         self._roots.asked = True
+        self._was_asked_within |= self._bus.is_optimizer_stepping
 
     def unscaling(self, event: Unscaling) -> None:
         """Judge the gradients that the user is about to have unscaled."""
@@ -194,8 +261,12 @@ class GradientUseSensor(Sensor):
             return
         # ``_judge`` has noted which gradients were of known content before: unscaling has raised
         # their versions, so that ``of`` would not find them now.
-        mine = [p for p in parameters_of(event.optimizer) if id(p) in self._unscaling]
-        self._contents.set(mine, frozenset({PLAIN}))
+        of_optimizer = parameters_of(event.optimizer)
+        self._contents.set(
+            [p for p in of_optimizer if id(p) in self._unscaling], frozenset({PLAIN})
+        )
+        # What the program has changed before was not known then, and is not what it was any more.
+        self._contents.forget([p for p in of_optimizer if id(p) not in self._unscaling])
         self._unscaling.clear()
 
     def step_began(self, event: StepBegan) -> None:
@@ -249,6 +320,7 @@ class GradientUseSensor(Sensor):
     def _begin_anew(self) -> None:
         self._roots.updated()
         self._may_be_unscaled = False
+        self._was_asked_within = False
         self._direct.clear()
         self._since_update.clear()
         self._sources.clear()
@@ -320,34 +392,126 @@ class GradientUseSensor(Sensor):
         self._doubts.add(Doubt(numbers, newest, observed))
 
     def optimizer_stepped(self, event: OptimizerStepped) -> None:
-        """Judge the gradients of a step that the scaler did not call."""
-        if event.by_scaler or is_traced():
+        """Judge the gradients of a step that the scaler did not call, or that it has not unscaled for."""
+        optimizer, by_scaler, is_outermost = event
+        if (by_scaler and self._is_unscaled(optimizer)) or is_traced():
             return
-        optimizer = event.optimizer
-        scaler = self._scaler
-        roots = self._roots
         index = self._registry.index_of(optimizer)
-        if index is None:
+        is_nested = by_scaler and not is_outermost
+        # Nothing is known of gradients within most steps of most trainings.
+        if index is None or (is_nested and not self._contents.known):
             return
+        running = None if self._running is None else self._running()
+        if running is not None and graph_task() != -1:
+            self._direct.add(id(optimizer))
+            self._judge_within(running, optimizer, index)
+            return
+        if by_scaler:
+            self._judge_scaler(optimizer, index, is_nested=is_nested)
+            return
+        roots = self._roots
         self._trained.meet(optimizer)
         self._direct.add(id(optimizer))
         if not self._contents.known:
             # The content of its gradients is not known; that of the next ones will be.
-            if roots.num_scaled and stage_of(scaler, optimizer) == READY:
+            if roots.num_scaled and stage_of(self._scaler, optimizer) == READY:
                 self._follow()
             return
         parameters = [p for p in parameters_of(optimizer) if id(p) not in self._judged]
-        found = [p for p, kinds in self._contents.of(parameters) if _is_scaled(kinds)]
+        known = self._contents.of(parameters)
+        # A hook of the program may have divided.
+        found = [p for p, kinds in known if _is_scaled(kinds) and not may_be_changed(p)]
         self._judged.update(id(p) for p in parameters)
         # A user who has asked for the scale after backward may have divided by it.
-        if found and not roots.asked:
+        if found and roots.asked:
+            self._prove(optimizer, index, found)
+        elif found:
             self._follow()
             self._observe(
                 ScaledStep(
-                    self._iteration.step, index, scale_on_host(scaler), len(found), user_source()
+                    self._iteration.step,
+                    index,
+                    scale_on_host(self._scaler),
+                    len(found),
+                    user_source(),
                 )
             )
         self._contents.forget(parameters_of(optimizer))
+
+    def _is_unscaled(self, optimizer: Optimizer) -> bool:
+        """Whether the scaler has looked for infinities in the gradients of an optimizer, as it does to unscale."""
+        state = states_of_optimizers(self._scaler).get(id(optimizer))
+        return state is not None and bool(state["found_inf_per_device"])
+
+    def _judge_scaler(self, optimizer: Optimizer, index: int, *, is_nested: bool) -> None:
+        """Judge the gradients of a step within that of the scaler, which has not unscaled them.
+
+        A class of the user's has stepped in place of the scaler's own step, or a hook of the optimizer that the
+        scaler steps has stepped another one. An optimizer within one that the scaler was given has the same
+        gradients: unscaling has changed them, so that they are not known to be scaled any more.
+        """
+        found = [p for p, kinds in self._contents.of(parameters_of(optimizer)) if _is_scaled(kinds)]
+        if found and stage_of(self._scaler, optimizer) == READY:
+            self._prove(optimizer, index, found, by_scaler=not is_nested)
+
+    def _judge_within(self, running: _Backward, optimizer: Optimizer, index: int) -> None:
+        """Judge the gradients that a step in the middle of backward, in a hook, has used."""
+        if stage_of(self._scaler, optimizer) != READY:
+            return
+        added = self._added_by(running)
+        found = []
+        for parameter in parameters_of(optimizer):
+            before, gradient = running.seen.get(id(parameter)), parameter.grad
+            # What was there before would be in the norm.
+            if before is None or gradient is None or before.kinds:
+                continue
+            if id(gradient) == before.gradient and version_of(gradient) == before.version:
+                continue
+            kinds = added.get(id(parameter), frozenset()) if isinstance(added, dict) else added
+            if _is_scaled(kinds) and UNKNOWN not in kinds:
+                found.append(parameter)
+        if found:
+            self._prove(optimizer, index, found, in_backward=True)
+
+    def _prove(
+        self,
+        optimizer: Optimizer,
+        index: int,
+        found: Sequence[Tensor],
+        *,
+        by_scaler: bool = False,
+        in_backward: bool = False,
+    ) -> None:
+        """Report a step on scaled gradients if nobody has changed them, or have the next ones compared."""
+        # Where it was asked for within backward, or within the step, it may have been divided by there.
+        is_asked = self._was_asked_within or (in_backward and self._roots.asked)
+        if is_asked or may_divide(optimizer, by_scaler=by_scaler):
+            return
+        found = [p for p in found if not has_hook(p)]
+        is_same = self._untouched.compare(found)
+        if is_same is None:
+            if self._untouched.suspect(found, in_backward=in_backward):
+                self._follow()
+            return
+        observed = ScaledStep(
+            self._iteration.step,
+            index,
+            scale_on_host(self._scaler),
+            len(found),
+            user_source(),
+            by_scaler=by_scaler,
+            in_backward=in_backward,
+        )
+
+        def judge(read: list[float]) -> None:
+            is_same, is_other = read
+            if is_same:
+                self._follow()
+                self._observe(observed)
+            elif is_other:
+                self._untouched.were_changed()
+
+        self._deferred.read(is_same, judge)
 
     def zeroed(self, event: Zeroed) -> None:
         """Take note that gradients were set to zero or to ``None``."""

@@ -431,11 +431,15 @@ class OpCensusSensor(Sensor):
             self.stop()
             return
         self._bus.is_optimizer_stepping = False  # a step that has raised did not end
-        if self._stack.enter(id(module), known[0]):
+        is_outermost = self._stack.enter(id(module), known[0])
+        if is_outermost:
             self._regions.update()
+        if graph_task() == -1:
+            self._fallbacks.called(known[0])
+        if is_outermost:
             if torch.is_grad_enabled():
                 self._newest = Phase.FORWARD
-            lone = self._fallbacks.why_lone(module)
+            lone = self._fallbacks.why_lone(module, known[0])
             if lone is not None:
                 reason, region = lone
                 self._lone[known[0], reason, region.dtype, region.device_type] += 1

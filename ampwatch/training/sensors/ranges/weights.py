@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import torch
+
+from ampwatch.diagnosis.evidence.state import SoundBuffers
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
+from ampwatch.training.ops.values import is_plain
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
 
@@ -41,6 +48,22 @@ class WeightSensor(Sensor):
         self._names = context.names
         self._governor = context.governor
         self._measuring = context.measuring
+        self._observe = context.observe
+
+    def installed(self) -> None:
+        """Tell which buffers are sound: what is not finite by then is meant to be so.
+
+        Cost: a pass over the buffers, without a copy; one wait for each device, before the first step.
+        """
+        largest: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
+        for name, buffer in self._buffers():
+            for part, values in parts_of(name, buffer, buffer):
+                if is_plain(values) and values.dtype in FLOATS:
+                    largest[values.device][part] = _largest(values)
+        for by_name in largest.values():
+            numbers = torch.stack(list(by_name.values())).tolist()
+            sound = [name for name, one in zip(by_name, numbers, strict=True) if math.isfinite(one)]
+            self._observe(SoundBuffers(frozenset(sound)))
 
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
@@ -56,8 +79,17 @@ class WeightSensor(Sensor):
         trained = [(name, p) for name, p in self._names.parameters() if p.requires_grad]
         parameters = trained[part::parts]
         self._measuring.measure(Topic.WEIGHT, list(_items(parameters)), STATE)
-        buffers = [(name, b) for name, b in self._names.buffers() if b.is_floating_point()]
-        self._measuring.measure(Topic.BUFFER, list(_items(buffers)), STATE)
+        self._measuring.measure(Topic.BUFFER, list(_items(self._buffers())), STATE)
+
+    def _buffers(self) -> list[tuple[str, Tensor]]:
+        return [(name, b) for name, b in self._names.buffers() if b.is_floating_point()]
+
+
+@torch.no_grad()
+def _largest(values: Tensor) -> Tensor:
+    # A norm needs no tensor as large as a cache may be, as ``isfinite`` does.
+    norm: Tensor = torch.linalg.vector_norm(values, math.inf)
+    return norm.float()
 
 
 def _items(named: list[tuple[str, Tensor]]) -> Iterator[Item]:

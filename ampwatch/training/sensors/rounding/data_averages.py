@@ -15,8 +15,9 @@ from ampwatch.training.memory import bytes_held
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import has_grad, is_plain, place_name, thinned
-from ampwatch.training.sensors.rounding.operands import Memory, listed, number_of, rows_of
+from ampwatch.training.ops.storage import Memory
+from ampwatch.training.ops.values import has_grad, is_plain, names_by_address, place_name, thinned
+from ampwatch.training.sensors.rounding.operands import listed, number_of, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +49,7 @@ MAX_WEIGHT = 2.0
 """Share of the data in a new average, in units of ``eps``, up to which it may stand still far from
 the data: its update is less than half of a spacing until they differ by an eighth."""
 
-SPACINGS = 2.0
+SPACINGS = 1.0
 """Distance from the average in float32 at which a number stands still, in units of ``eps``. One
 that is only rounded is half a unit away."""
 
@@ -140,9 +141,7 @@ class DataAverages(OpSensor):
         """Begin an iteration; averages live longer than iterations."""
         self._step = event.step
         self._deferred.poll()
-        self._buffers = {
-            buffer.data_ptr(): name for name, buffer in self._names.buffers() if is_plain(buffer)
-        }
+        self._buffers = names_by_address(self._names.buffers())
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
         """Whether an op may be part of an update."""
@@ -299,8 +298,7 @@ class DataAverages(OpSensor):
             self._averages[out.data_ptr()] = average
 
     def _site(self, out: Tensor, call: OpCall, place: OpPlace) -> OpSite:
-        buffer = self._buffers.get(out.data_ptr())
-        where = f"buffer:{buffer}" if buffer else place_name(place)
+        where = place_name(place, self._buffers.get(out.data_ptr()))
         phase = Phase.EVAL if place.phase is Phase.EVAL else Phase.FORWARD
         return OpSite(self._step, where, call.info.name, phase.label, user_source())
 

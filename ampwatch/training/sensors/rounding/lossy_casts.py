@@ -49,6 +49,9 @@ MIN_EVIDENCE = 8
 MIN_VALUES = 8
 """Elements below which a tensor proves nothing."""
 
+MAX_FEW = 256
+"""Casts of fewer integers that are told apart; those of several iterations are put together."""
+
 FIRST_SAMPLED = 64
 """Elements of floating-point tensors that are checked first: most are no integers."""
 
@@ -117,6 +120,7 @@ class LossyCasts(OpSensor):
         self._step = 0
         self._rejections: dict[Hashable, int] = {}
         self._held: list[_Held] = []
+        self._few: dict[Hashable, set[float]] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
             "_to_copy": self._cast,
             "to": self._cast,
@@ -174,9 +178,15 @@ class LossyCasts(OpSensor):
         self._check(call, place, call.args[1], call.args[0])
 
     def _check(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
-        is_back = getattr(source, "dtype", None) in HALF and out.dtype in INTEGERS
-        check = self._check_back if is_back and is_plain(source) else self._compare
-        check(call, place, source, out)
+        if not (is_plain(source) and is_plain(out)):
+            return
+        is_integer = source.dtype in INTEGERS
+        if source.numel() >= MIN_VALUES:
+            is_back = source.dtype in HALF and out.dtype in INTEGERS
+            (self._check_back if is_back else self._compare)(call, place, source, out)
+        # One number is a count as a rule, whose rounding does no harm.
+        elif is_integer and source.numel() > 1 and out.dtype in HALF:
+            self._gather(call, place, source, out)
 
     def _promote(self, call: OpCall, place: OpPlace) -> None:
         """Check an op on tensors of different dtypes: it casts one of them implicitly."""
@@ -184,7 +194,7 @@ class LossyCasts(OpSensor):
             return
         for value in call.args[:2]:
             if isinstance(value, torch.Tensor) and value.dtype in INTEGERS and value.ndim:
-                self._compare(call, place, value, call.out)
+                self._check(call, place, value, call.out)
 
     def _range(self, call: OpCall, place: OpPlace) -> None:
         """Check an ``arange`` in half precision, which rounds as a cast of the integers would."""
@@ -244,12 +254,12 @@ class LossyCasts(OpSensor):
 
         self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
 
-    def _compare(self, call: OpCall, place: OpPlace, source: Any, out: Any) -> None:
-        if not (is_plain(source) and is_plain(out)):
-            return
+    def _compare(
+        self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
+    ) -> None:
         limit = LARGEST_INTEGER.get(out.dtype)
         is_integer = source.dtype in INTEGERS
-        if limit is None or source.numel() < MIN_VALUES or isinstance(source, torch.nn.Parameter):
+        if limit is None or isinstance(source, torch.nn.Parameter):
             return
         bits = MANTISSA_BITS.get(source.dtype, 0)
         # A cast to a wider format loses nothing. One of float64 to float32 loses only what is beyond
@@ -257,8 +267,7 @@ class LossyCasts(OpSensor):
         if not is_integer and (bits <= MANTISSA_BITS[out.dtype] or out.dtype is torch.float32):
             return
         signature = place.module, source.dtype, out.dtype, source.shape
-        rejections = self._rejections.get(signature, 0)
-        if rejections >= MAX_REJECTIONS and self._step % RARELY:
+        if self._is_rejected(signature):
             return
         # In host memory reading is no sync, so most casts are rejected here, before any sort.
         if not is_integer and source.device.type == "cpu":
@@ -286,14 +295,50 @@ class LossyCasts(OpSensor):
         with contextlib.suppress(torch.OutOfMemoryError):
             self._deferred.read(_compared(values, out.dtype, bits), judge)
 
+    def _gather(
+        self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Put integers together with those of other casts alike, until they are enough to judge.
+
+        A small batch has few time steps, and other ones in the next iteration.
+        """
+        signature = place.module, source.dtype, out.dtype, source.shape
+        if self._is_rejected(signature):
+            return
+        site = self._site(call, place)
+        dtype = out.dtype
+        result = weakref.ref(out), _address(out)
+
+        def judge(read: list[float]) -> None:
+            if signature not in self._few and len(self._few) >= MAX_FEW:
+                self._few.clear()
+            # Distinct ones: one value in many casts is one piece of evidence.
+            values = self._few.setdefault(signature, set())
+            values.update(read)
+            if len(values) < MIN_VALUES:
+                return
+            del self._few[signature]
+            rounded = sum(value != _rounded(value, dtype) for value in values)
+            kept = len({_rounded(value, dtype) for value in values})
+            largest = max(map(abs, values))
+            is_far = largest > 2 * LARGEST_INTEGER[dtype]
+            if not (is_far and rounded >= ROUNDED_SHARE * len(values)):
+                self._reject(signature)
+                return
+            numbers = len(values), len(values), kept, rounded
+            # What runs up from iteration to iteration is no row of positions.
+            cast = LossyCast(site, name_of(dtype), *numbers, largest, is_ordered=False)
+            self._report(cast, result, place)
+
+        self._deferred.read(source.float(), judge)
+
     def _check_back(
         self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
     ) -> None:
         """Check integers that come out of half precision, wherever they went into it."""
         limit = LARGEST_INTEGER[source.dtype]
         signature = place.module, source.dtype, out.dtype, source.shape
-        rejections = self._rejections.get(signature, 0)
-        if source.numel() < MIN_VALUES or (rejections >= MAX_REJECTIONS and self._step % RARELY):
+        if self._is_rejected(signature):
             return
         magnitude = head(source.detach(), MAX_COMPARED).abs()
         site = self._site(call, place)
@@ -322,6 +367,11 @@ class LossyCasts(OpSensor):
 
         columns = magnitude.max(), (magnitude > limit).sum()
         self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
+
+    def _is_rejected(self, signature: Hashable) -> bool:
+        """Whether casts alike were checked in vain, and it is not their turn again."""
+        is_rejected = self._rejections.get(signature, 0) >= MAX_REJECTIONS
+        return is_rejected and self._step % RARELY != 0
 
     def _reject(self, signature: Hashable) -> None:
         if len(self._rejections) >= MAX_SIGNATURES:
@@ -434,3 +484,7 @@ def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tens
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(number, dtype=torch.float32).to(dtype))

@@ -12,8 +12,8 @@ from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import has_grad, is_plain, place_name, thinned
-from ampwatch.training.sensors.rounding.operands import Memory
+from ampwatch.training.ops.storage import Memory
+from ampwatch.training.ops.values import has_grad, is_plain, names_by_address, place_name, thinned
 
 if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
@@ -81,12 +81,14 @@ class MetricSums(OpSensor):
         self._names = context.names
         # Weights that are updated by hand are no sums.
         self._parameters: set[int] = set()
+        self._buffers: dict[int, str] = {}
         self._sums: dict[int, _Sum] = {}
 
     def ops_began(self, event: OpsBegan) -> None:
         """Begin an iteration; sums live longer than iterations."""
         self._step = event.step
-        self._parameters = {p.data_ptr() for _, p in self._names.parameters() if is_plain(p)}
+        self._parameters = set(names_by_address(self._names.parameters()))
+        self._buffers = names_by_address(self._names.buffers())
         self._deferred.poll()
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
@@ -124,6 +126,7 @@ class MetricSums(OpSensor):
         """Take in the values that have reached the host."""
         self._deferred.poll()
         self._parameters.clear()
+        self._buffers.clear()
 
     def _add(self, call: OpCall, place: OpPlace, *, in_place: bool) -> None:
         out = call.out
@@ -173,6 +176,7 @@ class MetricSums(OpSensor):
         if not isinstance(addend, (torch.Tensor, int, float)) or is_in_optimizer():
             return
         out = call.out.detach()
+        where = place_name(place, self._buffers.get(out.data_ptr()))
         alpha = call.kwargs.get("alpha", 1)
         if isinstance(addend, torch.Tensor) and addend.device != out.device:
             # A scalar in host memory can be added to a tensor on a device; reading it is no sync.
@@ -197,7 +201,7 @@ class MetricSums(OpSensor):
         columns = added.sum(), (added & same).sum(), out.reshape(-1)[0], given.reshape(-1)[0]
         phase = Phase.EVAL if place.phase is Phase.EVAL else Phase.FORWARD
         known.source = known.source or user_source()
-        site = OpSite(self._step, place_name(place), call.info.name, phase.label, known.source)
+        site = OpSite(self._step, where, call.info.name, phase.label, known.source)
         dtype = name_of(out.dtype)
 
         def judge(read: list[float]) -> None:

@@ -1,42 +1,15 @@
-"""Factors, tensors and memory of ops that average or add up."""
+"""Factors and tensors of ops that average or add up."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.training.ops.values import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
-
     from ampwatch.training.ops.call import OpCall
-
-
-class Memory:
-    """A place in memory, as long as the storage there is the same: no tensor, and no reference.
-
-    PyTorch refuses to swap tensors that are weakly referred to.
-    """
-
-    __slots__ = ("_shape", "_storage", "address")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.address = tensor.data_ptr()
-        self._shape = tensor.shape
-        self._storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the storage still exists."""
-        return not self._storage.expired()  # type: ignore[no-untyped-call]
-
-    def is_of(self, tensor: Tensor) -> bool:
-        """Whether a tensor at this address lies in this storage, in the same shape."""
-        return self._shape == tensor.shape and self.is_alive
 
 
 def number_of(value: Any) -> float | None:

@@ -51,6 +51,64 @@ def test_a_weight_that_is_written_to_between_two_forwards_is_named(with_grad: bo
     )
 
 
+def _through_data(model: nn.Module) -> None:
+    model[1].weight.data.mul_(2.0)
+
+
+def _of_all(model: nn.Module) -> None:
+    data = [p.data for p in model.parameters()]
+    torch._foreach_copy_(data, [2.0 * tensor for tensor in data])
+
+
+KEPT: list[torch.Tensor] = []
+
+
+def _by_another_tensor(model: nn.Module) -> None:
+    KEPT[:] = [model[1].weight.data]  # to be put back after the evaluation
+    model[1].weight.data = 2.0 * model[1].weight.detach()
+
+
+@pytest.mark.parametrize("write", [_through_data, _of_all, _by_another_tensor])
+def test_a_write_that_raises_no_version_is_seen(write: Callable[[nn.Module], None]) -> None:
+    """Averages of weights are swapped in like that, to evaluate."""
+
+    def program(model: nn.Module) -> None:
+        with torch.no_grad(), bfloat16():
+            first = model(X)
+            version = model[1].weight._version
+            write(model)
+            assert model[1].weight._version == version
+            assert torch.equal(model(X), first)
+
+    (finding,) = findings_of(program)
+    assert finding.where in ("param:0.weight", "param:1.weight")
+
+
+def test_a_weight_that_is_only_moved_has_not_changed() -> None:
+    """Offloading and gathering shards put the same numbers elsewhere, and free the memory of before."""
+
+    def program(model: nn.Module) -> None:
+        with torch.no_grad(), bfloat16():
+            model(X)
+            model[1].weight.data = model[1].weight.detach().clone()
+            model(X)
+
+    assert findings_of(program) == []
+
+
+def test_what_is_written_to_other_memory_ages_no_cast() -> None:
+    """Nor does a weight that is written to before it is cast."""
+
+    def program(model: nn.Module) -> None:
+        with torch.no_grad(), bfloat16():
+            model[1].weight.data.mul_(2.0)
+            model(X)
+            torch.ones(4).mul_(2.0)
+            model(X)
+
+    assert findings_of(program) == []
+
+
 def test_a_cast_is_named_after_an_interrupt_has_left_no_names() -> None:
     """It is the one thing that is known; the sensor goes on."""
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))

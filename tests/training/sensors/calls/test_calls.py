@@ -283,6 +283,18 @@ def freezes_and_thaws(t: Training) -> None:
 
 
 @right
+def averages_micro_batches_by_hand(t: Training) -> None:
+    t.optimizer.zero_grad()
+    for _ in range(2):
+        t.scaler.scale(t.loss()).backward()
+    for p in t.model.parameters():
+        p.grad.div_(2)
+    t.scaler.unscale_(t.optimizer)
+    clip_grad_norm_(t.model.parameters(), 1.0)
+    t.finish()
+
+
+@right
 def repairs_what_clipping_broke(t: Training) -> None:
     t.second.zero_grad()
     (t.other(X).square().mean() * (float("inf") if t.step == 5 else 1.0)).backward()
@@ -489,6 +501,104 @@ def test_a_region_that_is_held_from_step_to_step_is_reported_as_held() -> None:
         seen = observations(program, steps=5)
 
     assert [(o.step, o.is_held) for o in seen] == [(step, True) for step in (2, 3, 4)]
+
+
+def _energy(t: Training, x: torch.Tensor, *, wide: bool) -> torch.Tensor:
+    """Return what the model says, under autocast; its last layer in float32 if it is ``wide``."""
+    body, head = t.model[:2], t.model[2]
+    with torch.autocast("cpu", dtype=torch.float16):
+        hidden = body(x)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=not wide):
+            return head(hidden.float() if wide else hidden).float().sum()
+
+
+def _asks(
+    *,
+    wide: bool,
+    inside: bool = True,
+    of: Callable[[Training, torch.Tensor], list[torch.Tensor]] = lambda _t, x: [x],
+    ask: Callable[..., Any] = torch.autograd.grad,
+) -> Callable[[Training], None]:
+    """Return a step that takes gradients of the model's output into its loss."""
+
+    def step(t: Training) -> None:
+        x = X.clone().requires_grad_()
+        t.optimizer.zero_grad()
+        energy = _energy(t, x, wide=wide)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=inside):
+            gradients = ask(energy, of(t, x), create_graph=True)
+        loss = energy.square() + sum(g.float().square().sum() for g in gradients)
+        t.scaler.scale(loss).backward()
+        t.finish()
+
+    return step
+
+
+def test_gradients_asked_for_under_autocast_are_seen_where_it_lowers_a_product() -> None:
+    """The product that was kept in float32, by its weight, and by whatever name ``grad`` was imported.
+
+    Ever more seldom: a long graph takes milliseconds.
+    """
+    seen = observations(_asks(wide=True), steps=4)
+
+    assert [(o.step, o.dtype, o.products, o.weight) for o in seen] == [
+        (step, "float16", 1, "0.2.weight") for step in (0, 1, 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        _asks(wide=False),  # a gradient penalty, a physical loss: autocast changes no number
+        _asks(wide=True, inside=False),  # PyTorch's example
+        # Ways to the gradient that multiply by nothing: a bias, and what comes after the product.
+        _asks(wide=True, of=lambda t, _x: [t.model[2].bias]),
+    ],
+)
+def test_gradients_asked_for_under_autocast_that_it_leaves_alone_are_not_seen(
+    healthy: Callable[[Training], None],
+) -> None:
+    """Unlike ``backward``, which has no business in the block, they may be a part of the forward pass."""
+    assert observations(healthy, steps=4) == []
+
+
+def test_second_derivatives_under_autocast_are_not_seen() -> None:
+    """The products of the first backward ran in the dtype of the forward."""
+
+    def twice(energy: torch.Tensor, inputs: list[torch.Tensor], **_how: bool) -> Any:
+        (first,) = torch.autograd.grad(energy, inputs, create_graph=True)
+        return torch.autograd.grad(first.float().square().sum(), inputs, create_graph=True)
+
+    assert observations(_asks(wide=False, ask=twice), steps=4) == []
+
+
+def test_gradients_of_another_network_are_not_ours() -> None:
+    """A frozen classifier that guides, with a product in float32."""
+    guide = nn.Linear(8, 1)
+
+    def program(t: Training) -> None:
+        x = X.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.float16):
+            with torch.autocast("cpu", enabled=False):
+                energy = guide(x).sum()
+            torch.autograd.grad(energy, x)
+        t.optimizer.zero_grad()
+        t.scaler.scale(t.loss()).backward()
+        t.finish()
+
+    assert observations(program, steps=4) == []
+
+
+def test_a_line_that_was_judged_in_vain_is_judged_again() -> None:
+    """Seldom, and in odd turns as in even ones."""
+
+    def program(t: Training) -> None:
+        _asks(wide=t.step >= 10 and t.step % 2 == 1)(t)
+
+    steps = [o.step for o in observations(program, steps=40)]
+
+    assert steps
+    assert set(steps) <= set(range(11, 40, 2))
 
 
 class Plugin:

@@ -10,7 +10,10 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
+import ampwatch
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
+from ampwatch.training.sensors.calls import clipping
+from ampwatch.training.sensors.calls.clip_call import num_nonfinite
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from tests.training.bench import Bench
 from tests.training.sensors.late import FakeDevice
@@ -125,6 +128,40 @@ def test_gradients_given_one_by_one_are_clipped_as_well() -> None:
         made.unscale_(case.optimizer)
 
     assert [o.limit for o in case.seen] == [0.5, 0.25]
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_joint_clip_spoils_the_gradients_of_an_optimizer_whose_own_were_finite(
+    monkeypatch: pytest.MonkeyPatch, *, joint: bool
+) -> None:
+    """The scaler has found nothing in them, and takes the step; clipped by itself each is right, and not read."""
+    read: list[torch.Tensor] = []
+
+    def reads(gradient: torch.Tensor) -> int:
+        read.append(gradient)
+        return num_nonfinite(gradient)
+
+    monkeypatch.setattr(clipping, "num_nonfinite", reads)
+    models = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    made = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with ampwatch.monitor(models, made, optimizer=optimizers, level="light", serve=False) as watch:
+        for step in range(2):
+            models.zero_grad()
+            made.scale(sum(model(torch.ones(1, 4)).sum() for model in models)).backward()
+            if step:
+                models[0].weight.grad[0, 0] = math.nan
+            for optimizer in optimizers:
+                made.unscale_(optimizer)
+            for clipped in [models] if joint else models:
+                clip_grad_norm_(clipped.parameters(), 0.5)
+            for optimizer in optimizers:
+                made.step(optimizer)
+            made.update()
+
+    found = [f for f in watch.findings if f.kind == "clip_nonfinite_norm"]
+    assert [(f.where, f.first_step) for f in found] == [("param:0.weight", 1)] * joint
+    assert bool(read) is joint
 
 
 def test_no_gradient_outlives_its_iteration_for_being_clipped() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 from torch.amp import custom_bwd, custom_fwd
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from torch.utils.checkpoint import checkpoint
 
+import ampwatch
 from ampwatch.numerics.units.ops import Fallback, Phase
 from tests.training.sensors.counting import Counted
 
@@ -210,3 +213,84 @@ def test_the_dtypes_of_the_regions_are_those_that_ops_ran_in() -> None:
     assert counted.census is not None
     assert counted.census.autocast_dtypes == ("bfloat16", "float16")
     assert counted.census.device_types == {"cpu"}
+
+
+ENTERS, STAYS_OUT = True, False
+"""Whether what is computed again enters the region of its forward."""
+
+
+class Recompute(torch.autograd.Function):
+    """Checkpointing by hand: forward without a graph, and the module is called again in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, module: nn.Module, enters: bool) -> torch.Tensor:  # noqa: FBT001
+        ctx.module, ctx.x, ctx.enters = module, x.detach(), enters
+        with torch.no_grad():
+            out: torch.Tensor = module(x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        x = ctx.x.requires_grad_()
+        around = region() if ctx.enters else nullcontext()
+        with torch.enable_grad(), around:
+            out = ctx.module(x)
+        torch.autograd.backward(out, gradients[0].to(out.dtype))
+        return x.grad, None, None
+
+
+def recomputed(call: Callable[[torch.Tensor, nn.Module], torch.Tensor], block: nn.Module) -> Any:
+    """Return the findings about autocast of a training whose second block is called as given."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(8, 8), block, nn.Linear(8, 1)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with ampwatch.monitor(model, level="deep", serve=False) as watch:
+        for _ in range(6):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = model[2](call(model[0](torch.randn(4, 8)), model[1]))
+            optimizer.zero_grad()
+            out.float().square().mean().backward()
+            optimizer.step()
+    return [f for f in watch.findings if f.kind == "autocast_inactive"]
+
+
+def _checkpointed(x: torch.Tensor, block: nn.Module) -> torch.Tensor:
+    out: torch.Tensor = checkpoint(block, x, use_reentrant=False)
+    return out
+
+
+def test_a_module_that_is_computed_again_outside_of_its_region_is_named() -> None:
+    """Its gradients are those of another function, and what it saves memory for is kept in float32."""
+    block = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    (finding,) = recomputed(lambda x, block: Recompute.apply(x.float(), block, STAYS_OUT), block)
+
+    assert (finding.where, finding.phase) == ("1", "backward")
+    assert "computed again in backward" in finding.summary
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, block: Recompute.apply(x.float(), block, ENTERS),
+        _checkpointed,
+        lambda x, block: checkpoint(block, x, use_reentrant=True),
+    ],
+    ids=["by hand", "checkpoint", "reentrant"],
+)
+def test_one_that_enters_the_region_again_is_right(
+    call: Callable[[torch.Tensor, nn.Module], torch.Tensor],
+) -> None:
+    """As PyTorch's own checkpoints do."""
+    assert recomputed(call, nn.Sequential(nn.Linear(8, 8), nn.ReLU())) == []
+
+
+def test_what_forward_kept_out_of_autocast_may_be_computed_again_without() -> None:
+    """Both are in float32."""
+
+    def call(x: torch.Tensor, block: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            out: torch.Tensor = Recompute.apply(x.float(), block, STAYS_OUT)
+        return out
+
+    assert recomputed(call, nn.Linear(8, 8)) == []

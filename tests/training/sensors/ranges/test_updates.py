@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+import ampwatch
 from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN
 from ampwatch.training.hooks.events import IterationPlanned
-from ampwatch.training.sensors.ranges.updates import LONG_SPAN, MAX_ELEMENTS, SPAN, UpdateSensor
+from ampwatch.training.sensors.ranges.updates import LONG_SPAN, MAX_ELEMENTS, UpdateSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
 
@@ -71,10 +73,10 @@ def test_an_update_that_rounds_away_is_a_zero(bench: Any) -> None:
 def test_updates_are_also_compared_over_many_steps(bench: Any) -> None:
     """From the snapshot that is kept: a sum that is lost, too, is lost to rounding."""
     watched = bench(torch.tensor([1.0, 256.0], dtype=torch.bfloat16))
-    for _ in range(2 * SPAN + 1):
+    for _ in range(2 * UPDATE_SPAN + 1):
         watched.step(2.0**-3)
 
-    spans = watched.ratios(span=SPAN)
+    spans = watched.ratios(span=UPDATE_SPAN)
     assert [r[1].item() for r in spans] == [0.0, 0.0]
     assert all(r[0] > 0.1 for r in spans)
 
@@ -144,13 +146,13 @@ def test_an_iteration_that_is_not_sampled_is_left_alone(bench: Any) -> None:
 def test_a_part_of_the_parameters_is_compared_when_all_would_be_too_much(bench: Any) -> None:
     """Each part has a snapshot of its own, so that spans are seen as well."""
     watched = bench(*(torch.ones(2) for _ in range(3)))
-    for step in range(4 * SPAN):
+    for step in range(4 * UPDATE_SPAN):
         watched.parts.governor.part = (step % 2, 2)
         watched.step(1e-3)
 
     names = {n.name for n in watched.parts.notes.notes if n.how.span > 1}
     assert names == {"0", "1", "2"}
-    assert {n.how.span for n in watched.parts.notes.notes} == {1, SPAN}
+    assert {n.how.span for n in watched.parts.notes.notes} == {1, UPDATE_SPAN}
     assert [n.name for n in watched.parts.notes.notes[:3]] == ["0", "2", "1"]
 
 
@@ -219,7 +221,7 @@ def test_an_optimizer_of_others_is_given_more_time(bench: Any) -> None:
 
     watched = bench(torch.ones(2))
     own = Own(watched.model.parameters(), lr=1.0)
-    for _ in range(LONG_SPAN + SPAN):
+    for _ in range(LONG_SPAN + UPDATE_SPAN):
         watched.model[0].grad = torch.zeros(2)
         own.step()
         watched.parts.governor.step += 1
@@ -270,3 +272,110 @@ def test_an_eps_that_is_zero_in_the_parameters_dtype_is_noted() -> None:
             parts.remove()
 
         assert parts.context.lost_eps == lost
+
+
+class LeanAdam(torch.optim.Optimizer):
+    """Adam by hand, whose squares of gradients are kept in a dtype of their own."""
+
+    def __init__(self, parameters: Any, dtype: torch.dtype, eps: float) -> None:
+        super().__init__(parameters, {"lr": 1e-4, "eps": eps})
+        self.dtype = dtype
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["mean"] = torch.zeros_like(p)
+                    state["squares"] = torch.zeros_like(p, dtype=self.dtype)
+                state["mean"].lerp_(p.grad, 0.1)
+                gradient = p.grad.to(self.dtype)
+                state["squares"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+                p.addcdiv_(
+                    state["mean"],
+                    state["squares"].float().sqrt() + group["eps"],
+                    value=-group["lr"],
+                )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps", "is_told"),
+    [
+        (torch.float16, 1e-8, True),
+        (torch.float16, 1e-4, False),
+        (torch.bfloat16, 1e-8, False),
+        (torch.float32, 1e-8, False),
+    ],
+    ids=str,
+)
+def test_squares_that_float16_makes_zero_are_told(
+    dtype: torch.dtype, eps: float, *, is_told: bool
+) -> None:
+    """Before a weight is infinite: what is divided by the eps alone is a step that flies off."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = LeanAdam(model.parameters(), dtype, eps)
+    with ampwatch.monitor(model, optimizer=optimizer, level="deep", serve=False) as watch:
+        for _ in range(4):
+            optimizer.zero_grad()
+            (1e-3 * model(torch.randn(4, 8)).square().mean()).backward()
+            before = model.weight.detach().clone()
+            optimizer.step()
+        assert not any(guard.off for guard in watch._session.bus.guards)
+    found = [f for f in watch.findings if f.kind == "optimizer_eps_underflow"]
+
+    assert bool((model.weight - before).abs().amax() > 0.1) is is_told
+    assert [(f.where, f.phase, f.first_step) for f in found] == [
+        ("param:weight", "optimizer", 0)
+    ] * is_told
+
+
+def test_a_state_in_float16_that_is_zero_and_no_square_is_left_alone() -> None:
+    """What rounding has left over is nothing as a rule; the weights move as they should."""
+
+    class Compensated(LeanAdam):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step(closure)
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["rest"] = torch.zeros_like(p, dtype=torch.float16)
+
+    torch.manual_seed(0)
+    model = nn.Linear(8, 8)
+    optimizer = Compensated(model.parameters(), torch.float32, 1e-8)
+    with ampwatch.monitor(model, optimizer=optimizer, level="deep", serve=False) as watch:
+        for _ in range(4):
+            optimizer.zero_grad()
+            (1e-3 * model(torch.randn(4, 8)).square().mean()).backward()
+            optimizer.step()
+
+    assert [f for f in watch.findings if f.kind == "optimizer_eps_underflow"] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_squares_that_were_lost_in_a_checkpoint_are_told(dtype: torch.dtype) -> None:
+    """Rows without a gradient have nothing but the average of the ones before, and are divided by eps alone."""
+    torch.manual_seed(0)
+    model = nn.Embedding(16, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step(rows: int) -> None:
+        optimizer.zero_grad()
+        (1e-3 * model(torch.arange(rows)).square().mean()).backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step(16)
+    state = optimizer.state_dict()
+    for tensors in state["state"].values():
+        tensors["exp_avg_sq"] = tensors["exp_avg_sq"].to(dtype)
+    optimizer.load_state_dict(state)
+    with ampwatch.monitor(model, optimizer=optimizer, level="deep", serve=False) as watch:
+        step(8)
+        assert not any(guard.off for guard in watch._session.bus.guards)
+
+    found = [f for f in watch.findings if f.kind == "optimizer_eps_underflow"]
+    assert [(f.where, f.dtype, f.first_step) for f in found] == [("param:weight", "float32", 0)] * (
+        dtype is torch.float16
+    )

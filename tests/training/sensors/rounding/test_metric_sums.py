@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import ampwatch
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.sensors.rounding.metric_sums import MetricSums
 from tests.training.sensors.listening import EVALUATED, STEPPED, Listening, inside
@@ -183,3 +184,27 @@ def test_sums_in_float32_grow(listening: Listening) -> None:
             total += 1
 
     assert listening.seen == []
+
+
+def test_a_count_that_a_module_keeps_is_named(listening: Listening) -> None:
+    """By the buffer, as a finding about an average is."""
+
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.full((4,), 2.0**17, dtype=torch.bfloat16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen += 8.0
+            return x
+
+    model = nn.Sequential(Counting())
+    with ampwatch.monitor(model, level="deep", serve=False) as watch:
+        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
+        for _ in range(20):
+            model(torch.ones(1, requires_grad=True)).sum().backward()
+            optimizer.step()
+
+    (finding,) = (f for f in watch.findings if f.kind == "metric_accum_rounding")
+    assert (finding.where, finding.op) == ("buffer:0.seen", "add_")
+    assert "in buffer 0.seen has stopped growing: at 131072" in finding.summary

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import subprocess
+import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.host.daemon.parts import ROOT, Daemon, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from tests.frameworks.environments import Environment
@@ -32,6 +35,10 @@ has ended. The thread goes on after ``destroy_process_group``: what wraps a mode
 
 MAX_ABORTS = 3
 """Of one program in a row, before it counts as a failure."""
+
+
+SAID = ("code", "stdout", "stderr")
+"""Files in which a fork leaves its exit status and what it has said."""
 
 
 class Way(Enum):
@@ -90,9 +97,74 @@ class Outcome:
         }
 
     @property
+    def is_aborted(self) -> bool:
+        """Whether PyTorch ended it by itself."""
+        return bool(self.code) and ABORTED in self.stderr
+
+    @property
     def is_watched(self) -> bool:
         """Whether ampwatch saw anything of it."""
         return bool(self.samples)
+
+
+@dataclass(frozen=True)
+class Start:
+    """One run of a program, as it is to be started.
+
+    Attributes:
+        arguments: What the program is told.
+        environment: Its environment.
+        ranks: In how many processes.
+    """
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str]
+    ranks: int = 1
+
+
+def run_program(command: list[str], environment: dict[str, str], seconds: float) -> Outcome:
+    """Run a command to its end, at most so long."""
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that forks of it can be ended with it
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)
+            stdout, stderr = process.communicate(timeout=30)
+            return Outcome(None, stdout, stderr, [])
+    return Outcome(process.returncode, stdout, stderr, [])
+
+
+def run_forks(command: list[str], starts: Sequence[Start]) -> list[Outcome]:
+    """Run a program several times, each a fork of one process, which imports what it needs once.
+
+    Args:
+        command: The program without its arguments.
+        starts: Its runs. Their environments differ in nothing that is read while it imports.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        runs = [
+            asdict(start) | {name: str(place / f"{number}.{name}") for name in SAID}
+            for number, start in enumerate(starts)
+        ]
+        (place / "runs.json").write_text(json.dumps(runs))
+        asked = starts[0].environment | {"PROGRAM_RUNS": str(place / "runs.json")}
+        whole = run_program([*command, *starts[0].arguments], asked, MAX_SECONDS * len(starts))
+        assert whole.code == 0, whole.stderr
+        return [
+            Outcome(int(code), stdout, stderr, [])
+            for code, stdout, stderr in (
+                (Path(run[name]).read_text() for name in SAID) for run in runs
+            )
+        ]
 
 
 class Runner:
@@ -119,18 +191,33 @@ class Runner:
         self, environment: Environment, way: Way, fault: Fault, daemon: Daemon | None = None
     ) -> Outcome:
         """Run a program to its end; again if PyTorch ended it by itself."""
-        run = f"{environment.name}-{way.name.lower()}-{fault.value or 'healthy'}"
-        outcome = self._run(environment, way, fault, daemon, run)
-        for number in range(MAX_ABORTS):
-            if not outcome.code or ABORTED not in outcome.stderr:
+        for _ in range(MAX_ABORTS + 1):
+            start = self._start(environment, way, fault)
+            command = [*self._command(environment, way), *start.arguments]
+            outcome = run_program(command, start.environment, MAX_SECONDS)
+            if not outcome.is_aborted:
                 break
-            outcome = self._run(environment, way, fault, daemon, f"{run}-again-{number}")
-        return outcome
+        return self._gather(outcome, start, environment, daemon if way is not Way.BARE else None)
 
-    def _run(
-        self, environment: Environment, way: Way, fault: Fault, daemon: Daemon | None, run: str
-    ) -> Outcome:
-        out = self._directory / f"out-{next(self._numbers)}"
+    def run_all(
+        self,
+        environment: Environment,
+        runs: Sequence[tuple[Way, Fault]],
+        daemon: Daemon | None = None,
+    ) -> list[Outcome]:
+        """Run a program to its end in each way and with each fault, in less time than one by one."""
+        starts = [self._start(environment, *run) for run in runs]
+        outcomes = run_forks([self._python, str(PROGRAMS / environment.program[0])], starts)
+        return [
+            self.run(environment, way, fault, daemon)
+            if outcome.is_aborted
+            else self._gather(outcome, start, environment, daemon if way is not Way.BARE else None)
+            for (way, fault), outcome, start in zip(runs, outcomes, starts, strict=True)
+        ]
+
+    def _start(self, environment: Environment, way: Way, fault: Fault) -> Start:
+        number = next(self._numbers)
+        out = self._directory / f"out-{number}"
         out.mkdir()
         given = self._place.environment | {
             "PYTHONPATH": str(ROOT),
@@ -140,30 +227,26 @@ class Runner:
             "PROGRAM_FAULT": fault.value,
             "PROGRAM_MODE": environment.mode,
             "PROGRAM_WATCH": "edit" if way is Way.EDIT else "",
-            "AMPWATCH_RUN": run,
+            "AMPWATCH_RUN": f"{environment.name}-{way.name.lower()}-{fault.value or 'healthy'}-{number}",
             # A program is over in less than a second: on a busy machine the usual budget would be
             # spent before each topic had its turn, and the cells be about the machine.
             "AMPWATCH_OVERHEAD_BUDGET": "1",
             "AMPWATCH_REPORT_DIR": str(out / "reports"),
         }
-        with subprocess.Popen(
-            self._command(environment, way),
-            env=given,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=MAX_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                stdout, stderr = process.communicate(timeout=30)
-                return Outcome(None, stdout, stderr, [])
-        ranks = [json.loads(path.read_text()) for path in sorted(out.glob("rank*.json"))]
-        outcome = Outcome(process.returncode, stdout, stderr, ranks)
+        return Start(
+            environment.program[1:], given, environment.ranks if environment.by_torchrun else 1
+        )
+
+    def _gather(
+        self, outcome: Outcome, start: Start, environment: Environment, daemon: Daemon | None
+    ) -> Outcome:
+        """Add what a program and ampwatch have left; nothing of one that hung."""
+        if outcome.code is None:
+            return outcome
+        out = Path(start.environment["PROGRAM_OUT"])
+        outcome.ranks = [json.loads(path.read_text()) for path in sorted(out.glob("rank*.json"))]
         if daemon is not None:
-            outcome.samples = _seen(daemon, run, environment.ranks)
+            outcome.samples = _seen(daemon, start.environment["AMPWATCH_RUN"], environment.ranks)
             for path in sorted((out / "reports").rglob("*.json")):
                 outcome.reports += json.loads(path.read_text())["ranks"]
             outcome.reports.sort(key=lambda report: report["identity"]["rank"])
@@ -180,12 +263,11 @@ class Runner:
         return left
 
     def _command(self, environment: Environment, way: Way) -> list[str]:
-        program, *arguments = environment.program
         words = [self._python]
         if environment.by_torchrun:
             words += ["-m", "torch.distributed.run", "--standalone"]
             words += ["--nproc-per-node", str(environment.ranks)]
-        words += [str(PROGRAMS / program), *arguments]
+        words.append(str(PROGRAMS / environment.program[0]))
         return [self._python, "-m", "ampwatch", "run", *words] if way is Way.ZERO else words
 
 
@@ -225,51 +307,61 @@ class Programs:
         for made in (self.place.runtime, self.place.rings):
             made.mkdir(mode=0o700, exist_ok=True)
 
-    def train(self, logger: str, fault: Fault = Fault.OVERFLOW, *more: str) -> dict[str, Any]:
-        """Train, and return what the program has written down."""
-        self.store(logger).mkdir()
-        return self.run(
-            "log_to.py", logger, str(self.store(logger)), *more, fault=fault, name=logger
-        )
+    def train(self, *loggers: str) -> list[dict[str, Any]]:
+        """Train with each of the loggers, and return what the program has written down of each."""
+        for logger in loggers:
+            self.store(logger).mkdir()
+        starts = [
+            self._start(logger, Fault.OVERFLOW, logger, str(self.store(logger)))
+            for logger in loggers
+        ]
+        for outcome in run_forks([self._python, str(PROGRAMS / "log_to.py")], starts):
+            _check(outcome)
+        return [self._written(logger) for logger in loggers]
 
     def run(self, program: str, *arguments: str, fault: Fault, name: str) -> dict[str, Any]:
         """Run a program, and return what it has written down; ``name`` is that of the run."""
-        out = self._directory / f"{name}.json"
-        self._run(program, *arguments, PROGRAM_OUT=str(out), PROGRAM_FAULT=fault.value, AMPWATCH_RUN=name)  # fmt: skip
-        written: dict[str, Any] = json.loads(out.read_text())
-        return written
+        self._run(program, self._start(name, fault, *arguments))
+        return self._written(name)
 
     def kept(self, logger: str) -> dict[str, Any]:
         """Return what the logger has kept."""
-        kept: dict[str, Any] = json.loads(
-            self._run("reading.py", logger, str(self.store(logger))).splitlines()[-1]
-        )
+        start = self._start(logger, Fault.NONE, logger, str(self.store(logger)))
+        kept: dict[str, Any] = json.loads(self._run("reading.py", start).splitlines()[-1])
         return kept
 
     def store(self, logger: str) -> Path:
         """Where the logger writes."""
         return self._directory / logger
 
-    def _run(self, program: str, *arguments: str, **environment: str) -> str:
+    def _start(self, name: str, fault: Fault, *arguments: str) -> Start:
         given = self.place.environment | {
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
+            "PROGRAM_OUT": str(self._directory / f"{name}.json"),
+            "PROGRAM_FAULT": fault.value,
+            "AMPWATCH_RUN": name,
             "AMPWATCH_OVERHEAD_BUDGET": "1",
             "WANDB_ERROR_REPORTING": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
         }
-        done = subprocess.run(
-            [self._python, str(PROGRAMS / program), *arguments],
-            env=given | environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=MAX_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert "nothing more is handed to it" not in done.stderr
-        return done.stdout
+        return Start(arguments, given)
+
+    def _written(self, name: str) -> dict[str, Any]:
+        written: dict[str, Any] = json.loads((self._directory / f"{name}.json").read_text())
+        return written
+
+    def _run(self, program: str, start: Start) -> str:
+        command = [self._python, str(PROGRAMS / program), *start.arguments]
+        outcome = run_program(command, start.environment, MAX_SECONDS)
+        _check(outcome)
+        return outcome.stdout
+
+
+def _check(outcome: Outcome) -> None:
+    """Fail where a program of a logger has."""
+    assert outcome.code == 0, outcome.stderr
+    assert "nothing more is handed to it" not in outcome.stderr
 
 
 def has(python: str, modules: tuple[str, ...]) -> bool:

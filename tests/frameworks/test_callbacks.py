@@ -31,15 +31,21 @@ def told_to(name: str, mode: str) -> Environment:
 
 
 def ran(
-    row: Environment, python: str, directory: Path, fault: Fault = Fault.NONE, way: Way = Way.EDIT
-) -> Outcome:
+    row: Environment,
+    python: str,
+    directory: Path,
+    fault: Fault = Fault.NONE,
+    ways: tuple[Way, ...] = (Way.EDIT,),
+) -> list[Outcome]:
+    """Run the program of a row in each of the ways."""
     if not has(python, row.needs):
         pytest.fail(f"expected {', '.join(row.needs)} in the environment of {python}")
     runner = Runner(python, directory)
     with runner.daemon() as daemon:
-        outcome = runner.run(row, way, fault, daemon)
-    assert outcome.code == 0, outcome.stderr
-    return outcome
+        outcomes = runner.run_all(row, [(way, fault) for way in ways], daemon)
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.stderr
+    return outcomes
 
 
 def state(outcome: Outcome) -> set[str]:
@@ -61,7 +67,7 @@ def test_what_reports_gets_the_numbers_that_the_framework_has_itself(
     name: str, python: str, tmp_path: Path
 ) -> None:
     """Scale and skips of the step that is logged, also where report_to comes before the callback."""
-    outcome = ran(told_to(name, ""), python, tmp_path, Fault.GRADIENT)
+    (outcome,) = ran(told_to(name, ""), python, tmp_path, Fault.GRADIENT)
     truth, logged = outcome.ranks[0], step_logged(outcome, name)
 
     assert {step for step, _ in logged} >= set(range(LOG_EVERY, STEPS, LOG_EVERY))
@@ -79,7 +85,7 @@ def test_a_training_that_raises_ends_as_failed_although_the_program_goes_on(
     name: str, python: str, tmp_path: Path
 ) -> None:
     """The exception is caught, so that nothing is left to see at the end of the process."""
-    outcome = ran(told_to(name, "fails"), python, tmp_path)
+    (outcome,) = ran(told_to(name, "fails"), python, tmp_path)
 
     assert "caught: planted" in outcome.stdout
     assert len(outcome.ranks[0]["scales"]) == FAILS_AT
@@ -91,7 +97,7 @@ def test_stop_ends_the_training_in_the_way_of_the_framework(
     name: str, python: str, tmp_path: Path
 ) -> None:
     """No exception: fit() and train() return, after the step that has made it critical."""
-    outcome = ran(told_to(name, "stops"), python, tmp_path, Fault.GRADIENT)
+    (outcome,) = ran(told_to(name, "stops"), python, tmp_path, Fault.GRADIENT)
 
     assert "caught" not in outcome.stdout
     assert FAULT_AT < len(outcome.ranks[0]["scales"]) < STEPS
@@ -105,9 +111,7 @@ def test_what_is_odd_is_one_sentence_and_the_training_the_same(
 ) -> None:
     """Two callbacks, one beside a monitor of the user's own, one without a scaler."""
     row = told_to(name, mode)
-    (tmp_path / "bare").mkdir()
-    bare = ran(row, python, tmp_path / "bare", way=Way.BARE)
-    outcome = ran(row, python, tmp_path)
+    bare, outcome = ran(row, python, tmp_path, ways=(Way.BARE, Way.EDIT))
 
     assert outcome.ranks[0]["weights"] == bare.ranks[0]["weights"]
     assert step_logged(outcome, name)
@@ -126,7 +130,7 @@ def test_the_tracker_of_accelerate_hands_the_numbers_to_the_others(
     python: str, tmp_path: Path
 ) -> None:
     """At the step that the user has logged."""
-    outcome = ran(told_to("accelerate", "tracked"), python, tmp_path, Fault.GRADIENT)
+    (outcome,) = ran(told_to("accelerate", "tracked"), python, tmp_path, Fault.GRADIENT)
     truth, logged = outcome.ranks[0], step_logged(outcome, "accelerate")
 
     assert [step for step, _ in logged] == list(range(LOG_EVERY, STEPS, LOG_EVERY))

@@ -107,9 +107,8 @@ def test_a_logger_has_the_numbers_of_the_training_and_of_the_daemon(
 
     Of a file of numbers, the numbers.
     """
-    bare = programs.train("none")
     with programs.place.daemon("--no-gpu") as daemon:
-        told = programs.train(logger)
+        bare, told = programs.train("none", logger)
         metrics = served(daemon, logger)
     assert {k: told[k] for k in bare} == bare
 
@@ -165,7 +164,10 @@ def test_beside_wandb_watch(
     programs: Programs, record_property: Callable[[str, object], None]
 ) -> None:
     """Its gradients are those times the loss scale; the norms of ampwatch are those without."""
-    told = programs.train("wandb", Fault.NONE, "beside")
+    programs.store("wandb").mkdir()
+    told = programs.run(
+        "log_to.py", "wandb", str(programs.store("wandb")), "beside", fault=Fault.NONE, name="wandb"
+    )
     kept = programs.kept("wandb")
     compared = 0
     lines = []

@@ -25,7 +25,7 @@ def test_a_notebook_shows_one_card_of_the_training_that_it_does_not_change(
     if not has(python, needs := ("nbclient", "nbformat", "ipykernel")):
         pytest.fail(f"expected {', '.join(needs)} in the environment of {python}")
     programs = Programs(python, tmp_path)
-    bare = programs.train("none")
+    (bare,) = programs.train("none")
 
     told = programs.run("notebook.py", fault=Fault.OVERFLOW, name="notebook")
 

@@ -11,6 +11,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 import transformers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from shared import (
     BATCH,
@@ -44,7 +52,7 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-class Followed(transformers.TrainerCallback):
+class Followed(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         course.begins()
 
@@ -60,14 +68,14 @@ class Followed(transformers.TrainerCallback):
 if BOARD:
     os.environ["TENSORBOARD_LOGGING_DIR"] = BOARD
 settle()
-config = transformers.GPT2Config(
+config = GPT2Config(
     vocab_size=64, n_positions=8, n_embd=32, n_layer=2, n_head=2, attn_pdrop=0.0, resid_pdrop=0.0
 )
-model = transformers.GPT2LMHeadModel(config)
+model = GPT2LMHeadModel(config)
 model.transformer.h[1].mlp.dropout = Boost()
 course = Course(model, "transformer.h.1.mlp.dropout", "transformer.h.1.mlp.c_proj.weight")
 with tempfile.TemporaryDirectory() as directory:
-    arguments = transformers.TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=directory,
         use_cpu=True,
         bf16=MODE == BFLOAT16,
@@ -79,13 +87,13 @@ with tempfile.TemporaryDirectory() as directory:
         logging_steps=LOG_EVERY,
         disable_tqdm=True,
     )
-    trainer = transformers.Trainer(
+    trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=Tokens(),
         callbacks=[Followed(), *callbacks("transformers")],
     )
-    trainer.remove_callback(transformers.PrinterCallback)  # it prints how long it took
+    trainer.remove_callback(PrinterCallback)  # it prints how long it took
     if MODE != BFLOAT16:
         trainer.accelerator.state._mixed_precision = "fp16"
         trainer.accelerator.native_amp = True

@@ -12,6 +12,14 @@ from typing import Any
 
 import torch
 
+devices = int(sys.argv[1])
+package = sys.argv[2]
+warnings.filterwarnings("ignore")
+pl = importlib.import_module(
+    "pytorch_lightning" if package == "pytorch-lightning" else "lightning.pytorch"
+)
+plugins = importlib.import_module(f"{pl.__name__}.plugins.precision")
+
 from shared import (
     BATCH,
     BESIDE,
@@ -28,14 +36,6 @@ from shared import (
     settle,
     watch,
 )
-
-devices = int(sys.argv[1])
-package = sys.argv[2]
-warnings.filterwarnings("ignore")
-pl = importlib.import_module(
-    "pytorch_lightning" if package == "pytorch-lightning" else "lightning.pytorch"
-)
-plugins = importlib.import_module(f"{pl.__name__}.plugins.precision")
 
 
 class Module(pl.LightningModule):

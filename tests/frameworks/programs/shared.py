@@ -18,10 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from parting import part
 from torch import nn
 
 if TYPE_CHECKING:
     import contextlib
+
+# What follows is read of the environment of one run. What a program imports after it, each of its runs imports.
+part()
 
 STEPS = 44
 FAULT_AT = 24

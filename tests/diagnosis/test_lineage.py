@@ -135,6 +135,20 @@ def test_the_first_gradient_stays_the_first_when_clipping_has_made_all_of_them_n
     assert list(trace.bad_gradients) == ["culprit", "embedding"]
 
 
+def test_a_gradient_in_memory_that_has_become_free_is_as_young_as_it_is() -> None:
+    """What lay there before it was not finite for the same reason, and is no part of it."""
+    followed = lineage()
+    run(followed, op("div", Phase.BACKWARD), Tensor(1, FINE), Tensor(2, INF))
+    run(followed, op("mm", Phase.BACKWARD), Tensor(2, INF), Tensor(3, INF))
+    run(followed, op("mul", Phase.BACKWARD), Tensor(3, INF), Tensor(4, INF))
+    first, later = Tensor(5, INF), Tensor(3, INF)
+    run(followed, op("sum", Phase.BACKWARD), Tensor(4, INF), first)
+    run(followed, op("t", Phase.BACKWARD), Tensor(4, INF), later)
+    trace = followed.finish([("later", later), ("first", first)], 1.0)
+
+    assert list(trace.bad_gradients) == ["first", "later"]
+
+
 def _in_fp8(key: int) -> Tensor:
     """A tensor whose values are not read."""
     return Tensor(key, Values("float8_e4m3fn", 4), is_float=False, dtype_name="float8_e4m3fn")

@@ -147,7 +147,7 @@ class Lineage:
         op: SeenOp,
         outputs: Sequence[Operand],
         bad: Mapping[int, Values],
-        inputs: Iterable[Operand],
+        inputs: Sequence[Operand],
         written: AbstractSet[int],
     ) -> None:
         """Outputs of an op are not finite.
@@ -161,7 +161,13 @@ class Lineage:
                 is gone.
         """
         self._count += 1
-        before = {o.key: self._tainted[o.key] for o in outputs if o.key in self._tainted}
+        # A result of its own may lie where another one lay that is gone by now, and is none of it.
+        read = {operand.key for operand in inputs}
+        before = {
+            o.key: self._tainted[o.key]
+            for o in outputs
+            if o.key in read and o.key in self._tainted
+        }
         given, parents, has_nans = self._read(op, inputs, written)
         if op.name == CHECKS:
             self._checked |= parents

@@ -173,10 +173,15 @@ def test_the_tutorial_shows_what_its_programs_print(
         assert masked(text) == masked(now), f"run: python -m tools.site.tutorial ({match['part']})"
 
 
-def test_what_is_masked_is_numbers_alone() -> None:
-    """A sentence that says something else is another one."""
+def test_what_is_masked_is_what_depends_on_the_machine() -> None:
+    """A sentence that says something else is another one, and so is another consequence."""
     assert masked("60 steps,\n  scale 5.6e-14, 1.73 MB") == masked("7 steps, scale 65536, 190 kB")
     assert masked("60 steps skipped") != masked("60 steps taken")
+    before, after = "  It explains: {} in module 1, since step 3. ", "  Numbers:\n    a  1\n"
+    in_a_row, words = "4 steps in a\n    row were.\n", "  In other words:\n    eps: small.\n"
+    shown = masked(before.format("one") + "Now and then.\n" + after)
+    assert masked(before.format("one") + in_a_row + words + after) == shown
+    assert masked(before.format("other") + in_a_row + after) != shown
 
 
 def test_the_readme_is_short_and_has_one_table_and_one_picture() -> None:

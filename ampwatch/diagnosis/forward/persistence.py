@@ -26,7 +26,8 @@ ENOUGH_UNMEASURED = 32.0
 MAX_APART = 64
 """Iterations between two traces beyond which they may be of different incidents."""
 
-_Key = tuple[str, str, str, str]
+_Key = tuple[str, int, str, str, str]
+"""The op and which of its results, its module, the dtype, and the first parameter it goes into."""
 
 
 class _Sighting(NamedTuple):
@@ -76,7 +77,9 @@ def _of_backward(trace: OpTrace) -> Iterator[tuple[_Key, Birth]]:
     for birth in trace.births:
         is_made = birth.origin is Origin.OP and not birth.parents and not birth.is_hook
         if is_made and birth.phase is Phase.BACKWARD and birth.index in bad:
-            yield (birth.overload, birth.module, birth.out.dtype, bad[birth.index]), birth
+            # A gradient of weights is a sum over the batch, and larger than one of inputs.
+            key = birth.overload, birth.out_index, birth.module, birth.out.dtype, bad[birth.index]
+            yield key, birth
 
 
 def magnitude_of(birth: Birth) -> float:

@@ -56,6 +56,23 @@ def test_the_result_in_float64_counts_where_it_is_known() -> None:
     assert not any(found)
 
 
+def test_results_of_one_op_are_not_compared_with_one_another() -> None:
+    """The gradient of inputs fits first. That of the weights, a sum over the batch, is as large as that was."""
+    witness = ScaleWitness()
+    found = []
+    for scale in HALVED:
+        fits = scale < HALVED[2]
+        births = [
+            backward("fused", out_index=place, answer=Answer(Fault.OVERFLOW, size * scale))
+            for place, size in ((0, 100.0), (1, 1600.0))
+            if not (place == 0 and fits)
+        ]
+        trace = traced(*births, bad={"w": set(range(len(births)))}, scale=scale)
+        found.append(witness.observe(trace))
+
+    assert not any(found)
+
+
 @pytest.mark.parametrize(("fallen", "expected"), [(16.0, False), (32.0, True)])
 def test_nan_of_unmeasured_inputs_takes_more_halvings(fallen: float, *, expected: bool) -> None:
     """Nothing but its return speaks for it."""

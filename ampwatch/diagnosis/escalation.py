@@ -78,6 +78,7 @@ class Escalation:
         self._watched_until = -1
         self._watches = 0
         self._failed = NONE_FAILED
+        self._failing_since = self._failing_at = -1
         self._skipped_at = -RECURRING_STEPS
         self._largest_applied = 0.0
 
@@ -93,7 +94,8 @@ class Escalation:
     @property
     def wants_trace(self) -> bool:
         """Whether the next iteration should be traced."""
-        return self._step < self._until and not self._is_explained()
+        is_due = self._step < self._until and not self._is_explained()
+        return is_due or self._culprits.is_doubted(self._step)
 
     @property
     def wants_inputs(self) -> bool:
@@ -125,12 +127,16 @@ class Escalation:
             self._event_at = iteration.step
         is_skipping = self._is_skipping(iteration, verdict)
         is_broken = verdict.nonfinite_loss or self._is_broken(iteration, verdict)
+        if verdict.skipped or is_broken:
+            if iteration.step != self._failing_at + 1:
+                self._failing_since = iteration.step
+            self._failing_at = iteration.step
         if not (is_broken or is_skipping):
             return
         self._event_at = iteration.step
         if self._is_explained():
             if self._culprits.explained_at < iteration.step:
-                self._culprits.goes_on(iteration.step)
+                self._culprits.goes_on(iteration.step, self._failing_since)
             return
         if iteration.step - self._until >= CALM_STEPS:
             self._forget_bursts()

@@ -19,16 +19,18 @@ from ampwatch.diagnosis.escalation import (
     WATCHED_STEPS,
     Escalation,
 )
+from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
-from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
+from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
 from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.wire.records import Topic
-from tests.workshop.births import born, traced
+from ampwatch.wire.records import Finding, Severity, Topic
+from tests.workshop.births import NAN, born, traced
 from tests.workshop.simulation import Simulation
 
 OVER = born(spread_to={"loss"}, in_backward=True)
+POISONED = born("mm", origin=Origin.BUFFER, out=NAN, spread_to={"loss"}, in_backward=True)
 CALIBRATED = 20
 """Steps after which a scale counts as good enough here."""
 
@@ -47,12 +49,14 @@ class Run(Simulation):
         self.escalation = Escalation(skips, self.culprits)
         self.traced: list[int] = []
         self.explains = False
+        self.trace = OVER
 
     def take(self, iteration: Any) -> None:
         if self.escalation.wants_trace:
             self.traced.append(iteration.step)
             if self.explains:
-                self.culprits.observe_trace(traced(OVER, step=iteration.step, loss_nonfinite=True))
+                trace = traced(self.trace, step=iteration.step, loss_nonfinite=True)
+                self.culprits.observe_trace(trace)
         self.escalation.update(iteration, self.judge.judge(iteration))
         self.step = iteration.step + 1
 
@@ -69,6 +73,11 @@ class Run(Simulation):
         """One iteration whose loss is not finite, and which is not skipped."""
         self.run([False], loss=math.nan)
         return self
+
+    def leave_buffer(self, step: int) -> None:
+        """A buffer is not finite as of a step."""
+        found = "buffer_nonfinite", Severity.CRITICAL, "buffer:b", "what", "to do"
+        self.book.make(Finding(*found, first_step=step, last_step=step))
 
     def measured(self, topic: Topic, *, nonfinite: int, found_inf: bool) -> Run:
         iteration = self.iteration({0: found_inf})
@@ -214,6 +223,38 @@ def test_once_an_op_was_named_nothing_is_traced_for_a_while() -> None:
     assert run.traced == [event + 1 for event in events]
     (finding,) = run.book.findings
     assert finding.count == 3 * REST - len(events)
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_what_fails_beside_a_buffer_that_was_left_behind_is_traced_once(*, names: bool) -> None:
+    """The op was named. Whether it is at fault in what follows in a row, one trace shows."""
+    run = started()
+    run.explains = True
+    run.bad_loss().bad_loss()
+    (named,) = run.traced
+    run.leave_buffer(named)
+    run.trace = OVER if names else POISONED
+    for _ in range(REST // 2):
+        run.bad_loss()
+
+    assert run.traced == [named, named + 2]
+    (overflow,) = run.book.of_kind("forward_overflow")
+    assert (overflow.count > RECURS) is names
+
+
+def test_what_fails_now_and_then_beside_it_is_not_traced() -> None:
+    """A buffer with which a step has gone well is not why the next one fails."""
+    run = started()
+    run.explains = True
+    run.bad_loss().bad_loss()
+    (named,) = run.traced
+    run.leave_buffer(named)
+    for _ in range(REST // 4):
+        run.calm(1).bad_loss()
+
+    assert run.traced == [named]
+    (overflow,) = run.book.of_kind("forward_overflow")
+    assert overflow.count == 1 + REST // 4
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,38 @@ def a_bad_loss_that_the_loop_leaves_out_by_itself(*, sick: bool) -> Program:
     return Program([model], [optimizer], iterate, steps=30)
 
 
+class Centred(nn.Module):
+    """Takes from its features the average that they have had."""
+
+    average: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(6, 24), nn.Linear(24, 6)
+        self.register_buffer("average", torch.zeros(24))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = torch.relu(self.encode(x))
+        with torch.no_grad():
+            self.average.lerp_(features.float().mean(0), 0.1)
+        return self.decode(features - self.average)
+
+
+@STORIES.tell("buffer_nonfinite", "buffer:average", "forward")
+def one_batch_in_an_average_that_every_forward_reads(*, sick: bool) -> Program:
+    """The op that has overflowed is over, and no step is taken any more."""
+    model = Centred()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss_of(step: int) -> torch.Tensor:
+        x = torch.randn(16, 6) * (1e6 if sick and step == 20 else 1.0)
+        with half():
+            out = model(x)
+        return (out.float() - 0.1).square().mean()
+
+    return loop([model], [optimizer], loss_of, gradscaler(growth_interval=12), steps=48)
+
+
 @STORIES.tell("buffer_nonfinite", "buffer:0.norm.running_mean", "forward")
 def eight_broken_batches_in_a_row(*, sick: bool) -> Program:
     """The scale is on its way down as well, but that heals and the buffers do not."""

@@ -161,12 +161,11 @@ class Lineage:
                 is gone.
         """
         self._count += 1
-        # A result of its own may lie where another one lay that is gone by now, and is none of it.
+        # A result of its own may lie where another one lay that is gone by now, and is none of it. What copy_
+        # writes to is among its inputs: a gradient that is clipped by it keeps its date.
         read = {operand.key for operand in inputs}
         before = {
-            o.key: self._tainted[o.key]
-            for o in outputs
-            if o.key in read and o.key in self._tainted
+            o.key: self._tainted[o.key] for o in outputs if o.key in read and o.key in self._tainted
         }
         given, parents, has_nans = self._read(op, inputs, written)
         if op.name == CHECKS:

@@ -17,6 +17,7 @@ from ampwatch.diagnosis.forward.kinds import (
 )
 from ampwatch.diagnosis.forward.persistence import ScaleWitness
 from ampwatch.diagnosis.forward.remedies import TRIED, words_of
+from ampwatch.diagnosis.state.poisoned_state import BUFFER_NONFINITE
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
@@ -31,8 +32,16 @@ RECURS = 3
 or two, which is what a scaler is for."""
 
 
+DOUBT_STEPS = 8
+"""Iterations in which a trace is waited for, and made: what is seen on a device arrives some iterations later."""
+
+
 class CulpritOps:
     """Names the op that an incident began with.
+
+    Iterations that fail after it are counted for it as well, without a trace. Where a buffer has become NaN or
+    infinite, and no iteration has gone well since, they may fail because of the buffer alone. Then one that
+    fails is traced once more: if no op is at fault in it, the op is over.
 
     Args:
         book: Where findings go.
@@ -45,6 +54,8 @@ class CulpritOps:
         self._book = book
         self.explained_at = -1
         self._newest: Finding | None = None
+        self._doubted_since: int | None = None
+        self._is_settled = False
         self._inputs: dict[int, BadInput] = {}
         self._witness = ScaleWitness()
 
@@ -93,15 +104,52 @@ class CulpritOps:
         """Whether a plain iteration would be nothing to it."""
         return not self._inputs
 
-    def goes_on(self, step: int) -> None:
-        """Count iteration ``step``, which was not traced, for the op that was named last."""
-        if self._newest is not None:
-            self._book.again(self._newest.kind, self._newest.where, step)
-            self._seen_again(self._newest)
+    def is_doubted(self, step: int) -> bool:
+        """Whether a trace of the iteration after ``step`` should show if the op that was named last goes on."""
+        return self._doubted_since is not None and step - self._doubted_since < DOUBT_STEPS
+
+    def goes_on(self, step: int, since: int) -> None:
+        """Count iteration ``step``, which was not traced, for the op that was named last.
+
+        Args:
+            step: An iteration that has failed.
+            since: The first of all that have failed in a row with it.
+        """
+        made = self._newest
+        if made is None or self._may_be_of_buffer(made, step, since):
+            return
+        self._book.again(made.kind, made.where, step)
+        self._seen_again(made)
+
+    def _may_be_of_buffer(self, made: Finding, step: int, since: int) -> bool:
+        """Whether an iteration may have failed because of a buffer alone, which a trace has yet to show."""
+        if self._is_settled:
+            return False
+        # An iteration that has gone well with the buffer as it is shows that it does no harm.
+        left = self._book.of_kind(BUFFER_NONFINITE.slug)
+        if all(f.first_step < max(since, made.first_step) for f in left):
+            return False
+        if self._doubted_since is None:
+            self._doubted_since = step
+        # Where no trace can be made, it stays with what was known before.
+        self._is_settled = not self.is_doubted(step)
+        return not self._is_settled
+
+    def _settle(self, trace: OpTrace, *, is_named: bool) -> None:
+        """End the doubt if this trace shows whether an op is at fault again."""
+        if self._doubted_since is None or trace.step < self._doubted_since:
+            return
+        has_failed = trace.loss_nonfinite or bool(trace.bad_gradients)
+        if is_named or (has_failed and not trace.is_replay):
+            self._doubted_since = None
+            self._is_settled = True
+            if not is_named:
+                self._newest = None
 
     def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op; on a device some iterations later."""
         found = diagnose(trace, self._witness.observe(trace))
+        self._settle(trace, is_named=found is not None)
         if found is None:
             return
         self.explained_at = max(self.explained_at, trace.step)
@@ -149,6 +197,8 @@ class CulpritOps:
 
     def _attach(self, finding: Finding) -> None:
         self._newest = finding
+        self._doubted_since = None
+        self._is_settled = False
         self._book.led_to_by(finding)
 
 

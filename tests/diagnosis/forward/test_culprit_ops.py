@@ -9,7 +9,7 @@ import pytest
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.evidence.births import BadInput, OpTrace, Origin, Values
-from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
+from ampwatch.diagnosis.forward.culprit_ops import DOUBT_STEPS, RECURS, CulpritOps
 from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.steps.steps import StepVerdict
@@ -310,13 +310,93 @@ def test_without_a_line_two_modules_are_two_incidents(desk: Desk) -> None:
 
 def test_what_goes_on_untraced_is_counted(desk: Desk) -> None:
     """For the op that was named last; before there is one, nothing happens."""
-    desk.culprits.goes_on(0)
+    desk.culprits.goes_on(0, 0)
     desk.overflow(step=1)
     for step in (2, 3, 4):
-        desk.culprits.goes_on(step)
+        desk.culprits.goes_on(step, 1)
 
     assert (desk.only.count, desk.only.last_step) == (4, 4)
     assert desk.only.severity is Severity.CRITICAL
+
+
+def poisoned(step: int, *before: Birth) -> OpTrace:
+    """An iteration that fails because of a buffer alone."""
+    read = born("mm", origin=Origin.BUFFER, out=NAN, **OVER)
+    return traced(*before, read, step=step, loss_nonfinite=True)
+
+
+def overflows(desk: Desk) -> tuple[int, int]:
+    """The last step of the only overflow, and how often it was seen."""
+    (made,) = desk.book.of_kind("forward_overflow")
+    return made.last_step, made.count
+
+
+@pytest.fixture
+def doubtful(desk: Desk) -> Desk:
+    """An op has overflowed at step 3 and a buffer is not finite since, nor is the loss of any step."""
+    desk.overflow(step=3)
+    desk.made("buffer_nonfinite", "buffer:codebook", step=3)
+    assert not desk.culprits.is_doubted(3)
+    desk.culprits.goes_on(4, 3)
+    assert desk.culprits.is_doubted(4)
+    return desk
+
+
+@pytest.mark.parametrize("before", [[], [born("masked_fill", origin=Origin.CONSTANT, out=MASK)]])
+def test_an_op_is_over_where_a_buffer_it_has_left_makes_steps_fail(
+    before: list[Birth], doubtful: Desk
+) -> None:
+    """A trace shows it, until then nothing is counted; also in a model with a mask."""
+    doubtful.culprits.observe_trace(poisoned(5, *before))
+    doubtful.culprits.goes_on(6, 3)
+    assert overflows(doubtful) == (3, 1)
+    assert not doubtful.culprits.is_doubted(6)
+
+    doubtful.overflow(step=7)
+    doubtful.culprits.goes_on(8, 3)
+    assert overflows(doubtful) == (8, 3)
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_an_op_that_is_seen_again_beside_what_it_has_left_is_counted_on(
+    doubtful: Desk, *, is_replay: bool
+) -> None:
+    """Statistics of a norm are poisoned in each step anew."""
+    doubtful.overflow(step=5, is_replay=is_replay)
+    doubtful.culprits.goes_on(6, 3)
+
+    assert overflows(doubtful) == (6, 3)
+
+
+def test_a_buffer_that_does_no_harm_raises_no_doubt(desk: Desk) -> None:
+    """A norm in training does not read its statistics: between two bad batches all is well."""
+    desk.overflow(step=3)
+    desk.made("buffer_nonfinite", "buffer:running_mean", step=3)
+    for step in (6, 9, 12):
+        desk.culprits.goes_on(step, step)
+
+    assert overflows(desk) == (12, 4)
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [OpTrace(5), traced(born("max", origin=Origin.BUFFER, out=INF), step=5), poisoned(3)],
+    ids=["healthy", "healthy with a sentinel", "of before"],
+)
+def test_what_shows_nothing_ends_no_doubt(trace: OpTrace, doubtful: Desk) -> None:
+    """An iteration that has gone well, and one of before the doubt that arrives late."""
+    doubtful.culprits.observe_trace(trace)
+
+    assert doubtful.culprits.is_doubted(5)
+
+
+def test_a_doubt_has_an_end(doubtful: Desk) -> None:
+    """Where nothing can be traced, or nothing fails any more: then it is counted as before."""
+    assert not doubtful.culprits.is_doubted(4 + DOUBT_STEPS)
+
+    for step in range(5, 6 + DOUBT_STEPS):
+        doubtful.culprits.goes_on(step, 3)
+    assert overflows(doubtful) == (5 + DOUBT_STEPS, 3)
 
 
 def test_an_announced_overflow_belongs_to_its_announcement(desk: Desk) -> None:
@@ -414,6 +494,6 @@ def test_a_second_bad_batch_is_counted(desk: Desk) -> None:
     desk.culprits.observe_trace(traced(birth, step=1, loss_nonfinite=True))
     desk.culprits.observe_input(BAD)
     _judge(desk, 3, SKIP)
-    desk.culprits.goes_on(4)
+    desk.culprits.goes_on(4, 4)
 
     assert (desk.only.kind, desk.only.count, desk.only.last_step) == ("nonfinite_input", 3, 4)

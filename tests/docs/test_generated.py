@@ -158,7 +158,7 @@ COMMANDS = sorted({match["command"] for match in BLOCK.finditer(pages()["docs/tu
 def test_the_tutorial_shows_what_its_programs_print(
     command: str, run_example: Callable[[str], ExampleRun]
 ) -> None:
-    """Each sentence, in its order; numbers apart, which another CPU may round otherwise."""
+    """Each sentence, in its order; apart from what another CPU computes or has otherwise."""
     shown = [
         (match, match[0].split("```text\n")[1].split("\n```")[0])
         for match in BLOCK.finditer(pages()["docs/tutorial.md"])
@@ -177,11 +177,17 @@ def test_what_is_masked_is_what_depends_on_the_machine() -> None:
     """A sentence that says something else is another one, and so is another consequence."""
     assert masked("60 steps,\n  scale 5.6e-14, 1.73 MB") == masked("7 steps, scale 65536, 190 kB")
     assert masked("60 steps skipped") != masked("60 steps taken")
-    before, after = "  It explains: {} in module 1, since step 3. ", "  Numbers:\n    a  1\n"
-    in_a_row, words = "4 steps in a\n    row were.\n", "  In other words:\n    eps: small.\n"
-    shown = masked(before.format("one") + "Now and then.\n" + after)
-    assert masked(before.format("one") + in_a_row + words + after) == shown
-    assert masked(before.format("other") + in_a_row + after) != shown
+    told = (
+        "It explains: scale_collapse, since step 2. It is: {}, scale\n    now 1.{} Numbers: eps 1"
+    )
+    row = "11 steps skipped in a row since\n    step 4"
+    share = (
+        "73% of the steps skipped, more than growth makes up for at an interval of 9, since step 2"
+    )
+    terms = " In other words: half: 16\n    bits. eps: small."
+    assert masked(told.format(row, terms)) == masked(told.format(share, ""))
+    assert masked(told.format(row, "")) != masked(told.format("all is well", ""))
+    assert masked(told.format(row, "")) != masked(told.format(row, " Stop."))
 
 
 def test_the_readme_is_short_and_has_one_table_and_one_picture() -> None:

@@ -24,7 +24,8 @@ class Environment:
         edit: The edit that was made, in words.
         where: Where it is tried.
         ranks: Processes that train.
-        by_torchrun: Whether torchrun starts them; else the program itself does.
+        by_torchrun: Whether torchrun starts them under ``ampwatch run``; else they are told what it tells
+            them. Of others the program itself starts them.
         needs: Modules that have to be importable.
         truths: Findings that are made of the healthy training, and are true; and why.
         mode: What else the program is told.

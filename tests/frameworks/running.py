@@ -28,6 +28,9 @@ PROGRAMS = Path(__file__).with_name("programs")
 MAX_SECONDS = 240
 """A program that takes longer hangs."""
 
+MAX_SECONDS_OF_ALL = 600
+"""Of several runs of a program together, one of which may hang: a test has 900."""
+
 ABORTED = "terminate called without an active exception"
 """Last words of a process of several ranks in which a thread of gloo lets go of a Python object while the
 interpreter goes away: once in some fifty runs on a busy machine, with and without ampwatch, after the training
@@ -123,7 +126,7 @@ class Start:
 
 
 def run_program(command: list[str], environment: dict[str, str], seconds: float) -> Outcome:
-    """Run a command to its end, at most so long."""
+    """Run a command to its end; ask it and all that it has started to end after so many seconds."""
     with subprocess.Popen(
         command,
         env=environment,
@@ -139,6 +142,10 @@ def run_program(command: list[str], environment: dict[str, str], seconds: float)
             os.killpg(process.pid, signal.SIGTERM)
             stdout, stderr = process.communicate(timeout=30)
             return Outcome(None, stdout, stderr, [])
+        finally:
+            # It does not hear of Ctrl-C, nor of the time limit of a test.
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
     return Outcome(process.returncode, stdout, stderr, [])
 
 
@@ -157,10 +164,10 @@ def run_forks(command: list[str], starts: Sequence[Start]) -> list[Outcome]:
         ]
         (place / "runs.json").write_text(json.dumps(runs))
         asked = starts[0].environment | {"PROGRAM_RUNS": str(place / "runs.json")}
-        whole = run_program([*command, *starts[0].arguments], asked, MAX_SECONDS * len(starts))
+        whole = run_program([*command, *starts[0].arguments], asked, MAX_SECONDS_OF_ALL)
         assert whole.code == 0, whole.stderr
         return [
-            Outcome(int(code), stdout, stderr, [])
+            Outcome(int(code) if code else None, stdout, stderr, [])
             for code, stdout, stderr in (
                 (Path(run[name]).read_text() for name in SAID) for run in runs
             )

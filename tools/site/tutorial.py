@@ -1,7 +1,8 @@
 """What the programs of the tutorial print: run again, and written into the page between comments.
 
 ``python -m tools.site.tutorial`` writes them. Which sentences a program prints is the same each time; times, paths and the name of
-the machine are not, and are written as a reader would have them. ``tests/docs`` holds the page against the programs, numbers apart.
+the machine are not, and are written as a reader would have them. ``tests/docs`` holds the page against the programs, but for what
+``masked`` takes out.
 """
 
 from __future__ import annotations
@@ -107,21 +108,25 @@ def parts(printed: str) -> tuple[str, dict[str, str]]:
     return head, {match["kind"]: each for each in paragraphs if (match := _FINDING.match(each))}
 
 
-def masked(text: str) -> str:
-    """Return a text without what depends on the machine: its numbers, and the ends of its lines, which depend on them.
+_ROW_OF_SKIPS = re.compile(
+    r"\d+ steps skipped in a row since step \d+"
+    r"|\d+% of the steps skipped, more than growth makes up for at an interval of \d+, since step \d+"
+)
 
-    A report explains a word where it is met first, and one of the findings before this one is about the CPU. The
-    settings of ``ONE_ARITHMETIC`` are not heard by every maker's, so that other steps fail, and a collapse that comes
-    of it is another row of them.
+_TERMS = re.compile(r"In other words: .*?(?=Numbers: |More: |$)")
+
+
+def masked(text: str) -> str:
+    """Return a text without what depends on the machine: its numbers, and the ends of its lines.
+
+    The settings of ``ONE_ARITHMETIC`` are not heard by CPUs of every maker. Then other steps fail, and a collapse
+    that comes of it is told of by its row of skips or by their share. A report explains a word where it is met first:
+    in which finding depends on those before it, and of these on the CPU and on how busy it is.
     """
-    text = re.sub(r"(?m)^  In other words:\n(?:    .*\n)+", "", text)
-    text = re.sub(
-        r"(It explains: \w+ in [^,]+, since step \d+\.) (?:.*\n)(?:    .*\n)*", r"\1\n", text
-    )
-    # Whether ops were counted by then depends on how long the steps take.
-    text = re.sub(r"(?m)^ *FLOPs: .*\n.* an iteration$", "", text)
-    text = re.sub(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+|\^-?\d+)?(?: [kMG]?B)?", "#", text)
-    return " ".join(text.split())
+    text = " ".join(text.split())
+    text = _ROW_OF_SKIPS.sub("skipped", text)
+    text = _TERMS.sub("", text)
+    return re.sub(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+|\^-?\d+)?(?: [kMG]?B)?", "#", text)
 
 
 def filled(text: str) -> str:

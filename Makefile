@@ -31,6 +31,12 @@ NOTEBOOK_INSTALLED := $(FRAMEWORKS_VENV)/.installed-notebook
 CODE := ampwatch dashboards tests benchmarks examples deploy tools
 PROSE := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples/README.md
 
+# A test's matrices are small: threads of PyTorch would only be in each other's way.
+# What pytest makes of a test to explain its failures is kept, also where Python is told to write nothing.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
+# Bytecode is for the processes that tests start, also where Python is told to write none.
+BEFORE_TESTS := .ci/system-packages; $(BIN)/python -m compileall -q ampwatch examples tests tools
+
 .PHONY: help
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,13 +120,22 @@ demo: $(INSTALLED) ## Train a small model, break it, and show the page that says
 	$(BIN)/ampwatch demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run all tests; installs Prometheus and Chromium if it may (ARGS="-k ring")
-	@.ci/system-packages
-	@# For the hundreds of processes that tests start, also where Python is told to write no bytecode.
-	$(BIN)/python -m compileall -q ampwatch examples tests tools
-	@echo "==> Running the tests"
-	@# A test's matrices are small: threads of PyTorch would only be in each other's way.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal $(ARGS)
+test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests of a commit, ten minutes; installs Prometheus and Chromium if it may (ARGS="-k ring")
+	@$(BEFORE_TESTS)
+	@echo "==> Running the tests of a commit; make test-all runs those of the night as well"
+	$(PYTEST) -m "not nightly" $(ARGS)
+
+.PHONY: test-all
+test-all: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run every test, those of frameworks included; an hour (ARGS="--times benchmarks/results/tests.jsonl")
+	@$(BEFORE_TESTS)
+	@echo "==> Running every test"
+	$(PYTEST) $(ARGS)
+	$(MAKE) test-frameworks ARGS=
+
+.PHONY: test-near
+test-near: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests that reach what has changed, nearest first (BASE=HEAD~3 HOPS=5 ARGS="-x")
+	@files=$$($(BIN)/python -m tools.near $(if $(BASE),--base $(BASE)) $(if $(HOPS),--hops $(HOPS))); \
+	if [ -z "$$files" ]; then echo "==> Nothing that a test reaches has changed"; else set -x; $(PYTEST) $(ARGS) $$files; fi
 
 .PHONY: check
 check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that generated pages are current

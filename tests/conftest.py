@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import hypothesis
 import pytest
@@ -13,18 +16,28 @@ import pytest
 from tests.workshop.compiler import put_in_front
 from tests.workshop.examples import run_example  # noqa: F401 - a fixture of all folders
 from tests.workshop.nursery import nursery  # noqa: F401 - a fixture of all folders
+from tests.workshop.times import Times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+ROTATION = 4
+"""One in so many tests that are marked ``rotating`` is run at a commit."""
 
 
-def pytest_configure() -> None:
-    """Have no test fail for being slow, and Ctrl-C end what tests start.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Say in which order tests are run, and where to keep what they took."""
+    parser.addoption("--shuffle", metavar="SEED", help="run the tests in another order, by file")
+    parser.addoption("--times", type=Path, help="add a line of JSON: seconds by directory, counts")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add up times, have no test fail for being slow, and Ctrl-C end what tests start.
 
     A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would
     inherit that.
     """
+    config.pluginmanager.register(Times(config.getoption("markexpr"), config.getoption("times")))
     too_slow = hypothesis.HealthCheck.too_slow
     hypothesis.settings.register_profile(
         "any speed", deadline=None, suppress_health_check=[too_slow]
@@ -32,6 +45,22 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("any speed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave three quarters of the rotating tests to the night; the quarter moves with the commit."""
+    if seed := config.getoption("shuffle"):
+        # Those of a file stay together, for they share what is set up for them.
+        items.sort(key=lambda item: crc32(f"{seed} {item.nodeid}".encode()))
+        items.sort(key=lambda item: crc32(f"{seed} {item.path}".encode()))
+    command = ["git", "rev-list", "--count", "HEAD"]
+    here = Path(__file__).parent
+    commits = int(subprocess.run(command, cwd=here, capture_output=True, check=False).stdout or 0)
+    for item in items:
+        turn = (crc32(item.nodeid.encode()) + commits) % ROTATION
+        if turn and item.get_closest_marker("rotating"):
+            item.add_marker("nightly")
 
 
 MIN_NEW_MODULES = 20

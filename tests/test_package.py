@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import ampwatch
 
+if TYPE_CHECKING:
+    from tests.workshop.nursery import Nursery
+
 HEAVY = ("torch", "numpy", "prometheus_client", "pynvml", "plotly", "http.server")
 """Modules that no import of the package alone may load."""
 
-HOST_HALF = [
-    "ampwatch.host.fleet",
-    "ampwatch.host.metrics.catalog",
-    "ampwatch.cli",
-    "ampwatch.cli.daemon",
-    "ampwatch.host.daemon.app",
-    "ampwatch.host.page.page",
-    "ampwatch.host.metrics.prometheus",
-    "ampwatch.wire.ring",
-]
+HOST_HALF = (
+    "ampwatch.host.fleet, ampwatch.host.metrics.catalog, ampwatch.cli, ampwatch.cli.daemon,"
+    " ampwatch.host.daemon.app, ampwatch.host.page.page, ampwatch.host.metrics.prometheus,"
+    " ampwatch.wire.ring"
+)
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -43,25 +41,16 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert {m for m in loaded if m.startswith("ampwatch")} == {"ampwatch"}
 
 
-@pytest.mark.parametrize("module", HOST_HALF)
-def test_the_host_half_runs_without_torch(module: str) -> None:
+def test_the_host_half_runs_without_torch() -> None:
     """No import of the daemon's side loads torch, not even through a parent package."""
-    assert "torch" not in loaded_by(f"import {module}")
-
-
-def test_the_training_half_loads_neither_prometheus_nor_a_server() -> None:
-    """``ampwatch.monitor`` brings torch, and nothing of the daemon's own."""
-    loaded = loaded_by("import ampwatch; ampwatch.monitor")
-
-    assert "torch" in loaded
-    assert loaded & {"prometheus_client", "plotly", "ampwatch.host.daemon.server"} == set()
+    assert "torch" not in loaded_by(f"import {HOST_HALF}")
 
 
 WATCHED_TRAINING = """
-import torch, ampwatch
+import sys, torch, ampwatch
 model = torch.nn.Linear(4, 2)
 optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
-with ampwatch.monitor(model, scaler, level={level!r}, serve=False) as watch:
+with ampwatch.monitor(model, scaler, level="deep", serve=False) as watch:
     for _ in range(4):
         with torch.autocast("cpu", dtype=torch.float16):
             loss = model(torch.ones(3, 4)).float().square().mean()
@@ -72,30 +61,24 @@ with ampwatch.monitor(model, scaler, level={level!r}, serve=False) as watch:
     for format in ("text", "json", "html"):
         assert watch.report(format)
 assert watch.last_step.step == 3
+print(*sys.modules)
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "deep"])
-def test_a_watched_training_loads_nothing_of_the_host_half(level: str) -> None:
-    """From the first step to the report in each format and the close."""
-    code = WATCHED_TRAINING.format(level=level)
-    loaded = loaded_by(f"exec({code!r})")
+def test_a_watched_training_loads_nothing_of_the_host_half(nursery: Nursery) -> None:
+    """Nor a server: from the first step to the report in each format and the close."""
+    program = nursery.start(WATCHED_TRAINING)
+    assert program.wait() == 0, program.stderr
+    loaded = set(program.stdout.split())
 
-    assert "ampwatch.training.session" in loaded
+    assert {"torch", "ampwatch.training.session"} <= loaded
+    assert loaded & {"prometheus_client", "plotly"} == set()
     assert {m for m in loaded if m.startswith("ampwatch.host")} == set()
 
 
 def test_errors_and_records_can_be_had_without_torch() -> None:
     """A program that only catches errors or reads findings does not pay for torch."""
     assert "torch" not in loaded_by("import ampwatch; ampwatch.SettingsError, ampwatch.Finding")
-
-
-@pytest.mark.parametrize("name", ampwatch.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    """``__all__`` promises nothing that does not resolve."""
-    thing = getattr(ampwatch, name)
-
-    assert getattr(thing, "__name__", name).rpartition(".")[2] == name
 
 
 def test_the_names_for_the_type_checker_are_the_public_names() -> None:
@@ -114,19 +97,6 @@ def test_the_names_for_the_type_checker_are_the_public_names() -> None:
         assert getattr(import_module(module or ""), name) is getattr(ampwatch, name)
 
 
-def test_a_star_import_gives_the_public_names() -> None:
-    """``from ampwatch import *`` resolves every one of them, lazily loaded ones included."""
-    names: dict[str, object] = {}
-    exec("from ampwatch import *", names)
-
-    assert set(ampwatch.__all__) <= names.keys()
-
-
-def test_dir_lists_the_public_names() -> None:
-    """Completion in a shell shows them before they are loaded."""
-    assert dir(ampwatch) == sorted(ampwatch.__all__)
-
-
 def test_an_unknown_name_is_an_attribute_error_that_lists_the_names() -> None:
     """``hasattr`` works, and a slip is answered with what there is."""
     assert not hasattr(ampwatch, "watch")
@@ -139,8 +109,3 @@ def test_the_module_does_not_hide_the_function() -> None:
     import_module("ampwatch.training.monitor")
 
     assert callable(ampwatch.monitor)
-
-
-def test_the_version_is_one() -> None:
-    """Three numbers, as the packaging rules want them."""
-    assert re.fullmatch(r"\d+\.\d+\.\d+", ampwatch.__version__)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -176,29 +174,17 @@ def test_a_directory_is_where_it_was_when_the_run_began(
     assert getattr(settings, name) == str(tmp_path / "reports")
 
 
-@pytest.mark.parametrize("level", LEVELS)
-def test_every_level_is_accepted(level: str) -> None:
-    """By keyword and by variable."""
-    assert resolve(level=level).level == resolve({"AMPWATCH_LEVEL": level}).level == level
-
-
-def test_an_unknown_level_is_refused_with_the_list() -> None:
-    """The message has the levels there are."""
-    expected = "`level`: expected one of off, light, standard, deep, got 'high'"
-
-    assert refusal(level="high") == expected
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("level", [*LEVELS]),
         ("gpu", ["auto", "off", "demo"]),
         ("gpu_link_throughput", ["off", "on"]),
         ("module_series_ranks", ["host", "all", "run"]),
     ],
 )
 def test_a_choice_takes_its_words_and_no_other(name: str, words: list[str]) -> None:
-    """Choices of what a daemon reads of GPUs and exports of modules; the message has them."""
+    """Levels, and what a daemon reads of GPUs and exports of modules; the message has them."""
     assert [getattr(resolve(**{name: word}), name) for word in words] == words
     expected = f"`{name}`: expected one of {', '.join(words)}, got 'yes'"
 
@@ -240,34 +226,11 @@ def test_a_run_without_a_name_is_called_after_the_script(
     assert resolve(run=name).run == name
 
 
-def test_settings_cannot_be_changed_afterwards() -> None:
-    """Settings that were checked stay as they were checked."""
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Settings().port = 1  # type: ignore[misc]
-
-
 def test_the_committed_page_is_the_generated_one() -> None:
     """``docs/settings.md`` is up to date."""
     message = "regenerate it: python -m ampwatch.settings > docs/settings.md"
 
     assert PAGE.read_text(encoding="utf-8") == markdown(), message
-
-
-def test_the_page_has_a_row_for_every_setting() -> None:
-    """Name, variable, default, limits and a sentence."""
-    rows = re.findall(
-        r"^\| `(\w+)` \| `AMPWATCH_(\w+)` \| .+ \| .* \| [A-Z].+\. \|$", markdown(), re.MULTILINE
-    )
-
-    assert rows == [(f.name, f.name.upper()) for f in FIELDS]
-
-
-def test_running_the_module_prints_the_page() -> None:
-    """The command in the page makes the page."""
-    command = [sys.executable, "-m", "ampwatch.settings"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True)
-
-    assert printed.stdout == markdown()
 
 
 def test_a_variable_that_is_no_setting_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

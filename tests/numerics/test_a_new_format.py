@@ -18,6 +18,8 @@ import pytest
 
 import ampwatch
 
+pytestmark = pytest.mark.nightly
+
 PACKAGE = Path(ampwatch.__file__).parent
 AFTER = "    _E4M3,\n"
 ROW = """

@@ -103,7 +103,14 @@ def test_what_lands_on_subnormal_numbers_is_known_exactly(name: str) -> None:
     assert outcome.subnormal == expected
 
 
-@pytest.fixture(scope="module", params=[trainings.gpt, trainings.cnn, trainings.mlp])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(trainings.gpt, marks=pytest.mark.nightly),
+        pytest.param(trainings.cnn, marks=pytest.mark.nightly),
+        trainings.mlp,
+    ],
+)
 def tensors(request: pytest.FixtureRequest) -> dict[str, Tensor]:
     """Return the tensors of a training that have enough blocks."""
     train: Callable[[], dict[str, Tensor]] = request.param

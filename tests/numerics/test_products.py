@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,6 +13,10 @@ from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.products import HEADROOM, CastLoss, cast_loss, product_db
 from tests.numerics.block_oracle import counted, quantised, sqnr_db
 from tests.numerics.oracle import histogram_of
+
+if TYPE_CHECKING:
+    from ampwatch.numerics.blocks import BlockHistogram
+    from ampwatch.numerics.exponents import ExponentHistogram
 
 PLAIN = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 BLOCK_SCALED = ("mxfp4", "nvfp4", "mxfp8_e4m3")
@@ -39,11 +45,18 @@ def _cast(values: torch.Tensor, name: str) -> torch.Tensor:
     return (values.float() * scale).to(getattr(torch, name)).double() / scale
 
 
+@cache
+def _measured(
+    values: tuple[float, ...],
+) -> tuple[ExponentHistogram, list[BlockHistogram]]:
+    largest = max(map(abs, values))
+    blocks = [[values[i : i + n] for i in range(0, len(values), n)] for n in (16, 32)]
+    counts = [counted(of, n, largest) for n, of in zip((16, 32), blocks, strict=True)]
+    return histogram_of(values), counts
+
+
 def _foretold(values: torch.Tensor, name: str) -> CastLoss:
-    flat = values.float().double().reshape(-1)
-    largest = float(flat.abs().amax())
-    blocks = [counted(flat.view(-1, n).tolist(), n, largest) for n in (16, 32)]
-    loss = cast_loss(histogram_of(flat.tolist()), blocks, FORMATS[name])
+    loss = cast_loss(*_measured(tuple(values.float().double().reshape(-1).tolist())), FORMATS[name])
     assert loss is not None
     return loss
 

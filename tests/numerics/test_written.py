@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from ampwatch.numerics.written import is_in_digits, power_of_two, scale_argument, scale_text
 
@@ -38,14 +37,3 @@ def test_what_is_no_power_of_two_is_not_written_as_one(value: float) -> None:
     """Neither a neighbour of one nor what is no number."""
     assert not power_of_two(value)
     assert is_in_digits(value)
-
-
-@pytest.mark.parametrize("exponent", [-149, -44, -1, 0, 16, 127])
-def test_a_scaler_takes_the_argument(exponent: int) -> None:
-    """An integer would be taken for a tensor, and raise."""
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(torch.ones(1))
-
-    scaler.update(eval(scale_argument(2.0**exponent)))
-
-    assert scaler.get_scale() == 2.0**exponent

@@ -106,7 +106,7 @@ def test_a_ring_of_another_layout_is_refused_by_reader_and_daemon(
     assert path.exists()
 
 
-@pytest.mark.parametrize("version", [*OLDER, NEWER])
+@pytest.mark.parametrize("version", [OLDER[-1], NEWER])
 @pytest.mark.parametrize("by_path", [True, False])
 def test_ampwatch_report_says_why_it_cannot_read_one(
     version: int,
@@ -127,7 +127,7 @@ def test_ampwatch_report_says_why_it_cannot_read_one(
     assert refusal(version) in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("version", [*OLDER, NEWER])
+@pytest.mark.parametrize("version", [OLDER[-1], NEWER])
 def test_the_doctor_says_when_the_daemon_reads_another_layout(version: int, tmp_path: Path) -> None:
     """The other way round: this training, a daemon of another release."""
     check = examined(ours(layout=version), runtime_dir=tmp_path)["daemon"]

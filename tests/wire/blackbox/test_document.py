@@ -39,33 +39,21 @@ def test_what_was_written_is_read() -> None:
     assert repr(read) == repr(box())
 
 
-def test_what_a_gradient_was_before_it_was_flushed_is_read() -> None:
-    """Without the loss scale its exponents may be beyond those that are measured."""
+def test_what_not_every_run_has_is_written_where_there_is_any() -> None:
+    """What a gradient was before it was flushed, failures of sensors, what a device has timed.
+
+    Without the loss scale exponents may be beyond those that are measured.
+    """
     given = box()
+    assert {"failures", "device_phases"}.isdisjoint(document()["ranks"][0])
     before = histogram(-300, 1, 2, amax=1e-89, amin=1e-90)
     given.ranges = [replace(given.ranges[0], flushed=3, before_step=7, before=before)]
-    (read,) = from_json(to_json([given]), "a file")
-
-    assert read.ranges == given.ranges
-
-
-def test_failures_of_sensors_are_written_where_there_are_any() -> None:
-    """A report of a run without any is as it was before they could be written."""
-    given = box()
-    assert "failures" not in document()["ranks"][0]
     given.failures = [failure("scale", 7, 40, "KeyError: 'x'")]
-    (read,) = from_json(to_json([given]), "a file")
-
-    assert read.failures == given.failures
-
-
-def test_what_a_device_has_timed_is_written_where_there_is_any() -> None:
-    """A report of a run without a device is as it was before."""
-    given = box()
-    assert "device_phases" not in document()["ranks"][0]
     given.device_phases = [device_phases(7, 9, (*NO_PHASES[1:], 0.5))]
     (read,) = from_json(to_json([given]), "a file")
 
+    assert read.ranges == given.ranges
+    assert read.failures == given.failures
     assert read.device_phases == given.device_phases
     assert joined(read, box()).device_phases == given.device_phases
 

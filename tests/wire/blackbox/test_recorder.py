@@ -14,12 +14,11 @@ from ampwatch.wire.records import (
     FactsRecord,
     Finding,
     FindingRecord,
-    RunState,
     Severity,
     Topic,
 )
 from tests.workshop.boxes import measured
-from tests.workshop.records import IDENTITY, alarm, end, failure, optimizer, step
+from tests.workshop.records import IDENTITY, alarm, failure, optimizer, step
 
 
 def box_of(recorder: Recorder) -> Box:
@@ -110,13 +109,6 @@ def test_everything_is_bounded() -> None:
     assert len(box.failures) == MAX_FAILURES
     assert len(box.steps) <= 5 * 16
     assert len(box.optimizers) <= 6 * 16
-
-
-def test_how_it_ended_is_said() -> None:
-    """In the words of the run."""
-    box = box_of(recorded(IDENTITY, [end(RunState.FAILED, "ValueError: no")], steps=16))
-
-    assert (box.state, box.reason) == (RunState.FAILED, "ValueError: no")
 
 
 def test_of_each_sensor_that_failed_the_newest_exception_is_kept() -> None:

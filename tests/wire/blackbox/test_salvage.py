@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.errors import RingError
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.salvage import forget_silence, read_ring, salvage
@@ -110,14 +109,6 @@ def test_what_hangs_and_goes_on_leaves_nothing(tmp_path: Path, settings: Setting
     forget_silence(IDENTITY, settings)
     assert only(tmp_path).has_alarm
     writer.close(end(), keep=False)
-
-
-def test_a_file_that_is_no_ring_is_an_error_of_ours(tmp_path: Path) -> None:
-    """The error is that of everybody who reads rings."""
-    (tmp_path / "x.ring").write_bytes(b"nonsense")
-
-    with pytest.raises(RingError):
-        read_ring(tmp_path / "x.ring", 64, "report")
 
 
 def test_a_live_ring_is_only_checked(tmp_path: Path) -> None:

@@ -50,14 +50,6 @@ def test_what_is_sent_is_not_what_is_proved_by(tmp_path: Path) -> None:
     assert read_token(tmp_path, SECRET_FILE) == ensure_token(tmp_path, SECRET_FILE)
 
 
-def test_two_places_have_two_tokens(tmp_path: Path) -> None:
-    """A token is random, not made of its place."""
-    (tmp_path / "one").mkdir()
-    (tmp_path / "other").mkdir()
-
-    assert ensure_token(tmp_path / "one") != ensure_token(tmp_path / "other")
-
-
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
 def test_what_others_can_read_is_no_secret(tmp_path: Path, mode: int) -> None:
     """A file that was made readable, by hand or by a backup that was played back."""

@@ -66,7 +66,7 @@ class Faulty:
         """Write twenty more steps and end."""
         self.go_on()
         said: dict[str, Any] = json.loads(heard(self.process))
-        assert self.process.wait(30) == 0
+        assert self.process.wait(60) == 0
         return said
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ def steps_in(reader: RingReader) -> list[int]:
     return [record.step for record in reader.poll() if isinstance(record, StepRecord)]
 
 
-@pytest.mark.parametrize("length", [0, 20, 100, 4096, 4352, 5000])
+@pytest.mark.parametrize("length", [0, 20, 4096, 5000])
 def test_a_ring_that_is_cut_is_made_whole_again(
     length: int, directory: Path, open_reader: OpenReader
 ) -> None:

@@ -66,6 +66,7 @@ def test_a_damaged_header_is_refused_or_read_and_never_crashes(
     reader.close()
 
 
+@pytest.mark.nightly
 @given(
     heads=st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 200), min_size=1, max_size=4),
     slots=st.lists(
@@ -145,38 +146,6 @@ def test_a_file_cut_while_it_is_open_ends_quietly(
     assert not reader.writer_alive()
 
 
-def test_a_file_that_is_removed_stays_readable(
-    make_writer: MakeWriter, open_reader: OpenReader
-) -> None:
-    """Somebody cleaned up /dev/shm."""
-    writer = make_writer()
-    reader = open_reader(writer.path)
-    writer.path.unlink()
-    writer.put(step(1))
-
-    assert reader.poll() == [step(1)]
-
-
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 4, 5, 6, 1024, 65535])
-def test_another_layout_is_refused_with_both_versions_and_what_to_do(
-    version: int, tmp_path: Path
-) -> None:
-    """An upgraded daemon meets a run that started before; 1024 is the other byte order."""
-    ring = bytearray(ring_bytes(0, b""))
-    struct.pack_into("=H", ring, 8, version)
-    (tmp_path / "ring").write_bytes(ring)
-
-    behind = (
-        "an older .* that of the training"
-        if version < layout.LAYOUT
-        else "a newer .* that of the daemon"
-    )
-    with pytest.raises(
-        RingError, match=rf"ring of layout {layout.LAYOUT}, got layout {version} of {behind}"
-    ):
-        RingReader(tmp_path / "ring")
-
-
 @pytest.mark.parametrize(
     ("offset", "value"), [(10, 128), (10, 0), (12, 0), (12, 65), (12, 2**31), (40, 4049), (40, 0)]
 )
@@ -226,6 +195,7 @@ def test_a_refused_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
+@pytest.mark.nightly
 @settings(max_examples=60)
 @given(
     damage=st.lists(

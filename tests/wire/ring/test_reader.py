@@ -62,7 +62,7 @@ def test_the_reader_tells_which_file_and_whose(
     assert reader.inode == writer.path.stat().st_ino
 
 
-@pytest.mark.parametrize("written", [63, 64, 65, 128, 1000])
+@pytest.mark.parametrize("written", [63, 64, 65, 1000])
 def test_a_late_reader_gets_the_last_lap_and_has_lost_nothing(
     written: int, make_writer: MakeWriter, open_reader: OpenReader
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_late_reader_does_not_count_the_rest_of_a_message_that_was_overwritten
     assert reader.lost == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     bursts=st.lists(st.lists(st.integers(1, 8), max_size=60), max_size=8),
 )
@@ -149,22 +149,23 @@ def test_more_slots_than_one_read_takes_are_read_in_one_poll(
     assert reader.lost == 0
 
 
-@pytest.mark.parametrize("offset", range(256))
 def test_a_flipped_byte_anywhere_in_a_slot_costs_that_slot_only(
-    offset: int, tmp_path: Path, open_reader: OpenReader, make_writer: MakeWriter
+    tmp_path: Path, make_writer: MakeWriter
 ) -> None:
     """Never another record than the one written; its neighbours are read."""
     writer = make_writer()
     for index in range(3):
         writer.put(step(index))
-    data = bytearray(writer.path.read_bytes())
-    data[4096 + 256 + offset] ^= 1 << offset % 8
-    (tmp_path / "torn").write_bytes(data)
+    whole = writer.path.read_bytes()
+    for offset in range(256):
+        data = bytearray(whole)
+        data[4096 + 256 + offset] ^= 1 << offset % 8
+        (tmp_path / "torn").write_bytes(data)
+        reader = RingReader(tmp_path / "torn")
 
-    reader = open_reader(tmp_path / "torn")
-
-    assert reader.poll() == [step(0), step(2)]
-    assert reader.lost == 1
+        assert reader.poll() == [step(0), step(2)], offset
+        assert reader.lost == 1
+        reader.close()
 
 
 def test_a_slot_that_is_half_old_and_half_new_is_never_a_record(

@@ -10,18 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.wire.records import (
+    CensusRecord,
     FactsRecord,
     FindingRecord,
     OptimizerRecord,
     Record,
     SamplingRecord,
     SensorFailureRecord,
+    WindowRecord,
 )
 from ampwatch.wire.ring.layout import RecordKind
 from ampwatch.wire.ring.repeats import Message, Repeats
 from tests.wire.ring.samples import (
     FACTS,
     FAILURE,
+    census,
     finding,
     message,
     optimizer,
@@ -29,6 +32,7 @@ from tests.wire.ring.samples import (
     sampling,
     slots_of,
     step,
+    window,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +56,8 @@ def test_a_late_reader_finds_the_newest_of_everything_that_lasts(
     writer.put(replace(FAILURE, errors=1))
     writer.put(replace(FAILURE, sensor="ranges"))
     writer.put(FAILURE)
+    writer.put(census())
+    writer.put(window())
     for index in range(5000):
         writer.put(step(index))
         if index % 97 == 0:
@@ -67,6 +73,8 @@ def test_a_late_reader_finds_the_newest_of_everything_that_lasts(
                 "sampling": sampling(4),
                 "failed scale": FAILURE,
                 "failed ranges": replace(FAILURE, sensor="ranges"),
+                CensusRecord: census(),
+                WindowRecord: window(),
             }
 
 
@@ -83,6 +91,8 @@ def _lasting(records: list[Record]) -> dict[object, Record]:
             newest["sampling"] = record
         elif isinstance(record, SensorFailureRecord):
             newest[f"failed {record.sensor}"] = record
+        elif isinstance(record, CensusRecord | WindowRecord):
+            newest[type(record)] = record
     return newest
 
 

@@ -8,12 +8,11 @@ import random
 import struct
 import tracemalloc
 import zlib
-from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import msgpack
 
@@ -22,88 +21,22 @@ from ampwatch.wire.records import (
     KERNEL_UNITS,
     CastTotal,
     CensusRecord,
-    CensusSource,
     FallbackTotal,
-    KernelRow,
     KernelTotal,
-    OpRow,
     OpTotal,
     WindowRecord,
 )
 from ampwatch.wire.records.fields import MAX_NAME
 from ampwatch.wire.ring.encoding import decode, encode
 from ampwatch.wire.ring.layout import MAX_CHUNKS, PAYLOAD_SIZE, RecordKind
-from tests.wire.ring.samples import census, step, window
+from tests.wire.ring.samples import census, window
 from tests.workshop.records import op_row
-
-if TYPE_CHECKING:
-    from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 LIMIT = MAX_CHUNKS * PAYLOAD_SIZE
 SMALLEST_LIMIT = 8 * PAYLOAD_SIZE
 
-counts = st.integers(0, 2**63 - 1)
-flops = st.integers(0, 2**120)
-names = st.text(
-    st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=MAX_NAME
-)
-dtypes = st.sampled_from(["", "float16", "bfloat16", "tf32", "float32", "float8_e4m3fn"])
-kinds = st.sampled_from(OpKind)
-units = st.sampled_from(KERNEL_UNITS)
-
-
-def tuples(rows: st.SearchStrategy[Any], size: int = 12) -> st.SearchStrategy[Any]:
-    return st.lists(rows, max_size=size).map(tuple)
-
-
-op_totals = st.builds(
-    OpTotal,
-    kinds.filter(lambda kind: kind is not OpKind.CAST),
-    dtypes,
-    counts,
-    flops,
-    flops,
-    flops,
-)
-op_rows = st.builds(
-    OpRow,
-    names,
-    names,
-    kinds,
-    st.sampled_from(Phase),
-    dtypes,
-    dtypes,
-    dtypes,
-    st.sampled_from(Fallback),
-    counts,
-    flops,
-    flops,
-    flops,
-)
-censuses = st.builds(
-    CensusRecord,
-    counts,
-    counts,
-    st.sampled_from(CensusSource),
-    counts,
-    tuples(op_totals),
-    tuples(st.builds(CastTotal, dtypes, dtypes, counts, flops)),
-    tuples(st.builds(FallbackTotal, st.sampled_from(Fallback), counts, flops)),
-    tuples(op_rows, 30),
-    counts,
-)
-kernels = st.builds(KernelRow, names, names, units, dtypes, names, names, *[counts] * 4)
-windows = st.builds(
-    WindowRecord,
-    *[counts] * 5,
-    st.tuples(*[counts] * 5),
-    *[counts] * 5,
-    st.just(math.nan) | st.floats(0.0, 1e9),
-    *[counts] * 6,
-    tuples(st.builds(KernelTotal, units, dtypes, counts)),
-    tuples(kernels, 10),
-    counts,
-)
+MOST = 2**63 - 1
+WORDS = "Grüße 梯度 🙂"
 
 
 def round_trip(record: CensusRecord | WindowRecord, limit: int = LIMIT) -> Any:
@@ -112,28 +45,40 @@ def round_trip(record: CensusRecord | WindowRecord, limit: int = LIMIT) -> Any:
     return decode(kind, payload)
 
 
-@given(censuses)
-def test_a_census_comes_back_as_it_was(record: CensusRecord) -> None:
-    """Every kind, every alphabet, FLOPs of more than 64 bits; only rows may be missing."""
-    read = round_trip(record, 10 * LIMIT)
+@pytest.mark.parametrize("kind", OpKind)
+def test_a_census_comes_back_as_it_was(kind: OpKind) -> None:
+    """Every kind, any alphabet, FLOPs of more than 64 bits."""
+    rows = [
+        op_row(WORDS, "", kind, WORDS, phase=phase, fallback=fallback, flops=2**120, calls=MOST)
+        for phase in Phase
+        for fallback in Fallback
+    ]
+    record = replace(
+        census(),
+        step=MOST,
+        ops=(OpTotal(kind, "tf32", MOST, 2**120, 0, 1),) if kind is not OpKind.CAST else (),
+        casts=(CastTotal("", "float8_e4m3fn", MOST, 2**120),),
+        fallbacks=tuple(FallbackTotal(fallback, MOST, 0) for fallback in Fallback),
+        rows=tuple(rows),
+    )
 
-    assert read == record
+    assert round_trip(record) == record
 
 
-@given(windows)
-def test_a_window_comes_back_as_it_was(record: WindowRecord) -> None:
+@pytest.mark.parametrize("unit", KERNEL_UNITS)
+@pytest.mark.parametrize("drag", [math.nan, 0.0, 1e9])
+def test_a_window_comes_back_as_it_was(unit: str, drag: float) -> None:
     """With and without a drag that is known."""
-    read = round_trip(record, 10 * LIMIT)
+    kernel = window().kernels[0]._replace(name=WORDS, unit=unit, nanoseconds=MOST)
+    record = replace(window(), totals=(KernelTotal(unit, "", MOST),), kernels=(kernel,), drag=drag)
 
-    assert repr(read) == repr(record)
+    assert repr(round_trip(record)) == repr(record)
 
 
-@given(censuses, st.integers(8, 1000))
-def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(
-    record: CensusRecord, limit: int
-) -> None:
+@pytest.mark.parametrize("limit", [8, 20, 40, 100, 1000])
+def test_rows_that_do_not_fit_are_cut_from_the_tail_and_counted(limit: int) -> None:
     """The first rows are what matters most; totals are never cut."""
-    assume(record.rows_left_out < 2**62)  # what is cut is added to it, in 64 bits
+    record = census(12)
     read = round_trip(record, len(encode(replace(record, rows=()), LIMIT)[1]) + limit)
 
     kept = len(read.rows)
@@ -189,42 +134,16 @@ def test_an_ordinary_model_fits_into_a_ring_of_the_smallest_slots() -> None:
 
 def test_the_bytes_are_the_documented_ones() -> None:
     """A program that knows only the documentation can read them."""
-    row = (
-        census()
-        .rows[0]
-        ._replace(
-            op="",
-            module="x",
-            kind=OpKind.CAST,
-            phase=Phase.EVAL,
-            inputs="",
-            dtype="x",
-            out_dtype="tf32",
-            fallback=Fallback.PROMOTED,
-            calls=8,
-            flops=9,
-            tensor_flops=10,
-            bytes=11,
-        )
-    )
-    record = replace(
-        census(),
-        step=5,
-        time_ns=300,
-        source=CensusSource.PROFILER,
-        iterations=2,
-        ops=(OpTotal(OpKind.ATTENTION, "tf32", 1, 2, 3, 4),),
-        casts=(CastTotal("tf32", "x", 6, 7),),
-        fallbacks=(),
-        rows=(row,),
-        rows_left_out=0,
-    )
+    _, payload = encode(census(1), LIMIT)
 
-    _, payload = encode(record, LIMIT)
-
-    ops, casts = [[2, "tf32", 1, 2, 3, 4]], [["tf32", "x", 6, 7]]
-    row = ["", "x", 7, 3, "", "x", "tf32", 3, 8, 9, 10, 11]
-    assert json.loads(zlib.decompress(payload)) == [5, 300, 1, 2, ops, casts, [], [row], 0]
+    ops, casts, fallbacks = (
+        [[0, "bfloat16", 4, 2**70, 6, 7]],
+        [["float32", "bfloat16", 8, 9]],
+        [[1, 10, 0]],
+    )
+    row = ["addmm", "*", 0, 0, "bfloat16+float32", "bfloat16", "bfloat16", 0, 11, 12, 13, 14]
+    numbers = [40, 1_700_000_000_000_000_001, 1, 3]
+    assert json.loads(zlib.decompress(payload)) == [*numbers, ops, casts, fallbacks, [row], 5]
 
 
 def test_the_bytes_of_a_window_are_the_documented_ones() -> None:
@@ -280,36 +199,25 @@ def test_a_name_of_any_kind_becomes_short_and_printable(name: str, read: str) ->
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("record", "change"),
     [
-        {"step": -1},
-        {"iterations": 1.5},
-        {"ops": (OpTotal(OpKind.MATMUL, "float16", -1, 0, 0, 0),)},
-        {"ops": (OpTotal(OpKind.MATMUL, None, 1, 0, 0, 0),)},  # type: ignore[arg-type]
-        {"casts": None},
-        {"rows": (census().rows[0]._replace(flops=-1),)},
+        (census(), {"step": -1}),
+        (census(), {"iterations": 1.5}),
+        (census(), {"ops": (OpTotal(OpKind.MATMUL, "float16", -1, 0, 0, 0),)}),
+        (census(), {"ops": (OpTotal(OpKind.MATMUL, None, 1, 0, 0, 0),)}),  # type: ignore[arg-type]
+        (census(), {"casts": None}),
+        (census(), {"rows": (census().rows[0]._replace(flops=-1),)}),
+        (window(), {"skipped": (1, 2, 3, 4)}),
+        (window(), {"totals": (KernelTotal("gpu", "", 1),)}),
+        (window(), {"busy_ns": -1}),
+        (window(), {"drag": "slow"}),
+        (window(), {"kernels": (window().kernels[0]._replace(unit="gpu"),)}),
     ],
 )
-def test_a_mistaken_sensor_costs_its_record_only(change: dict[str, Any]) -> None:
+def test_a_mistaken_sensor_costs_its_record_only(record: Any, change: dict[str, Any]) -> None:
     """The writer knows these errors; anything else would reach the training step."""
     with pytest.raises((struct.error, TypeError, ValueError, AttributeError)):
-        encode(replace(census(), **change), LIMIT)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"skipped": (1, 2, 3, 4)},
-        {"totals": (KernelTotal("gpu", "", 1),)},
-        {"busy_ns": -1},
-        {"drag": "slow"},
-        {"kernels": (window().kernels[0]._replace(unit="gpu"),)},
-    ],
-)
-def test_a_mistaken_profiler_costs_its_record_only(change: dict[str, Any]) -> None:
-    """A profiler's mistake costs no more than that of a census."""
-    with pytest.raises((struct.error, TypeError, ValueError, AttributeError)):
-        encode(replace(window(), **change), LIMIT)
+        encode(replace(record, **change), LIMIT)
 
 
 @pytest.mark.parametrize("drag", [-0.5, math.inf])
@@ -367,7 +275,8 @@ def test_what_is_not_of_the_form_is_refused(place: int, value: object) -> None:
         decode(kind, zlib.compress(json.dumps(values).encode()))
 
 
-@given(censuses | windows, st.data())
+@pytest.mark.nightly
+@given(st.sampled_from([census(12), window(10)]), st.data())
 def test_no_bytes_make_decoding_raise_anything_but_value_error(
     record: CensusRecord | WindowRecord, data: st.DataObject
 ) -> None:
@@ -384,26 +293,3 @@ def test_no_bytes_make_decoding_raise_anything_but_value_error(
     rows = read.rows if isinstance(read, CensusRecord) else read.kernels
     texts = [cell for row in rows for cell in row if isinstance(cell, str)]
     assert all(text.isprintable() and len(text) <= MAX_NAME for text in texts)
-
-
-@given(st.sampled_from([RecordKind.CENSUS, RecordKind.WINDOW]), st.binary(max_size=400))
-def test_garbage_is_refused_or_read_and_never_crashes(kind: RecordKind, payload: bytes) -> None:
-    """Whatever somebody writes into a ring."""
-    for hostile in (payload, zlib.compress(payload)):
-        with suppress(ValueError):
-            decode(kind, hostile)
-
-
-@pytest.mark.parametrize("record", [census(), window()])
-def test_the_newest_is_found_by_a_reader_that_comes_late(
-    record: CensusRecord | WindowRecord, make_writer: MakeWriter, open_reader: OpenReader
-) -> None:
-    """Windows are rare: the ring has gone round since."""
-    writer = make_writer(slots=64)
-    writer.put(record)
-    for index in range(200):
-        writer.put(step(index))
-
-    read = [r for r in open_reader(writer.path).poll() if type(r) is type(record)]
-
-    assert read[-1:] == [record]

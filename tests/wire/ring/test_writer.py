@@ -6,14 +6,12 @@ import errno
 import os
 import signal
 import stat
-import subprocess
-import sys
 import threading
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,10 +24,8 @@ from tests.wire.ring.samples import (
     IDENTITY,
     changed,
     finding,
-    heard,
     message,
     optimizer,
-    program,
     step,
 )
 
@@ -37,42 +33,7 @@ if TYPE_CHECKING:
     from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 
-REFUSALS = {
-    "size=16k": ("posix_fallocate", errno.ENOSPC),
-    "ro": ("open", errno.EROFS),
-}
 """Behaviour of a tmpfs with these options, where none may be mounted: which call fails, and how."""
-
-
-def create_beside_a_mount(place: Path, options: str, directory: Path) -> list[str]:
-    """Create a ring in a fresh tmpfs at ``place``, else in ``directory``; return what was said.
-
-    In a mount namespace of its own: the tmpfs goes with the process, whatever happens to it.
-    Without the right to mount, the call that would fail there fails once.
-    """
-    place.mkdir()
-    mount = f"mount -t tmpfs -o {options} tmpfs {place}"
-    unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    prefix = [*unshare, f'{mount} && exec "$@"', "sh"]
-    refuse = ""
-    if subprocess.run([*unshare, mount], check=False, capture_output=True).returncode:
-        prefix = []
-        call, number = REFUSALS[options]
-        refuse = f"""
-real = os.{call}
-def refuse_once(*arguments, **named):
-    os.{call} = real
-    raise OSError({number}, os.strerror({number}))
-os.{call} = refuse_once
-"""
-    body = f"""{refuse}
-writer = RingWriter.create([Path({str(place / "a")!r}), Path(sys.argv[1])], IDENTITY, slots=1024)
-say(writer.path.parent)
-say(writer.fell_back)
-say(list(Path({str(place)!r}).rglob("*.*")))
-"""
-    with program(directory, body, prefix) as process:
-        return [heard(process), heard(process), heard(process)]
 
 
 def test_the_file_is_private_whatever_the_umask(directory: Path) -> None:
@@ -99,15 +60,6 @@ def test_the_name_tells_run_rank_and_pid_and_cannot_leave_the_directory(director
     writer.close(END, keep=False)
 
 
-def test_nothing_but_the_finished_ring_is_in_the_directory(
-    make_writer: MakeWriter, directory: Path
-) -> None:
-    """A reader that looks at any moment sees whole rings only."""
-    writer = make_writer()
-
-    assert list(directory.iterdir()) == [writer.path]
-
-
 def test_two_writers_share_a_directory(make_writer: MakeWriter, open_reader: OpenReader) -> None:
     """The ranks of one machine, or two runs of one name: each has a file of its own."""
     first, second = make_writer(), make_writer()
@@ -117,20 +69,6 @@ def test_two_writers_share_a_directory(make_writer: MakeWriter, open_reader: Ope
     assert first.path != second.path
     assert open_reader(first.path).poll() == [step(1)]
     assert open_reader(second.path).poll() == [step(2)]
-
-
-def test_a_full_shared_memory_is_found_at_creation_and_the_next_place_used(
-    tmp_path: Path, directory: Path
-) -> None:
-    """Not as SIGBUS in the training loop; the reason is there to be shown."""
-    place = tmp_path / "shm"
-
-    parent, fell_back, left = create_beside_a_mount(place, "size=16k", directory)
-
-    assert parent == str(directory)
-    assert fell_back.startswith(f"the ring is in {directory}: {place / 'a'} could not be used (")
-    assert "No space left on device" in fell_back
-    assert left == "[]"
 
 
 @pytest.mark.parametrize(
@@ -155,33 +93,30 @@ def test_a_ring_takes_a_64th_of_a_small_file_system(
     writer.close(END, keep=False)
 
 
-def test_a_read_only_shared_memory_is_passed_over(tmp_path: Path, directory: Path) -> None:
-    """Containers mount it like that."""
-    parent, fell_back, _ = create_beside_a_mount(tmp_path / "shm", "ro", directory)
-
-    assert parent == str(directory)
-    assert "Read-only file system" in fell_back
-
-
-@pytest.mark.parametrize("call", ["posix_fallocate", "fchmod"])
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [("posix_fallocate", errno.ENOSPC), ("open", errno.EROFS), ("fchmod", errno.EPERM)],
+)
 def test_a_failing_call_leaves_nothing_and_the_next_place_is_used(
-    call: str, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+    call: str, number: int, tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failing call, without the right to mount: the system says no once."""
+    """A full shared memory is found here, and not as SIGBUS in the training loop; so is one that is read-only."""
     real = getattr(os, call)
-    refusals = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+    refusals = iter([OSError(number, os.strerror(number))])
 
-    def refuse_once(*arguments: int) -> None:
+    def refuse_once(*arguments: Any) -> Any:
         for error in refusals:
             raise error
-        real(*arguments)
+        return real(*arguments)
 
     monkeypatch.setattr(os, call, refuse_once)
     writer = RingWriter.create([tmp_path / "first", directory], IDENTITY, slots=64)
 
-    assert list((tmp_path / "first").iterdir()) == []
+    first = tmp_path / "first"
+    assert list(first.iterdir()) == []
     assert writer.path.parent == directory
-    assert "No space left on device" in writer.fell_back
+    assert writer.fell_back.startswith(f"the ring is in {directory}: {first} could not be used (")
+    assert os.strerror(number) in writer.fell_back
     writer.close(END, keep=False)
 
 
@@ -201,6 +136,7 @@ def test_the_second_place_is_not_touched_while_the_first_one_works(
     writer = RingWriter.create([directory, tmp_path / "second"], IDENTITY, slots=64)
 
     assert not (tmp_path / "second").exists()
+    assert writer.fell_back == ""
     writer.close(END, keep=False)
 
 
@@ -216,11 +152,6 @@ def test_a_directory_that_others_can_enter_takes_no_ring(tmp_path: Path, directo
     writer.close(END, keep=False)
 
 
-def test_the_first_place_that_works_is_no_fall_back(make_writer: MakeWriter) -> None:
-    """Nothing to say when nothing went wrong."""
-    assert make_writer().fell_back == ""
-
-
 @pytest.mark.parametrize("run", ["", "a\nb", "x" * 300, 7])
 def test_an_identity_that_no_reader_accepts_is_refused(directory: Path, run: str) -> None:
     """Better at set-up than a ring that stays unread."""
@@ -228,10 +159,12 @@ def test_an_identity_that_no_reader_accepts_is_refused(directory: Path, run: str
         RingWriter.create([directory], replace(IDENTITY, run=run), slots=64)
 
 
-def test_too_few_slots_are_refused(directory: Path) -> None:
-    """The message names the bounds."""
-    with pytest.raises(RingError, match="expected 64 to 262144 slots, got 8"):
-        RingWriter.create([directory], IDENTITY, slots=8)
+@pytest.mark.parametrize("slots", [0, 63, 262145, -1])
+def test_too_few_or_too_many_slots_are_refused(directory: Path, slots: int) -> None:
+    """The message names the bounds, the value and the setting."""
+    expected = f"expected 64 to 262144 slots, got {slots}; set ring_slots"
+    with pytest.raises(RingError, match=expected):
+        RingWriter.create([directory], IDENTITY, slots=slots)
 
 
 class _Interrupting(dict[str, str]):
@@ -293,7 +226,7 @@ def test_records_that_come_together_are_written_as_one_by_one(
     for writer in (together, apart):
         writer._memory.is_checked &= is_checked
     records: list[Record] = [FACTS, finding("a"), finding("b")]
-    records += [made for index in range(3000) for made in (step(index), optimizer(index % 3))]
+    records += [made for index in range(1200) for made in (step(index), optimizer(index % 3))]
     records[700] = message(3)
 
     at, size = 0, 1
@@ -310,14 +243,15 @@ def test_records_that_come_together_are_written_as_one_by_one(
 def test_a_broken_record_among_others_costs_them_nothing(
     make_writer: MakeWriter, open_reader: OpenReader
 ) -> None:
-    """Nor does an interrupt that comes after them."""
+    """Nor does an interrupt that comes after them: it passes, and leaves nothing locked."""
     writer = make_writer()
 
     writer.put(step(1), changed(step(1), step=1.5), step(2))
     with pytest.raises(KeyboardInterrupt):
         writer.put(step(3), FactsRecord(_Interrupting(a="b")), step(4))
+    writer.put(step(5))
 
-    assert open_reader(writer.path).poll() == [step(1), step(2), step(3)]
+    assert open_reader(writer.path).poll() == [step(1), step(2), step(3), step(5)]
     assert writer.dropped == 1
 
 
@@ -339,19 +273,6 @@ def test_records_that_cannot_be_stored_together_are_counted_one_by_one(
 
     assert reader.poll() == [FACTS, *map(step, [0, 101, 102, 103])]
     assert writer.dropped == 100
-
-
-def test_ctrl_c_passes_and_the_ring_goes_on(
-    make_writer: MakeWriter, open_reader: OpenReader
-) -> None:
-    """The user's interrupt is not ours to swallow, and leaves nothing locked."""
-    writer = make_writer()
-
-    with pytest.raises(KeyboardInterrupt):
-        writer.put(FactsRecord(_Interrupting(a="b")))
-    writer.put(step(1))
-
-    assert open_reader(writer.path).poll() == [step(1)]
 
 
 def test_a_time_limit_of_the_program_is_no_trouble_of_the_file(
@@ -390,12 +311,12 @@ def test_a_put_that_meets_another_one_is_dropped_instead_of_waiting(
     class Slow(dict[str, str]):
         def items(self) -> object:  # type: ignore[override]
             inside.set()
-            leave.wait(30)
+            leave.wait(60)
             return super().items()
 
     thread = threading.Thread(target=writer.put, args=(FactsRecord(Slow(a="b")),))
     thread.start()
-    inside.wait(30)
+    assert inside.wait(60)
     writer.put(step(1))
     leave.set()
     thread.join()
@@ -444,25 +365,16 @@ def test_closing_writes_the_end_and_removes_the_file(
 def test_closing_can_leave_the_file_for_a_reader_to_come(
     make_writer: MakeWriter, open_reader: OpenReader
 ) -> None:
-    """The flight recorder of a run whose daemon was not there yet."""
+    """The flight recorder of a run whose daemon was not there yet; closing again does nothing."""
     writer = make_writer()
     writer.put(step(1))
 
     writer.close(END, keep=True)
+    writer.close(replace(END, reason="again"), keep=False)
 
     reader = open_reader(writer.path)
     assert reader.poll() == [step(1), END]
     assert not reader.writer_alive()
-
-
-def test_closing_again_does_nothing(make_writer: MakeWriter, open_reader: OpenReader) -> None:
-    """A file that was to be kept is not removed either."""
-    writer = make_writer()
-    writer.close(END, keep=True)
-
-    writer.close(replace(END, reason="again"), keep=False)
-
-    assert open_reader(writer.path).poll() == [END]
 
 
 def test_closing_a_ring_that_somebody_removed_does_not_raise(make_writer: MakeWriter) -> None:
@@ -500,6 +412,7 @@ def test_closing_in_the_middle_of_a_put_does_not_raise(make_writer: MakeWriter) 
     assert writer.dropped == 1
 
 
+@pytest.mark.nightly
 def test_the_memory_does_not_grow(make_writer: MakeWriter) -> None:
     """A hundred thousand records, lasting ones among them, and the process is as it was."""
     writer = make_writer(slots=512)
@@ -551,18 +464,6 @@ def test_a_forked_child_writes_nothing_removes_nothing_and_raises_nothing(
     assert reader.poll() == [step(1), step(4)]
     assert (reader.lost, reader.dropped, writer.dropped) == (0, 0, 0)
     assert reader.writer_alive()
-
-
-def test_neither_torch_nor_prometheus_is_loaded() -> None:
-    """The ring belongs to both halves and needs neither."""
-    code = (
-        "import sys, ampwatch.wire.ring; print({'torch', 'prometheus_client'} & set(sys.modules))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
-
-    assert result.stdout.strip() == "set()"
 
 
 def test_a_reader_never_sees_the_file_before_it_is_complete(

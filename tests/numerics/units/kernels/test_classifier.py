@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -40,12 +38,6 @@ def test_published_names_are_reported_in_full(golden: Golden) -> None:
         )
         == golden
     )
-
-
-def test_every_golden_name_says_where_it_is_from_and_is_listed_once() -> None:
-    """A name without a source could be made up to fit a rule."""
-    assert all(golden.source for golden in GOLDEN)
-    assert [name for name, n in Counter(g.name for g in GOLDEN).items() if n > 1] == []
 
 
 def test_no_rule_is_there_without_a_reason() -> None:

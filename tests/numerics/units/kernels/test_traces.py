@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@cache
 def tallied(name: str) -> KernelTally:
     """Add up the kernels of a trace with what it says of the ops that launched them."""
     with gzip.open(TRACES / f"{name}.json.gz", "rt", encoding="utf-8") as file:

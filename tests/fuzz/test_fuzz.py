@@ -24,6 +24,7 @@ def test_what_once_showed_a_defect_is_refused_or_read(name: str, path: Path) -> 
     assert finding is None, finding.error
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", targets())
 def test_mutants_are_refused_in_words_or_read(name: str) -> None:
     """Within bounded time and memory; `make fuzz` does it for hours."""
@@ -55,6 +56,7 @@ def test_the_search_finds_a_defect_and_makes_it_small() -> None:
     assert finding.data == b"9" * 30
 
 
+@pytest.mark.nightly
 def test_an_input_that_takes_too_long_or_too_much_is_a_defect() -> None:
     """Bounded by the time of a processor, and by the memory of the process."""
 

@@ -57,7 +57,7 @@ def collecting(port: int = 0) -> Iterator[Collector]:
                 body = gzip.decompress(body)
             content = ExportMetricsServiceRequest.FromString(body)
             collector.requests.append(Request(self.path, dict(self.headers), content))
-            collector.answers.wait(60)
+            collector.answers.wait()
             self.send_response(collector.status)
             self.send_header("Content-Type", "application/x-protobuf")
             answer = ExportMetricsServiceResponse().SerializeToString()

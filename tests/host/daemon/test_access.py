@@ -7,13 +7,11 @@ import hmac
 import json
 import logging
 import os
-import socket
 import stat
 import subprocess
 import sys
 from contextlib import contextmanager
 from http import HTTPStatus
-from threading import Thread
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -21,21 +19,18 @@ import bcrypt
 import pytest
 
 from ampwatch.host.daemon.access import Access
-from ampwatch.host.daemon.server import Server
-from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.web_config import WebConfig
-from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token, proof
+from tests.host.daemon import test_http
 from tests.host.daemon.parts import ROOT, ask, eventually
 from tests.host.daemon.test_tls import basic
-from tests.workshop.fleets import made_up_fleet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.host.daemon.parts import Answer, Place
+    from tests.host.daemon.parts import Daemon, Place
 
 ROUTES = (
     *(
@@ -58,13 +53,10 @@ ROUTES = (
 WRONG = "A" * 43
 
 
-class Served:
-    def __init__(self, server: Server, token: str) -> None:
-        self.port = server.server_port
-        self.token = token
+class Served(test_http.Served):
+    """A server, and the token that opens it."""
 
-    def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        return ask(("127.0.0.1", self.port), path, method, **headers)
+    token = ""
 
     def entered(self, **headers: str) -> str:
         """The cookie that a browser gets for the token, as it sends it back."""
@@ -76,19 +68,11 @@ class Served:
 def serving(
     directory: Path, readers: str = "auto", web: WebConfig | None = None, *, machine: bool = False
 ) -> Iterator[Served]:
-    fleet = made_up_fleet()
-    passes = {"rings": CollectorPass(success=True, duration_seconds=0.0)}
-    site = Site(fleet, passes, machine=machine)
-    access = Access(site.scope, readers, directory)
-    server = Server("127.0.0.1", 0, site, web or WebConfig(), frozenset(), access)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield Served(server, ensure_token(directory))
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    access = Access("machine" if machine else "user", readers, directory)
+    with test_http.serving(web=web, access=access, machine=machine) as open_server:
+        served = Served(open_server.fleet, open_server.server)
+        served.token = ensure_token(directory)
+        yield served
 
 
 @pytest.fixture
@@ -161,11 +145,8 @@ def test_a_browser_is_sent_on_to_the_address_without_the_token(served: Served) -
 @pytest.mark.parametrize("slashes", ["//", "/\\", "\\\\", "//\\//"])
 def test_nobody_is_sent_to_another_host(served: Served, slashes: str) -> None:
     """Two slashes begin one, of either kind to a browser."""
-    with socket.create_connection(("127.0.0.1", served.port)) as connection:
-        connection.sendall(
-            f"GET {slashes}evil.example/?token={served.token} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode()
-        )
-        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    path = f"{slashes}evil.example/?token={served.token}"
+    answer = served.say(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
 
     assert b"\r\nLocation: /evil.example/\r\n" in answer
 
@@ -217,10 +198,8 @@ def test_the_token_is_in_no_log_and_in_no_answer(
     said.append(served.ask("/state.json", Authorization=f"Bearer {secret}"))
     said.append(served.ask(f"/?token={secret}", Host="evil.example"))
     texts = [f"{answer.headers}{answer.text}" for answer in said]
-    for line in (f"GET /?token={secret} x y", f"/?token={secret}", f"GET /?token={secret} HTTP/9"):
-        with socket.create_connection(("127.0.0.1", served.port)) as connection:
-            connection.sendall(f"{line}\r\n\r\n".encode())
-            texts.append(connection.makefile("rb").read().decode())
+    lines = (f"GET /?token={secret} x y", f"/?token={secret}", f"GET /?token={secret} HTTP/9")
+    texts += [served.say(f"{line}\r\n\r\n".encode()).decode() for line in lines]
 
     assert "GET /?... HTTP/1.1" in caplog.text
     for text in (*texts, caplog.text):
@@ -306,9 +285,10 @@ print(json.dumps(found))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_user_of_the_machine_reads_nothing(place: Place) -> None:
+def test_another_user_of_the_machine_reads_nothing(running: tuple[Place, Daemon]) -> None:
     """A real daemon, a real run, a real second uid; and the run's own user reads it."""
-    with place.daemon() as daemon, place.writer("secret-project") as writer:
+    place, daemon = running
+    with place.writer("secret-project") as writer:
         writer.do("step")
         eventually(lambda: "secret-project" in daemon.ask("/metrics").text, "the run is shown")
         asked = [*ROUTES, "/healthz"]
@@ -327,22 +307,21 @@ def test_another_user_of_the_machine_reads_nothing(place: Place) -> None:
     assert daemon.token not in told
 
 
-def test_the_command_prints_the_address_that_opens_the_page(place: Place) -> None:
+def test_the_command_prints_the_address_that_opens_the_page(running: tuple[Place, Daemon]) -> None:
     """Or the header, for a program: neither stands on a command line, which all can read."""
-    with place.daemon() as daemon:
-        with place.command("url") as process:
-            url = process.communicate(timeout=60)[0].strip()
-        with place.command("url", "--header") as process:
-            header = process.communicate(timeout=60)[0].strip()
-        finding = ("--run", "gpt", "--rank", "3", "--step", "8", "--finding", "overflow@a.b")
-        with place.command("url", *finding) as process:
-            deep = process.communicate(timeout=60)[0].strip()
-        parts = urlsplit(url)
-        entered = ask((daemon.info.host, daemon.info.port), f"/?{parts.query}")
-        name, _, value = header.partition(": ")
-        read = ask((daemon.info.host, daemon.info.port), "/sd", **{name: value})
+    place, daemon = running
 
-    assert url == f"{daemon.info.url}?token={daemon.token}"
+    def said(*options: str) -> str:
+        with place.command("url", *options) as process:
+            return process.communicate(timeout=60)[0].strip()
+
+    url, header = said(), said("--header")
+    deep = said("--run", "gpt", "--rank", "3", "--step", "8", "--finding", "overflow@a.b")
+    entered = ask((daemon.info.host, daemon.info.port), f"/?{urlsplit(url).query}")
+    name, _, value = header.partition(": ")
+    read = ask((daemon.info.host, daemon.info.port), "/sd", **{name: value})
+
+    assert url == daemon.address
     assert deep == f"{url}#run=gpt&rank=3&step=8&finding=overflow@a.b"
     assert entered.status == HTTPStatus.SEE_OTHER
     assert read.status == HTTPStatus.OK
@@ -364,6 +343,7 @@ def test_the_command_says_where_there_is_no_daemon_and_no_token(place: Place) ->
     assert url == daemon.info.url
 
 
+@pytest.mark.nightly
 def test_a_daemon_keeps_the_token_of_the_one_before(place: Place) -> None:
     """A bookmark, a cookie and a Prometheus outlive it; the token is in none of its files but one."""
     with place.daemon("--log-level", "debug") as first:

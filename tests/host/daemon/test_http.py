@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import json
 import logging
 import re
 import socket
 import threading
 import zlib
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ from ampwatch.host.daemon import server as server_module
 from ampwatch.host.daemon import site as site_module
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Request, Response, Site
-from ampwatch.host.daemon.web_config import RateLimit, WebConfig
+from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.host.fleet.native import NATIVE_SCHEMA
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.accept import PROTOBUF
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ampwatch.host.daemon.access import Access
     from ampwatch.host.fleet import Fleet
 
 
@@ -43,7 +43,8 @@ class Served:
     def __init__(self, fleet: Fleet, server: Server) -> None:
         self.fleet = fleet
         self.server = server
-        self.address = ("127.0.0.1", server.server_port)
+        self.port = server.server_port
+        self.address = ("127.0.0.1", self.port)
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> Answer:
         return ask(self.address, path, method, **headers)
@@ -71,11 +72,12 @@ def serving(
     host: str = "127.0.0.1",
     web: WebConfig | None = None,
     names: frozenset[str] = frozenset(),
+    access: Access = OPEN,
     **options: object,
 ) -> Iterator[Served]:
     fleet = made_up_fleet()
     site = Site(fleet, {"rings": CollectorPass(success=True, duration_seconds=0.0)}, **options)
-    server = Server(host, 0, site, web or WebConfig(), names, OPEN)
+    server = Server(host, 0, site, web or WebConfig(), names, access)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -90,18 +92,6 @@ def serving(
 def served() -> Iterator[Served]:
     with serving() as served:
         yield served
-
-
-def test_metrics_are_text_unless_openmetrics_is_asked_for(served: Served) -> None:
-    """By the Accept header, as Prometheus asks."""
-    text = served.ask("/metrics")
-    openmetrics = served.ask("/metrics", Accept="application/openmetrics-text; version=1.0.0")
-
-    assert text.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    assert openmetrics.headers["Content-Type"].startswith("application/openmetrics-text")
-    assert openmetrics.text.endswith("# EOF\n")
-    for answer in (text, openmetrics):
-        assert 'ampwatch_loss_scale{rank="0",run="gpt"} 32768.0' in answer.text
 
 
 @pytest.mark.parametrize("coding", ["", "gzip"])
@@ -126,23 +116,6 @@ def test_metrics_can_be_asked_for_by_name(served: Served) -> None:
     samples = [line for line in answer.text.splitlines() if not line.startswith("#")]
     assert samples
     assert all(line.startswith("ampwatch_loss_scale{") for line in samples)
-
-
-@pytest.mark.parametrize(
-    "accept",
-    [
-        "application/openmetrics-text;version=x.y",
-        "text/plain; version=",
-        ",;=",
-        "*/*",
-        f"{PROTOBUF}; q=nan",
-        f"{PROTOBUF}; escaping=\x00",
-        PROTOBUF.replace("delimited", '"'),
-    ],
-)
-def test_an_accept_header_without_sense_gets_an_answer(served: Served, accept: str) -> None:
-    """A strange client is not an error of ours."""
-    assert served.ask("/metrics", Accept=accept).status == HTTPStatus.OK
 
 
 def test_health_says_who_serves(served: Served) -> None:
@@ -219,11 +192,7 @@ def test_gzip_that_is_refused_is_not_sent(served: Served) -> None:
     ("path", "words"),
     [
         ("/explain/forward_overflow", "an op turns finite numbers into infinity"),
-        ("/explain/", "Kinds of findings"),
-        ("/runbooks/AmpwatchLossScaleCollapsed", "Keep the newest checkpoint"),
         ("/runbooks/AmpwatchLossScaleCollapsed.md", "Keep the newest checkpoint"),
-        ("/runbooks/", "AmpwatchSkipStorm"),
-        ("/docs/settings", "AMPWATCH_PORT"),
         ("/docs/", "Watching without an edit"),
     ],
 )
@@ -262,13 +231,6 @@ def test_a_path_that_is_nearly_right_is_put_right(served: Served) -> None:
     assert "overflows" not in answer.text
 
 
-def test_state_is_strict_json(served: Served) -> None:
-    """Browsers refuse NaN; a made-up fleet has some."""
-    state = json.loads(served.ask("/state.json").text, parse_constant=pytest.fail)
-
-    assert set(state["runs"]) == {"gpt", "bert"}
-
-
 def test_the_names_of_kernels_can_be_read_by_whoever_mends_the_classifier(served: Served) -> None:
     """They are never labels, so here they are."""
     runs = json.loads(served.ask("/debug/kernels.json").text, parse_constant=pytest.fail)["runs"]
@@ -305,10 +267,7 @@ def test_losses_in_blocks_of_nothing_are_a_sentence(
 @pytest.mark.parametrize(
     ("query", "status"),
     [
-        ("", 400),
         ("?run=gpt", 400),
-        ("?rank=0", 400),
-        ("?run=absent&rank=0", 404),
         ("?run=gpt&rank=99", 404),
         ("?run=gpt&rank=0&module=absent", 404),
         (f"?run={'x' * 5000}&rank=0", 404),
@@ -412,32 +371,24 @@ def test_the_external_name_is_answered_on_loopback_as_well() -> None:
         assert served.ask("/healthz", Host="gpu7").status == HTTPStatus.OK
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "127.0.0.1:10917",
-        "10.1.2.3:10917",
-        "[2001:db8::1]:10917",
-        "localhost",
-        "gpu7",
-        "gpu7.node.internal:10917",
-        "ampwatch.monitoring.svc",
-        "ampwatch.monitoring.svc.cluster.local:10917",
-        "gpu7.local",
-        "Daemon.example.org",
-        "node3.cluster.example",
-        "node3",
-    ],
+OWN_NAMES = (
+    *("127.0.0.1:10917", "10.1.2.3:10917", "[2001:db8::1]:10917", "localhost", "gpu7", "node3"),
+    *("gpu7.node.internal:10917", "ampwatch.monitoring.svc", "gpu7.local", "Daemon.example.org"),
+    *("ampwatch.monitoring.svc.cluster.local:10917", "node3.cluster.example"),
 )
+
+
 def test_beyond_loopback_names_that_nobody_else_can_have_are_answered(
-    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Addresses, names without a domain or in a private one, its own, and the one it was given."""
     (tmp_path / "resolv.conf").write_text("nameserver 10.0.0.1\nsearch lab cluster.example.\n")
     monkeypatch.setattr(server_module, "RESOLV_CONF", tmp_path / "resolv.conf")
     monkeypatch.setattr(socket, "gethostname", lambda: "node3")
     with serving(host="0.0.0.0", names=frozenset({"daemon.example.org"})) as served:
-        assert served.ask("/healthz", Host=host).status == HTTPStatus.OK
+        answers = {host: served.ask("/healthz", Host=host).status for host in OWN_NAMES}
+
+    assert answers == dict.fromkeys(OWN_NAMES, HTTPStatus.OK)
 
 
 @pytest.mark.parametrize(
@@ -538,18 +489,6 @@ def test_the_body_of_a_get_is_not_taken_for_the_next_request(served: Served) -> 
     answer = served.say(outer + inner)
 
     assert answer.count(b"HTTP/1.1 ") == 1
-
-
-def test_several_requests_go_over_one_connection(served: Served) -> None:
-    """Prometheus keeps its connection open."""
-    connection = http.client.HTTPConnection(*served.address, timeout=60)
-    with closing(connection):
-        connection.request("GET", "/healthz")
-        assert json.loads(connection.getresponse().read())["status"] == "ok"
-        socket_before = connection.sock
-        connection.request("GET", "/sd")
-        assert json.loads(connection.getresponse().read())[0]["labels"] == {}
-        assert connection.sock is socket_before
 
 
 class Events:
@@ -678,10 +617,14 @@ def test_a_client_that_never_reads_its_answer_is_cut(
 ) -> None:
     """What it has asked for is not kept for it."""
     monkeypatch.setattr(server_module, "CONNECTION_SECONDS", 0.2)
-    monkeypatch.setattr(served.server.site, "answer", lambda _: Response(bytes(1 << 25)))
+    asked = []
+    monkeypatch.setattr(
+        served.server.site,
+        "answer",
+        lambda request: asked.append(request) or Response(bytes(1 << 25)),
+    )
     with served.raw(b"GET /state.json HTTP/1.1\r\nHost: localhost\r\n\r\n"):
-        eventually(lambda: served.server._sending)
-        eventually(lambda: not served.server._streams)
+        eventually(lambda: asked and not served.server._streams)
 
 
 def test_a_client_in_time_is_not_cut(served: Served) -> None:
@@ -706,9 +649,8 @@ def test_where_all_room_is_taken_the_one_that_waited_longest_makes_room(served: 
 
             assert served.ask("/healthz").status == HTTPStatus.OK
             assert first.recv(1) == b""
-            second.settimeout(0.05)
-            with pytest.raises(TimeoutError):
-                second.recv(1)
+            second.sendall(b"healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert second.recv(65536).startswith(b"HTTP/1.1 200 ")
         assert events.next()[0] == "delta"
 
 
@@ -800,6 +742,7 @@ def test_many_who_scrape_at_once_are_given_one_scrape(
     assert len(renders) == 2
 
 
+@pytest.mark.nightly
 def test_a_crowd_does_not_stop_the_scrape(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Idle ones, ones that say half a request or nonsense, ones that never read: all at once."""
     monkeypatch.setattr(site_module, "EVENT_SECONDS", 0.01)
@@ -851,14 +794,6 @@ def test_pipelined_requests_are_answered_in_order(served: Served) -> None:
     )
 
     assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"200", b"200", b"404"]
-
-
-def test_more_requests_than_the_rate_limit_allows_are_refused() -> None:
-    """A token bucket over all clients, as exporter-toolkit has it."""
-    with serving(web=WebConfig(limit=RateLimit(3600.0, 2))) as served:
-        statuses = [served.ask("/healthz").status for _ in range(4)]
-
-    assert statuses == [200, 200, 429, 429]
 
 
 def test_a_client_that_leaves_in_the_middle_is_no_news(

@@ -15,7 +15,6 @@ import pytest
 from ampwatch.host.daemon import web_config
 from ampwatch.host.daemon.protection import RETRY_SECONDS, Protection, TokenBucket
 from ampwatch.host.daemon.web_config import RateLimit, WebConfig
-from tests.host.daemon.certificates import make_certificates
 from tests.host.daemon.parts import ask, eventually
 from tests.host.daemon.test_basic_auth import header
 from tests.host.daemon.test_http import loud, serving
@@ -46,11 +45,6 @@ def write(path: Path, text: str) -> Path:
 
 def protection(path: Path, clock: Clock | None = None) -> Protection:
     return Protection(web_config.load(str(path)), clock or Clock())
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 import bcrypt
 import pytest
 
+from ampwatch.host.daemon.access import Access
+from ampwatch.host.daemon.web_config import load
 from ampwatch.wire.rendezvous import probe
-from tests.host.daemon.certificates import make_certificates
+from ampwatch.wire.rendezvous.token import ensure_token
+from tests.host.daemon import test_http
 from tests.host.daemon.parts import ask
 
 if TYPE_CHECKING:
@@ -23,11 +26,6 @@ PAIR = "cert_file: server.pem, key_file: server.key"
 TLS = f"tls_server_config: {{{PAIR}}}\n"
 MUTUAL = f"tls_server_config: {{{PAIR}, client_ca_file: ca.pem, client_auth_type: RequireAndVerifyClientCert}}\n"
 PASSWORD = "open sesame"
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def web_config(directory: Path, text: str) -> str:
@@ -82,11 +80,11 @@ def test_tls_and_a_password_are_both_asked_for(
     assert proved.is_daemon
 
 
-def test_a_plain_client_gets_nothing_from_a_tls_port(place: Place, certificates: Path) -> None:
+def test_a_plain_client_gets_nothing_from_a_tls_port(certificates: Path, tmp_path: Path) -> None:
     """The daemon goes on serving the others."""
-    path = web_config(certificates, TLS)
-    with place.daemon("--web.config.file", path) as daemon:
-        address = ("127.0.0.1", daemon.info.port)
+    web, access = load(web_config(certificates, TLS)), Access("user", "auto", tmp_path)
+    with test_http.serving(web=web, access=access) as served:
+        address = served.address
         with pytest.raises(OSError, match=r".*"):
             ask(address, "/metrics")
         with pytest.raises(ssl.SSLCertVerificationError):
@@ -94,17 +92,14 @@ def test_a_plain_client_gets_nothing_from_a_tls_port(place: Place, certificates:
 
         context = trusting(certificates)
         assert ask(address, "/metrics", context=context).status == HTTPStatus.UNAUTHORIZED
-        right = f"Bearer {daemon.token}"
+        right = f"Bearer {ensure_token(tmp_path)}"
         assert ask(address, "/sd", context=context, Authorization=right).status == HTTPStatus.OK
 
 
-def test_only_a_client_with_a_certificate_of_the_authority_is_served(
-    place: Place, certificates: Path
-) -> None:
+def test_only_a_client_with_a_certificate_of_the_authority_is_served(certificates: Path) -> None:
     """Neither one without, nor one that somebody else has signed."""
-    path = web_config(certificates, MUTUAL)
-    with place.daemon("--web.config.file", path) as daemon:
-        address = ("127.0.0.1", daemon.info.port)
+    with test_http.serving(web=load(web_config(certificates, MUTUAL))) as served:
+        address = served.address
         for stranger in ("", "stranger"):
             with pytest.raises(OSError, match=r".*"):
                 ask(address, "/metrics", context=trusting(certificates, stranger))
@@ -114,7 +109,7 @@ def test_only_a_client_with_a_certificate_of_the_authority_is_served(
     assert known.status == HTTPStatus.OK
 
 
-@pytest.mark.parametrize("version", ["TLS12", "TLS13"])
+@pytest.mark.parametrize("version", ["TLS13", pytest.param("TLS12", marks=pytest.mark.nightly)])
 def test_a_daemon_that_wants_a_certificate_is_not_taken_for_just_anybody(
     place: Place, certificates: Path, version: str
 ) -> None:

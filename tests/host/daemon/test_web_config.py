@@ -10,17 +10,11 @@ import pytest
 
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import web_config
-from tests.host.daemon.certificates import make_certificates
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 HASH = "$2b$04$" + "a" * 53
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 def load(directory: Path, text: str) -> web_config.WebConfig:

@@ -57,11 +57,3 @@ def test_too_many_findings_are_counted_but_not_kept() -> None:
     assert len(findings.by_key) == MAX_FINDINGS
     assert findings.left_out == 3
     assert findings.by_key["scale_collapse@layer.0"].count == 9
-
-
-def test_a_kind_that_cannot_be_encoded_is_made_encodable() -> None:
-    """A lone surrogate from a damaged ring must not break a scrape."""
-    findings = Findings()
-    findings.put(finding("bad\ud800").finding, 1)
-
-    assert [sort.kind for sort in findings.by_sort()] == ["bad?"]

@@ -275,14 +275,33 @@ def test_a_problem_lasts_until_the_ring_can_be_read_or_is_gone(fleet: Fleet) -> 
     assert fleet.problems == {"other": "other has layout 9"}
 
 
-def test_a_reader_that_holds_the_lock_sees_no_change(fleet: Fleet) -> None:
+class Watched:
+    """A lock that tells that a thread is about to wait for it."""
+
+    def __init__(self, lock: Any, asked: threading.Event) -> None:
+        self._lock, self._asked = lock, asked
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self._asked.set()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_a_reader_that_holds_the_lock_sees_no_change(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While it is held, records wait; for the thread that holds it, the fleet stays usable."""
     put(fleet, "a", identity(), [step(0)])
+    asked = threading.Event()
+    monkeypatch.setattr(fleet, "lock", Watched(fleet.lock, asked))
     writer = threading.Thread(target=put, args=(fleet, "a", identity(), [step(1)]))
 
     with fleet.lock:
         writer.start()
-        writer.join(timeout=0.05)
+        assert asked.wait(60)
         (rank,) = fleet.ranks()
         during = newest_step(rank)
     writer.join()

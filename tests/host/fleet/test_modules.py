@@ -27,18 +27,6 @@ def measure(modules: Modules, name: str, lost: int) -> None:
     modules.put(ranges(name, Topic.GRADIENT, histogram(-25, lost, 16 - lost)))
 
 
-def test_the_newest_record_of_each_topic_holds() -> None:
-    """A module has gradients and outputs, each measured in iterations of its own."""
-    modules = Modules(1)
-    activation = ranges("fc", Topic.ACTIVATION, step=2)
-    for record in (ranges("fc", step=1), activation, ranges("fc", step=3)):
-        modules.put(record)
-
-    assert modules.by_name == {
-        "fc": {Topic.GRADIENT: ranges("fc", step=3), Topic.ACTIVATION: activation}
-    }
-
-
 def test_a_small_model_has_series_for_all_its_modules() -> None:
     """Also for those without trouble, and for one that shows up later."""
     modules = modules_of({"a": 0, "b": 4}, max_series=3)

@@ -1,8 +1,5 @@
 """Tests of the hold that lets a scrape see what happened before it."""
 
-from collections.abc import Callable
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,18 +27,6 @@ def test_a_peak_holds_all_of_the_last_window_and_nothing_older_than_two(
     at_least = [v for t, v in puts if now - t < HOLD_SECONDS]
     at_most = [v for t, v in puts if now - t < 2 * HOLD_SECONDS]
     assert max([newest, *at_least]) <= held <= max([newest, *at_most])
-
-
-@pytest.mark.parametrize(("best", "expected"), [(min, 1), (max, 3)])
-def test_a_peak_is_of_the_kind_that_was_asked_for(
-    best: Callable[[float, float], float], expected: int
-) -> None:
-    """``min`` holds the smallest value, ``max`` the largest."""
-    peak = Peak(best)
-    for value in (2, 1, 3, 2):
-        peak.put(value, 0)
-
-    assert expected == peak.read(2, 0)
 
 
 def test_a_value_from_before_the_window_counts_as_the_newest() -> None:

@@ -25,7 +25,6 @@ from tests.workshop.records import (
     failure,
     finding,
     histogram,
-    identity,
     optimizer,
     ranges,
     sampling,
@@ -41,45 +40,10 @@ def view(*records: Record, clock: Clock | None = None, who: RunIdentity = IDENTI
     return made
 
 
-def test_a_rank_before_its_first_step_knows_only_who_it_is() -> None:
-    """Nothing is made up: what is not known is ``None``."""
-    rank = view()
-
-    assert (rank.run, rank.newest, rank.loss, rank.loss_scale, rank.loss_scale_min) == (
-        "gpt",
-        None,
-        None,
-        None,
-        None,
-    )
-    assert rank.last_record_ns == START * SECOND
-    assert rank.last_applied_ns == 0
-    assert rank.state is RunState.RUNNING
-
-
-def test_the_newest_step_holds() -> None:
-    """Scale and time are those of the newest step, the applied one is the newest unskipped one."""
-    rank = view(step(0), step(1, loss_scale=4.0), skipped_step(2, 2.0, consecutive_skips=1))
-
-    assert rank.newest is not None
-    assert rank.newest.step == 2
-    assert rank.loss_scale == 2.0
-    assert rank.last_applied_ns == (START + 2) * SECOND
-    assert rank.last_record_ns == (START + 3) * SECOND
-
-
 def test_the_loss_is_that_of_the_newest_step_that_had_one() -> None:
     """A step without a loss keeps the loss of the step before; a loss that is NaN is one."""
     assert view(step(0, loss=3.0), step(1, num_losses=0, loss=9.0)).loss == 3.0
     assert math.isnan(view(step(0, loss=math.nan)).loss or 0.0)
-
-
-def test_without_a_scaler_there_is_no_scale() -> None:
-    """NaN in a record says not known, and does not come out of the view."""
-    rank = view(step(0, loss_scale=math.nan))
-
-    assert rank.loss_scale is None
-    assert rank.loss_scale_min is None
 
 
 def test_a_dip_between_two_looks_is_held_and_later_let_go() -> None:
@@ -252,13 +216,6 @@ def test_the_time_of_the_end_is_when_it_was_noticed() -> None:
 
     rank.observe(alive=True, lost=1, dropped=2)
     assert rank.ended_at is None
-
-
-def test_a_name_that_cannot_be_encoded_is_made_encodable() -> None:
-    """A lone surrogate from a damaged ring must not break a scrape."""
-    rank = view(FactsRecord({"device": "\udcff"}), who=identity(run="gr\u00fc\ud800n"))
-
-    assert (rank.run, rank.facts["device"]) == ("gr\u00fc?n", "?")
 
 
 @pytest.mark.parametrize(("newest", "interval"), [(12, 5), (15, 5), (16, 6), (100, 90)])

@@ -57,21 +57,3 @@ def test_a_finding_that_is_over_grows_old_however_often_the_ring_repeats_it(
     watched.writer.close(end(), keep=False)
 
     assert watched.last_seen() == STEPS
-
-
-def test_a_daemon_that_comes_late_knows_no_later_time_than_its_first_step(
-    watched: Watched,
-) -> None:
-    """The step it was last seen in is gone from the ring: it was not later than what is left."""
-    for index in range(STEPS):
-        watched.writer.put(step(index))
-        if index == 5:
-            watched.writer.put(finding(first_step=4, last_step=5, count=2))
-    watched.look()
-    watched.reader.close()
-    watched.writer.close(end(), keep=False)
-
-    (rank,) = watched.fleet.ranks()
-    oldest = rank.history.buckets[0]
-    assert oldest.first_step > STEPS - 128
-    assert watched.last_seen() == oldest.time_ns / SECOND - START

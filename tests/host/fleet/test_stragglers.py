@@ -183,7 +183,11 @@ def _turns(rank: int, step: int) -> dict[str, float]:
         pytest.param(
             lambda r, s: {"evaluation": 9.0} if r == 0 and s % 20 == 5 else {}, id="evaluations"
         ),
-        *(pytest.param(_noise(seed), id=f"noise{seed}") for seed in range(6)),
+        pytest.param(_noise(0), id="noise0"),
+        *(
+            pytest.param(_noise(seed), id=f"noise{seed}", marks=pytest.mark.nightly)
+            for seed in range(1, 6)
+        ),
     ],
 )
 def test_ranks_of_which_none_keeps_the_others_waiting_are_left_alone(

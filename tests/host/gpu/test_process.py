@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.host.gpu import pids
 from ampwatch.wire.ring import RingReader
-from tests.host.daemon.parts import ROOT, eventually
+from tests.host.daemon.parts import eventually
 from tests.host.gpu.standin import directory_of_library, write
 
 if TYPE_CHECKING:
@@ -76,24 +74,13 @@ def test_the_writer_of_a_ring_is_known_by_its_pid(place: Place) -> None:
 
 def test_a_driver_that_hangs_stalls_no_scrape(place: Place, tmp_path: Path) -> None:
     """The rings are read and the page is served while NVML does not answer."""
-    environment = driver(tmp_path, hang=20)
+    environment = driver(tmp_path, hang=600)
     with place.daemon(**environment) as daemon, place.writer("gpt") as writer:
         writer.do("step")
         text = metrics(daemon, 'ampwatch_steps_total{rank="0",run="gpt"} 1.0')
 
     assert 'feature="nvml",gpu="",reason="waiting"' in text
     assert 'collector="gpu"' not in text
-
-
-def test_a_machine_without_a_driver_is_reported(place: Place) -> None:
-    """No family of GPUs has a sample but the one that says why."""
-    with place.daemon(LD_LIBRARY_PATH="/nowhere", **QUICK) as daemon:
-        text = metrics(daemon, "library_not_found")
-
-    assert [line for line in text.splitlines() if line.startswith("ampwatch_gpu")] == [
-        'ampwatch_gpu_capability{feature="nvml",gpu="",reason="library_not_found",state="unsupported",uuid=""} 1.0'
-    ]
-    assert 'ampwatch_collector_success{collector="gpu"} 1.0' in text
 
 
 def test_gpus_can_be_left_alone(place: Place, tmp_path: Path) -> None:
@@ -112,12 +99,3 @@ def test_synthetic_gpus_are_shown_on_request(place: Place) -> None:
         text = metrics(daemon, "ampwatch_gpu_up{")
 
     assert text.count("ampwatch_gpu_up{") == text.count('synthetic="true"') == 4
-
-
-def test_pynvml_is_not_loaded_before_there_is_a_driver() -> None:
-    """Starting the daemon costs nothing more on a machine without a GPU."""
-    code = "import sys, ampwatch.host.daemon.app; print('pynvml' in sys.modules)"
-
-    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
-
-    assert said == "False\n"

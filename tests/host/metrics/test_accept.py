@@ -1,7 +1,7 @@
 """Tests of who gets protobuf: those who prefer it, and nobody else."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.exposition import choose_encoder
 
@@ -89,6 +89,7 @@ def test_everybody_else_gets_what_the_library_chooses(accept: str) -> None:
     assert (body, content_type) == exporter.render(without)
 
 
+@settings(max_examples=30)
 @given(
     st.lists(
         st.sampled_from([ASKED, *ASKED.split(";"), ",", ";", "=", "q", '"', "\x00", "\u0130", "9"])

@@ -121,8 +121,14 @@ def some_record(dice: random.Random, index: int) -> Record:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("which", ["host", "all"])
+@pytest.mark.parametrize(
+    ("seed", "which"),
+    [
+        (0, "host"),
+        (1, "all"),
+        *(pytest.param(s, w, marks=pytest.mark.nightly) for s in (2, 3) for w in ("host", "all")),
+    ],
+)
 def test_whatever_changes_is_written_again(seed: int, which: str) -> None:
     """Records of every kind, in any order, of ranks that come, end and start again."""
     dice = random.Random(seed)

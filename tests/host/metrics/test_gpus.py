@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.fleet.fleet import Writer
 from ampwatch.host.fleet.gpus import KNOWN_XIDS, Feature, Gpu, Instance, MigDevice, Pass, Reason
 from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
@@ -19,7 +17,7 @@ from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.services import require
 from tests.workshop.clocks import START
-from tests.workshop.fleets import GIB, PID, fleet_with_gpus, without_nvml
+from tests.workshop.fleets import PID, fleet_with_gpus, without_nvml
 from tests.workshop.records import identity
 
 if TYPE_CHECKING:
@@ -101,38 +99,6 @@ def test_a_synthetic_gpu_can_never_be_taken_for_a_real_one() -> None:
     assert (nvml.labels["state"], nvml.labels["reason"]) == ("off", "switched_off")
 
 
-def test_what_is_not_supported_is_absent_and_says_why() -> None:
-    """The older synthetic GPU has no GPM: no sample with its number, and no 0."""
-    fleet = fleet_with_gpus()
-    gpm = [n for n in NAMES if "tensor" in n or "_sm_" in n or "dram" in n]
-
-    of_old = [s for name in gpm for s in samples(fleet, name) if s.labels["gpu"] == "3"]
-    why = {
-        (s.labels["state"], s.labels["reason"])
-        for s in samples(fleet, "ampwatch_gpu_capability")
-        if s.labels["gpu"] == "3" and s.labels["feature"] == "tensor_active"
-    }
-
-    assert (len(gpm), of_old) == (11, [])
-    assert why == {("unsupported", "not_supported")}
-
-
-def test_one_part_that_is_missing_is_reported_beside_the_rest() -> None:
-    """The feature counts as supported, the part does not."""
-    pipes = {"any": 0.5, "hmma": 0.4, "dmma": Reason.NOT_SUPPORTED}
-    fleet = fleet_of(Gpu(0, "GPU-a", {}, {Feature.TENSOR_ACTIVE: pipes}))
-
-    shares = {s.labels["pipe"]: s.value for s in samples(fleet, "ampwatch_gpu_tensor_active_ratio")}
-    told = {
-        s.labels["feature"]: s.labels["reason"]
-        for s in samples(fleet, "ampwatch_gpu_capability")
-        if s.labels["feature"].startswith("tensor_active")
-    }
-
-    assert shares == {"any": 0.5, "hmma": 0.4}
-    assert told == {"tensor_active": "ok", "tensor_active_dmma": "not_supported"}
-
-
 def test_a_gpu_that_has_gone_is_down_and_tells_nothing_else() -> None:
     """An alert on ampwatch_gpu_up has something to see; old values are not repeated."""
     fleet = fleet_of(Gpu(0, "GPU-a", {"name": "A"}, {Feature.POWER: {"": 300.0}}))
@@ -175,42 +141,6 @@ def test_an_xid_is_counted_and_dated_also_when_its_gpu_has_gone() -> None:
 
     assert counts == {"79": 1}
     assert (last.labels["xid"], last.value) == ("79", START)
-
-
-def test_a_rank_is_joined_with_the_gpu_that_its_process_computes_on() -> None:
-    """By the pid as the daemon sees it, not as the training process does."""
-    fleet = fleet_of(Gpu(0, "GPU-0", {}), Gpu(1, "GPU-1", {}, processes={PID: 12 * GIB, 1: GIB}))
-    who = identity(world_size=1, pid=1)
-    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, writer=Writer(PID, os.geteuid()))
-
-    (info,) = samples(fleet, "ampwatch_gpu_process_info")
-    (memory,) = samples(fleet, "ampwatch_gpu_process_memory_used_bytes")
-
-    expected = {"run": "gpt", "rank": "0", "gpu": "1", "uuid": "GPU-1", "gpu_instance": ""}
-    assert (info.labels, memory.labels, memory.value) == (expected, expected, 12 * GIB)
-
-
-@pytest.mark.parametrize("pid", [0, PID + 1])
-def test_a_rank_whose_process_is_not_known_is_on_no_gpu(pid: int) -> None:
-    """The pid of another namespace is not used; nor is one that is nobody's."""
-    fleet = fleet_of(Gpu(0, "GPU-0", {}, processes={PID: GIB}))
-    who = identity(world_size=1, pid=PID)
-    fleet.apply("/a.ring", who, [], alive=True, lost=0, dropped=0, writer=Writer(pid, os.geteuid()))
-
-    assert samples(fleet, "ampwatch_gpu_process_info") == []
-
-
-def test_a_rank_that_names_its_gpu_is_joined_with_it_where_the_pid_says_nothing() -> None:
-    """In a container the daemon may not know the process; PyTorch knows the GPU."""
-    fleet = fleet_of(Gpu(3, "GPU-3", {}), Gpu(4, "GPU-4", {}))
-    who, facts = identity(world_size=1, pid=PID), FactsRecord({"gpu_uuid": "GPU-4"})
-    fleet.apply("/a.ring", who, [facts], alive=True, lost=0, dropped=0)
-
-    (info,) = samples(fleet, "ampwatch_gpu_process_info")
-
-    assert (info.labels["gpu"], info.labels["uuid"]) == ("4", "GPU-4")
-    assert info.labels["gpu_instance"] == ""
-    assert samples(fleet, "ampwatch_gpu_process_memory_used_bytes") == []
 
 
 def test_a_rank_in_mig_mode_has_the_labels_of_its_instance() -> None:

@@ -7,21 +7,18 @@ import pytest
 from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE, dtype_label
 from ampwatch.host.metrics.labels import LABELS
-from ampwatch.numerics.units.ops import Fallback, OpKind
+from ampwatch.numerics.units.ops import OpKind
 from ampwatch.report.op_shares import Absence
 from ampwatch.wire.records import (
     CastTotal,
     CensusSource,
     FactsRecord,
-    FallbackTotal,
     KernelTotal,
     OpTotal,
     Record,
-    WindowSkip,
 )
 from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
 from tests.host.metrics.test_ranges import of_modules, value
-from tests.workshop.clocks import START
 from tests.workshop.records import H100, census, histogram, op_row, ranges, step, window
 
 OF_PRECISION = {metric.name for topic in ("Precision mix", "Kernels") for metric in TOPICS[topic]}
@@ -92,31 +89,7 @@ def test_the_growth_of_memory_is_absent_before_a_window_was_opened() -> None:
 
     assert value(name, window(windows=0, iterations=0)) is None
     assert value(name, window(memory_bytes=4096)) == 4096
-
-
-def test_ops_are_reported_by_what_they_do_and_what_they_computed_in() -> None:
-    """Each number under its own name."""
-    record = census(
-        ops=(
-            OpTotal(OpKind.CONVOLUTION, "bfloat16", 2, 30, 20, 400),
-            OpTotal(OpKind.ATTENTION, "bfloat16", 5, 60, 60, 700),
-            OpTotal(OpKind.REDUCTION, "float32", 8, 0, 0, 900),
-        ),
-        iterations=7,
-        time_ns=(START + 3) * 10**9,
-    )
-
-    def op(name: str, kind: str, dtype: str) -> float | None:
-        return value(f"ampwatch_op_{name}_total", record, op_kind=kind, dtype=dtype)
-
-    assert op("calls", "convolution", "bfloat16") == 2
-    assert op("bytes", "attention", "bfloat16") == 700
-    assert op("calls", "reduction", "float32") == 8
-    assert value("ampwatch_flops_total", record, dtype="bfloat16") == 90
-    assert value("ampwatch_tensor_core_flops_total", record, dtype="bfloat16") == 80
-    assert value("ampwatch_flops_total", record, dtype="float32") == 0
-    assert value("ampwatch_census_iterations_total", record) == 7
-    assert value("ampwatch_last_census_timestamp_seconds", record) == START + 3
+    assert value("ampwatch_profiler_drag_ratio", window()) is None
 
 
 def test_the_label_of_a_dtype_is_one_of_few_words() -> None:
@@ -142,20 +115,6 @@ def test_the_label_of_a_dtype_is_one_of_few_words() -> None:
     assert value("ampwatch_cast_bytes_total", record, **other) == 70
 
 
-def test_every_reason_for_float32_has_a_series() -> None:
-    """Fallbacks that never happened are 0."""
-    record = census(fallbacks=(FallbackTotal(Fallback.PROMOTED, 3, 9),))
-    found = {
-        reason.label: value("ampwatch_autocast_fallback_ops_total", record, reason=reason.label)
-        for reason in Fallback
-    }
-
-    assert found.pop("none") is None
-    assert found.pop("promoted") == 3
-    assert set(found.values()) == {0}
-    assert value("ampwatch_autocast_fallback_flops_total", record, reason="promoted") == 9
-
-
 def test_only_modules_with_series_of_their_own_have_a_share() -> None:
     """The rest is on the page."""
     rows = [
@@ -170,68 +129,6 @@ def test_only_modules_with_series_of_their_own_have_a_share() -> None:
     shares = of_modules("ampwatch_module_low_precision_flops_ratio", *known, census(*rows))
 
     assert shares == {"fc": 0.75, "(root)": 0.0}
-
-
-def test_kernels_are_reported_by_unit_and_dtype_and_cpu_ops_apart() -> None:
-    """A share of tensor cores on a CPU would be a lie."""
-    record = window(
-        KernelTotal("tensor", "bfloat16", 1_500_000_000),
-        KernelTotal("other", "", 500_000_000),
-        KernelTotal("cpu", "float32", 250_000_000),
-    )
-
-    name = "ampwatch_kernel_seconds_total"
-    assert value(name, record, unit="tensor", dtype="bfloat16") == 1.5
-    assert value(name, record, unit="other", dtype="unknown") == 0.5
-    assert value(name, record, unit="cpu", dtype="float32") is None
-    assert value("ampwatch_cpu_op_seconds_total", record, dtype="float32") == 0.25
-
-
-@pytest.mark.parametrize(
-    ("field", "name", "labels"),
-    [
-        ("misaligned_ns", "kernel_misaligned_seconds_total", {}),
-        ("lagging_ns", "kernel_lagging_seconds_total", {}),
-        ("gemv_ns", "kernel_gemv_seconds_total", {}),
-        ("busy_ns", "kernel_busy_seconds_total", {}),
-        ("wall_ns", "profiled_seconds_total", {}),
-        ("first_ns", "profiler_seconds_total", {"part": "load"}),
-        ("start_ns", "profiler_seconds_total", {"part": "start"}),
-        ("run_ns", "profiler_seconds_total", {"part": "run"}),
-        ("stop_ns", "profiler_seconds_total", {"part": "stop"}),
-        ("walk_ns", "profiler_seconds_total", {"part": "walk"}),
-    ],
-)
-def test_times_are_exported_one_by_one(field: str, name: str, labels: dict[str, str]) -> None:
-    """Each number of the newest record, under its own name, in seconds."""
-    assert value(f"ampwatch_{name}", window(**{field: 2_500_000_000}), **labels) == 2.5
-
-
-def test_windows_are_counted_with_those_that_were_not_opened() -> None:
-    """Every reason has its series."""
-    record = window(windows=9, invalid=2, iterations=14, skipped=(1, 2, 3, 4, 5), drag=1.5)
-
-    assert value("ampwatch_profiler_windows_total", record) == 9
-    assert value("ampwatch_profiler_windows_invalid_total", record) == 2
-    assert value("ampwatch_profiler_iterations_total", record) == 14
-    name = "ampwatch_profiler_windows_skipped_total"
-    assert [value(name, record, reason=r.label) for r in WindowSkip] == [1, 2, 3, 4, 5]
-    assert value("ampwatch_profiler_drag_ratio", record) == 1.5
-    assert value("ampwatch_profiler_drag_ratio", window()) is None
-
-
-def test_the_ceiling_is_that_of_the_device() -> None:
-    """An iteration at half the peak of an H100, in a step of a second."""
-    peak = 132 * 4096 * 1.83e9
-    flops = OpTotal(OpKind.MATMUL, "bfloat16", 1, int(peak), 0, 0)
-    records: list[Record] = [H100, census(ops=(flops,), iterations=2), step(0), step(1)]
-
-    assert value("ampwatch_peak_flops_per_second", *records, dtype="bfloat16") == pytest.approx(
-        peak
-    )
-    assert value("ampwatch_ideal_step_seconds", *records) == pytest.approx(0.5)
-    assert value("ampwatch_ideal_time_ratio", *records) == pytest.approx(0.5)
-    assert value("ampwatch_mfu_ratio", *records) == pytest.approx(0.5)
 
 
 def test_float32_is_held_against_its_own_peak_and_in_mfu_against_that_of_float16() -> None:

@@ -19,7 +19,7 @@ from ampwatch.host.metrics.catalog import CATALOG, TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.run import RUN_FACTS
 from ampwatch.settings import Settings
-from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, Record, RunState
+from ampwatch.wire.records import SKIP_CLASSES, FactsRecord, Record
 from tests.services import require
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import (
@@ -30,7 +30,7 @@ from tests.workshop.fleets import (
     put,
     without_nvml,
 )
-from tests.workshop.records import finding, identity, optimizer, skipped_step, step
+from tests.workshop.records import finding, identity, skipped_step, step
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
@@ -79,16 +79,6 @@ def test_memory_that_is_no_count_of_bytes_is_not_exported(text: str) -> None:
     assert not {key[0] for key in samples(fleet) if "memory" in key[0] and "gpt" in key}
 
 
-def test_memory_is_exported_by_part_and_place() -> None:
-    """As the facts say it, in bytes."""
-    found = samples(fleet_of(FactsRecord({"memory_device_replay": "65536", "memory_limit": "1"})))
-
-    assert {key[1:]: v for key, v in found.items() if key[0] == "ampwatch_memory_bytes"} == {
-        ("device", "replay", "0", "gpt"): 65536
-    }
-    assert found["ampwatch_memory_limit_bytes", "0", "gpt"] == 1
-
-
 def names_of_rank_0(fleet: Fleet) -> set[str]:
     return {key[0] for key in samples(fleet) if "gpt" in key}
 
@@ -134,38 +124,6 @@ def test_every_sample_has_exactly_the_labels_of_the_catalog() -> None:
                 assert set(sample.labels) - {"le"} == labels[family.name], sample
 
 
-def test_openmetrics_says_the_same_as_text() -> None:
-    """Both formats parse, with the same numbers; OpenMetrics adds units and no ``_created``."""
-    fleet = made_up_fleet()
-
-    families = parse_openmetrics(scrape(fleet, OPENMETRICS))
-
-    numbers = {
-        (s.name, *(v for _, v in sorted(s.labels.items()))) for f in families for s in f.samples
-    }
-    assert numbers == set(samples(fleet))
-    assert [name for name, *_ in numbers if name.endswith("_created")] == []
-    assert {f.name: f.unit for f in families} == {m.family: m.unit for m in CATALOG}
-
-
-@pytest.mark.parametrize(
-    ("accept", "content_type"),
-    [
-        ("", "text/plain; version=0.0.4"),
-        ("*/*", "text/plain; version=0.0.4"),
-        ("text/plain;version=abc", "text/plain; version=0.0.4"),
-        (OPENMETRICS, "application/openmetrics-text; version=1.0.0"),
-        ("application/openmetrics-text", "application/openmetrics-text; version=1.0.0"),
-    ],
-)
-def test_the_format_is_the_one_that_was_asked_for(accept: str, content_type: str) -> None:
-    """OpenMetrics for those who ask for it, text for everybody else, and never an error."""
-    body, got = PrometheusExporter(fleet_of(), PASSES).render(accept)
-
-    assert got.startswith(content_type)
-    assert body.endswith(b"# EOF\n") == ("openmetrics" in content_type)
-
-
 def test_a_content_type_never_has_a_line_break() -> None:
     """A header of the client's making cannot get into the answer."""
     accept = "application/openmetrics-text;version=2.\r\n X-Evil: 1"
@@ -173,14 +131,6 @@ def test_a_content_type_never_has_a_line_break() -> None:
     _, content_type = PrometheusExporter(fleet_of(), PASSES).render(accept)
 
     assert content_type.isprintable()
-
-
-def test_a_scrape_can_ask_for_some_names() -> None:
-    """Only these samples are returned; a name that is not known is no error."""
-    text = scrape(made_up_fleet(), names=["ampwatch_loss_scale", "nonsense"])
-
-    (family,) = parse_text(text)
-    assert [(s.labels["rank"], s.value) for s in family.samples] == [("0", 32768.0)]
 
 
 PERHAPS_NOT_TOLD = {
@@ -243,14 +193,6 @@ def test_what_is_not_known_is_absent() -> None:
     assert "ampwatch_last_applied_step_timestamp_seconds" not in names_of_rank_0(fleet_of(skipped))
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_is_exported_as_it_is(loss: float) -> None:
-    """It is known, and it is the news."""
-    value = samples(fleet_of(step(0, loss=loss)))["ampwatch_loss", "0", "gpt"]
-
-    assert value == loss or (math.isnan(value) and math.isnan(loss))
-
-
 @pytest.mark.parametrize(("text", "value"), [("65536.0", 65536.0), ("nan", None), ("many", None)])
 def test_settings_of_the_scaler_are_numbers_or_absent(text: str, value: float | None) -> None:
     """They come as text, and a writer can put anything there."""
@@ -273,35 +215,6 @@ def test_run_info_has_the_facts_of_the_catalog_and_no_other() -> None:
         "torch": "2.13.0"
     }
     assert (sample.labels["world_size"], "favourite_colour" in sample.labels) == ("8", False)
-
-
-def test_exactly_one_state_holds() -> None:
-    """There is one series per state, so that an alert can wait for one."""
-    got = samples(made_up_fleet())
-    states = {s: got["ampwatch_run_state", "0", "bert", s.value] for s in RunState}
-
-    assert states == {s: int(s is RunState.FAILED) for s in RunState}
-
-
-def test_optimizers_beyond_the_limit_are_exported_as_other() -> None:
-    """Fused-backward recipes make one optimizer per parameter; series stay bounded."""
-    got = samples(fleet_of(*(optimizer(i, total_steps=i) for i in range(12))))
-
-    steps = {key[1]: v for key, v in got.items() if key[0] == "ampwatch_optimizer_steps_total"}
-    assert steps == {**{str(i): i for i in range(8)}, "other": 11}
-
-
-def test_the_histogram_is_cumulative_and_complete() -> None:
-    """Buckets never fall, and the last one is the count."""
-    durations = [0.0005, 0.02, 0.02, 3.0, 1000.0]
-    got = samples(fleet_of(*(step(i, duration_s=d) for i, d in enumerate(durations))))
-    name = "ampwatch_step_duration_seconds"
-
-    buckets = {float(k[1]): v for k, v in got.items() if k[0] == f"{name}_bucket"}
-
-    assert buckets == {bound: sum(d <= bound for d in durations) for bound in buckets}
-    assert (buckets[math.inf], got[f"{name}_count", "0", "gpt"]) == (5, 5)
-    assert got[f"{name}_sum", "0", "gpt"] == pytest.approx(sum(durations))
 
 
 def test_text_of_users_never_breaks_a_scrape() -> None:
@@ -344,18 +257,6 @@ def test_ranks_beyond_the_limit_are_counted_instead_of_exported() -> None:
     assert found["ampwatch_ranks_left_out",] == 3.0
     steps = {key for key in found if key[0] == "ampwatch_steps_total"}
     assert steps == {("ampwatch_steps_total", "0", "gpt"), ("ampwatch_steps_total", "1", "gpt")}
-
-
-def test_the_daemon_tells_about_itself() -> None:
-    """Version, the newest pass of a collector, and rings it cannot read."""
-    passes = {"rings": CollectorPass(success=False, duration_seconds=0.5)}
-    body, _ = PrometheusExporter(made_up_fleet(), passes).render()
-    lines = body.decode().splitlines()
-
-    assert f'ampwatch_build_info{{version="{__version__}"}} 1.0' in lines
-    assert 'ampwatch_collector_success{collector="rings"} 0.0' in lines
-    assert 'ampwatch_collector_duration_seconds{collector="rings"} 0.5' in lines
-    assert "ampwatch_rings_unreadable 1.0" in lines
 
 
 if __name__ == "__main__":

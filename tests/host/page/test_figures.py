@@ -77,19 +77,6 @@ def test_a_run_without_scaler_and_losses_says_so_and_leaves_the_loss_out() -> No
     assert told["Skipped"] == Figure("0", "of 1 optimizer step")
 
 
-@pytest.mark.parametrize(
-    ("scale", "value", "note"),
-    [
-        (2.0**-44, "2⁻⁴⁴", "0 growths, 0 backoffs"),
-        (65536.0, "2¹⁶", "65\u202f536, 0 growths, 0 backoffs"),
-        (1000.0, "1\u202f000", "0 growths, 0 backoffs"),
-    ],
-)
-def test_the_scale_is_written_as_the_chart_writes_it(scale: float, value: str, note: str) -> None:
-    """And in digits beside that where they can be read."""
-    assert figures_of([step(0, loss_scale=scale)])["Loss scale"] == Figure(value, note)
-
-
 def test_the_cost_of_watching_says_its_phases_apart() -> None:
     """A mean over the opening, failures and steady steps describes none of them."""
     spent = 0
@@ -107,13 +94,6 @@ def test_the_cost_of_watching_says_its_phases_apart() -> None:
     assert figures_of(records)["Cost of watching"] == Figure(
         "steady 1 %", "of the training thread's time, opening 10 %, around failures 5 %"
     )
-
-
-def test_the_cost_of_steps_that_were_not_read_is_not_made_up() -> None:
-    """A daemon that came late knows one total, and not of which steps."""
-    told = figures_of([step(500, overhead_ns=10**9)])["Cost of watching"]
-
-    assert not told.is_known
 
 
 def test_the_range_of_the_gradients_is_reported_in_bits_and_shares() -> None:
@@ -173,20 +153,3 @@ def test_a_sample_that_overflowed_tells_the_headroom_of_the_rest() -> None:
     told = figures_of([FACTS, sample, step(0, loss_scale=1.0)])
 
     assert told["Headroom"] == Figure("3.0 bits", "of the finite gradients in float16")
-
-
-def test_a_run_without_autocast_has_no_range_to_show() -> None:
-    """float32 is not judged by what float16 would have done."""
-    told = figures_of([step(0), ranges(exponents=histogram(-40, 9))])
-
-    assert not told["Headroom"].is_known
-    assert not told["Underflow"].is_known
-
-
-def test_a_model_in_float16_is_judged_by_it() -> None:
-    """Autocast is not the only way to train in a narrow format."""
-    told = figures_of(
-        [step(0, loss_scale=math.nan), ranges(exponents=histogram(-25, 1, 3), dtype="float16")]
-    )
-
-    assert told["Underflow"] == Figure("25 %", "of the gradients in float16")

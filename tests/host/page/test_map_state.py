@@ -294,16 +294,6 @@ def test_a_map_follows_what_is_new_and_what_was_merged() -> None:
     assert mapped.reasons("fc").count("nonfinite") == 1
 
 
-def test_who_is_not_there_has_no_map() -> None:
-    """Neither a run, nor a rank, nor a module."""
-    mapped = Mapped()
-
-    assert mapped.maps.answer("bert", "0") is None
-    assert mapped.maps.answer("gpt", "7") is None
-    assert mapped.maps.answer("gpt", "0", "fc") is None
-    assert "Nothing was measured yet" in mapped.state["sentence"]
-
-
 def test_pages_share_a_map_until_something_of_it_is_new() -> None:
     """Making one of 2000 modules takes a tenth of a second; steps alone change nothing of it."""
     mapped = Mapped()

@@ -19,7 +19,7 @@ from ampwatch.host.page.page import Feed
 from ampwatch.host.page.rows import COLUMNS
 from ampwatch.report.headline import headline
 from ampwatch.settings import Settings
-from ampwatch.wire.records import ALL_MODULES, FindingRecord, RunState, Severity, SkipClass
+from ampwatch.wire.records import ALL_MODULES, FindingRecord, RunState, Severity
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.fleets import made_up_fleet, put
 from tests.workshop.records import (
@@ -98,11 +98,6 @@ def test_a_run_says_whose_it_is_and_which_rank_has_a_finding() -> None:
         "headroom_low@a.b": [1, 2],
     }
     assert told["gpt"]["found"]["scale_collapse@optimizer:0"] == [0, 1]
-
-
-def test_without_runs_the_state_says_so_by_having_none() -> None:
-    """The page then says "no runs yet"."""
-    assert Feed(Fleet(Settings(), NOW), NOW).full()["runs"] == {}
 
 
 def test_the_series_holds_what_happened_in_each_step() -> None:
@@ -322,18 +317,6 @@ def test_one_more_step_of_a_long_run_costs_hundreds_of_bytes_and_not_the_history
     assert len(json.dumps(patch)) < 1000 < len(json.dumps(cursor)) / 20
 
 
-def test_a_cursor_is_not_changed_by_what_comes_after_it() -> None:
-    """Two clients at different places share one feed."""
-    fleet = made_up_fleet()
-    feed = Feed(fleet, NOW)
-    cursor = feed.full()
-    before = sent(cursor)
-    put(fleet, "/gpt-0.ring", identity(), [step(4, loss_scale=1.0)])
-    feed.full()
-
-    assert sent(cursor) == before
-
-
 STEPS = st.tuples(st.just("step_on"), st.integers(0, 2), st.integers(1, 30), st.booleans())
 FINDINGS = st.tuples(
     st.just("find"), st.integers(0, 2), st.integers(1, 3), st.sampled_from(list(Severity))
@@ -422,18 +405,3 @@ def test_a_client_that_followed_knows_what_a_new_one_gets(
             client = merged(client, sent(merge_patch(before, cursor)))
 
             assert client == sent(Feed(host.fleet, host.clock).full())
-
-
-def test_the_first_steps_stay_in_the_series_of_a_long_run() -> None:
-    """History since the start within a bound: thinned, with the dip of the scale kept."""
-    fleet = Fleet(Settings(), NOW)
-    dip = skipped_step(5, 0.5)
-    records = [dip if i == 5 else step(i) for i in range(5000)]
-    put(fleet, "/a.ring", identity(), records)
-
-    rows = rows_of(Feed(fleet, NOW).full())
-
-    assert min(rows) == 0
-    assert len(rows) <= 1024
-    assert rows[0]["scale_low"] == 0.5
-    assert sum(row[SkipClass.STORM.label] for row in rows.values()) == 1

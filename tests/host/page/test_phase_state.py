@@ -10,7 +10,6 @@ from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.rows import COLUMNS, WHOLE
 from ampwatch.settings import Settings
-from ampwatch.wire.records import StepPhase
 from tests.report.test_step_times import spent
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
@@ -60,11 +59,6 @@ def test_a_row_has_its_phases_in_thousandths_of_its_step() -> None:
         "forward": 300,
         "optimizer": 200,
     }
-
-
-def test_phases_are_named_in_their_order_and_in_words() -> None:
-    """What a record has in a place is what a page reads there."""
-    assert Shown().state["phases"] == tuple((p.label, p.words) for p in StepPhase)
 
 
 def test_the_key_has_times_and_shares_of_the_newest_steps() -> None:

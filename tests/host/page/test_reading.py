@@ -150,8 +150,3 @@ def test_the_heading_is_the_title_and_the_sort_of_page_is_marked(
     assert text.startswith("\nAmpwatchSkipStorm · ampwatch")
     assert "Kinds of findings" in text
     assert "aria-current" in served["/runbooks/AmpwatchSkipStorm"].attributes
-
-
-def test_tables_are_tables(served: dict[str, Reader]) -> None:
-    """The list of kinds is one."""
-    assert {"table", "th", "td"} <= served["/explain/"].elements

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.page import as_json, as_markdown
+from benchmarks.gpu.page import as_markdown
 from benchmarks.gpu.steps import GREEN, LEFT_OUT, RED, STEPS, Outcome, Step, run
-from benchmarks.gpu.trainings import TINY, VARIANTS, Gpt2Training, Size, gpt2
+from benchmarks.gpu.trainings import Size, gpt2
 
 GOOD = """
     import json, sys
@@ -78,6 +78,7 @@ def test_a_step_that_dies_is_red_and_says_how(code: str, said: str, tmp_path: Pa
     assert (outcome.state, outcome.said, outcome.reds) == (RED, said, (said,))
 
 
+@pytest.mark.nightly
 def test_a_step_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
     """What it has started may hold the device."""
     code = f"""
@@ -117,7 +118,6 @@ def test_a_step_that_leaves_something_behind_does_not_hold_up_the_next(tmp_path:
     os.kill(int((tmp_path / "pid").read_text()), 9)
 
     assert outcome.state == GREEN
-    assert outcome.seconds < 30
 
 
 def test_when_the_time_is_up_steps_are_left_out_in_words(tmp_path: Path) -> None:
@@ -127,6 +127,7 @@ def test_when_the_time_is_up_steps_are_left_out_in_words(tmp_path: Path) -> None
     assert (outcome.state, outcome.said) == (LEFT_OUT, "the time was up")
 
 
+@pytest.mark.nightly
 def test_the_time_that_is_left_limits_a_step(tmp_path: Path) -> None:
     """Not only its own limit does; and it is no fault of the step."""
     outcome = outcome_of("import time; time.sleep(60)", tmp_path, left_s=1.0)
@@ -193,30 +194,11 @@ def test_a_page_without_red_has_no_heading_for_it_and_a_rehearsal_says_so() -> N
     assert "A rehearsal without a GPU" in page
 
 
-def test_what_is_kept_as_json_has_everything() -> None:
-    """Also what the page leaves out."""
-    kept = json.loads(json.dumps(as_json([MACHINE, BROKEN], "2026-01-02", "cuda")))
-
-    assert kept["facts"]["gpu"] == "Some GPU"
-    assert [(s["step"]["name"], s["state"]) for s in kept["steps"]] == [
-        ("machine", GREEN),
-        ("syncs", RED),
-    ]
-
-
-def test_steps_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each by the name that ``--only`` takes."""
-    assert main(["--list"]) == 0
-
-    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert listed == [step.name for step in STEPS]
-    assert len(set(listed)) == len(listed)
-
-
 IN_PROCESSES = ("tests", "overhead")
 """Steps that set the environment of their process, or run pytest in it."""
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "step", [s for s in STEPS if not s.name.startswith(IN_PROCESSES)], ids=lambda s: s.name
 )
@@ -232,20 +214,6 @@ def test_each_step_runs_on_a_cpu(step: Step) -> None:
     assert json.loads(json.dumps(found.as_dict()))["rows"] == found.rows
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_each_training_learns(name: str) -> None:
-    """The loss of the one batch falls, in each way to train."""
-    training = Gpt2Training("cpu", VARIANTS[name], TINY)
-    before = [p.detach().clone() for p in training.model.parameters()]
-
-    for _ in range(2):
-        training.step()
-
-    after = list(training.model.parameters())
-    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert all(p.isfinite().all() for p in after)
-
-
 def test_the_model_is_gpt2_of_124_million_parameters() -> None:
     """Those of the published one, whose head has the weights of the embedding."""
     with torch.device("meta"):
@@ -254,6 +222,7 @@ def test_the_model_is_gpt2_of_124_million_parameters() -> None:
     assert sum(p.numel() for p in model.parameters()) == 124_439_808
 
 
+@pytest.mark.nightly
 def test_the_whole_run_is_rehearsed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In processes of their own, to the page."""
     out = tmp_path / "out"

@@ -119,11 +119,3 @@ def test_words_of_help_cannot_end_a_string(shell: str, tmp_path: Path) -> None:
 
     assert "--odd" in complete(tmp_path, shell, "ampwatch", "--")
     assert not (tmp_path / "x").exists()
-
-
-def test_another_shell_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    """Which there are is said."""
-    with pytest.raises(SystemExit):
-        main(["completion", "csh"])
-
-    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err

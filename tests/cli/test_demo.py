@@ -30,6 +30,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         eventually(lambda: place.info() is None, "the end of the daemon")
 
 
+@pytest.mark.nightly
 def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
     """Exit status 0, the finding in words, and the finished run on the daemon it started."""
     demo = place.command("demo", "--steps", "28", "--fault-after-steps", "4")
@@ -114,13 +115,3 @@ def test_without_torch_it_says_so(
 def test_the_options_set_the_course(arguments: list[str], expected: DemoCourse) -> None:
     """When it breaks and when it is over."""
     assert course_of(make_parser().parse_args(["demo", *arguments])) == expected
-
-
-def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    """The text names what will happen, how long it takes, where the example is."""
-    with pytest.raises(SystemExit):
-        main(["demo", "--help"])
-
-    said = capsys.readouterr().out
-    for words in ("loss scale collapses", "examples:", "ampwatch/demo/training.py", "120"):
-        assert words in said

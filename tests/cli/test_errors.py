@@ -93,12 +93,3 @@ def test_a_training_that_cannot_says_why(capsys: pytest.CaptureFixture[str]) -> 
     assert 'no error budget: calls are not kept with the setting replay="off"' in (
         capsys.readouterr().err
     )
-
-
-@pytest.mark.usefixtures("own_places")
-def test_without_a_training_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """And what does not make sense is refused by the parser."""
-    assert main(["errors"]) == 1
-    assert "expected a training of this user" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["errors", "--lines", "0"])

@@ -8,7 +8,6 @@ import pytest
 
 from ampwatch.cli import main
 from ampwatch.wire.blackbox import Box, files
-from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.records import RunState
 from tests.workshop.boxes import box
 from tests.workshop.clocks import SECOND, START
@@ -63,14 +62,6 @@ def test_a_key_alone_is_of_the_newest_run_that_has_it(runs: Path, capsys: Said) 
     assert capsys.readouterr().out.startswith("Run old: forward_overflow@head\n")
     assert main(["explain", "forward_overflow@decoder.3.ffn"]) == 0
     assert capsys.readouterr().out.startswith("Run gpt, rank 0 of 2: ")
-
-
-def test_a_report_can_be_named_on_any_machine(runs: Path, tmp_path: Path, capsys: Said) -> None:
-    """By its path."""
-    (tmp_path / "gpt.json").write_text(to_json([box()]))
-
-    assert main(["explain", "scale_collapse", "--run", str(tmp_path / "gpt.json")]) == 0
-    assert "Run gpt, rank 0 of 2: scale_collapse@optimizer:0\n" in capsys.readouterr().out
 
 
 def test_findings_of_several_kinds_have_each_page_once(runs: Path, capsys: Said) -> None:

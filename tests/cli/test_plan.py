@@ -16,12 +16,14 @@ from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.records import PlanRecord
 from ampwatch.wire.ring import RingReader
-from tests.host.daemon.parts import ROOT
+from tests.host.daemon.parts import ROOT, eventually
 from tests.report.test_planner import _box, _layer, _tensors
 from tests.workshop.records import IDENTITY, planned
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.workshop.nursery import Nursery
 
 TRAINING = """
 import sys
@@ -83,28 +85,26 @@ def test_a_report_gives_a_table_json_and_code(
 
 
 def test_a_running_training_is_planned(
-    own_places: Path, capsys: pytest.CaptureFixture[str]
+    own_places: Path, nursery: Nursery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With nothing left beside its ring."""
     stop = own_places / "stop"
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINING, str(stop)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "measured\n"
-        try:
-            assert main(["plan", "--run", "net", "--json"]) == 0
-            plan = json.loads(capsys.readouterr().out)
-            assert [p.suffix for p in (own_places / "rings").iterdir()] == [".ring"]
-        finally:
-            stop.touch()
-            process.stdout.read()
-    assert process.returncode == 0
+    program = nursery.start(TRAINING, str(stop))
+    eventually(lambda: program.stdout or not program.runs, "the training", 120)
+    assert program.stdout == "measured\n", program.stderr
+    try:
+        assert main(["plan", "--run", "net", "--json"]) == 0
+        plan = json.loads(capsys.readouterr().out)
+        assert [p.suffix for p in (own_places / "rings").iterdir()] == [".ring"]
+    finally:
+        stop.touch()
+    assert program.wait() == 0, program.stderr
     assert [layer["module"] for layer in plan["layers"]] == ["0", "2", "3"]
     assert plan["layers"][1]["products"][0]["formats"] == ["float8_e4m3fn", "float8_e4m3fn"]
     assert plan["phases"]
 
 
+@pytest.mark.nightly
 def test_a_running_training_follows_the_plan_that_it_was_given(
     own_places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,10 +182,3 @@ def test_a_report_of_an_older_release_says_what_to_do(
 
     assert main(["plan", str(path)]) == 1
     assert "no precision plan: the report says nothing of the layers" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("own_places")
-def test_without_a_training_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    """As the other commands that ask one do."""
-    assert main(["plan"]) == 1
-    assert "expected a training of this user" in capsys.readouterr().err

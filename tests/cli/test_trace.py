@@ -157,6 +157,7 @@ def test_a_trace_of_a_running_training(
     assert training.stop() == (0, "")
 
 
+@pytest.mark.nightly
 def test_one_trace_after_the_other_and_a_compressed_one(start: Any, tmp_path: Path) -> None:
     """A training answers as often as it is asked; .gz is compressed."""
     start()

@@ -7,7 +7,6 @@ import re
 import runpy
 import shutil
 import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import kubernetes_validate
@@ -94,15 +93,6 @@ def test_the_rules_for_the_operator_are_the_rule_files() -> None:
         name.removesuffix(".rules.yml").replace(".", "-"): loaded(path)
         for name, path in RULES.items()
     }
-
-
-def test_the_module_prints_what_is_committed() -> None:
-    """The command is called as the Makefile calls it."""
-    command = [sys.executable, "-m", "ampwatch.operate.deploy"]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-
-    told = f"run python -m ampwatch.operate.deploy > {PATH}"
-    assert done.stdout == (ROOT / PATH).read_text(encoding="utf-8"), told
 
 
 def test_the_pod_monitor_finds_what_runs_a_daemon() -> None:

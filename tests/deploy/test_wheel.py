@@ -19,6 +19,8 @@ from tests.report.links import dead_links
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.nightly
+
 PRINT_THE_TREE = """
 import json, ampwatch
 from ampwatch.operate.deploy.options import DeployOptions
@@ -37,34 +39,6 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory / "site-packages")
     return directory / "site-packages"
-
-
-def test_it_holds_what_is_shipped_and_not_what_makes_it(unpacked: Path) -> None:
-    """Dashboards, rules, deployment files and runbooks; no builders, no tests."""
-    here = unpacked / "ampwatch" / "_shipped"
-    names = {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()}
-
-    dashboards = {path.name for path in (ROOT / "dashboards").glob("*.json")}
-    assert {f"dashboards/{name}" for name in dashboards} <= names
-    assert {name for name in names if name.startswith("docs/")} == by_path().keys()
-    assert "dashboards/alerts/ampwatch.rules.yml" in names
-    assert "deploy/container/Dockerfile.dockerignore" in names
-    assert not [name for name in names if "/source/" in name or "__pycache__" in name]
-    assert not (unpacked / "tests").exists()
-
-
-def test_the_installed_package_explains(unpacked: Path, tmp_path: Path) -> None:
-    """From anywhere, without a network."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ampwatch", "explain", "forward_overflow"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(unpacked), "PYTHONDONTWRITEBYTECODE": "1"},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-
-    assert done.stdout.startswith("# `forward_overflow`: an op turns finite numbers into infinity")
 
 
 def test_the_installed_package_deploys_the_same_tree(unpacked: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -11,9 +11,6 @@ import yaml
 from tests.docs.pages import ROOT, pages
 from tests.report.links import anchors
 from tools.site.hooks import BESIDE, WEB, expanded, fetched, followed, rewritten, slug
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOORS = ("I train", "I operate", "I change ampwatch")
 
@@ -39,15 +36,6 @@ def test_every_page_stands_behind_one_door() -> None:
 
     assert sorted(named(nav)) == sorted(wanted | set(BESIDE.values()))
     assert [title for entry in nav for title in entry] == ["Start", *DOORS]
-
-
-def test_the_front_page_has_the_three_doors() -> None:
-    """Each with pages of its own part of the navigation first."""
-    front = pages()["docs/index.md"]
-
-    for door in DOORS:
-        section = front.split(f"## {door}\n")[1].split("</div>")[0]
-        assert section.count("](") >= 5
 
 
 @pytest.mark.parametrize(
@@ -125,15 +113,3 @@ def test_the_theme_fetches_nothing() -> None:
     assert "repo_url" not in site
     assert "analytics" not in site.get("extra", {})
     assert site["plugins"] == ["search"]
-
-
-def test_a_folder_stands_for_its_pages(tmp_path: Path) -> None:
-    """The list of its pages first."""
-    (tmp_path / "kinds").mkdir()
-    for name in ("b.md", "a.md", "README.md", "x.png"):
-        (tmp_path / "kinds" / name).touch()
-
-    assert expanded([{"All": ["kinds/"]}, "x.md"], tmp_path) == [
-        {"All": ["kinds/README.md", "kinds/a.md", "kinds/b.md"]},
-        "x.md",
-    ]

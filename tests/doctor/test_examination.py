@@ -27,7 +27,7 @@ def test_a_probe_that_fails_does_not_hide_the_others() -> None:
     assert is_able(found)
 
 
-def test_a_probe_that_hangs_does_not_hide_the_others() -> None:
+def test_a_probe_that_hangs_is_left_behind() -> None:
     """As one does that asks a driver which has died."""
     answers = Event()
 
@@ -35,11 +35,9 @@ def test_a_probe_that_hangs_does_not_hide_the_others() -> None:
         answers.wait()
         return [GOOD]
 
-    found = examine({"first": hangs, "second": lambda: [GOOD]}, seconds=0.2)
+    (check,) = examine({"first": hangs}, seconds=0.0)["first"]
     answers.set()
 
-    assert found["second"] == [GOOD]
-    (check,) = found["first"]
     assert check.state is State.PROBLEM
     assert "did not end" in check.why
 

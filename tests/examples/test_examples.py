@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -58,7 +58,17 @@ HEALTHY = (
     *(f"{mistake.command} --fixed" for mistake in MISTAKES),
 )
 
-of_each_mistake = pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.command)
+ALWAYS = ("bce_loss", "sgd --steps 40")
+"""A short example with a mistake and a short one without, which are run at each commit."""
+
+
+def rotating(command: str, of: object) -> Any:
+    """Have an example run at each fourth commit, unless it is always run."""
+    marks = () if command in ALWAYS else (pytest.mark.rotating,)
+    return pytest.param(of, marks=marks, id=command)
+
+
+of_each_mistake = pytest.mark.parametrize("mistake", [rotating(m.command, m) for m in MISTAKES])
 
 
 @of_each_mistake
@@ -77,7 +87,7 @@ def test_the_mistake_is_named(mistake: Mistake, run_example: Callable[[str], Exa
     assert "What to change: " in report
 
 
-@pytest.mark.parametrize("command", HEALTHY)
+@pytest.mark.parametrize("command", [rotating(command, command) for command in HEALTHY])
 def test_what_is_done_right_is_left_alone(
     command: str, run_example: Callable[[str], ExampleRun]
 ) -> None:
@@ -88,6 +98,7 @@ def test_what_is_done_right_is_left_alone(
     assert "ampwatch report: run" in output
 
 
+@pytest.mark.nightly
 def test_one_precision_of_three_fails_and_its_remedy_makes_them_alike(
     run_example: Callable[[str], ExampleRun],
 ) -> None:
@@ -131,6 +142,7 @@ def test_the_efficientnet_reads_cifar_10_where_it_is(
     assert images[1, 2, 1, 0].item() == pytest.approx(32 / 127.5 - 1)
 
 
+@pytest.mark.nightly
 def test_the_efficientnet_says_what_came_of_each_precision(
     run_example: Callable[[str], ExampleRun],
 ) -> None:

@@ -204,11 +204,6 @@ def test_a_scale_that_fell_is_a_power_of_two() -> None:
     )
 
 
-def test_a_run_before_its_first_step_is_starting() -> None:
-    """Compilation may take minutes: nothing is wrong."""
-    assert of_run([]).state == "starting, before its first step, 4 min after the start"
-
-
 def test_a_failed_run_names_the_error_and_what_was_wrong_before() -> None:
     """The exception is where it ended, the finding why."""
     ended = end(RunState.FAILED, "ValueError: expected a finite loss", time_ns=(START + 10) * 10**9)
@@ -338,11 +333,6 @@ def test_a_finding_without_advice_names_the_page_about_its_kind() -> None:
     found = alarm("brand_new", "fc", summary="The moon is full.", advice="")
 
     assert first_remedy(found) == ("Read about it: ampwatch explain brand_new.", False)
-
-
-def test_a_place_with_a_space_in_its_name_is_named_in_full() -> None:
-    """Users call modules what they like."""
-    assert cause_of(replace(OVERFLOW, where="a b.c")) == "mul in a b.c overflowed float16"
 
 
 def test_a_long_name_keeps_its_end() -> None:

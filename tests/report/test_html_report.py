@@ -12,7 +12,7 @@ import pytest
 
 from ampwatch.report.html_report import STYLE, render_html
 from ampwatch.wire.blackbox import Box
-from ampwatch.wire.records import FactsRecord, RunState, Severity, Topic
+from ampwatch.wire.records import RunState, Topic
 from tests.host.page.test_static import AA, contrast
 from tests.workshop.boxes import box, measured
 from tests.workshop.records import IDENTITY, alarm, histogram, step
@@ -76,27 +76,6 @@ def test_it_tells_the_cause_first_and_everything_about_it() -> None:
         assert words in reader.text, words
     assert reader.tags.count("article") == 1
     assert reader.tags.count("svg") == 4  # the course and the exponents, for two widths each
-
-
-def test_the_headline_tells_the_worst_and_the_first_of_a_story() -> None:
-    """Be it the cause or what it explains."""
-    root = alarm("scale_stuck_low", first_step=50, last_step=50)
-    root.severity = Severity.INFO
-    symptom = alarm(first_step=30, last_step=45, root=False, caused_by=root.key)
-    page = render_html([Box(IDENTITY, findings=[root, symptom])])
-
-    assert "Run gpt: failing" in page
-    assert "What it explains was seen first, at step 30" in page
-    assert '<article class="critical">' in page
-
-
-def test_the_way_through_the_model_is_shown() -> None:
-    """From the outside in."""
-    page = render_html([box()])
-    path = re.search(r'<ol class="path".*?</ol>', page)
-
-    assert path
-    assert Reader(path[0]).text == "decoder3ffn"
 
 
 @pytest.mark.parametrize(
@@ -250,25 +229,6 @@ def test_little_or_strange_evidence_is_no_error(made: Box) -> None:
     assert "nan" not in [value for name, value in reader.attributes if name in ("x", "y", "height")]
 
 
-def test_a_healthy_run_says_so() -> None:
-    """An information is no trouble."""
-    made = Box(
-        IDENTITY, RunState.FINISHED, findings=[alarm("no_memory_gain", severity=Severity.INFO)]
-    )
-
-    assert "Run gpt: finished" in Reader(render_html([made])).text
-
-
-def test_ranks_that_say_the_same_say_it_once() -> None:
-    """Each has its numbers below."""
-    boxes = [replace(box(), identity=replace(IDENTITY, rank=rank)) for rank in range(3)]
-    reader = Reader(render_html(boxes))
-
-    assert reader.tags.count("article") == 1
-    assert "ranks 0-2" in reader.text
-    assert reader.text.count("totals, versions, settings") == 3
-
-
 @pytest.mark.parametrize("theme", [0, 1])
 @pytest.mark.parametrize("ink", ["ink", "muted", "accent", "warning", "critical", "subnormal"])
 def test_text_is_legible_in_both_themes(theme: int, ink: str) -> None:
@@ -278,8 +238,3 @@ def test_text_is_legible_in_both_themes(theme: int, ink: str) -> None:
     least = 3.0 if ink == "subnormal" else AA
 
     assert min(contrast(colours[ink], colours[g]) for g in ("page", "raised")) >= least
-
-
-def test_facts_are_a_record_of_their_own() -> None:
-    """They come as the training wrote them."""
-    assert FactsRecord(box().facts).facts["torch"] in render_html([box()])

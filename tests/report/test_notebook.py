@@ -54,19 +54,6 @@ def test_a_card_and_its_text_say_what_the_headline_says() -> None:
     assert re.sub(r"\s+", " ", plain(told.cause)) in re.sub(r"\s+", " ", bundle["text/plain"])
 
 
-def test_a_picture_has_scale_skips_and_losses_that_are_no_numbers() -> None:
-    """Each as a shape of its own, with a name for who cannot see it."""
-    drawn = ET.fromstring(bundle_of([box_of()])["text/html"]).find(".//svg")
-
-    assert drawn is not None
-    assert drawn.get("aria-label") == "Loss scale, skipped steps and loss from step 0 to 2"
-    said = [title.text for title in drawn.iter("title")]
-    assert any("step 1: skipped" in text for text in said if text)
-    assert "step 2: the loss is NaN" in said
-    assert "2¹⁵" in list(drawn.itertext())
-    assert not re.search(r'points="[^"]*nan', bundle_of([box_of()])["text/html"])
-
-
 @pytest.mark.parametrize("steps", [[], [step(0)], [step(0, num_losses=0, loss_scale=math.nan)] * 2])
 def test_without_a_course_there_is_no_picture(steps: list[Any]) -> None:
     """Before the first steps, and where neither a scale nor a loss is known."""

@@ -182,19 +182,6 @@ def test_what_is_cut_ends_where_it_can_be_left(max_characters: int, expected: st
     assert cut(text, max_characters) == expected
 
 
-@pytest.mark.parametrize("max_characters", [80, 85, 95, 110, 115])
-def test_where_all_clauses_end_with_a_number_what_leads_up_to_it_goes_as_well(
-    max_characters: int,
-) -> None:
-    """And no other clause is begun."""
-    text = (
-        "The loss scale is collapsing: 5 steps skipped in a row since step 808, scale now 2048;"
-        " at this rate 1/scale becomes infinite in 139 steps"
-    )
-
-    assert cut(text, max_characters) == "The loss scale is collapsing: 5 steps skipped in a row..."
-
-
 def test_a_cut_leaves_no_bracket_open_if_it_can() -> None:
     """The end of a clause in brackets is none."""
     text = "Look at this module now, put a norm before it, or use (torch.autocast(device, False)) there"

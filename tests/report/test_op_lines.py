@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.numerics.units.ops import OpKind, Phase
 from ampwatch.report.op_lines import GROUPINGS, op_lines
 from tests.workshop.records import census, op_row
 
@@ -28,40 +28,6 @@ def test_by_op_a_line_is_an_op_and_a_dtype() -> None:
         ("_to_copy", "float32 -> float16", 7, 0),
     ]
     assert {line.casts for line in lines} == {0}
-
-
-def test_by_module_casts_are_counted_apart() -> None:
-    """They are the price, not the work."""
-    lines = op_lines(
-        census(
-            op_row("", module="fc", calls=2, bytes=10),
-            op_row("", "float32", OpKind.OTHER, "fc", calls=3, bytes=20),
-            op_row("", "float32", OpKind.CAST, "fc", calls=4, bytes=30),
-            op_row("", "float32", module="head", flops=500, fallback=Fallback.OUTSIDE_REGION),
-            op_row("mm", flops=10**9),
-        ),
-        "module",
-    )
-
-    fc, head = lines
-    assert (fc.name, fc.calls, fc.bytes, fc.casts, fc.cast_bytes) == ("fc", 5, 30, 4, 30)
-    assert (fc.flops, fc.tensor_flops, fc.mix["float16"]) == (1000, 1000, 1000)
-    assert (head.name, dict(head.fallbacks)) == ("head", {Fallback.OUTSIDE_REGION: 1})
-
-
-def test_by_dtype_a_cast_belongs_to_where_it_leads() -> None:
-    """Casts to float16 count as a cost of float16."""
-    lines = op_lines(
-        census(
-            op_row("mm", "float16"),
-            op_row("mm", "float32", flops=5),
-            op_row("_to_copy", "float32", OpKind.CAST, out_dtype="float16", calls=3, bytes=7),
-        ),
-        "dtype",
-    )
-
-    told = [(line.name, line.flops, line.casts, line.cast_bytes) for line in lines]
-    assert told == [("float16", 1000, 3, 7), ("float32", 5, 0, 0)]
 
 
 @pytest.mark.parametrize("by", GROUPINGS)

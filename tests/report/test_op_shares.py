@@ -125,15 +125,6 @@ def test_the_ceiling_is_that_of_each_dtype() -> None:
     assert (told.absence, told.sentence) == (Absence.OK, "")
 
 
-def test_all_formats_of_fp8_have_one_peak() -> None:
-    """Twice that of float16 on Hopper."""
-    precision = of_h100(
-        matmuls("float8_e4m3fn", int(HALF_PEAK)), matmuls("float8_e5m2", int(HALF_PEAK))
-    )
-
-    assert precision.arithmetic(1.0).ideal_seconds == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize(
     ("change", "absence", "words"),
     [

@@ -12,7 +12,6 @@ from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.errors import AmpwatchError
 from ampwatch.report.pages import (
     GUIDES,
-    INDEX,
     Page,
     Shelf,
     by_path,
@@ -37,11 +36,6 @@ def test_each_kind_and_each_alert_has_a_page() -> None:
     assert names[Shelf.KINDS] == set(KINDS)
     assert names[Shelf.RUNBOOKS] == alerts
     assert names[Shelf.GUIDES] == set(GUIDES)
-
-
-def test_no_two_pages_have_one_name() -> None:
-    """A command names a page by its name alone."""
-    assert len(pages()) == len([page for page in by_path().values() if page.name != INDEX])
 
 
 def test_a_page_is_told_in_one_sentence() -> None:

@@ -16,8 +16,6 @@ from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.plan import to_json
 from ampwatch.report.planner import plan_of
 from ampwatch.wire.blackbox import Box
-from ampwatch.wire.blackbox.document import from_json
-from ampwatch.wire.blackbox.document import to_json as to_document
 from ampwatch.wire.records import (
     FORWARD,
     GRAD_INPUT,
@@ -325,15 +323,6 @@ def test_a_model_without_layers_and_a_report_that_knows_none_say_what_to_do() ->
     assert old.table() == f"No precision plan: {old.why_not}\n"
     with pytest.raises(SettingsError, match="expected a plan to write as code"):
         old.code("torchao")
-
-
-def test_a_report_keeps_what_a_plan_rests_on() -> None:
-    """The plan of a report is that of the run itself."""
-    box = _box(_layer(_tensors()))
-    (again,) = from_json(to_document([box]), "here")
-
-    assert again.layers == box.layers
-    assert plan_of(again) == plan_of(box)
 
 
 def test_a_plan_is_json_without_numbers_that_json_lacks() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.report.report import WIDTH, render_boxes
+from ampwatch.report.report import render_boxes
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import Finding, RunState, Severity
 from tests.report.test_step_times import spent
@@ -68,28 +68,6 @@ def test_a_report_says_where_the_time_of_a_step_goes() -> None:
         "  No DataLoader was seen: a wait for data would be part of the rest.\n"
     ) in text
     assert "Where the time" not in render_boxes([Box(IDENTITY, steps=[step(9)])])
-
-
-def test_of_several_ranks_it_is_the_one_that_speaks_for_the_run() -> None:
-    """It is the one that the verdict is about."""
-    ranks = [
-        Box(replace(IDENTITY, rank=i), steps=[step(50, phases=spent(data=1.0 + i))])
-        for i in range(2)
-    ]
-    ranks[1].findings = [_finding("scale_collapse", Severity.CRITICAL)]
-
-    assert "Where the time of a step of rank 1 goes (2 s," in render_boxes(ranks)
-
-
-def test_one_of_something_is_reported_in_the_singular() -> None:
-    """Also of iterations, growths and backoffs."""
-    once = {"total_growths": 1, "total_backoffs": 1, "total_nonfinite_losses": 1}
-
-    text = _report(steps=1, loss_scale=8.0, **once)
-
-    assert "  10 iterations, 1 optimizer step attempted\n" in text
-    assert "  loss scale 8, 1 growth, 1 backoff\n" in text
-    assert "  1 iteration with a NaN or infinite loss\n" in text
 
 
 def test_the_report_can_be_printed_in_any_locale() -> None:
@@ -222,14 +200,6 @@ def test_a_narrow_terminal_is_not_overrun(width: int) -> None:
     box = Box(IDENTITY, RunState.FAILED, "a reason " * 30, findings=[finding])
 
     assert max(map(len, render_boxes([box], width).splitlines())) <= width
-
-
-def test_no_line_is_wider_than_the_terminal() -> None:
-    """Long advice is wrapped."""
-    text = _report([_finding("scale_collapse", summary="word " * 60, advice="word " * 60)])
-
-    assert max(len(line) for line in text.splitlines()) <= WIDTH
-    assert len(text.splitlines()) > 8
 
 
 def test_what_was_not_seen_is_said() -> None:

@@ -10,10 +10,9 @@ from ampwatch.report.standing import judge_boxes
 from ampwatch.report.words import plain
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import RunState, Severity
-from tests.report.test_step_times import spent
 from tests.workshop.boxes import box
 from tests.workshop.clocks import START
-from tests.workshop.records import alarm, identity, step
+from tests.workshop.records import alarm, identity
 
 NOW_S = START + 200.0
 
@@ -54,14 +53,6 @@ def test_a_run_in_which_nothing_went_wrong_has_nothing_to_count() -> None:
 
     assert len(said.splitlines()) == 4
     assert said.startswith("gpt: finished")
-
-
-def test_where_the_time_of_a_step_goes_is_a_line() -> None:
-    """Its largest phases, where they are known."""
-    steps = [step(50, phases=spent(data=0.6, forward=0.1, backward=0.2, optimizer=0.1))]
-    said = render_short([Box(identity(world_size=1), RunState.FINISHED, steps=steps)], NOW_S)
-
-    assert said.endswith("step      1 s: 60 % waiting for data, 20 % backward, 10 % forward\n")
 
 
 @pytest.mark.parametrize("width", [40, 60, 92])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.report.step_times import NEWEST_STEPS, OPENING_STEPS, Rates, breakdown, rates
-from ampwatch.wire.records import NO_PHASES, StepPhase
+from ampwatch.wire.records import StepPhase
 from tests.workshop.clocks import SECOND, START
 from tests.workshop.records import device_phases, step
 
@@ -103,14 +103,6 @@ def test_what_was_not_seen_is_said(phases: Phases, words: str) -> None:
     assert sentence.startswith(words)
 
 
-def test_what_is_less_than_a_thousandth_is_not_named() -> None:
-    """It cannot be seen in a strip either."""
-    told = breakdown([step(50, phases=spent(data=0.0005, forward=1.0))])
-
-    assert told is not None
-    assert [share.phase for share in told.shares] == [StepPhase.FORWARD]
-
-
 def test_rates_are_differences_of_totals_over_time() -> None:
     """64 samples in each step of a quarter of a second, and nothing said of tokens."""
     steps = [
@@ -134,8 +126,3 @@ def test_a_program_that_begins_to_tell_late_is_not_counted_from_before() -> None
     assert rates(steps).tokens == 2000.0
     assert rates(steps[:2]) == Rates()
     assert rates([]) == Rates()
-
-
-def test_phases_that_nobody_knows_are_zeros() -> None:
-    """One for each phase."""
-    assert spent() == NO_PHASES

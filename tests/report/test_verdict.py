@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.report.endings import Failure, cause_of, num_led_to
-from ampwatch.report.standing import judge_boxes
 from ampwatch.report.verdict import Level, judge, reach
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox.box import DIED
-from ampwatch.wire.blackbox.recorder import recorded
 from ampwatch.wire.records import FindingRecord, RunState, Severity, SkipClass
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
@@ -83,13 +81,6 @@ def test_a_calm_run_is_healthy_and_says_its_step_its_scale_and_its_skips() -> No
     )
 
 
-def test_a_run_without_a_scaler_is_healthy_without_talk_of_skips() -> None:
-    """bfloat16 needs no scaler: nothing is missing."""
-    records = calm(3, loss_scale=float("nan"))
-
-    assert told(records) == ("healthy", "step 2, no loss scaler")
-
-
 def test_a_probe_within_reach_is_counted_and_named() -> None:
     """A user sees at once that the skip was the harmless sort."""
     records = calm(50, total_growths=1)
@@ -109,36 +100,6 @@ def test_a_skip_long_ago_is_not_reported_as_news() -> None:
     assert told(records)[1].endswith("no step skipped in the last 1 000")
 
 
-def test_the_search_for_a_scale_is_calibration_and_no_alarm() -> None:
-    """The skips of the first steps are normal, and the page says so."""
-    records = [
-        step(
-            i,
-            loss_scale=2.0 ** (15 - i),
-            growth_tracker=0,
-            skip_class=SkipClass.CALIBRATING,
-            consecutive_skips=i + 1,
-        )
-        for i in range(6)
-    ]
-    records.append(optimizer(0, total_steps=6, total_skipped=(6, 0, 0, 0)))
-
-    assert told(records) == (
-        "calibrating",
-        "step 5, finding a scale that fits: 6 steps skipped (6 calibrating) so far, loss scale 1 024; normal at the start",
-    )
-
-
-@pytest.mark.parametrize("calibration_steps", [1, 20, 100])
-def test_calibration_is_what_the_record_says(calibration_steps: int) -> None:
-    """The length is the user's setting, which only the training process knows."""
-    records = calm(calibration_steps + 1)
-    records[-1] = replace(records[-1], skip_class=SkipClass.CALIBRATING, growth_tracker=0)
-
-    assert told(records)[0] == "calibrating"
-    assert told(records[:-1])[0] == "healthy"
-
-
 @pytest.mark.parametrize("skips", [2, 23])
 def test_a_storm_is_no_alarm_before_the_finding_is_made(skips: int) -> None:
     """After how many skips it is one, is the user's setting; until then it is counted."""
@@ -146,18 +107,6 @@ def test_a_storm_is_no_alarm_before_the_finding_is_made(skips: int) -> None:
 
     assert level == "healthy"
     assert sentence.endswith(f"{skips} steps skipped ({skips} storm) in the last {30 + skips}")
-
-
-@pytest.mark.parametrize(
-    ("severity", "level"),
-    [(Severity.WARNING, "needs attention"), (Severity.CRITICAL, "failing")],
-)
-def test_a_collapse_is_as_bad_as_its_finding(severity: Severity, level: str) -> None:
-    """The finding has the numbers and the forecast; the headline repeats it."""
-    summary = "The loss scale is collapsing: 3 steps skipped in a row since step 30."
-    collapse = made(severity, summary, last_step=32)
-
-    assert told([*calm(30), *storm(30, 3, 65536.0), collapse]) == (level, summary[:-1])
 
 
 @pytest.mark.parametrize(
@@ -227,14 +176,6 @@ def test_what_was_reported_within_two_minutes_is_current(silent_seconds: float, 
 
     assert (
         told([*records, made(first_step=100, last_step=1000)], seconds=silent_seconds)[0] == level
-    )
-
-
-def test_a_silent_rank_is_stale_and_says_for_how_long() -> None:
-    """A hang in a collective looks like this."""
-    assert told(calm(30), seconds=30 + 300) == (
-        "stale",
-        "no step for 5 min; the last was step 29",
     )
 
 
@@ -323,34 +264,6 @@ def test_a_finding_reaches_between_a_few_and_a_thousand_steps(
     assert 64 <= reach(seen) <= reach(rarer) <= 1000
 
 
-def test_the_rank_that_raised_speaks_for_those_that_lost_their_connection() -> None:
-    """Seven of eight exceptions say only that somebody else was gone, and come sooner on the page."""
-    lost = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"
-    ranks = [
-        rank_after(
-            [
-                *calm(8),
-                end(
-                    RunState.FAILED,
-                    "ValueError: bad sample" if r == 3 else lost,
-                    time_ns=int((START + 9 + (r != 3)) * 1e9),
-                ),
-            ],
-            rank=r,
-            world_size=8,
-        )
-        for r in range(8)
-    ]
-    verdict = of_run(*ranks)
-
-    assert verdict.speaker == 3
-    assert verdict.sentence == (
-        "rank 3: ValueError: bad sample; last step 7; 7 other ranks ended because of it"
-    )
-    assert verdict.by_rank[0].sentence.startswith("ended (RuntimeError) after rank 3 had; ")
-    assert [r for r, one in verdict.by_rank.items() if one.is_cause] == [3]
-
-
 LOST = "DistBackendError: NCCL remote error"
 
 
@@ -398,13 +311,6 @@ def test_the_cause_of_a_death_is_told_by_time_and_kind(
     found = cause_of(known, is_whole_job=True)
 
     assert (None if found is None else found.rank) == cause
-
-
-def test_one_that_ended_long_before_did_not_end_because_of_it() -> None:
-    """It had left by itself."""
-    failures = [Failure(0, "ValueError: x", 100.0), Failure(1, LOST, 101.0), Failure(2, LOST, 1.0)]
-
-    assert num_led_to(failures[0], failures) == 1
 
 
 def test_a_rank_that_ended_long_before_the_cause_says_its_own_reason() -> None:
@@ -483,44 +389,6 @@ def test_a_chain_of_causes_of_any_length_takes_nothing_away() -> None:
 
     assert verdict.level is Level.FAILING
     assert [len(story.members) for story in verdict.stories] == [2000]
-
-
-def test_page_metrics_and_reports_pass_one_verdict() -> None:
-    """The same words and the same root, be it from the daemon's state or from a report."""
-    cause = made(kind="nonfinite_input", where="loss", first_step=5, last_step=29, count=25)
-    symptom = made(
-        Severity.CRITICAL,
-        kind="param_nonfinite",
-        where="param:w",
-        root=False,
-        caused_by=cause.finding.key,
-        last_step=29,
-    )
-    records = [*calm(30), symptom, cause, end()]
-    rank, now = rank_after(records)
-    box = recorded(rank.identity, records, 256).box("report", int(now * 1e9))
-    live, later = of_run((rank, now)), judge_boxes([box])
-
-    assert (live.level, live.sentence, live.advice) == (later.level, later.sentence, later.advice)
-    assert live.root is not None
-    assert later.root is not None
-    assert live.root.finding == later.root.finding == cause.finding
-    assert live.root.severity is later.root.severity is Severity.CRITICAL
-
-
-def test_a_failed_run_says_why_and_where() -> None:
-    """The exception that ended the loop is the headline."""
-    records = [*calm(8), end(RunState.FAILED, "RuntimeError: out of memory")]
-
-    assert told(records) == ("failed", "RuntimeError: out of memory; last step 7")
-
-
-def test_a_killed_run_says_that_it_was_killed() -> None:
-    """Nobody wrote an end: the process is simply gone."""
-    level, sentence = told(calm(8), alive=False)
-
-    assert level == "failed"
-    assert sentence.startswith("the process ended without closing")
 
 
 def test_the_worst_rank_speaks_for_the_run() -> None:

@@ -138,6 +138,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return build(ROOT, tmp_path_factory.mktemp("dist"), EPOCH)
 
 
+@pytest.mark.nightly
 def test_two_builds_are_the_same_bytes(built: list[Path], tmp_path: Path) -> None:
     """Wherever, whenever and under whatever umask they are made."""
     other = {"TZ": "Asia/Kathmandu", "PYTHONHASHSEED": "7"}
@@ -147,6 +148,7 @@ def test_two_builds_are_the_same_bytes(built: list[Path], tmp_path: Path) -> Non
     assert [path.suffix for path in built] == [".whl", ".gz"]
 
 
+@pytest.mark.nightly
 def test_another_time_is_another_build_and_said_in_words(built: list[Path], tmp_path: Path) -> None:
     """The comparison is one that can fail."""
     again = build(ROOT, tmp_path / "dist", "1600000000", only="wheel")
@@ -155,6 +157,7 @@ def test_another_time_is_another_build_and_said_in_words(built: list[Path], tmp_
         check_same(built[:1], again)
 
 
+@pytest.mark.nightly
 def test_the_wheel_holds_the_package_and_what_it_ships(built: list[Path]) -> None:
     """C, page, dashboards, deployments and pages of kinds; no test, and nothing else."""
     names = zipfile.ZipFile(built[0]).namelist()
@@ -168,6 +171,7 @@ def test_the_wheel_holds_the_package_and_what_it_ships(built: list[Path]) -> Non
     check_metadata(built[0])
 
 
+@pytest.mark.nightly
 def test_an_index_shows_a_readme_whose_links_lead_somewhere(built: list[Path]) -> None:
     """Nothing of it is relative: an index has neither the pages nor the pictures."""
     archive = zipfile.ZipFile(built[0])

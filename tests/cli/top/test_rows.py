@@ -6,10 +6,8 @@ import math
 import re
 from typing import Any
 
-import pytest
-
 from ampwatch.cli.top.cells import text_of
-from ampwatch.cli.top.rows import Row, badness_of, number_of, rows_of
+from ampwatch.cli.top.rows import Row, badness_of, rows_of
 from ampwatch.cli.top.story import page_of
 from ampwatch.report.report import render_story
 from ampwatch.report.verdict import Level
@@ -136,12 +134,3 @@ def test_no_name_or_message_gets_to_the_terminal_as_it_is() -> None:
 
     assert "\x1b" not in repr(rows).replace("\\x1b", "")
     assert all(row.run == r"\x1b[2J" for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("value", "number"), [(None, None), ("Infinity", math.inf), ("-Infinity", -math.inf), (2, 2.0)]
-)
-def test_numbers_that_json_has_no_room_for_are_words(value: object, number: object) -> None:
-    """And everything else is none."""
-    assert number_of(value) == number
-    assert number_of("12") is None

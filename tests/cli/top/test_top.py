@@ -109,9 +109,16 @@ def test_it_shows_the_ranks_and_q_gives_the_screen_back(watched: Place, command:
         assert CLOSED in terminal.said
         assert "\x1b[?25h" in terminal.said[terminal.said.index("gpt") :]
         assert "Traceback" not in terminal.said
+        assert command is WITHOUT_RICH or COLOURS.search(terminal.said)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in (signal.SIGINT, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_ends_it_with_the_terminal_as_it_was(
     watched: Place, number: signal.Signals
 ) -> None:
@@ -125,15 +132,6 @@ def test_a_signal_ends_it_with_the_terminal_as_it_was(
         assert "Traceback" not in terminal.said
 
 
-def test_ctrl_c_on_the_keyboard_ends_it(watched: Place) -> None:
-    """As everywhere."""
-    with running(watched, TOP) as terminal:
-        terminal.press("\x03")
-
-        assert terminal.end() == 130
-        assert terminal.now() == terminal.modes
-
-
 def test_keys_open_a_rank_and_close_it(watched: Place) -> None:
     """Enter, Escape, and the arrows between them."""
     with running(watched, TOP) as terminal:
@@ -145,15 +143,7 @@ def test_keys_open_a_rank_and_close_it(watched: Place) -> None:
         assert terminal.end() == 0
 
 
-def test_a_new_size_is_followed(watched: Place) -> None:
-    """Without a key."""
-    with running(watched, TOP, columns=120) as terminal:
-        terminal.resize(40, 10)
-        terminal.until("up/down choose  Enter open  f next fin..")
-        terminal.press("q")
-        assert terminal.end() == 0
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", [TOP, WITHOUT_RICH], ids=["rich", "plain"])
 def test_it_can_be_stopped_and_continued(watched: Place, command: list[str]) -> None:
     """The shell gets its terminal back meanwhile; afterwards the screen is painted anew."""
@@ -168,6 +158,7 @@ def test_it_can_be_stopped_and_continued(watched: Place, command: list[str]) -> 
         assert terminal.now() == terminal.modes
 
 
+@pytest.mark.nightly
 def test_a_daemon_that_goes_away_is_said(place: Place) -> None:
     """What was known stays on the screen; another daemon is found by itself."""
     with ExitStack() as undo:
@@ -183,7 +174,11 @@ def test_a_daemon_that_goes_away_is_said(place: Place) -> None:
         assert terminal.end() == 0
 
 
-@pytest.mark.parametrize("command", [TOP, WITHOUT_RICH], ids=["rich", "plain"])
+@pytest.mark.parametrize(
+    "command",
+    [TOP, pytest.param(WITHOUT_RICH, marks=pytest.mark.nightly)],
+    ids=["rich", "plain"],
+)
 def test_no_colour_is_shown_to_who_wants_none(watched: Place, command: list[str]) -> None:
     """NO_COLOR; what is chosen is turned round all the same."""
     with on_a_terminal(command, watched.environment | {"NO_COLOR": "1"}) as terminal:
@@ -193,15 +188,6 @@ def test_no_colour_is_shown_to_who_wants_none(watched: Place, command: list[str]
 
     assert "\x1b[7m" in terminal.said
     assert not COLOURS.search(terminal.said)
-
-
-def test_colours_are_shown_to_everybody_else(watched: Place) -> None:
-    """With Rich: by this the test above means something."""
-    with running(watched, TOP) as terminal:
-        terminal.press("q")
-        terminal.end()
-
-    assert COLOURS.search(terminal.said)
 
 
 def test_a_pipe_gets_one_plain_table(watched: Place) -> None:
@@ -229,21 +215,7 @@ def test_without_a_daemon_it_says_who_starts_one(place: Place) -> None:
     assert said.stderr.count("\n") == 1
 
 
-def test_a_token_that_the_daemon_does_not_take_is_said(place: Place) -> None:
-    """Another one is in the file than the daemon that serves would make of it."""
-    with place.daemon(AMPWATCH_READERS="token") as daemon:
-        token = place.runtime / "daemon.token"
-        token.unlink()
-        said = run(place)
-        assert said.returncode == 1
-        assert "expected a token in " in said.stderr
-        assert "end the daemon with `kill " in said.stderr
-
-        assert daemon.ask("/healthz").status == 200
-        eventually(lambda: run(place).returncode == 0 or token.exists(), "a new token")
-        assert run(place).returncode == 0
-
-
+@pytest.mark.nightly
 def test_a_reader_that_has_read_enough_is_no_trouble(watched: Place) -> None:
     """As `head` does."""
     read, write = os.pipe()
@@ -287,6 +259,7 @@ def test_no_line_of_the_plain_table_is_wider_than_asked(width: int) -> None:
     assert first.split()[:3] == ["failing", "gpt", "200"]
 
 
+@pytest.mark.nightly
 def test_a_pipe_that_takes_ascii_alone_gets_ascii(watched: Place) -> None:
     """Courses as well."""
     said = run(watched, PYTHONIOENCODING="ascii")

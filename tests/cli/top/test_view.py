@@ -60,13 +60,6 @@ def test_it_fits_and_says_what_is_wrong_at_any_width(width: int) -> None:
     assert ("LOSS" in said[1]) == (width >= 80)
 
 
-def test_on_a_narrow_terminal_what_to_do_first_is_not_cut() -> None:
-    """The four lines take the room that the table leaves."""
-    said = " ".join(" ".join(screen(view_of(rows_of(many_ranks(3, broken=1))), 40, 16)).split())
-
-    assert "do first change forward_overflow." in said
-
-
 @pytest.mark.parametrize("height", range(1, 12))
 def test_a_low_terminal_has_rows_before_anything_else(height: int) -> None:
     """The line that is chosen is always there, if any is."""
@@ -76,15 +69,6 @@ def test_a_low_terminal_has_rows_before_anything_else(height: int) -> None:
     said = screen(view, 80, height)
 
     assert height < 4 or any(line.startswith("healthy") for line in said)
-
-
-def test_columns_get_fewer_but_stay_where_they_are_while_one_scrolls() -> None:
-    """Their widths are those of all ranks."""
-    view = view_of(rows_of(many_ranks(256, broken=200)))
-    head = screen(view)[1]
-    view.press(Key.END)
-
-    assert screen(view)[1] == head
 
 
 def test_256_ranks_scroll() -> None:
@@ -228,15 +212,6 @@ def test_a_filter_lets_through_what_has_all_its_words() -> None:
 
     view.press(Key.ESCAPE)
     assert len([line for line in screen(view) if line.startswith("healthy")]) == 3
-
-
-def test_q_leaves() -> None:
-    """From the table and from a story."""
-    for keys in (["q"], [Key.ENTER, "q"]):
-        view = view_of(rows_of(made_up_state()))
-        for key in keys:
-            view.press(key)
-        assert view.is_over
 
 
 def test_a_daemon_that_is_away_is_said_and_the_last_state_stays() -> None:

@@ -16,9 +16,9 @@ from ampwatch import shipped
 from ampwatch.errors import AmpwatchError, DeployError
 from ampwatch.operate.deploy import options as checks
 from ampwatch.operate.deploy.options import DeployOptions
-from ampwatch.operate.deploy.tree import RUNBOOKS, STAMP, TARGETS, rules_of, tree
+from ampwatch.operate.deploy.tree import RUNBOOKS, STAMP, TARGETS, tree
 from ampwatch.report.pages import GUIDES
-from tests.deploy.parts import ROOT, kustomized, loaded
+from tests.deploy.parts import ROOT, loaded
 from tests.report.links import dead_links
 from tests.services import require
 
@@ -202,20 +202,6 @@ def test_alertmanager_takes_what_was_written(asked: Path) -> None:
     subprocess.run([require("amtool"), "check-config", str(file)], check=True, capture_output=True)
 
 
-def test_what_was_written_can_be_kustomized(asked: Path) -> None:
-    """Paths to one another hold there as they do in the checkout."""
-    kinds = {
-        name: sorted({thing["kind"] for thing in kustomized(asked / "deploy/kubernetes" / name)})
-        for name in (".", "daemonset", "training")
-    }
-
-    assert kinds == {
-        ".": ["ConfigMap", "PodMonitor", "PrometheusRule"],
-        "daemonset": ["DaemonSet", "Namespace", "NetworkPolicy", "Service"],
-        "training": ["ConfigMap", "Job", "Service"],
-    }
-
-
 @pytest.mark.parametrize(
     ("text", "checked"),
     [
@@ -337,11 +323,3 @@ def test_what_a_prometheus_was_given_and_has_stored_in_a_checkout_is_not_handed_
 
     assert "deploy/prometheus/prometheus.yml" in paths
     assert not [path for path in paths if "/targets/" in path or "/data/" in path]
-
-
-def test_rules_are_distinguished_from_their_tests() -> None:
-    """By their names."""
-    names = ("a.rules.yml", "a.rules.test.yml", "b.yml")
-    files = {f"dashboards/alerts/{name}": name for name in names} | {"deploy/c.rules.yml": "c"}
-
-    assert rules_of(files) == {"a.rules.yml": "a.rules.yml"}

@@ -126,6 +126,7 @@ def test_a_grafana_below_a_path_is_reached_and_its_root_is_reported(
     assert "got a redirect to another address; give that one, with its sub-path" in said.err
 
 
+@pytest.mark.nightly
 def test_a_grafana_that_does_not_answer_in_time_is_reported(
     ampwatch: Command, grafana: Grafana
 ) -> None:
@@ -173,6 +174,7 @@ def test_tls_is_verified(commands: Commands, dashboards: Path, tmp_path: Path) -
     assert "is it http:// there?" in no_tls.err
 
 
+@pytest.mark.nightly
 def test_a_reader_who_has_read_enough_does_not_end_a_push(dashboards: Path) -> None:
     """A reader may stop early, as `head -1` does; a terminal of ASCII alone is no trouble."""
     grafana = Grafana()

@@ -63,8 +63,10 @@ def test_the_first_push_makes_folder_datasource_and_dashboards(
         assert asked.headers["User-Agent"] == f"ampwatch/{__version__}"
 
 
-@pytest.mark.parametrize("version", ["10.4.0", "11.6.2", "12.1.0", "13.2.0-4711"])
-@pytest.mark.parametrize("keeping", ["as it came", "rewritten"])
+@pytest.mark.parametrize(
+    ("version", "keeping"),
+    [("10.4.0", "as it came"), ("11.6.2", "rewritten"), ("13.2.0-4711", "rewritten")],
+)
 def test_the_second_push_writes_nothing(
     ampwatch: Command, grafana: Grafana, version: str, keeping: str
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.integration.prometheus import free_port
 from tools.preview.__main__ import main as preview
 from tools.preview.panel import data_of
@@ -12,7 +14,7 @@ from tools.preview.scene import main as scene
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
+pytestmark = pytest.mark.nightly
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:

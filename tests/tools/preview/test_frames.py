@@ -13,6 +13,8 @@ from tools.preview.prometheus import Series
 from tools.preview.questions import Question
 from tools.preview.transformations import transformed
 
+pytestmark = pytest.mark.nightly
+
 STEP = 15.0
 
 

@@ -14,6 +14,8 @@ from tools.preview.frames import NUMBER, Field
 from tools.preview.grid import boxes
 from tools.preview.panel import reduced
 
+pytestmark = pytest.mark.nightly
+
 STEPS = {
     "mode": "absolute",
     "steps": [

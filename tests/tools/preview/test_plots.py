@@ -15,6 +15,8 @@ from tools.preview.intervals import TimeSpan
 from tools.preview.plots import Line
 from tools.preview.timeseries import time_series
 
+pytestmark = pytest.mark.nightly
+
 SPAN = TimeSpan(0.0, 60.0)
 STACKED = {"stacking": {"mode": "normal"}, "fillOpacity": 25}
 

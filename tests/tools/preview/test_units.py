@@ -6,6 +6,8 @@ import pytest
 
 from tools.preview.units import written
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),

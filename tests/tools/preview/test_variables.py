@@ -6,6 +6,8 @@ from tests.dashboards.board import board
 from tools.preview.intervals import TimeSpan, interval, seconds
 from tools.preview.variables import Choices, Variable, variables
 
+pytestmark = pytest.mark.nightly
+
 RUN = Variable("run", "query", multi=True, all_value=".+")
 MODULE = Variable("module", "query", multi=True)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RANKS = {NO: 0, PARTLY: 1, YES: 2}
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda row: row.name)
 def test_what_the_support_matrix_says_of(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from tests.host.daemon.parts import Daemon
 
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+
 STEPS, EVERY = 44, 5
 LOGGED = [*range(EVERY - 1, STEPS, EVERY), STEPS - 1]
 """Steps of the points: as often as asked, and the last."""
@@ -95,7 +97,6 @@ def differing(kept: dict[str, float], told: dict[str, float]) -> dict[str, tuple
     }
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "logger",
     ["tensorboard", "tensorboardX", "mlflow", "wandb", "lightning_tensorboard", "lightning_csv"],
@@ -159,7 +160,6 @@ def test_a_logger_has_the_numbers_of_the_training_and_of_the_daemon(
             assert bins == {int(e): count for e, count in by_hand.items()}, f"at step {step}"
 
 
-@pytest.mark.timeout(900)
 def test_beside_wandb_watch(
     programs: Programs, record_property: Callable[[str, object], None]
 ) -> None:

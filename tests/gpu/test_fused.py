@@ -146,6 +146,7 @@ def test_measuring_never_waits(kernel: Kernel) -> None:
     assert _decoded(kept[-1], rows) == [histogram(piece.cpu()) for piece in kept[-1]]
 
 
+@pytest.mark.nightly
 def test_the_host_is_back_while_the_device_is_still_busy(kernel: Kernel) -> None:
     """A new table is uploaded behind what the device has to do before."""
     pieces = [torch.randn(1000, device=DEVICE)]

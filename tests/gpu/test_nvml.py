@@ -60,6 +60,7 @@ def test_values_are_plausible(source: NvmlSource) -> None:
     assert 1e8 < clock <= fastest < 5e9
 
 
+@pytest.mark.nightly
 def test_energy_grows_as_power_says(source: NvmlSource) -> None:
     """Joules are watts times seconds, to within what the load changes meanwhile."""
     before, began = _gpu(source), time.monotonic()
@@ -75,6 +76,7 @@ def test_energy_grows_as_power_says(source: NvmlSource) -> None:
     assert used / seconds == pytest.approx(mean, rel=0.5)
 
 
+@pytest.mark.nightly
 def test_throttle_times_are_no_longer_than_the_time_that_has_passed(source: NvmlSource) -> None:
     """If their unit were another one, an idle or busy second would not fit."""
     before, began = _gpu(source), time.monotonic()
@@ -86,6 +88,7 @@ def test_throttle_times_are_no_longer_than_the_time_that_has_passed(source: Nvml
             assert 0.0 <= values[1] - values[0] <= 1.5 * seconds
 
 
+@pytest.mark.nightly
 def test_tensor_pipes_are_active_in_a_matmul_and_idle_without(source: NvmlSource) -> None:
     """GPM, where there is any: Hopper and newer."""
     gpu = _gpu(source)

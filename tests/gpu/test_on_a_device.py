@@ -139,6 +139,7 @@ def test_without_a_fused_optimizer_the_verdict_is_there_at_once() -> None:
             assert watch.last_step.skipped == math.isinf(factor) or number < 8
 
 
+@pytest.mark.nightly
 def test_with_a_fused_optimizer_the_verdict_is_unknown_until_the_device_has_got_there() -> None:
     """``None`` lets a schedule go on as without ampwatch, whatever the timing."""
     model, _, scaler, step = _training("fused", init_scale=1024.0)
@@ -156,6 +157,7 @@ def test_with_a_fused_optimizer_the_verdict_is_unknown_until_the_device_has_got_
     assert (late.step, late.skipped) == (LOADED, True)
 
 
+@pytest.mark.nightly
 def test_a_device_far_behind_drops_observations_and_never_waits() -> None:
     """With the stream blocked the readback fills up, counts, and recovers."""
     model, _, scaler, step = _training("fused", init_scale=1024.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ import torch
 
 from tests.played import build
 from tests.played.machine import DEVICES, Graph, StreamKey, machine
-from tests.played.ops import NAME, ON_HOST, fallback
+from tests.played.ops import NAME, fallback
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -210,11 +209,7 @@ def register() -> None:
     atexit.register(library.played_uninstall)
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(fallback, "PrivateUse1")
-    # PyTorch has a kernel of its own for these, which says that the device has to have one.
-    some = torch.library.Library("aten", "IMPL")
-    for op in ON_HOST:
-        some.impl(op, partial(fallback, op), "PrivateUse1")
-    _kept.extend([callbacks, table, everything, some])
+    _kept.extend([callbacks, table, everything])
 
 
 def _callback(result: Any, function: Any, *arguments: Any) -> Any:

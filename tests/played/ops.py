@@ -21,18 +21,6 @@ WAITING = ("_local_scalar_dense", "nonzero", "equal", "masked_select", "is_nonze
 NAME = "played"
 
 
-def _convolution_backward(slope: Tensor, x: Tensor, weight: Tensor, *more: Any) -> Any:
-    biases = [slope.shape[1]]
-    return torch.ops.aten.convolution_backward(slope, x, weight, biases, *more)
-
-
-ON_HOST = {
-    torch.ops.aten.convolution_overrideable.default: torch.ops.aten.convolution.default,
-    torch.ops.aten.convolution_backward_overrideable.default: _convolution_backward,
-}
-"""Ops that exist for devices alone, and what computes them."""
-
-
 def on_device(value: object) -> bool:
     """Whether a value is a tensor of a played device."""
     return isinstance(value, torch.Tensor) and value.device.type == NAME
@@ -114,12 +102,11 @@ def _now(value: object) -> object:
 def _enqueue(op: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
     written = _written(op, args, kwargs)
     _resize(op, args, kwargs)
-    compute = ON_HOST.get(op, op)
     returns = op._schema.returns
     returns_written = bool(returns) and all(r.alias_info is not None for r in returns)
     outs: Any = None
     if returns and not returns_written:
-        outs = _outputs(compute, args, kwargs, given[0].device)
+        outs = _outputs(op, args, kwargs, given[0].device)
     fresh = [value for value in flat(outs) if isinstance(value, torch.Tensor)]
     late_args = mapped(_late, args)
     late_kwargs = mapped(_late, kwargs)
@@ -129,7 +116,7 @@ def _enqueue(op: Any, args: Any, kwargs: Any, given: Sequence[Tensor]) -> Any:
 
     def run() -> None:
         with drawn:
-            result = compute(*late_args, **late_kwargs)
+            result = op(*late_args, **late_kwargs)
         computed = [value for value in flat(result) if isinstance(value, torch.Tensor)]
         for target, value in zip(targets, computed if targets else (), strict=bool(targets)):
             target.copy_(value)

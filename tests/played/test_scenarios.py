@@ -1,4 +1,4 @@
-"""Everything in `scenarios/` passes, each file in a process in which the device is played."""
+"""Everything in `scenarios/` passes, in processes in which the device is played."""
 
 from __future__ import annotations
 
@@ -14,16 +14,28 @@ from tests.played.conftest import PLAYED
 from tests.services import require
 
 HERE = Path(__file__).parent
-SCENARIOS = sorted(path.name for path in HERE.glob("scenarios/test_*.py"))
+SCENARIOS = HERE / "scenarios"
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_scenario(scenario: str) -> None:
-    """A device that punishes what a real one punishes finds nothing to punish."""
+@pytest.mark.parametrize(
+    ("chosen", "path"),
+    [
+        ("not nightly", "."),
+        *(
+            pytest.param("nightly", path.name, marks=pytest.mark.nightly)
+            for path in sorted(SCENARIOS.glob("test_*.py"))
+        ),
+    ],
+)
+def test_scenarios(chosen: str, path: str) -> None:
+    """A device that punishes what a real one punishes finds nothing to punish.
+
+    Those of a commit are run in one process, so that one compiles what is in C++; of the others each file is.
+    """
     require(COMPILER)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [*command, str(HERE / "scenarios" / scenario)],
+        [*command, "-m", chosen, str(SCENARIOS / path)],
         cwd=HERE.parent.parent,
         env=os.environ | {PLAYED: "1"},
         capture_output=True,

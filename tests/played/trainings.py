@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,6 +16,11 @@ DEVICE = "played"
 
 BREAKS = [1.0] * 7 + [math.inf] * 4 + [1.0] * 9
 """Factors of losses: a training that overflows for some steps, and goes on."""
+
+
+def at_night(*values: object) -> list[Any]:
+    """Return the values of a parameter that are left to the night."""
+    return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
 
 
 def model() -> nn.Module:

@@ -8,6 +8,7 @@ import pytest
 
 from ampwatch.training import outlet
 from ampwatch.training.launcher import DaemonStatus
+from tests.trainings import RECIPES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
 NO_DAEMON = DaemonStatus(url="", state="unavailable", message="")
 
 ahead = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+
+MOST = ("two-optimizers", "bf16-without-scaler")
+"""Recipes in which nearly all sensors have something to do: one with a scaler, one without."""
+
+each_recipe = pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(recipe, marks=[] if recipe in MOST else pytest.mark.rotating)
+        for recipe in RECIPES
+    ],
+)
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = ahead
 
 RULES = ("guard.py", "training/hooks", "training/iteration", "training/transfer/readback.py")
-"""Where an interrupt of before could blind: each line of theirs is interrupted."""
+"""Where an interrupt of before could blind: lines of theirs are interrupted, in the night each."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +47,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
         yield
 
 
+@pytest.mark.nightly
 def test_signals_of_another_process_blind_nothing() -> None:
     """At random instants, each caught once around the loop; the long one is the benchmark of the name."""
     result = interrupt("standard", 25, seed=1)
@@ -54,15 +55,16 @@ def test_signals_of_another_process_blind_nothing() -> None:
     assert (result["wrong"], result["interrupts"]) == ([], 25)
 
 
-def test_an_interrupt_at_each_line_of_a_plain_step_blinds_nothing() -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.nightly)])
+def test_an_interrupt_at_lines_of_a_plain_step_blinds_nothing(every: int) -> None:
     """Of what counts, guards and closes iterations; deep and the rest are for the benchmark."""
-    result = interrupt_lines("light", modules=RULES)
+    result = interrupt_lines("light", modules=RULES, every=every)
 
     assert result["wrong"] == []
-    assert result["interrupts"] > 100
+    assert result["interrupts"] > 100 / every
 
 
-@pytest.mark.parametrize("level", ["standard", "deep"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("deep", marks=pytest.mark.nightly)])
 def test_an_interrupt_at_some_lines_of_a_sampled_step_blinds_nothing(level: str) -> None:
     """Where hooks and modes come and go with the iteration."""
     result = interrupt_lines(level, every=397)
@@ -177,6 +179,7 @@ def test_what_a_sensor_raises_after_a_signal_was_handled_is_its_own() -> None:
     assert guard.off
 
 
+@pytest.mark.nightly
 def test_time_limits_at_random_instants_of_a_watched_step_blind_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

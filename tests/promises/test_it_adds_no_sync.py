@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch
 from ampwatch.training.iteration.governor import OPENING
-from tests.promises.conftest import ahead
-from tests.trainings import RECIPES, Net, Run, build, scaler
+from tests.promises.conftest import ahead, each_recipe
+from tests.trainings import Net, Run, build, scaler
 
 pytestmark = ahead
 
@@ -70,7 +70,7 @@ def _count(
     return counter
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@each_recipe
 def test_light_adds_no_read_and_no_op(recipe: str) -> None:
     """On the CPU not even an ATen op is added, let alone one that waits."""
     bare, watched = _count(recipe, None), _count(recipe, "light")
@@ -79,7 +79,7 @@ def test_light_adds_no_read_and_no_op(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["standard", "deep"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@each_recipe
 def test_measuring_adds_no_read(recipe: str, level: str) -> None:
     """Here every iteration is sampled: ops are added, and none that waits."""
     bare, watched = _count(recipe, None), _count(recipe, level)
@@ -119,11 +119,10 @@ def _is_within(event: Any, name: str) -> bool:
     return event is not None
 
 
-@pytest.mark.parametrize("level", ["standard", "deep"])
-@pytest.mark.parametrize("recipe", ["fp16-fused", "two-optimizers"])
-def test_what_is_observed_op_by_op_is_read_from_memory(recipe: str, level: str) -> None:
+@pytest.mark.parametrize("level", ["deep", pytest.param("standard", marks=pytest.mark.nightly)])
+def test_what_is_observed_op_by_op_is_read_from_memory(level: str) -> None:
     """A training that fails is traced. A mode is not told what the mode below it calls; a profiler is."""
-    assert _profiled_reads(recipe, level) == _profiled_reads(recipe, None)
+    assert _profiled_reads("two-optimizers", level) == _profiled_reads("two-optimizers", None)
 
 
 @pytest.mark.parametrize(("flavour", "per_step"), [("foreach", 1), ("fused", 0)])

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import ampwatch
-from tests.promises.conftest import ahead
+from tests.promises.conftest import ahead, each_recipe
 from tests.promises.test_it_replays_unnoticed import BANK, MODELS, Loss
-from tests.trainings import RECIPES, build
+from tests.trainings import build
 
 if TYPE_CHECKING:
     from ampwatch.report.error_budget import ErrorBudget
@@ -22,7 +22,7 @@ pytestmark = ahead
 IN_TURN = (None, "nvfp4", "float8_e5m2")
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@each_recipe
 def test_recipes_are_what_they_are_without_budgets(recipe: str) -> None:
     """Losses, scales, weights, buffers, optimizers and random numbers, with a budget after every fourth step.
 
@@ -79,6 +79,7 @@ def train(name: str, *, asks: bool) -> tuple[Any, list[ErrorBudget]]:
     return (losses, state, others), budgets
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", [name for name, (_, outcome) in MODELS.items() if outcome])
 def test_models_are_what_they_are_without_budgets(name: str) -> None:
     """Within a region of autocast, between forward and backward; those that cannot be copied say so."""

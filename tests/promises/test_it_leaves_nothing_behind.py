@@ -18,7 +18,7 @@ from torch.optim import optimizer as optimizer_module
 
 import ampwatch
 from ampwatch.training.hooks import taps
-from tests.promises.conftest import ahead
+from tests.promises.conftest import MOST, ahead
 from tests.trainings import Net, Run, adamw, build, scaler
 
 pytestmark = ahead
@@ -75,7 +75,7 @@ def _residue(run: Run) -> dict[str, Any]:
         "instances": [sorted(vars(x)) for x in (*run.optimizers, run.scaler) if x is not None],
         "classes": [type(x) for x in (*run.models, *run.optimizers, run.scaler)],
         "modes": torch._C._len_torch_dispatch_stack(),
-        "threads": threading.active_count(),
+        "threads": [t.name for t in threading.enumerate() if t.name.startswith("ampwatch")],
         "files": _open_files(),
         "taps": dict(taps._taps),
     }
@@ -90,7 +90,7 @@ def _open_files() -> list[str]:
 
 
 @pytest.mark.parametrize("level", ["off", "light", "standard", "deep"])
-@pytest.mark.parametrize("recipe", ["fp16-foreach", "two-optimizers", "bf16-without-scaler"])
+@pytest.mark.parametrize("recipe", MOST)
 def test_nothing_is_left_after_close(recipe: str, level: str) -> None:
     """Hooks, methods, attributes, classes, modes, threads and files are as before."""
     run = build(recipe)

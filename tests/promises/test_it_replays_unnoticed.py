@@ -18,8 +18,8 @@ import ampwatch
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.training.sensors.births import replaying
 from ampwatch.training.sensors.births.replay import Replay
-from tests.promises.conftest import ahead
-from tests.trainings import RECIPES, build
+from tests.promises.conftest import ahead, each_recipe
+from tests.trainings import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,7 +188,8 @@ def train(model: nn.Module, *, level: str = "") -> tuple[str, list[str]]:
     return digest.hexdigest(), not_seen
 
 
-@pytest.mark.parametrize("level", ["standard", "deep"])
+@pytest.mark.rotating
+@pytest.mark.parametrize("level", ["standard", pytest.param("deep", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_what_it_is_without_replays(name: str, level: str, replays: list[str]) -> None:
     """And it is replayed, or refused in words."""
@@ -207,7 +208,7 @@ def test_a_model_is_what_it_is_without_replays(name: str, level: str, replays: l
         assert any("replayed" in sentence for sentence in not_seen)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@each_recipe
 def test_recipes_are_what_they_are_without_replays(recipe: str, replays: list[str]) -> None:
     """Every recipe, every step of it replayed."""
     bare = build(recipe)

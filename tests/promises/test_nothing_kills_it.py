@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import ampwatch
 from ampwatch.wire.records import StepRecord
 from ampwatch.wire.ring import RingReader
+
+if TYPE_CHECKING:
+    from tests.workshop.nursery import Nursery
 
 FAULTS = (
     "none",
@@ -122,21 +120,14 @@ print(json.dumps({"unwatched": unwatched, "statuses": statuses}))
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outcomes(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What became of one training a fault, each in a process of its own."""
     directory = tmp_path_factory.mktemp("faults")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "AMPWATCH_POLL_SECONDS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(directory), json.dumps(FAULTS)],
-        cwd=Path(ampwatch.__file__).parents[1],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=120,
+    program = nursery.start(
+        PROGRAM, str(directory), json.dumps(FAULTS), environment={"AMPWATCH_POLL_SECONDS": "1"}
     )
-    assert result.returncode == 0, result.stderr
-    said = json.loads(result.stdout)
+    assert program.wait() == 0, program.stderr
+    said = json.loads(program.stdout)
     ends = {}
     for number, fault in enumerate(FAULTS):
         path = directory / f"{number}.json"
@@ -145,7 +136,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             "rings": sorted((directory / str(number) / "rings").glob("*.ring")),
             **(json.loads(path.read_text()) if path.exists() else {}),
         }
-    return {"unwatched": said["unwatched"], "stderr": result.stderr, **ends}
+    return {"unwatched": said["unwatched"], "stderr": program.stderr, **ends}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ampwatch import Finding
     from tests.played.machine import Machine
 
+pytestmark = pytest.mark.nightly
+
 STEPS = 30
 BREAKS_AT = 12
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -79,11 +80,22 @@ def unscaled(training: Training) -> list[Graph]:
 
 CAPTURES = (graphed, graphed_where_it_warmed_up, whole, unscaled)
 
+TELLING = (
+    (graphed_where_it_warmed_up, "deep", False, False),
+    (unscaled, "standard", False, True),
+    (whole, "light", True, True),
+    (whole, "standard", True, False),
+)
+"""Captures in which the defects of ``test_planted.py`` are found; others are left to the night."""
 
-@pytest.mark.parametrize("has_stepped", [False, True])
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("capture", CAPTURES)
+
+@pytest.mark.parametrize(
+    ("capture", "level", "scaled", "has_stepped"),
+    [
+        pytest.param(*case, marks=[] if case in TELLING else pytest.mark.nightly)
+        for case in itertools.product(CAPTURES, LEVELS, (False, True), (False, True))
+    ],
+)
 def test_a_capture_has_the_nodes_that_it_has_without_us(
     device: Machine,
     capture: Callable[[Training], list[Graph]],
@@ -124,6 +136,7 @@ def test_a_capture_has_the_nodes_that_it_has_without_us(
     assert "switched off" not in report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_backward_is_captured_without_what_hooks_of_its_forward_would_measure(level: str) -> None:
     """Its forward ran eagerly, and left hooks in the iterations whose gradients are measured."""

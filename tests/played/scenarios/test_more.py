@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import io
-import math
 import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -340,54 +339,6 @@ def under_a_mode(run: Run) -> list[Any]:
     return [losses, model, optimizer, scaler]
 
 
-class Doubled(torch.autograd.Function):
-    """Has a backward of its own, with ops of the device under the autocast of its forward."""
-
-    @staticmethod
-    @torch.amp.custom_fwd(device_type=DEVICE)
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, factor: float) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.factor = factor
-        return x @ weight
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type=DEVICE)
-    def backward(ctx: Any, slope: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        slope = slope * ctx.factor
-        return slope @ weight.t().to(slope.dtype), x.t().to(slope.dtype) @ slope, None
-
-
-class Own(nn.Module):
-    """A layer whose backward is written by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(32))
-        self.factor = 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = Doubled.apply(x, self.weight, self.factor)  # type: ignore[no-untyped-call]
-        return out
-
-
-def own_backward(run: Run) -> list[Any]:
-    """A custom function under autocast, which breaks in backward."""
-    torch.manual_seed(0)
-    own = Own()
-    model, scaler = layers(run.place, own), run.scaler()
-    optimizer = fused(model, run.place)
-    batch = run.batch(4, 16)
-    losses = []
-    with run.open(model, scaler):
-        for step in range(2 * STEPS):
-            own.factor = 1.0 if run.heat(step) == 1.0 else math.inf
-            with run.autocast():
-                loss = model(batch).float().square().mean()
-            losses.append(learn(run, model, optimizer, scaler, loss))
-    return [losses, model, optimizer, scaler]
-
-
 def averaged(run: Run) -> list[Any]:
     """A moving average of the weights, and an evaluation of it, between the steps."""
     model, scaler = layers(run.place), run.scaler()
@@ -411,39 +362,6 @@ def averaged(run: Run) -> list[Any]:
                     losses.append(average(unseen).float().mean())
                 model.train()
     return [losses, model, average, optimizer, scaler]
-
-
-class Pictures(nn.Module):
-    """Convolutions with batch norm in channels-last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(4)
-        self.hot = Hot()
-        self.second = nn.Conv2d(4, 4, 3, stride=2)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.second(self.hot(torch.relu(self.norm(self.first(x)))))
-        out: torch.Tensor = self.head(x.mean((2, 3)))
-        return out
-
-
-def pictures(run: Run) -> list[Any]:
-    """A convolutional network in channels-last, with statistics that are buffers."""
-    torch.manual_seed(0)
-    model, scaler = Pictures().to(run.place, memory_format=torch.channels_last), run.scaler()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
-    batch = run.batch(2, 3, 8, 8).to(memory_format=torch.channels_last)
-    losses = []
-    with run.open(model, scaler):
-        for step in range(STEPS):
-            heat(model, run.heat(step))
-            with run.autocast():
-                loss = model(batch).float().square().mean()
-            losses.append(learn(run, model, optimizer, scaler, loss))
-    return [losses, model, optimizer, scaler]
 
 
 class Words(nn.Module):
@@ -674,29 +592,12 @@ def reopened(run: Run) -> list[Any]:
     return [losses, copies, model, optimizer, scaler, hooks]
 
 
-def moved(run: Run) -> list[Any]:
+def moved(run: Run, *, swaps: bool = False) -> list[Any]:
     """The model goes to the other device and back between two steps."""
     model, scaler = layers(run.place), run.scaler()
     batch = run.batch(4, 16)
     losses = []
-    with run.open(model, scaler):
-        for place in ("played:0", "played:1", "played:0"):
-            model.to(place)
-            scaler = run.scaler() if place != "played:0" else scaler
-            optimizer = fused(model)
-            for _ in range(5):
-                with run.autocast():
-                    loss = model(batch.to(place)).float().square().mean()
-                losses.append(learn(run, model, optimizer, scaler, loss))
-    return [losses, model, optimizer, scaler]
-
-
-def swapped(run: Run) -> list[Any]:
-    """The model goes to the other device, and its parameters stay the same objects."""
-    model, scaler = layers(run.place), run.scaler()
-    batch = run.batch(4, 16)
-    losses = []
-    torch.__future__.set_swap_module_params_on_conversion(value=True)
+    torch.__future__.set_swap_module_params_on_conversion(value=swaps)
     try:
         with run.open(model, scaler):
             for place in ("played:0", "played:1", "played:0"):
@@ -708,10 +609,15 @@ def swapped(run: Run) -> list[Any]:
                     with run.autocast():
                         loss = model(batch.to(place)).float().square().mean()
                     losses.append(learn(run, model, optimizer, scaler, loss))
-                del loss, optimizer
+                del loss, optimizer  # what refers to a parameter keeps it from being swapped
     finally:
         torch.__future__.set_swap_module_params_on_conversion(value=False)
     return [losses, model, scaler]
+
+
+def swapped(run: Run) -> list[Any]:
+    """The model goes to the other device, and its parameters stay the same objects."""
+    return moved(run, swaps=True)
 
 
 def closed_in_a_step(run: Run) -> list[Any]:
@@ -778,27 +684,6 @@ def interrupted(run: Run) -> list[Any]:
                 optimizer.zero_grad()
                 scaler.update(scaler.get_scale())
     return [losses, model, optimizer, scaler]
-
-
-def unscaled(run: Run) -> list[Any]:
-    """A scaler that is disabled, and bfloat16."""
-    model, scaler = layers(run.place), run.scaler(enabled=False)
-    optimizer = fused(model, run.place)
-    batch = run.batch(4, 16)
-    losses = []
-    with run.open(model, scaler):
-        for step in range(STEPS):
-            heat(model, run.heat(step))
-            with run.autocast(torch.bfloat16):
-                loss = model(batch).float().square().mean()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_value_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-    return [losses, model, optimizer]
 
 
 def elsewhere(run: Run) -> list[Any]:
@@ -877,55 +762,6 @@ def changing(run: Run) -> list[Any]:
     return [losses, model, optimizer, scaler]
 
 
-def closure(run: Run) -> list[Any]:
-    """An optimizer that evaluates the model as often as it likes."""
-    model = layers(run.place)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
-    batch = run.batch(4, 16)
-    losses = []
-
-    def evaluate() -> torch.Tensor:
-        optimizer.zero_grad()
-        with run.autocast(torch.bfloat16):
-            loss = model(batch).float().square().mean()
-        loss.backward()
-        losses.append(loss.detach())
-        return loss
-
-    with run.open(model):
-        for _ in range(2):
-            optimizer.step(evaluate)
-    return [losses, model]
-
-
-def functional(run: Run) -> list[Any]:
-    """Weights are arguments: gradients by ``torch.func``, for each sample of the batch as well."""
-    model, scaler = layers(run.place), run.scaler()
-    optimizer = fused(model)
-    batch = run.batch(4, 16)
-    losses = []
-
-    def loss_of(weights: Any, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.func.functional_call(model, weights, (x,))
-        return out.float().square().mean()
-
-    with run.open(model, scaler):
-        for _ in range(STEPS):
-            weights = {name: p.detach() for name, p in model.named_parameters()}
-            with run.autocast():
-                each = torch.func.vmap(torch.func.grad(loss_of), in_dims=(None, 0))(weights, batch)
-                loss = loss_of(dict(model.named_parameters()), batch)
-            scaler.scale(loss).backward()
-            for name, parameter in model.named_parameters():
-                assert parameter.grad is not None
-                parameter.grad += each[name].mean(0)
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-    return [losses, model, optimizer, scaler]
-
-
 PROGRAMS: tuple[Callable[[Run], list[Any]], ...] = (
     accumulated,
     adversaries,
@@ -935,9 +771,7 @@ PROGRAMS: tuple[Callable[[Run], list[Any]], ...] = (
     recomputed_reentrant,
     offloaded,
     under_a_mode,
-    own_backward,
     averaged,
-    pictures,
     words,
     in_backward,
     reduced,
@@ -949,34 +783,29 @@ PROGRAMS: tuple[Callable[[Run], list[Any]], ...] = (
     swapped,
     closed_in_a_step,
     interrupted,
-    unscaled,
     elsewhere,
     out_of_memory,
     changing,
-    closure,
-    functional,
 )
 
 IN_SHORT = (
     averaged,
-    closure,
     elsewhere,
-    functional,
-    own_backward,
-    pictures,
     recomputed,
     recomputed_reentrant,
     stepped_on_the_host,
     under_a_mode,
-    unscaled,
     words,
 )
 """Programs that differ in their ops alone, all of which are looked at in `deep`."""
 
-PLANTED = (recomputed, offloaded, own_backward)
+AT_COMMITS = ((on_a_side_stream, "deep"), (interrupted, "standard"))
+"""Of the programs and levels those in which the device has most to punish."""
+
+PLANTED = (recomputed, offloaded)
 """Programs in which something breaks, and is found as soon as on the host."""
 
-LATE = (accumulated, recomputed_reentrant, pictures, words, in_backward, unscaled)
+LATE = (accumulated, recomputed_reentrant, words, in_backward)
 """As well, at `deep`. At `standard` weights are looked at once something was found, which is later."""
 
 
@@ -998,7 +827,11 @@ def alone(program: Callable[[Run], list[Any]]) -> tuple[list[Any], list[str]]:
 
 @pytest.mark.parametrize(
     ("program", "level"),
-    [(p, level) for p in PROGRAMS for level in (LEVELS[-1:] if p in IN_SHORT else LEVELS)],
+    [
+        pytest.param(p, level, marks=[] if (p, level) in AT_COMMITS else pytest.mark.nightly)
+        for p in PROGRAMS
+        for level in (LEVELS[-1:] if p in IN_SHORT else LEVELS)
+    ],
 )
 def test_a_program_is_what_it_is_without_us(
     device: Machine, program: Callable[[Run], list[Any]], level: str
@@ -1025,6 +858,7 @@ def told(findings: Sequence[Finding]) -> list[tuple[str, str, str, int]]:
     return sorted((f.kind, f.where, f.op, f.first_step) for f in graver)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("program", "level"),
     [

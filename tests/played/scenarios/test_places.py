@@ -12,12 +12,14 @@ import ampwatch
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.wire.records import Topic
 from tests.played.kernel import PlayedKernel
-from tests.played.machine import PlayedError, is_ours, machine
+from tests.played.machine import is_ours
 from tests.played.trainings import BREAKS, DEVICE, Training
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from tests.played.machine import Machine
+
+pytestmark = pytest.mark.nightly
 
 LEVELS = ("light", "standard", "deep")
 
@@ -220,15 +222,6 @@ def test_what_is_expanded_is_not_copied(device: Machine, level: str) -> None:
         peak = device.peak
 
     assert peak - before < seeming / 8
-
-
-def test_the_device_punishes_a_wait() -> None:
-    """Else nothing here would prove anything."""
-    machine.is_error_to_wait = True
-    with pytest.raises(PlayedError, match="_local_scalar_dense waited"):
-        torch.ones(1, device=DEVICE).item()
-    machine.is_error_to_wait = False
-    machine.faults.clear()
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -207,6 +207,7 @@ PLANTED: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]],
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 @pytest.mark.parametrize(("plant", "scenario"), PLANTED)
 def test_a_planted_defect_is_found(

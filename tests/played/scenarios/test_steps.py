@@ -9,17 +9,18 @@ import pytest
 import torch
 
 import ampwatch
-from tests.played.trainings import BREAKS, Training
+from tests.played.machine import PlayedError
+from tests.played.trainings import BREAKS, Training, at_night
 
 if TYPE_CHECKING:
     from tests.played.machine import Machine
 
 LEVELS = ("light", "standard", "deep")
-FLAVOURS = ("fused", "foreach", "for-loop")
+FLAVOURS = ["fused", *at_night("foreach", "for-loop")]
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["deep", *at_night("light", "standard")])
 def test_bits_and_waits_are_those_of_the_training_alone(
     device: Machine, level: str, flavour: str
 ) -> None:
@@ -46,7 +47,7 @@ def test_bits_and_waits_are_those_of_the_training_alone(
     assert len(found[0][1]) == (0 if flavour == "fused" else len(BREAKS))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["standard", *at_night("light", "deep")])
 def test_no_step_of_a_fused_optimizer_waits(device: Machine, level: str) -> None:
     """Not even the first: the device itself would raise."""
     training = Training("fused")
@@ -59,7 +60,7 @@ def test_no_step_of_a_fused_optimizer_waits(device: Machine, level: str) -> None
 
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["light", *at_night("standard", "deep")])
 def test_what_arrives_is_what_happened(level: str, flavour: str) -> None:
     """Scale, skips and losses agree with reading them one by one."""
     training = Training(flavour)
@@ -91,6 +92,7 @@ def test_the_verdict_of_a_fused_optimizer_comes_late(device: Machine) -> None:
     assert (late.step, late.skipped) == (0, True)
 
 
+@pytest.mark.nightly
 def test_without_a_fused_optimizer_the_verdict_is_there_at_once() -> None:
     """The scheduler recipe is exact on a device as well."""
     training = Training("foreach")
@@ -100,6 +102,7 @@ def test_without_a_fused_optimizer_the_verdict_is_there_at_once() -> None:
             assert watch.last_step.skipped == math.isinf(factor)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_device_far_behind_drops_observations_and_recovers(device: Machine, level: str) -> None:
     """They are counted, and never waited for."""
@@ -124,6 +127,7 @@ def test_a_device_far_behind_drops_observations_and_recovers(device: Machine, le
     assert f"{dropped} iterations were not observed" in " ".join(watch.report().split())
 
 
+@pytest.mark.nightly
 def test_closing_on_a_device_that_hangs_comes_back(device: Machine) -> None:
     """A hanging device must not hang the end of the program as well."""
     training = Training("fused")
@@ -137,6 +141,7 @@ def test_closing_on_a_device_that_hangs_comes_back(device: Machine) -> None:
     assert watch.closed
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("level", ["standard", "deep"])
 def test_memory_may_be_given_back_as_soon_as_a_step_is_over(device: Machine, level: str) -> None:
     """Gradients and outputs are measured in stream order; the allocator poisons what is freed."""
@@ -149,3 +154,12 @@ def test_memory_may_be_given_back_as_soon_as_a_step_is_over(device: Machine, lev
 
     assert [f.kind for f in watch.findings if f.severity == "critical"] == []
     assert "nonfinite" not in watch.report()
+
+
+def test_the_device_punishes_a_wait(device: Machine) -> None:
+    """Else nothing here would prove anything."""
+    device.is_error_to_wait = True
+    with pytest.raises(PlayedError, match="_local_scalar_dense waited"):
+        torch.ones(1, device="played").item()
+    device.is_error_to_wait = False
+    device.faults.clear()

@@ -10,7 +10,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis.performance.syncs import WINDOW
-from tests.played.trainings import DEVICE, Training
+from tests.played.trainings import DEVICE, Training, at_night
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,30 +75,14 @@ def reads_three_numbers(_step: int, training: Training) -> None:
         float(loss)
 
 
-def adds_up(_step: int, training: Training) -> None:
-    training.losses[-1].add_(0.0)
-
-
-SICK: dict[str, tuple[Callable[[int, Training], object], str, float]] = {
-    "logs": (logs, "item", 1.0),
-    "checks for nan": (checks_for_nan, "item", 1.0),
-    "copies to the host": (copies_to_the_host, "copy to the host", 1.0),
-    "picks by mask": (picks_by_mask, "index by a mask", 1.0),
-    "picks by place": (picks_by_place, "nonzero", 1.0),
-    "makes a batch": (makes_a_batch, "copy to the device", 1.0),
-    "reads three numbers": (reads_three_numbers, "item", 3.0),
-}
-
-COUNTED = [name for name in SICK if not name.startswith("picks")]
-"""Those that this device waits for once as well: it makes places on the host, and copies them back."""
-
-HEALTHY: dict[str, Callable[[int, Training], object]] = {
-    "nothing": lambda _step, _training: None,
-    "logs seldom": logs_seldom,
-    "warms up aloud": warms_up_aloud,
-    "chooses by value": chooses_by_value,
-    "makes a batch ahead": makes_a_batch_ahead,
-    "adds up on the device": adds_up,
+SICK = {
+    logs: ("item", 1.0),
+    copies_to_the_host: ("copy to the host", 1.0),
+    makes_a_batch: ("copy to the device", 1.0),
+    checks_for_nan: ("item", 1.0),
+    picks_by_mask: ("index by a mask", 1.0),
+    picks_by_place: ("nonzero", 1.0),
+    reads_three_numbers: ("item", 3.0),
 }
 
 
@@ -115,11 +99,14 @@ def found(
     return [f for f in watch.findings if f.kind == "sync_in_step"], training.bits()
 
 
-@pytest.mark.parametrize(("extra", "op", "times"), SICK.values(), ids=SICK.keys())
+@pytest.mark.parametrize(
+    "extra", [logs, *at_night(*(extra for extra in SICK if extra is not logs))]
+)
 def test_the_line_that_waits_is_named_with_how_often(
-    extra: Callable[[int, Training], object], op: str, times: float
+    extra: Callable[[int, Training], object],
 ) -> None:
     """An info: how long it waits is not known. What the scaler reads is not counted."""
+    op, times = SICK[extra]
     (finding,), _ = found(extra)
 
     assert finding.severity == "info"
@@ -130,7 +117,10 @@ def test_the_line_that_waits_is_named_with_how_often(
     assert finding.evidence["waits_per_iteration"] == times
 
 
-@pytest.mark.parametrize("extra", HEALTHY.values(), ids=HEALTHY.keys())
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "extra", [logs_seldom, warms_up_aloud, chooses_by_value, makes_a_batch_ahead]
+)
 def test_a_step_that_waits_for_the_scaler_alone_is_left_alone(
     extra: Callable[[int, Training], object],
 ) -> None:
@@ -140,7 +130,11 @@ def test_a_step_that_waits_for_the_scaler_alone_is_left_alone(
     assert [f.summary for f in findings] == []
 
 
-@pytest.mark.parametrize("extra", [SICK[name][0] for name in COUNTED], ids=COUNTED)
+# Not what picks: this device makes places on the host, and copies them back.
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "extra", [logs, checks_for_nan, copies_to_the_host, makes_a_batch, reads_three_numbers]
+)
 def test_the_device_has_counted_as_many_waits(
     device: Machine, extra: Callable[[int, Training], object]
 ) -> None:
@@ -158,6 +152,7 @@ def test_the_device_has_counted_as_many_waits(
     assert finding.evidence["waits_per_iteration"] == waits / STEPS
 
 
+@pytest.mark.nightly
 def test_watching_for_waits_changes_no_bit() -> None:
     """Of losses, weights and state."""
     bare = Training("foreach")
@@ -168,6 +163,7 @@ def test_watching_for_waits_changes_no_bit() -> None:
     assert found(reads_three_numbers)[1] == bare.bits()
 
 
+@pytest.mark.nightly
 def test_without_a_scaler_the_end_of_a_gradient_norm_is_a_wait_of_its_line() -> None:
     """``error_if_nonfinite`` asks, at the line that clips."""
     training = Training("fused")

@@ -76,6 +76,7 @@ def test_names_say_what_is_kept_and_what_is_written_elsewhere() -> None:
         assert "rank" not in kept, record
 
 
+@pytest.mark.nightly
 @pytest.mark.services
 @pytest.mark.parametrize("record", sorted(rules()))
 def test_a_rule_that_is_wrong_is_noticed(record: str, tmp_path: Path) -> None:

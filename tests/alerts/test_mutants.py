@@ -22,7 +22,7 @@ from tests.alerts.rules import ALERTS, RULES, groups, load, name_of, part_for, r
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 EVERY = 72
 """Of rules whose mutants were all tried, one mutant in so many is tried again: enough to see that a test can fail."""

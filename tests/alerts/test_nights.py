@@ -15,6 +15,7 @@ pytestmark = pytest.mark.services
 BAD = ("pages without a trouble", "notes without a trouble", "no page", "pages too many", "no note")
 
 
+@pytest.mark.nightly
 def test_troubles_page_once_and_health_never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kind once, in one fleet."""
     require("promtool")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.integration.prometheus import Prometheus
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 
 FURTHER_CHOICES: dict[str, dict[str, set[str]]] = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from tests.integration.prometheus import Prometheus
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 MIB = 1 << 20
 Answers = dict[tuple[str, ...], float]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     History = tuple[Prometheus, float]
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 
 def shown(history: History, topic: str, number: int, *labels: str) -> dict[tuple[str, ...], float]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     History = tuple[Prometheus, float]
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 RUNS = [story.run for story in STORIES]
 BROKEN = {"b-collapsed", "d-flushed", "e-diverged"}

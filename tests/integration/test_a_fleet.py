@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.host.daemon.parts import Daemon
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 RULES = ROOT / "dashboards" / "alerts" / "ampwatch.fleet.rules.yml"
 CONFIG = """

@@ -117,6 +117,7 @@ def test_healthy_but_killed(train: Callable[..., Program], own_places: Path) -> 
     assert (box.state, box.findings, len(box.steps)) == (RunState.FAILED, [], 12)
 
 
+@pytest.mark.nightly
 def test_in_a_hang(nursery: Nursery, own_places: Path) -> None:
     """It is told while it hangs."""
     program = nursery.start(TRAINING, "hang")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.integration.alertmanager import Messages
     from tests.integration.prometheus import Prometheus
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 RUN = "doomed-gpt"
 RUNBOOKS = "https://wiki.example.com/runbooks/"

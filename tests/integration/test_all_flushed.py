@@ -198,6 +198,7 @@ def _is_lost_to_whoever_reads(told: Told, records: list[Record]) -> None:
         assert (module["lost"], module["why"]) == (1.0, "lost")
 
 
+@pytest.mark.nightly
 def test_a_collapse_by_hand_is_found_in_steps_too_quick_to_pay_for_samples(serving: Path) -> None:
     """The fall itself asks for a sample of the gradients: nothing else is alarming about it."""
     told = train(serving, lambda error, head, _: error + head, collapses=True, level="standard")
@@ -206,6 +207,7 @@ def test_a_collapse_by_hand_is_found_in_steps_too_quick_to_pay_for_samples(servi
     assert (finding.kind, finding.evidence["lost_share"]) == ("grad_underflow", 1.0)
 
 
+@pytest.mark.rotating
 def test_a_dead_head_is_not_lost_when_all_the_rest_is(serving: Path) -> None:
     """It was zero while the others were not: everything is zero, and not all of it was flushed."""
     told = train(serving, lambda error, head, _: error + 0.0 * head, collapses=True)
@@ -231,6 +233,7 @@ ZERO_FOR_OTHER_REASONS = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("reason", ZERO_FOR_OTHER_REASONS)
 def test_zeros_that_are_true_are_not_lost(serving: Path, reason: str) -> None:
     """At the scale at which they were something, no format makes them zero."""
@@ -243,6 +246,7 @@ def test_zeros_that_are_true_are_not_lost(serving: Path, reason: str) -> None:
     assert figures(told.fleet(told.records).ranks()[0])["Underflow"].value in ("0 %", "0.1 %")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("collapses", [False, True])
 def test_what_never_was_anything_but_zeros_is_not_known(serving: Path, *, collapses: bool) -> None:
     """Not lost, and not fine either: nobody has seen a gradient, at a scale that shows any."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.host.daemon.parts import Daemon
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 BESIDE = """
 const [view, columns, rows, others, done] = arguments;

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.host.daemon.parts import Place
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 ROWS = "[...document.querySelectorAll('#runs-list [role=option]')]"
 SEEN = f"return {ROWS}.filter((row) => !row.hidden).map((row) => row.dataset.key)"

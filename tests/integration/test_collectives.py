@@ -8,10 +8,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.host.daemon.parts import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.nightly
 
 TRAINING = """
 import json, os, sys

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tests.integration.prometheus import Prometheus
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 CONFIG = """
 global:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 CONFIG = """
 global:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.host.daemon.parts import Place
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 DRAWN = "return document.querySelectorAll('#charts svg path').length > 0"
 LAST_STEP = "return document.getElementById('chart-loss').plot.picture?.stops.at(-1)?.x"

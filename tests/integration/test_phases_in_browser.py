@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tests.host.daemon.parts import Daemon
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 WAITS = spent(data=0.15, forward=0.05, backward=0.05)
 WORKS = spent(data=0.05, forward=0.1, backward=0.1)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.host.daemon.parts import Daemon
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 SHARES = """return [...document.querySelectorAll(arguments[0])].map(
     (e) => [e.dataset.dtype, Math.round(100 * e.offsetWidth / e.parentElement.offsetWidth)])"""

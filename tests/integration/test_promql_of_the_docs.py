@@ -17,7 +17,7 @@ from tests.workshop.fleets import made_up_fleet
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 DOCS = Path(__file__).parents[2] / "docs" / "precision.md"
 QUERIES = re.findall(

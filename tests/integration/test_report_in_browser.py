@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
+pytestmark = pytest.mark.nightly
+
 EVIL = "<img src=x onerror=document.title='gotcha'>"
 LONG = "model.decoder.layers.17.feed_forward.experts.3.down_projection.linear"
 

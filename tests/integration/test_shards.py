@@ -15,6 +15,8 @@ from tests.host.daemon.parts import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.nightly
+
 TRAINING = """
 import hashlib, json, os, sys
 from pathlib import Path

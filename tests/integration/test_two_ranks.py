@@ -7,11 +7,15 @@ import sys
 import urllib.request
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ampwatch.wire.rendezvous.token import read_token
 from tests.host.daemon.parts import ROOT, Place, eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.nightly
 
 TRAINING = """
 import sys, time

@@ -174,6 +174,7 @@ PLANTED: dict[str, tuple[Planted, Planted, RowKind, str, str, int]] = {
 """Per difference both runs, and the kind of row, module, op or parameter, and step to be named."""
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_planted_difference_is_found_where_it_was_planted(
     what: str, tape_of: Callable[[Planted], Tape]
@@ -218,7 +219,11 @@ SILENT: dict[str, tuple[Planted, Planted]] = {
 """Pairs of runs that differ by their formats, or by the order in which sums are added up."""
 
 
-@pytest.mark.parametrize("what", SILENT)
+@pytest.mark.parametrize(
+    "what",
+    ["float32, float16"]
+    + [pytest.param(what, marks=pytest.mark.nightly) for what in [*SILENT][1:]],
+)
 def test_formats_alone_are_no_difference(what: str, tape_of: Callable[[Planted], Tape]) -> None:
     """No departure is named where rounding explains all, though losses are not the same."""
     one, other = SILENT[what]

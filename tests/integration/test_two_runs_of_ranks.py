@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from tests.workshop.nursery import Nursery
 
+pytestmark = pytest.mark.nightly
+
 TRAINING = """
 import os, sys
 import torch

@@ -10,6 +10,7 @@ import pytest
 
 from tests.states.acts import ACTS
 from tests.states.score import Everything, play, watch
+from tests.states.table import AT_A_COMMIT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,13 +19,25 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="session")
-def everything(tmp_path_factory: pytest.TempPathFactory, directory_of_all: Path) -> Everything:
-    """All states, played, scraped, judged by the rules, and told; in whichever worker asks first."""
+def everything(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    directory_of_all: Path,
+) -> Everything:
+    """All states, played, scraped, judged by the rules, and told; in whichever worker asks first.
+
+    Where no test of the night is run, a few of them, of which neither a Prometheus nor an
+    Alertmanager is asked.
+    """
+    asking = [item for item in request.session.items if "everything" in item.fixturenames]
+    at_night = any(item.get_closest_marker("nightly") for item in asking)
     kept = directory_of_all / "everything"
     with (directory_of_all / "everything.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            with watch(tmp_path_factory.mktemp("states"), directory_of_all / "stage") as seen:
+            names = list(ACTS) if at_night else list(AT_A_COMMIT)
+            directory, stage = tmp_path_factory.mktemp("states"), directory_of_all / "stage"
+            with watch(directory, stage, names, servers=at_night) as seen:
                 kept.write_bytes(pickle.dumps(seen))
     found: Everything = pickle.loads(kept.read_bytes())
     return found

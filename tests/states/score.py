@@ -134,21 +134,29 @@ def _play_anew(directory: Path, names: Sequence[str], kept: Path) -> None:
 
 
 @contextmanager
-def watch(directory: Path, stage: Path, names: Sequence[str] = ()) -> Iterator[Everything]:
+def watch(
+    directory: Path, stage: Path, names: Sequence[str] = (), *, servers: bool = True
+) -> Iterator[Everything]:
     """Play states and ask everything about them.
 
     Args:
         directory: For what asks.
         stage: For what is played; what was played there before is not played again.
         names: The states; all if empty.
+        servers: Ask an Alertmanager and a Prometheus as well; else nobody is told, and no dashboard is shown.
     """
     names = list(names) or list(ACTS)
     plays = play(stage, names)
     scraped = {name: Scraped.of(instance_of(name), p.scrapes) for name, p in plays.items()}
     evaluated = evaluate(scraped, directory)
     looks = {name: played.looked_at for name, played in plays.items()}
-    messages = told(evaluated, looks, directory)
     found = Everything()
+    if not servers:
+        for name in names:
+            found.seen[name] = Seen(plays[name], scraped[name], evaluated[name], [], [])
+        yield found
+        return
+    messages = told(evaluated, looks, directory)
     with ExitStack() as stack:
         everything = [*scraped.values(), *(_alerts(scraped[n], evaluated[n]) for n in names)]
         server = stack.enter_context(server_of(everything, directory / "prometheus"))

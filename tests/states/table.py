@@ -352,3 +352,6 @@ TABLE: dict[str, tuple[Row, ...]] = {
 """The truth by state; two runs where two are trained."""
 
 WORST = {"critical": 2, "warning": 1, "info": 0, "": -1}
+
+AT_A_COMMIT = ("healthy", "collapsed_and_left", "recovering", "one_rank_dead")
+"""States that are played at each commit: all is well, it is not, it was not, and of one rank it is not."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.states.played import Played
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 PACKAGE = "axe_playwright_python"
 """It brings axe-core; nothing else of it is used, and Playwright is not installed."""

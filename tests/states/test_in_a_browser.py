@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.states.score import Everything
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 SHOWN = """
 const text = (id) => document.getElementById(id).textContent;

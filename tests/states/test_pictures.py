@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from PIL import Image, ImageChops, ImageDraw
 
 from tests.alerts.rules import ROOT
 from tests.states.pictures import (
@@ -23,9 +22,10 @@ from tests.states.table import TABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.states.played import Played
+
+pytestmark = pytest.mark.nightly
 
 FAILED = ROOT / "build" / "pictures"
 
@@ -109,48 +109,3 @@ def test_every_picture_is_of_a_state() -> None:
 
     assert there == {shot.path for state in TABLE for shot in shots_of(state)}
     assert sum(path.stat().st_size for path in there) < 2.5e6
-
-
-def _drawn() -> Image.Image:
-    picture = Image.new("RGB", (400, 300), "#f7f7f5")
-    pen = ImageDraw.Draw(picture)
-    for row in range(20, 280, 12):
-        pen.text((20, row), "module encoder.gate overflowed float16", fill="#1b1d21")
-    return picture
-
-
-def test_a_picture_that_has_moved_by_a_pixel_is_the_same() -> None:
-    """Of the screen: half a pixel of the picture."""
-    picture = _drawn()
-    moved = ImageChops.offset(picture, 0, 1)
-
-    assert difference(picture, picture) is None
-    assert difference(picture, Image.blend(picture, moved, 0.5)) is None
-
-
-def test_a_difference_says_where_it_is_and_where_it_is_kept(tmp_path: Path) -> None:
-    """In pixels of the screen, and with two pictures that are there."""
-    picture = _drawn()
-    ImageDraw.Draw(picture).rectangle((200, 120, 215, 135), fill="#b3261e")
-
-    found = difference(_drawn(), picture)
-    assert found is not None
-    told = sentence(LAPTOP, picture, found, tmp_path)
-
-    assert "x=368, y=208" in told
-    assert "tests/golden/pages/storm-laptop-light.png" in told
-    assert "make pictures" in told
-    for name in ("storm-laptop-light.png", "storm-laptop-light-difference.png"):
-        assert str(tmp_path / name) in told
-        assert (tmp_path / name).exists()
-    red = kept(tmp_path / "storm-laptop-light-difference.png")
-    assert red.getpixel((207, 127)) == (192, 0, 32)
-    assert red.getpixel((20, 280)) != (192, 0, 32)
-
-
-def test_a_picture_of_another_size_differs() -> None:
-    """A page that has become longer, for one."""
-    found = difference(_drawn(), _drawn().crop((0, 0, 400, 299)))
-
-    assert found is not None
-    assert "(400, 299)" in found.words

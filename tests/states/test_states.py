@@ -7,16 +7,27 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.states.checks import WAYS, truth_of
-from tests.states.table import TABLE
+from tests.states.table import AT_A_COMMIT, TABLE
 
 if TYPE_CHECKING:
     from tests.states.score import Everything
 
 pytestmark = pytest.mark.services
 
+ASKED_OF_SERVERS = ("alerts", "alert texts", "dashboards")
+"""Ways out that a real Alertmanager or a real Prometheus shows."""
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("state", TABLE)
+STATES = [
+    state if state in AT_A_COMMIT else pytest.param(state, marks=pytest.mark.nightly)
+    for state in TABLE
+]
+WAYS_OUT = [
+    pytest.param(way, marks=pytest.mark.nightly) if way in ASKED_OF_SERVERS else way for way in WAYS
+]
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+@pytest.mark.parametrize("state", STATES)
 def test_what_is_said_is_so(everything: Everything, state: str, way: str) -> None:
     """State, root, place, shares, scale and severities, and no sentence that the numbers refute."""
     seen = everything.seen[state]
@@ -26,7 +37,7 @@ def test_what_is_said_is_so(everything: Everything, state: str, way: str) -> Non
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("state", TABLE)
+@pytest.mark.parametrize("state", STATES)
 def test_the_table(everything: Everything, state: str) -> None:
     """The loss scale and the share that is lost are what the training itself has counted."""
     seen = everything.seen[state]

@@ -81,11 +81,6 @@ def test_every_element_is_in_one_part_and_one_group(monkeypatch: pytest.MonkeyPa
     assert all(1 <= len(part) <= GROUPS for part in plan.parts)
 
 
-def test_a_model_without_weights_has_no_part() -> None:
-    """Nothing is checked."""
-    assert sums() == []
-
-
 def summed(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch, *, any_device: bool = False
 ) -> list[str]:

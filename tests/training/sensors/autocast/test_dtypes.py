@@ -73,14 +73,3 @@ def test_the_old_spelling_is_heard_as_well() -> None:
             pass
 
     assert watched.changes == [["bfloat16"]]
-
-
-def test_after_removal_nothing_is_heard() -> None:
-    """The method is the original one again."""
-    original = torch.autocast.__enter__
-    with Watched() as watched:
-        pass
-    _region(torch.float16)
-
-    assert watched.changes == []
-    assert torch.autocast.__enter__ is original

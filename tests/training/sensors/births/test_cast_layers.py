@@ -207,27 +207,6 @@ def relative(pairs: list[tuple[Tensor, Tensor]], exact: list[Tensor]) -> float:
     return math.sqrt(off / sum(float((b**2).sum()) for b in exact))
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "float8_e5m2"])
-def test_products_of_backward_cast_what_they_multiply(name: str) -> None:
-    """The gradient of the output with the weight, over outputs, and with the input, over samples."""
-    torch.manual_seed(1)
-    model = Two(lambda: nn.Linear(40, 40))
-    x, target = torch.randn(34, 40), torch.randn(34, 40)
-    budget = budget_of(model, (x, target), None, layers_in=name)
-
-    w = [layer.weight.detach().double() for layer in (model.first, model.second)]
-    h = by_the_book(x, name) @ by_the_book(w[0], name).t() + model.first.bias.detach().double()
-    h, g = h.float().double(), target.double()
-    products = [
-        (by_the_book(g, name, 1) @ by_the_book(w[1], name, 0), g @ w[1]),
-        (by_the_book(g, name, 0).t() @ by_the_book(h, name, 0), g.t() @ h),
-    ]
-    truth = functional.linear(x.double(), w[0], model.first.bias.detach().double())
-    # One row: both are products of one op in one module.
-    expected = relative(products, [g @ w[1], g.t() @ truth])
-    assert born(budget, "mm") == pytest.approx(expected, rel=0.02)
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products_of_a_convolution_cast_what_they_multiply(*, transposed: bool) -> None:
     """Over channels of outputs and inputs, and over samples and positions; its bias is summed as it is."""
@@ -381,34 +360,6 @@ def test_blocks_lie_within_the_groups_of_a_convolution(groups: int) -> None:
     found = next(r.born for r in budget.rows if (r.op, r.phase) == ("convolution", "forward"))
     assert found == pytest.approx(relative([(low, exact)], [exact]), rel=0.02)
     assert [r for r in budget.rows if r.op == "convolution_backward"]
-
-
-class Experts(nn.Module):
-    """Two experts, of which one gets nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.idle = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.used(x), self.idle(x[:0])]).square().mean()
-
-
-@pytest.mark.parametrize("name", OF_MODELS)
-def test_a_layer_that_gets_nothing_is_no_reason_for_none(name: str) -> None:
-    """An expert without a token."""
-    assert budget_of(Experts(), (torch.randn(4, 8),), None, layers_in=name).rows
-
-
-def test_an_input_that_is_not_finite_is_seen_in_each_format() -> None:
-    """A cast hides no overflow."""
-    x = torch.randn(4, 8)
-    x[0, 0] = math.inf
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
-    for name in OF_MODELS:
-        budget = budget_of(model, (x,), torch.bfloat16, layers_in=name)
-        assert budget.value is not None
-        assert not math.isfinite(budget.value), name
 
 
 class Checkpointed(nn.Module):

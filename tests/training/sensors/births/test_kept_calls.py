@@ -109,15 +109,6 @@ def test_autocast_is_kept_as_it_was() -> None:
     assert kept().autocast == ()
 
 
-def test_the_random_numbers_of_the_call_come_again() -> None:
-    """After a restore."""
-    draws = Draws.now(())
-    first = torch.rand(4)
-    draws.restore()
-
-    assert torch.equal(torch.rand(4), first)
-
-
 def test_the_state_is_read_seldom_where_no_number_is_drawn() -> None:
     """And known all the same: nobody has drawn any since the last reading."""
     numbers = RandomNumbers()

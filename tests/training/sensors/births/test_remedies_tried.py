@@ -94,6 +94,7 @@ def forward(
         return bool(net(x).isfinite().all())
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_said_to_cure_cures_and_what_is_said_not_to_does_not(name: str) -> None:
     """Each of the three remedies, applied by hand to the model, on the batch that failed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -55,21 +55,16 @@ class Net(nn.Module):
         )
 
 
-@dataclass
-class Fault:
-    """What goes wrong in one step, and what is to be said of it."""
-
-    change: Callable[[Tensor], Tensor]
-    op: str
-    kind: str = "forward_overflow"
+def boost(x: Tensor) -> Tensor:
+    return x * 3e6
 
 
-FAULTS = {
-    "a boost": Fault(lambda x: x * 3e6, "mul"),
-    "a square": Fault(lambda x: (x * 3000) ** 2, "pow"),
-    "an exponential": Fault(lambda x: (x + 30).exp(), "exp"),
-    "a sum": Fault(lambda x: (x + 6e4).sum(-1, keepdim=True) + x, "sum"),
-}
+def square(x: Tensor) -> Tensor:
+    return (x * 3000) ** 2
+
+
+def total(x: Tensor) -> Tensor:
+    return (x + 6e4).sum(-1, keepdim=True) + x
 
 
 def train(
@@ -118,15 +113,24 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("how", ["eager", "compiled"])
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_one_step_is_named_with_its_op_and_module(name: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "op", "backend"),
+    [
+        (boost, "mul", ""),
+        (square, "pow", "aot_eager"),
+        pytest.param(boost, "mul", "aot_eager", marks=pytest.mark.nightly),
+        pytest.param(square, "pow", "", marks=pytest.mark.nightly),
+        pytest.param(total, "sum", "", marks=pytest.mark.nightly),
+        pytest.param(total, "sum", "eager", marks=pytest.mark.nightly),
+    ],
+)
+def test_a_fault_of_one_step_is_named_with_its_op_and_module(
+    fault: Callable[[Tensor], Tensor], op: str, backend: str
+) -> None:
     """At `standard`, long after the opening; also where the model is compiled."""
-    fault = FAULTS[name]
-    backend = "" if how == "eager" else "eager" if name == "a sum" else "aot_eager"
-    (found, *_), _ = train(fault.change, backend=backend)
+    (found, *_), _ = train(fault, backend=backend)
 
-    assert (found.kind, found.where, found.op) == (fault.kind, "blocks.1", fault.op)
+    assert (found.kind, found.where, found.op) == ("forward_overflow", "blocks.1", op)
     assert found.first_step == FAULTY
     assert found.root
     assert ("made again eagerly" in found.summary) is (backend != "")
@@ -135,9 +139,8 @@ def test_a_fault_of_one_step_is_named_with_its_op_and_module(name: str, how: str
 @pytest.mark.parametrize(
     ("change", "op"),
     [
-        (lambda x: x.float() * 3e38 * 3e38, "mul"),
         (lambda x: (x.float() + 100).exp(), "exp"),
-        (lambda x: (x.float() * 1e30) ** 2, "pow"),
+        pytest.param(lambda x: (x.float() * 1e30) ** 2, "pow", marks=pytest.mark.nightly),
     ],
 )
 def test_without_a_scaler_the_op_is_named_before_the_weights_break(change: Any, op: str) -> None:
@@ -163,6 +166,7 @@ def test_an_op_of_the_loss_is_found_in_the_graph(change: Any, op: str, kind: str
     assert (found.kind, found.where, found.op) == (kind, "loss", op)
 
 
+@pytest.mark.rotating
 def test_a_derivative_that_is_infinite_in_one_step_is_named() -> None:
     """The loss is not the model's, so backward of the twin begins with gradients of one."""
     (found, *_), _ = train(lambda x: (x.float() * 0).sqrt().to(x.dtype) + x)
@@ -171,6 +175,7 @@ def test_a_derivative_that_is_infinite_in_one_step_is_named() -> None:
     assert found.where == "param:blocks.1.up.weight"
 
 
+@pytest.mark.rotating
 def test_a_gradient_that_only_the_scale_makes_overflow_is_the_scalers_business() -> None:
     """Backward of the twin has nothing to say about it."""
     found, _ = train(None, init_scale=2.0**30)
@@ -178,6 +183,7 @@ def test_a_gradient_that_only_the_scale_makes_overflow_is_the_scalers_business()
     assert not found
 
 
+@pytest.mark.rotating
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_an_op_of_a_compiled_loss_is_followed() -> None:
     """Autograd runs compiled forwards without recording gradients, and they are no evaluation."""
@@ -199,15 +205,16 @@ def test_a_model_that_returns_its_loss_is_replayed_with_its_backward() -> None:
 
 def test_what_cures_it_on_the_batch_that_failed_comes_first_in_the_advice() -> None:
     """The textbook remedy does not: the next block overflows in its cast; bfloat16 does."""
-    (found, *_), _ = train(FAULTS["a boost"].change)
+    (found, *_), _ = train(boost)
 
     assert found.advice.startswith(f"Tried on the batch of step {FAULTY}: bfloat16")
     assert "blocks.1 in float32 (then" in found.advice.partition("Keep this op")[0]
 
 
+@pytest.mark.rotating
 def test_at_deep_the_remedies_are_tried_as_well() -> None:
     """There the op is known already."""
-    (found, *_), _ = train(FAULTS["a boost"].change, level="deep")
+    (found, *_), _ = train(boost, level="deep")
 
     assert found.advice.startswith("Tried on the batch")
     assert found.count == 1
@@ -215,7 +222,7 @@ def test_at_deep_the_remedies_are_tried_as_well() -> None:
 
 def test_a_setting_switches_it_off() -> None:
     """Then a fault of one step is not named, and nothing is kept."""
-    found, _ = train(FAULTS["a boost"].change, replay="off")
+    found, _ = train(boost, replay="off")
 
     assert not found
 
@@ -228,22 +235,6 @@ class CallsAnother(Net):
 
     def forward(self, x: Tensor) -> Any:
         return super().forward(x + 0 * OTHER(x))
-
-
-def keeping() -> Net:
-    net = Net()
-    net.look = lambda: net.blocks  # type: ignore[assignment]
-    return net
-
-
-class Counting(Net):
-    """Counts on its class, which no copy has for itself."""
-
-    calls = 0
-
-    def forward(self, x: Tensor) -> Any:
-        Counting.calls += 1
-        return super().forward(x)
 
 
 class Shared(Net):
@@ -261,21 +252,20 @@ def replaced() -> Net:
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "words"),
+    ("make", "words"),
     [
-        (Net, {"memory_bytes": 8}, "its calls take more than the setting `memory_bytes`"),
-        (CallsAnother, {}, "its forward calls a Linear that is not part of it"),
-        (replaced, {}, "the forward of a Net was replaced on the instance"),
-        (keeping, {}, "it keeps a function that refers to other objects"),
-        (Counting, {}, "changes an attribute of a class (Counting.forward)"),
-        (Shared, {}, "which has a way of its own to be copied"),
+        (CallsAnother, "its forward calls a Linear that is not part of it"),
+        pytest.param(
+            replaced,
+            "the forward of a Net was replaced on the instance",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(Shared, "which has a way of its own to be copied", marks=pytest.mark.nightly),
     ],
 )
-def test_why_a_step_was_not_replayed_is_in_the_report(
-    make: Callable[[], Net], settings: Any, words: str
-) -> None:
+def test_why_a_step_was_not_replayed_is_in_the_report(make: Callable[[], Net], words: str) -> None:
     """In words."""
-    found, report = train(FAULTS["a boost"].change, net=make(), **settings)
+    found, report = train(boost, net=make())
 
     assert not found
     assert words in " ".join(report.split())
@@ -308,7 +298,7 @@ def test_no_memory_ends_it_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Replay, "run", run)
-    found, report = train(FAULTS["a boost"].change)
+    found, report = train(boost)
 
     assert not found
     assert "there was no memory for a replay" in " ".join(report.split())
@@ -358,8 +348,12 @@ def test_a_storm_is_not_replayed_step_by_step() -> None:
     assert pace.allows(400)
 
 
-def test_outputs_of_modules_inside_of_compiled_code_are_measured_on_a_twin() -> None:
+def test_outputs_of_modules_inside_of_compiled_code_are_measured_on_a_twin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As they are where nothing is compiled: same modules, same largest magnitudes."""
+    # Each sample is of all modules, however busy the machine is.
+    monkeypatch.setattr("ampwatch.training.iteration.governor.WORST_SHARE", math.inf)
     measured = []
     for how in ("eager", "compiled"):
         programs.forget()  # a second fit of one program is looked at less
@@ -371,7 +365,7 @@ def test_outputs_of_modules_inside_of_compiled_code_are_measured_on_a_twin() -> 
         scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
         x = torch.randn(4, 8)
         with ampwatch.monitor(
-            net, scaler, optimizer=optimizer, serve=False, replay="sampled"
+            net, scaler, optimizer=optimizer, serve=False, replay="sampled", sample_every=1
         ) as watch:
             kept: list[Any] = []
             deliver = watch._session.diagnosis.deliver

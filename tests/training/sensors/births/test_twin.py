@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations
 
 from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
 from ampwatch.training.sensors.births.twin import Twin
@@ -30,24 +29,6 @@ def test_parameters_share_memory_and_have_gradients_of_their_own() -> None:
         assert parameter.grad is None
 
 
-def test_buffers_and_attributes_are_copies() -> None:
-    """Also a tensor that a forward has left behind, which ``deepcopy`` refuses."""
-    original = model()
-    original.seen = [1]  # type: ignore[assignment]
-    original.last = original[0].weight * 2
-    twin = Twin(original, 2**20)
-    twin.model(torch.randn(8, 4) + 5)
-    twin.model.seen.append(2)
-
-    assert original[1].num_batches_tracked == 0
-    assert original[1].running_mean.eq(0).all()
-    assert original.seen == [1]
-    assert torch.equal(twin.model.last, original.last)
-    assert {t.data_ptr() for t in twin.own_tensors()} >= {
-        b.data_ptr() for b in twin.model.buffers()
-    }
-
-
 def test_tied_parameters_stay_tied() -> None:
     """One parameter under two names is one in the twin."""
     original = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
@@ -55,20 +36,6 @@ def test_tied_parameters_stay_tied() -> None:
     twin = Twin(original, 0)
 
     assert twin.model[1].weight is twin.model[0].weight
-
-
-def test_hooks_of_the_user_stay_behind_and_norms_come_along() -> None:
-    """A hook may write a log; a norm computes the weight."""
-    calls = []
-    original = model()
-    original[0].register_forward_hook(lambda *_: calls.append(1))
-    original.append(parametrizations.weight_norm(nn.Linear(4, 4)))
-    x = torch.randn(8, 4)
-    twin = Twin(original, 2**20)
-    twin.model(x)
-
-    assert not calls
-    assert torch.equal(twin.model[2].weight, original[2].weight)
 
 
 def test_names_are_those_of_the_model_also_where_parts_are_compiled() -> None:

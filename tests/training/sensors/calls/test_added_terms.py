@@ -121,16 +121,17 @@ def test_a_term_without_the_scale_is_found(change: Step) -> None:
     assert "test_added_terms.py" in finding.source
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("change", WRONG)
 def test_after_unscale_it_is_right(change: Step) -> None:
     """Then gradients have no scale either."""
     assert train(change, unscales=True)[1] == []
 
 
-@pytest.mark.parametrize("change", WRONG)
-def test_without_an_enabled_scaler_it_is_right(change: Step) -> None:
-    """Nothing is multiplied by anything."""
-    assert train(change, plain=True)[1] == []
+def test_without_an_enabled_scaler_it_is_right() -> None:
+    """Nothing is multiplied by anything, after backward or in a hook of it."""
+    assert train(decays, plain=True)[1] == []
+    assert train(nothing, place=WRONG_HOOKS[0], plain=True)[1] == []
 
 
 def scales_the_number(parameters: list[nn.Parameter], scaler: Any) -> None:
@@ -317,25 +318,13 @@ def test_what_a_hook_adds_may_have_the_scale_in_it(place: Step) -> None:
     assert train(nothing, place=place)[1] == []
 
 
-@pytest.mark.parametrize("place", WRONG_HOOKS)
-def test_without_a_loss_scale_a_hook_may_add_anything(place: Step) -> None:
-    """Nothing is multiplied by anything."""
-    assert train(nothing, place=place, plain=True)[1] == []
-
-
-def test_a_hook_that_adds_changes_the_training_as_it_would_without() -> None:
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [(decays_anew, None), (decays_all, None), (nothing, WRONG_HOOKS[0])],
+)
+def test_the_training_is_as_it_would_be_without(change: Step, place: Step | None) -> None:
     """Bit for bit."""
-    weights, unwatched = (
-        train(nothing, place=WRONG_HOOKS[0], level=level)[0] for level in ("deep", "off")
-    )
-
-    assert all(torch.equal(a, b) for a, b in zip(weights, unwatched, strict=True))
-
-
-@pytest.mark.parametrize("change", [slims, decays_anew, decays_all])
-def test_the_training_is_as_it_would_be_without(change: Step) -> None:
-    """Bit for bit."""
-    weights, unwatched = train(change)[0], train(change, level="off")[0]
+    weights, unwatched = (train(change, place=place, level=level)[0] for level in ("deep", "off"))
 
     assert all(torch.equal(a, b) for a, b in zip(weights, unwatched, strict=True))
 

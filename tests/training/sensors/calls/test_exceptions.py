@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,10 @@ import ampwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    from tests.workshop.nursery import Nursery
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-LEVELS = pytest.mark.parametrize("level", ["light", "standard", "deep"])
 
 
 def half() -> torch.autocast:
@@ -30,12 +28,12 @@ def scaler() -> torch.amp.GradScaler:
 
 
 def ended(
-    model: nn.Module | None, made: Any, loop: Callable[[], object], level: str = "standard"
+    model: nn.Module, made: Any, loop: Callable[[], object]
 ) -> tuple[Exception, list[ampwatch.Finding]]:
     """Run a loop that raises; return what reached the user and the findings."""
     with (
         pytest.raises(Exception) as info,  # noqa: PT011 - any of them
-        ampwatch.monitor(model, made, level=level, serve=False) as watch,
+        ampwatch.monitor(model, made, serve=False) as watch,
     ):
         loop()
     return info.value, [f for f in watch.findings if f.kind == "api_error"]
@@ -63,12 +61,9 @@ class Masking(nn.Module):
         )
 
 
-@LEVELS
 @pytest.mark.parametrize("how", ["masked_fill", "masked_fill_", "full_like"])
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="columns are known from Python 3.11 on")
-def test_a_constant_that_overflows_is_placed_in_its_module_and_its_call(
-    how: str, level: str
-) -> None:
+def test_a_constant_that_overflows_is_placed_in_its_module_and_its_call(how: str) -> None:
     """Module, op and line, although PyTorch's own function is no frame of the traceback."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ModuleDict({"attention": Masking(how)})["attention"])
 
@@ -76,7 +71,7 @@ def test_a_constant_that_overflows_is_placed_in_its_module_and_its_call(
         with half():
             model(torch.randn(2, 4, 8))
 
-    error, (finding,) = ended(model, scaler(), loop, level)
+    error, (finding,) = ended(model, scaler(), loop)
 
     assert type(error) is RuntimeError
     assert "without overflow" in str(error)
@@ -84,8 +79,7 @@ def test_a_constant_that_overflows_is_placed_in_its_module_and_its_call(
     assert finding.source.startswith(__file__)
 
 
-@LEVELS
-def test_an_optimizer_without_gradients_is_named_with_its_parameters(level: str) -> None:
+def test_an_optimizer_without_gradients_is_named_with_its_parameters() -> None:
     """Frozen ones and unused ones, by name."""
     model = nn.ModuleDict({"used": nn.Linear(4, 1), "unused": nn.Linear(4, 1)})
     model["unused"].bias.requires_grad_(requires_grad=False)
@@ -97,7 +91,7 @@ def test_an_optimizer_without_gradients_is_named_with_its_parameters(level: str)
         for optimizer in optimizers:
             made.step(optimizer)
 
-    error, (finding,) = ended(model, made, loop, level)
+    error, (finding,) = ended(model, made, loop)
 
     assert str(error) == "No inf checks were recorded for this optimizer."
     assert (finding.where, finding.op, finding.phase) == ("optimizer:1", "step", "optimizer")
@@ -105,7 +99,9 @@ def test_an_optimizer_without_gradients_is_named_with_its_parameters(level: str)
     assert "unused.weight (unused or detached" in finding.summary
 
 
-def _twice(call: str) -> None:
+@pytest.mark.parametrize("call", ["unscale_ unscale_", "step unscale_", "step step"])
+def test_a_call_out_of_order_is_that_of_its_optimizer(call: str) -> None:
+    """The three orders that the scaler refuses."""
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     made = scaler()
@@ -113,35 +109,13 @@ def _twice(call: str) -> None:
     def loop() -> None:
         made.scale(model(torch.randn(2, 4)).mean()).backward()
         for name in call.split():
-            method = getattr(made, name)
-            method() if name == "update" else method(optimizer)
+            getattr(made, name)(optimizer)
 
     error, (finding,) = ended(model, made, loop)
 
     assert (finding.where, finding.phase) == ("optimizer:0", "optimizer")
     assert finding.op == call.rsplit(maxsplit=1)[-1]
     assert str(error)[:20] in finding.summary
-
-
-@pytest.mark.parametrize("call", ["unscale_ unscale_", "step unscale_", "step step"])
-def test_a_call_out_of_order_is_that_of_its_optimizer(call: str) -> None:
-    """The three orders that the scaler refuses."""
-    _twice(call)
-
-
-def test_half_parameters_are_those_of_their_optimizer() -> None:
-    """Gradients in float16 cannot be unscaled."""
-    model = nn.Linear(4, 1).half()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = scaler()
-
-    def loop() -> None:
-        made.scale(model(torch.randn(2, 4).half()).float().mean()).backward()
-        made.step(optimizer)
-
-    _, (finding,) = ended(model, made, loop)
-
-    assert (finding.where, finding.op) == ("optimizer:0", "unscale_")
 
 
 def test_a_layer_outside_autocast_that_is_fed_half_is_named() -> None:
@@ -156,29 +130,6 @@ def test_a_layer_outside_autocast_that_is_fed_half_is_named() -> None:
     _, (finding,) = ended(model, scaler(), loop)
 
     assert (finding.where, finding.op, finding.phase) == ("1", "linear", "forward")
-
-
-def test_an_update_without_a_step_and_a_scaler_that_never_scaled_are_explained() -> None:
-    """Both are what gradient accumulation and a forgotten scale() look like."""
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    made = scaler()
-
-    def too_often() -> None:
-        made.scale(model(torch.randn(2, 4)).mean()).backward()
-        made.update()
-
-    def never() -> None:
-        fresh = scaler()
-        model(torch.randn(2, 4)).mean().backward()
-        fresh.step(optimizer)
-
-    first, second = ended(model, made, too_often)[1], ended(model, made, never)[1]
-
-    assert [(f.op, f.phase) for f in (*first, *second)] == [
-        ("update", "optimizer"),
-        ("step", "optimizer"),
-    ]
 
 
 def test_a_loss_without_a_graph_is_a_matter_of_backward() -> None:
@@ -256,15 +207,11 @@ scaler.update()
 """
 
 
-def test_a_program_that_dies_of_it_is_explained_beside_its_traceback(tmp_path: Path) -> None:
+def test_a_program_that_dies_of_it_is_explained_beside_its_traceback(nursery: Nursery) -> None:
     """Without a with-block: the interpreter ends, the traceback is as always."""
-    script = tmp_path / "train.py"
-    script.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=100
-    )
+    done = nursery.start(PROGRAM)
 
-    assert done.returncode == 1
+    assert done.wait() == 1
     assert "AssertionError: No inf checks were recorded prior to update." in done.stderr
     assert "api_error in " in done.stderr
     assert ": Training ended at step 0" in done.stderr

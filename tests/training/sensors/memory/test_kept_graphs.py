@@ -74,7 +74,7 @@ class _Residual(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("kept_after", range(6))
+@pytest.mark.parametrize("kept_after", [0, 2, 5])
 def test_an_output_deep_in_the_model_is_kept(kept_after: int, dtype: torch.dtype) -> None:
     """Of any layer, in float32 and where autocast has cast weights and biases before each op."""
     layers = [nn.Linear(4, 4), *(_Residual() for _ in range(4)), nn.Linear(4, 2)]

@@ -21,7 +21,7 @@ from tests.training.sensors.counting import Counted
 from tests.trainings import Net, build
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 FORWARD, BACKWARD, OPTIMIZER, EVAL = Phase
 
@@ -149,9 +149,11 @@ def test_after_a_step_that_raised_the_next_forward_is_forward() -> None:
         with pytest.raises(ValueError, match=r"^$"):
             optimizer.step(closure)
         model(x()).sin().sum().backward()
+        model.weight.exp()
 
-    assert counted.by("phase", op="addmm") == {FORWARD: 1}
-    assert counted.by("phase", op="sin") == {FORWARD: 1}
+    assert {op: counted.by("phase", op=op) for op in ("addmm", "sin", "exp")} == {
+        op: {FORWARD: 1} for op in ("addmm", "sin", "exp")
+    }
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}])
@@ -246,7 +248,7 @@ def test_all_ops_of_all_threads_are_counted() -> None:
     start = threading.Barrier(4)
 
     def work(part: nn.Module) -> None:
-        start.wait(10)
+        start.wait(60)
         for _ in range(5):
             part(x())
 
@@ -468,24 +470,6 @@ def test_what_another_monitor_does_is_not_counted() -> None:
     assert counted.by("op") == {"addmm": 1}
 
 
-def test_a_step_that_raised_is_over_with_the_next_forward() -> None:
-    """Ops with gradients after the backward that follows are no optimizer's."""
-    model = nn.Linear(8, 8)
-    optimizer = sgd(model)
-
-    def closure() -> float:
-        raise ValueError
-
-    with Counted(model) as counted:
-        with pytest.raises(ValueError, match=r"^$"):
-            optimizer.step(closure)
-        loss = model(x()).sum()
-        loss.backward()
-        model.weight.exp()
-
-    assert counted.by("phase", op="exp") == {Phase.FORWARD: 1}
-
-
 def test_a_child_that_is_forked_meanwhile_is_not_observed() -> None:
     """Workers of a data loader work for another process."""
     model = nn.Linear(8, 8)
@@ -574,52 +558,6 @@ def test_no_tensor_is_kept_alive() -> None:
     assert during is None
     assert counted.census is not None
     assert not [o for o in gc.get_referents(counted.sensor._counts) if isinstance(o, torch.Tensor)]
-
-
-def test_a_watched_model_may_die() -> None:
-    """Models are held weakly."""
-    model = nn.Linear(8, 8)
-    counted = Counted(model)
-    with counted:
-        model(x())
-    seen = weakref.ref(model)
-    del model
-    gc.collect()
-
-    assert seen() is None
-
-
-def _objects() -> int:
-    gc.collect()
-    return len(gc.get_objects())
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_two_hundred_censuses_leave_no_more_objects_than_ten() -> None:
-    """Memory is bounded by the number of different ops."""
-    model = Net()
-    optimizer = sgd(model)
-    counted = Counted(model)
-    counted.bench.install()
-
-    def censuses(number: int) -> Iterator[Any]:
-        for _ in range(number):
-            counted.sensor.begin()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(x()).float().sum()
-            loss.backward()
-            optimizer.step()
-            yield counted.sensor.end(0, 1.0)
-
-    for _ in censuses(10):
-        pass
-    before = _objects()
-    for _ in censuses(200):
-        pass
-    after = _objects()
-    counted.bench.remove()
-
-    assert after - before < 50  # others may let go of theirs meanwhile
 
 
 def test_an_op_that_may_be_a_view_counts_where_it_has_copied() -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.training.hooks.events import IterationPlanned
@@ -166,32 +165,6 @@ def test_a_model_that_is_traced_is_not_observed() -> None:
 
     assert [n.kind() for n in traced.graph.nodes()] == ["prim::GetAttr"] * 2 + ["aten::linear"]
     assert watching.seen == []
-
-
-class Reads(TorchDispatchMode):
-    """Counts ops that wait for a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> object:
-        self.reads += func.name() in ("aten::_local_scalar_dense", "aten::item", "aten::nonzero")
-        return func(*args, **(kwargs or {}))
-
-
-def test_it_waits_for_nothing_and_records_nothing() -> None:
-    """No scalar is read, and no node is added to the graph of an input."""
-    model = nn.Linear(3, 3)
-    x = batch().requires_grad_()
-    with Watching(model), Reads() as counter:
-        out = model(x)
-
-    assert counter.reads == 0
-    assert x.grad_fn is None
-    assert type(out.grad_fn).__name__ == "AddmmBackward0"
 
 
 def test_the_hook_is_in_place_only_while_it_is_wanted() -> None:

@@ -75,6 +75,7 @@ def test_at_deep_each_iteration_has_the_census_it_would_have_alone(
     assert numbers(found[0].tallies) == numbers(counted.tallies)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_counted_at_deep(recipe: str, censuses: list[OpCensus]) -> None:
     """In the dtype that it asks for, each iteration the same products."""
@@ -121,16 +122,6 @@ def test_there_is_no_mode_where_the_user_wants_none(censuses: list[OpCensus]) ->
         run.loop()
 
     assert depths == {0}
-    assert censuses == []
-
-
-def test_light_counts_nothing(censuses: list[OpCensus]) -> None:
-    """The process has no op more than the training."""
-    run = build("fp16-foreach")
-    with ampwatch.monitor(run.models, run.scaler, level="light", serve=False):
-        run.loop()
-        assert torch._C._len_torch_dispatch_stack() == 0
-
     assert censuses == []
 
 

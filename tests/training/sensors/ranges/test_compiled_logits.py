@@ -49,17 +49,18 @@ with ampwatch.monitor(model, optimizer=optimizer, serve=False):
 print(json.dumps(sorted(seen)))
 """
 
-NEEDS_COMPILER = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="inductor compiles for a CPU with g++"
-)
+NEEDS_COMPILER = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles for a CPU with g++"),
+]
 
 
 @pytest.mark.parametrize(
     ("backend", "attention", "expected"),
     [
-        ("eager", "op by op", [["0", False, False]]),
-        ("eager", "fused", [["0", True, True]]),
         ("aot_eager", "op by op", [["0", False, False]]),
+        pytest.param("eager", "op by op", [["0", False, False]], marks=pytest.mark.nightly),
+        pytest.param("eager", "fused", [["0", True, True]], marks=pytest.mark.nightly),
         pytest.param("inductor", "fused", [["0", True, True]], marks=NEEDS_COMPILER),
         pytest.param("inductor", "op by op", [], marks=NEEDS_COMPILER),
     ],

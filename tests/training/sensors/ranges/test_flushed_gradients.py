@@ -29,7 +29,7 @@ def found(change: Change, *, before: bool = False, size: float = TINY) -> list[F
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     parameters = list(model.parameters())
     with ampwatch.monitor(model, scaler, level="deep", serve=False) as watch:
-        for _ in range(24):
+        for _ in range(8):
             optimizer.zero_grad()
             scaler.scale(size * model(torch.randn(16, 8)).square().mean()).backward()
             with torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import count
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -278,28 +277,3 @@ def test_inputs_are_in_no_range_that_is_judged_or_shown(train: Any) -> None:
 
     assert ranges["0"].num_tensors == 1
     assert ranges["0"].histogram.amax < 1e3
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_a_training_that_leaves_the_plan_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a plan was asked for; a training that goes on as it was, and one without a plan, are left alone."""
-    monkeypatch.setattr("ampwatch.training.iteration.governor.WORST_SHARE", math.inf)
-    torch.manual_seed(0)
-    sizes = torch.exp2(14 * torch.randn(64, 1))
-
-    def findings(*, asks: bool, leaves: bool) -> list[tuple[str, str]]:
-        model, x = Model(), torch.randn(64, 64)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        with ampwatch.monitor(model, serve=False, sample_every=1) as watch:
-            for step in range(100):
-                logits = model(x)
-                (logits * sizes if leaves and step > 40 else logits).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                if asks and step == 40:
-                    watch.plan(formats=["float8_e4m3fn", "bfloat16"])
-        return [(f.kind, f.severity.value) for f in watch.findings if f.kind == "plan_left"]
-
-    assert findings(asks=True, leaves=True) == [("plan_left", "info")]
-    assert findings(asks=True, leaves=False) == []
-    assert findings(asks=False, leaves=True) == []

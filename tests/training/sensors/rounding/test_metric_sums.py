@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import ampwatch
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.sensors.rounding.metric_sums import MetricSums
 from tests.training.sensors.listening import EVALUATED, STEPPED, Listening, inside
@@ -174,37 +173,3 @@ def test_averages_and_optimizers_are_left_to_others(listening: Listening) -> Non
             average.mul_(0.999).add_(weight.detach(), alpha=0.001)
 
     assert listening.seen == []
-
-
-def test_sums_in_float32_grow(listening: Listening) -> None:
-    """A sum in float32 is not reported."""
-    total = torch.tensor(256.0)
-    with listening:
-        for _ in range(10):
-            total += 1
-
-    assert listening.seen == []
-
-
-def test_a_count_that_a_module_keeps_is_named(listening: Listening) -> None:
-    """By the buffer, as a finding about an average is."""
-
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("seen", torch.full((4,), 2.0**17, dtype=torch.bfloat16))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen += 8.0
-            return x
-
-    model = nn.Sequential(Counting())
-    with ampwatch.monitor(model, level="deep", serve=False) as watch:
-        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
-        for _ in range(20):
-            model(torch.ones(1, requires_grad=True)).sum().backward()
-            optimizer.step()
-
-    (finding,) = (f for f in watch.findings if f.kind == "metric_accum_rounding")
-    assert (finding.where, finding.op) == ("buffer:0.seen", "add_")
-    assert "in buffer 0.seen has stopped growing: at 131072" in finding.summary

@@ -77,8 +77,7 @@ def copies(count: int, **options: Any) -> list[Replica]:
     return [Replica(copy.deepcopy(model), **options) for _ in range(count)]
 
 
-@pytest.mark.parametrize("train", [in_a_loop, in_threads])
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("train", "count"), [(in_a_loop, 2), (in_threads, 3)])
 def test_a_replica_that_skips_alone_is_reported(
     count: int, train: Callable[[list[Replica]], None]
 ) -> None:

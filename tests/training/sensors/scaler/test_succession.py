@@ -19,20 +19,6 @@ def step(model: nn.Module, scaler: torch.amp.GradScaler, optimizer: torch.optim.
     optimizer.zero_grad()
 
 
-def test_the_iterations_of_a_scaler_that_takes_over_are_seen() -> None:
-    """The scale of the new scaler is reported, from the first step on."""
-    model = nn.Linear(8, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = gradscaler(64.0)
-    second = gradscaler(32.0)
-    with ampwatch.monitor(model, first, serve=False) as watch:
-        for scaler in (first, first, second, second, second):
-            step(model, scaler, optimizer)
-        last = watch.last_step
-
-    assert (last.step, last.skipped, last.loss_scale) == (4, False, 32.0)
-
-
 def test_an_older_scaler_that_goes_on_is_the_watched_one_again() -> None:
     """Both are in use: what the second does is not part of the training that is watched."""
     model = nn.Linear(8, 2)

@@ -18,6 +18,8 @@ from ampwatch.training.hooks.events import (
     BackwardEnded,
     BatchArrived,
     BatchAwaited,
+    CommunicationArrived,
+    CommunicationAwaited,
     StepBegan,
     StepEnded,
 )
@@ -25,6 +27,7 @@ from ampwatch.training.sensors.time.device_clock import DeviceClock
 from ampwatch.training.sensors.time.phases import FOLDED, WIDTH, PhaseSensor
 from ampwatch.training.sensors.time.splitting import (
     EVALUATES,
+    KEEPS_GRADIENTS,
     SUMS_GRADIENTS,
     TRAINS,
     Splitter,
@@ -419,6 +422,20 @@ def test_a_course_that_is_known_is_split_as_it_was_the_first_time() -> None:
         (StepPhase.BACKWARD, 1, 2),
         (StepPhase.UNSCALE_AND_CLIP, 3, 4),
     )
+
+
+def test_a_wait_for_gradients_that_a_program_sums_is_reduction() -> None:
+    """And a backward within ``no_sync`` is apart from the one that sums."""
+    course = (
+        *(KEEPS_GRADIENTS, BackwardBegan, BackwardEnded),
+        *(TRAINS, BackwardBegan, BackwardEnded),
+        *(CommunicationAwaited, CommunicationArrived, StepBegan, StepEnded),
+    )
+
+    phases = Splitter(communicates=True).split_whole(course).phases
+
+    names = "FORWARD BACKWARD REST FORWARD BACKWARD REST REDUCTION REST UNSCALE_AND_CLIP REST"
+    assert [StepPhase(phase).name for phase in phases] == names.split()
 
 
 def test_a_phase_that_comes_twice_is_added_up_moment_by_moment() -> None:

@@ -9,8 +9,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.nightly
 
 PROGRAM = """
 import json, os, sys, time

@@ -74,25 +74,6 @@ def test_one_that_never_began_is_closed_all_the_same() -> None:
     assert len(record(lambda: torch.ones(2) + 1).events) > 0
 
 
-def test_nothing_is_complained_about() -> None:
-    """The first recording, given up in warm-up, writes nothing, and the next one neither."""
-    code = """
-import torch
-from ampwatch.training.sensors.window.recording import Recording
-for begins in (False, True):
-    recording = Recording()
-    recording.prepare()
-    if begins:
-        recording.begin()
-        torch.ones(2) + 1
-    recording.close()
-print(len(recording.events) > 0)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
-    assert (done.stdout, done.stderr) == ("True\n", "")
-
-
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     """Kineto itself only writes a line about it."""
     recording = record(lambda: torch.ones(2) + 1)
@@ -104,18 +85,22 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 SILENT = f"""
 import os
 from ampwatch.training.sensors.window.recording import Recording
-for _ in range(2):
+for begins in (False, True, True):
     recording = Recording()
     recording.prepare()
-    recording.begin()
+    if begins:
+        recording.begin()
     recording.close()
 print({LOG_LEVEL!r} in os.environ)
 """
 
 
-@pytest.mark.parametrize("level", [None, "0"])
+@pytest.mark.parametrize("level", [None, pytest.param("0", marks=pytest.mark.nightly)])
 def test_nothing_is_written_on_stderr_unless_the_user_asks(level: str | None) -> None:
-    """Kineto writes when it begins and when it ends; the environment is as before."""
+    """Kineto writes when it begins, is given up and ends; the environment is as before.
+
+    In a process of its own: Kineto asks for its level when it is loaded.
+    """
     environment = {k: v for k, v in os.environ.items() if k != LOG_LEVEL}
     environment |= {} if level is None else {LOG_LEVEL: level}
     done = subprocess.run(
@@ -128,7 +113,7 @@ def test_nothing_is_written_on_stderr_unless_the_user_asks(level: str | None) ->
     )
 
     assert done.stdout == f"{level is not None}\n"
-    assert ("USDT" in done.stderr or "STAGE" in done.stderr) is (level is not None)
+    assert bool(done.stderr) is (level is not None)
 
 
 class Observed:
@@ -370,10 +355,10 @@ def events_of_a_trace(name: str, *, says_kinds: bool) -> tuple[list[Event], Coun
     [
         "a100-alexnet-tf32",
         "compile-triton",
-        "h100-bert-small-bf16",
-        "h100-vit-bf16",
+        pytest.param("h100-bert-small-bf16", marks=pytest.mark.nightly),
+        pytest.param("h100-vit-bf16", marks=pytest.mark.nightly),
         "mi300-bert-small-bf16",
-        "v100-resnet50-fp32",
+        pytest.param("v100-resnet50-fp32", marks=pytest.mark.nightly),
     ],
 )
 def test_kernels_of_real_gpus_have_the_ops_that_their_traces_name(

@@ -16,15 +16,6 @@ def played(course: DemoCourse, step_seconds: float, at_most: int = 10_000) -> li
     return list(itertools.islice(moments(course, lambda: next(clock)), at_most))
 
 
-def test_a_limit_is_reached_by_steps_or_by_seconds() -> None:
-    """Whatever is first."""
-    limit = Limit(steps=10, seconds=4.0)
-
-    assert limit.share(5, 1.0) == 0.5
-    assert limit.share(1, 3.0) == 0.75
-    assert Limit().share(10**9, 1e9) == 0.0
-
-
 @pytest.mark.parametrize(
     ("given", "fault"),
     [

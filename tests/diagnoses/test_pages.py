@@ -7,26 +7,22 @@ from __future__ import annotations
 
 import ctypes
 import re
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import ampwatch
 from tests.diagnoses.pictures import PLACE, sentences_on
-from tests.stories.births import BORN, Birth, Births
 from tests.stories.stage import ALARMS
 from tools.site import kinds
 from tools.site.kinds import PAGES, PROGRAM, REMEDY
 from tools.site.tutorial import masked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
-
-    from torch import nn
 
     from ampwatch.wire.records import Finding
 
@@ -81,33 +77,11 @@ def program_of(page: Path, heading: str) -> str:
     return kinds.program_of(page.read_text(), heading)
 
 
-def execute(page: Path, heading: str) -> Any:
-    """Run a program of a page; return its ``watch``."""
-    return kinds.executed(program_of(page, heading))
-
-
 def run(page: Path, heading: str) -> list[Finding]:
     """Run a program of a page; return what ampwatch has found."""
-    watch = execute(page, heading)
+    watch = kinds.executed(program_of(page, heading))
     assert isinstance(watch, ampwatch.Monitor)
     return list(watch.findings)
-
-
-class Unwatched:
-    """Stands where a monitor would, and only lists births, by a reference that is slow."""
-
-    def __init__(self, births: Births) -> None:
-        self.births = births
-
-    def report(self) -> str:
-        return ""
-
-
-@contextmanager
-def unwatched(models: nn.Module | list[nn.Module], *_: Any, **__: Any) -> Iterator[Unwatched]:
-    """Stand in for ``ampwatch.monitor``."""
-    with Births(models if isinstance(models, list) else [models]) as births:
-        yield Unwatched(births)
 
 
 def places(findings: Sequence[Finding]) -> list[tuple[str, str, str]]:
@@ -126,6 +100,7 @@ def machine_of_the_page(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@pytest.mark.nightly
 @of_each_program
 def test_the_program_has_the_one_finding_that_its_page_promises(
     page: Path, capsys: pytest.CaptureFixture[str]
@@ -153,6 +128,7 @@ def test_the_program_has_the_one_finding_that_its_page_promises(
     assert masked(kinds.shown(page.read_text())) == masked(now), f"run: make kinds ARGS={page.stem}"
 
 
+@pytest.mark.nightly
 @of_each_program
 def test_the_program_with_the_remedy_is_left_alone(page: Path) -> None:
     """Neither a warning nor a critical, root or not; nor the kind of the page as an info."""
@@ -160,27 +136,6 @@ def test_the_program_with_the_remedy_is_left_alone(page: Path) -> None:
 
     assert places([f for f in findings if f.severity in ALARMS]) == []
     assert places([f for f in findings if f.kind == promise_of(page).kind]) == []
-
-
-@pytest.mark.parametrize(
-    "page", [p for p in WITH_A_PROGRAM if p.stem in BORN], ids=lambda page: page.stem
-)
-def test_the_failure_of_a_page_is_there_without_ampwatch(
-    page: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the op and place that the page names; and the remedy takes it away."""
-    promise = promise_of(page)
-    monkeypatch.setattr(ampwatch, "monitor", unwatched)
-
-    sick = execute(page, PROGRAM).births.seen
-    well = execute(page, REMEDY).births.seen
-
-    # What the remedy has as well is taken out by what comes after it.
-    first = next(birth for birth in sick if birth not in well)
-    assert first.op == (promise.op or first.op)
-    if promise.phase in {"forward", "eval"}:
-        assert first == Birth(promise.where, first.op, promise.phase)
-        assert [birth for birth in well if birth.phase == promise.phase] == []
 
 
 @of_each_program
@@ -222,6 +177,7 @@ def test_the_list_of_pages_names_each_page() -> None:
     assert sorted(listed) == [page.stem for page in PAGES]
 
 
+@pytest.mark.nightly
 @of_each_program
 def test_the_picture_of_a_page_says_what_the_page_says(page: Path) -> None:
     """Numbers apart, as above; and it is small enough for a page of text."""
@@ -236,6 +192,7 @@ def test_the_picture_of_a_page_says_what_the_page_says(page: Path) -> None:
     assert picture.stat().st_size < MAX_PICTURE
 
 
+@pytest.mark.nightly
 def test_there_is_a_picture_of_each_program_and_no_other() -> None:
     """Pages without a program show none."""
     assert {file.stem for file in PLACE.iterdir()} == {page.stem for page in WITH_A_PROGRAM}

@@ -17,16 +17,6 @@ def _flags(attention: Attention) -> tuple[bool, bool, bool]:
     return attention.trace, attention.inputs, attention.ops
 
 
-def test_nothing_is_asked_for_while_all_is_well() -> None:
-    """Beyond the first iterations, in which a scaler searches its scale."""
-    replay = Replay(scale=1.0)
-    for _ in range(50):
-        replay.take()
-
-    assert _flags(replay.diagnosis.attention()) == (False, False, False)
-    assert set(replay.diagnosis.attention().focus) == set()
-
-
 def test_a_loss_that_is_not_finite_asks_for_a_trace_and_for_the_inputs() -> None:
     """In the iterations after it, and for nothing that rounds away."""
     replay = Replay(scale=1.0, scaled=False)

@@ -259,22 +259,42 @@ def hand_over(told: Told, said: Sequence[Any], sizes: Sequence[int]) -> None:
     told.diagnosis.deliver(*batch)
 
 
-@pytest.mark.parametrize("scaled", [True, False])
-@settings(max_examples=100, deadline=None)
-@given(
+trainings = given(
     words=st.lists(st.tuples(WORDS, st.sampled_from([0, 1, 3, 14])), min_size=4, max_size=20),
     growth_interval=st.sampled_from([3, 20, 2000]),
     dtypes=st.sampled_from([["float16"], [], ["bfloat16"]]),
     sizes=st.lists(st.sampled_from([1, 2, 7, 32]), min_size=1, max_size=4),
 )
-def test_a_batch_says_what_each_of_its_iterations_would(
-    scaled: bool,  # noqa: FBT001 - a parameter of the test
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@settings(max_examples=15, derandomize=True)
+@trainings
+def test_a_batch_says_what_each_of_its_iterations_would(*, scaled: bool, **training: Any) -> None:
+    """Findings, news, records byte by byte, and what every detector remembers."""
+    compare(scaled=scaled, **training)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("scaled", [True, False])
+@settings(max_examples=100)
+@trainings
+def test_no_training_is_found_of_which_a_batch_says_something_else(
+    *, scaled: bool, **training: Any
+) -> None:
+    """Among other ones each night."""
+    compare(scaled=scaled, **training)
+
+
+def compare(
+    *,
+    scaled: bool,
     words: list[tuple[tuple[str, Any], int]],
     growth_interval: int,
     dtypes: list[str],
     sizes: list[int],
 ) -> None:
-    """Findings, news, records byte by byte, and what every detector remembers."""
+    """Hand a training over in batches and one by one."""
     training = Training(growth_interval, scaled=scaled)
     training.plain(3)
     for (word, value), healthy in words:

@@ -17,7 +17,6 @@ APART = (
     "collection",
     "stage",
     "precision",
-    "healthy_loops",
     "memory",
     "plans",
     "step_time",

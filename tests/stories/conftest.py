@@ -9,7 +9,9 @@ import pytest
 
 from ampwatch.training import session
 from ampwatch.training.iteration import governor
+from ampwatch.training.iteration.ledger import Clock
 from tests.diagnosis.words import ReadDiagnosis
+from tests.stories.stage import TIME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,11 @@ def _every_word_is_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     complaints = [c for reader in ReadDiagnosis.readers for c in reader.complaints]
     ReadDiagnosis.readers.clear()
     assert complaints == []
+
+
+@pytest.fixture(autouse=True)
+def _a_busy_machine_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "Clock", lambda: Clock(monotonic_ns=TIME, unix_ns=TIME))
 
 
 @pytest.fixture

@@ -340,24 +340,7 @@ def a_running_maximum_that_begins_at_minus_infinity() -> Program:
     return loop([model], [optimizer], loss_of, scaler)
 
 
-def large_and_steady_activations() -> Program:
-    """30000 from the first step to the last: no room to spare, and none needed."""
-    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 2))
-    nn.init.constant_(model[0].bias, 30000.0)
-    optimizer = torch.optim.SGD(model[2].parameters(), lr=1e-2)
-    scaler = gradscaler(2.0**8)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x, labels = torch.randn(16, 8), torch.randint(0, 2, (16,))
-        with half():
-            h = model[0](x)
-            return nn.functional.cross_entropy(model[2](model[1](h.float())), labels)
-
-    return loop([model], [optimizer], loss_of, scaler)
-
-
 CONTROLS = (
     a_swish_written_with_exp,
     a_running_maximum_that_begins_at_minus_infinity,
-    large_and_steady_activations,
 )

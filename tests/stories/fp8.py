@@ -143,21 +143,3 @@ def a_dead_channel_that_is_quantised_by_its_own_amax(*, sick: bool) -> Program:
         return (model.neck(model.stem(x)) - x).square().mean()
 
     return loop([model], [optimizer], loss_of, shows=lambda run: run.has_no_finite_loss)
-
-
-def activations_after_relu_with_their_own_scale() -> Program:
-    """Half of them are zeros before the cast already, and none is clipped."""
-    model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.randn(16, 12)
-        h = torch.relu(model[0](x))
-        scale = E4M3_MAX / h.detach().abs().max().clamp(min=1e-12)
-        kept = (h.detach() * scale).to(E4M3).float() / scale
-        return (model[2](h + (kept - h.detach())) - 1.0).square().mean()
-
-    return loop([model], [optimizer], loss_of)
-
-
-CONTROLS = (activations_after_relu_with_their_own_scale,)

@@ -55,25 +55,6 @@ def trained(layer: nn.Module, sample: Callable[[int], torch.Tensor], steps: int 
     return loop([model], [optimizer], loss_of, steps=steps)
 
 
-class Delayed:
-    """The scale of the largest magnitude so far, of calls before this one."""
-
-    def __init__(self) -> None:
-        self.largest = torch.full((), 4.0)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        scale = 448.0 / self.largest
-        self.largest = torch.maximum(self.largest, x.abs().max())
-        return scale
-
-
-@STORIES.tell("fp8_saturation", "fp8", "forward")
-def a_scale_from_before_the_data_grew(*, sick: bool) -> Program:
-    """The batch of step 4 is 20 times larger than any before."""
-    layer = Quantized((32, 8), Delayed() if sick else current)
-    return trained(layer, lambda step: torch.randn(64, 32) * (20.0 if step == 4 else 1.0))
-
-
 @STORIES.tell("fp8_saturation", "fp8", "forward")
 def a_constant_scale_and_a_clamp_before_the_cast(*, sick: bool) -> Program:
     """Values clamped to the limits never overflow, and are clipped all the same."""
@@ -81,21 +62,6 @@ def a_constant_scale_and_a_clamp_before_the_cast(*, sick: bool) -> Program:
     limit = torch.finfo(E5M2).max
     layer = Quantized((32, 8), lambda _x: scale, lambda x: x.clamp(-limit, limit).to(E5M2))
     return trained(layer, lambda _step: torch.randn(64, 32))
-
-
-@STORIES.tell("fp8_underflow", "fp8", "forward")
-def an_outlier_channel_that_sets_the_scale(*, sick: bool) -> Program:
-    """One channel is a million times larger than the others; the twin scales channels."""
-
-    def sample(_step: int) -> torch.Tensor:
-        x = torch.randn(64, 32) * 1e-3
-        x[:, 5] *= 1e6
-        return x
-
-    def by_channel(x: torch.Tensor) -> torch.Tensor:
-        return 448.0 / x.abs().amax(0, keepdim=True).clamp(min=1e-12)
-
-    return trained(Quantized((32, 8), current if sick else by_channel), sample)
 
 
 @STORIES.tell("fp8_scale_nonfinite", "fp8", "forward")

@@ -5,43 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, gradscaler, half, loop, update
+from tests.stories.stage import Program, Stories, gradscaler, half, loop
 
 STORIES = Stories()
-
-
-class _Tied(nn.Module):
-    """A language model whose head is its embedding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(96, 32)
-        self.mix = nn.Linear(32, 32)
-        self.head = nn.Linear(32, 96, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(nn.functional.gelu(self.mix(self.embed(tokens))))
-        return out
-
-
-@STORIES.tell("grad_underflow", "param:embed.weight", "backward")
-def a_tied_language_model_whose_loss_is_weighted_down(*, sick: bool) -> Program:
-    """Four micro-batches, clipped, through a scale of 16."""
-    model = _Tied()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
-    scaler = gradscaler(16.0 if sick else 2.0**22, growth_interval=4000)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        tokens = torch.randint(0, 96, (4, 12))
-        with half():
-            return (
-                2e-7
-                * nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-                / 4
-            )
-
-    return loop([model], [optimizer], loss_of, scaler, clip=1.0, micro_batches=4)
 
 
 @STORIES.tell("grad_underflow", "param:1.experts.wide.weight", "backward")
@@ -99,35 +65,6 @@ def float16_without_a_scaler_once_the_loss_has_fallen(*, sick: bool) -> Program:
         return 4.0**-step * out.float().square().mean()
 
     return loop([model], [optimizer], loss_of, scaler, steps=14 if sick else 10)
-
-
-@STORIES.tell("range_too_wide", "param:0.value.weight", "backward")
-def a_critic_that_regresses_on_large_rewards(*, sick: bool) -> Program:
-    """Actor and critic share a scaler, not their orders of magnitude; two optimizers."""
-    critic, actor = nn.Module(), nn.Module()
-    critic.value = nn.Linear(12, 1)
-    actor.policy = nn.Sequential(nn.Linear(12, 64), nn.Tanh(), nn.Linear(64, 6))
-    optimizers = [
-        torch.optim.SGD(critic.parameters(), lr=1e-9),
-        torch.optim.Adam(actor.parameters(), lr=1e-4, foreach=True),
-    ]
-    scaler = gradscaler()
-    reward, advantage = (3e3, 1e-7) if sick else (1.0, 0.1)
-
-    def iterate(_step: int) -> torch.Tensor:
-        x = torch.randn(64, 12)
-        with half():
-            value, logits = critic.value(x), actor.policy(x)
-        of_actor = advantage * nn.functional.cross_entropy(
-            logits.float(), torch.randint(0, 6, (64,))
-        )
-        of_critic = (value.float() - reward).square().mean()
-        backward(scaler, of_actor)
-        backward(scaler, of_critic)
-        update(scaler, *optimizers, clip=1.0)
-        return of_actor + of_critic
-
-    return Program([critic, actor], optimizers, iterate, scaler, steps=40)
 
 
 @STORIES.tell("range_too_wide", "param:optimizer0.0", "backward")

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.stories.healthy import adamw, simple
 from tests.stories.stage import (
+    PAID,
     Controls,
     Program,
     backward,
@@ -56,7 +57,12 @@ def no_mixed_precision_at_all() -> Program:
     model = net()
 
     return simple(
-        model, lambda: classified(model, nullcontext), scaler=None, context=full, steps=STEPS
+        model,
+        lambda: classified(model, nullcontext),
+        scaler=None,
+        context=full,
+        steps=STEPS,
+        settings=PAID,
     )
 
 
@@ -69,7 +75,7 @@ def bfloat16_autocast_without_a_scaler() -> Program:
     def loss_of(_step: int) -> torch.Tensor:
         return classified(model, brain)
 
-    return loop([model], [optimizer], loss_of, clip=0.1, steps=STEPS)
+    return loop([model], [optimizer], loss_of, clip=0.1, steps=STEPS, settings=PAID)
 
 
 @CONTROLS.add
@@ -84,7 +90,7 @@ def classes_that_are_ruled_out_of_the_logits() -> Program:
         logits = model(torch.randn(32, 16)).masked_fill(~allowed, -math.inf)
         return functional.cross_entropy(logits, y)
 
-    return simple(model, forward, scaler=gradscaler(), steps=STEPS)
+    return simple(model, forward, scaler=gradscaler(), steps=STEPS, settings=PAID)
 
 
 @CONTROLS.add
@@ -107,7 +113,7 @@ def batchnorms_of_three_momenta() -> Program:
             model.train()
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, STEPS)
+    return Program([model], [optimizer], iterate, scaler, STEPS, settings=PAID)
 
 
 @CONTROLS.add
@@ -133,7 +139,7 @@ def batches_from_a_worker_with_a_remainder() -> Program:
             losses.append(functional.cross_entropy(model(x), data.tensors[1]).item())
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, steps=12)
+    return Program([model], [optimizer], iterate, scaler, steps=12, settings=PAID)
 
 
 @CONTROLS.add
@@ -141,7 +147,13 @@ def nine_tenths_dropped() -> Program:
     """Most activations and their gradients are zero, others each time."""
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.9), nn.Linear(64, 4))
 
-    return simple(model, lambda: classified(model, nullcontext), scaler=gradscaler(), steps=STEPS)
+    return simple(
+        model,
+        lambda: classified(model, nullcontext),
+        scaler=gradscaler(),
+        steps=STEPS,
+        settings=PAID,
+    )
 
 
 @CONTROLS.add
@@ -157,7 +169,7 @@ def a_norm_that_is_only_measured() -> Program:
         update(scaler, optimizer)
         return loss + 0.0 * scaled.detach()
 
-    return Program([model], [optimizer], iterate, scaler, STEPS)
+    return Program([model], [optimizer], iterate, scaler, STEPS, settings=PAID)
 
 
 @CONTROLS.add
@@ -175,7 +187,7 @@ def probabilities_whose_loss_is_taken_in_float32() -> Program:
                 inside = loss_of(logits.float().sigmoid(), target)
         return inside + loss_of(logits.float().sigmoid(), target)
 
-    return simple(model, forward, scaler=gradscaler(), context=full, steps=STEPS)
+    return simple(model, forward, scaler=gradscaler(), context=full, steps=STEPS, settings=PAID)
 
 
 class _Cube(torch.autograd.Function):
@@ -203,7 +215,7 @@ def a_function_of_ones_own() -> Program:
         x, y = samples()
         return functional.cross_entropy(_Cube.apply(model(x)), y)
 
-    return simple(model, forward, scaler=gradscaler(), steps=STEPS)
+    return simple(model, forward, scaler=gradscaler(), steps=STEPS, settings=PAID)
 
 
 @CONTROLS.add
@@ -220,7 +232,7 @@ def a_teacher_that_does_not_learn() -> Program:
             given = (student(x) / 2.0).log_softmax(-1)
             return functional.kl_div(given, wanted.float(), reduction="batchmean")
 
-    return loop([student, teacher], [optimizer], loss_of, scaler, steps=STEPS)
+    return loop([student, teacher], [optimizer], loss_of, scaler, steps=STEPS, settings=PAID)
 
 
 @CONTROLS.add
@@ -241,4 +253,4 @@ def a_step_that_is_left_out_where_the_norm_is_high() -> Program:
         optimizer.zero_grad()
         return loss
 
-    return Program([model], [optimizer], iterate, scaler, STEPS)
+    return Program([model], [optimizer], iterate, scaler, STEPS, settings=PAID)

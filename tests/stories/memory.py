@@ -114,37 +114,6 @@ def metrics_in_dictionaries_with_a_scaler(*, sick: bool) -> Program:
     return train(model, forward, note, scaler=gradscaler(256.0))
 
 
-@STORIES.tell("memory_creep", "loss", "forward")
-def an_average_of_losses_with_its_graph(*, sick: bool) -> Program:
-    """An exponential average of the loss, for the bar of progress."""
-    model = deep()
-    average = [torch.zeros(())]
-
-    def smooth(_step: int, _out: torch.Tensor, loss: torch.Tensor) -> None:
-        average[0] = 0.9 * average[0] + 0.1 * (loss if sick else loss.detach())
-
-    return train(model, of(model), smooth)
-
-
-@STORIES.tell("memory_creep", "", "forward")
-def a_hidden_state_that_is_never_detached(*, sick: bool) -> Program:
-    """Each iteration goes on from the state of the one before, and so does its graph."""
-    model = nn.ModuleDict({"in": deep(2), "state": nn.Linear(WIDTH, WIDTH)})
-    states = [torch.zeros(64, WIDTH)]
-
-    def forward(_step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        # Backward stops at the state of before, of which only the values are used.
-        hidden = model["in"](torch.randn(64, WIDTH)) + 0.1 * states[-1].detach()
-        out = model["state"](hidden)
-        return out, out.square().mean()
-
-    def hand_on(_step: int, out: torch.Tensor, _loss: torch.Tensor) -> None:
-        states.append(out if sick else out.detach())
-        del states[: -1 if not sick else 0]
-
-    return train(model, forward, hand_on)
-
-
 @CONTROLS.add
 def a_window_of_losses() -> Program:
     """The last 100, with their graphs: it is full after 100 iterations."""

@@ -135,22 +135,6 @@ def a_rate_a_little_too_large_until_float16_gives_in(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, scaler, steps=64, shows=shows)
 
 
-def a_loss_that_rises_and_falls_with_a_warm_up() -> Program:
-    """A spike in the tenth step, and over it is."""
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    scaler = gradscaler(2.0**8)
-
-    def loss_of(step: int) -> torch.Tensor:
-        x = torch.randn(32, 8)
-        with half():
-            out = model(x)
-        loss = (out.float() - x.sum(1, keepdim=True)).square().mean()
-        return loss * (1.0 + 20.0 * (8 <= step < 14) * (step - 7))
-
-    return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=40)
-
-
 class _Mending(nn.Module):
     """Knows that values are missing, and says so to the layers behind it."""
 
@@ -183,7 +167,4 @@ def missing_values_and_masks_that_the_model_knows_about() -> Program:
     return loop([model], [optimizer], loss_of, scaler)
 
 
-CONTROLS = (
-    a_loss_that_rises_and_falls_with_a_warm_up,
-    missing_values_and_masks_that_the_model_knows_about,
-)
+CONTROLS = (missing_values_and_masks_that_the_model_knows_about,)

@@ -2,67 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
 from tests.stories.stage import PAID, Program, Stories, backward, gradscaler, half, update
 
 STORIES = Stories()
-
-
-class _Gain(nn.Module):
-    """A learned temperature."""
-
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self.log_gain = nn.Parameter(torch.tensor(math.log(start)))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.log_gain.exp()
-
-
-class _Contrast(nn.Module):
-    def __init__(self, start: float) -> None:
-        super().__init__()
-        self.image = nn.Linear(12, 24)
-        self.text = nn.Linear(10, 24)
-        self.temperature = _Gain(start)
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x, y = (
-            nn.functional.normalize(self.image(x).float()),
-            nn.functional.normalize(self.text(y).float()),
-        )
-        with half():
-            out: torch.Tensor = self.temperature(x @ y.T)
-        return out
-
-
-@STORIES.tell("headroom_low", "temperature", "forward")
-def a_temperature_that_nobody_clamps(*, sick: bool) -> Program:
-    """It creeps up by 1.5 % a step for more than 200 steps. The twin stops at 4000."""
-    model = _Contrast(2400.0)
-    optimizer = torch.optim.Adam(model.temperature.parameters(), lr=0.015)
-    scaler = gradscaler()
-
-    def iterate(step: int) -> torch.Tensor:
-        with half():
-            out = model(torch.randn(16, 12), torch.randn(16, 10))
-        if not out.isfinite().all() and program.overflowed_at < 0:
-            program.overflowed_at = step
-        loss = -(out.float().abs() + 1.0).log().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        if not sick:
-            with torch.no_grad():
-                model.temperature.log_gain.clamp_(max=math.log(4000.0))
-        return loss
-
-    steps = 250 if sick else 100
-    program = Program([model], [optimizer], iterate, scaler, steps=steps, settings=PAID)
-    return program
 
 
 @STORIES.tell("headroom_low", "blocks.1.out", "forward")

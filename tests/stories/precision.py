@@ -138,27 +138,6 @@ def replicas_in_threads_that_autocast_does_not_reach(*, sick: bool) -> Program:
     return train(model, forward)
 
 
-@STORIES.tell("autocast_inactive", "net", "forward")
-def a_worker_thread_of_a_single_forward(*, sick: bool) -> Program:
-    """No step is ever taken, and the module that is called is not the outermost one."""
-    model = nn.Module()
-    model.net = nn.Linear(8, 8)
-
-    def forward() -> torch.Tensor:
-        outs: list[torch.Tensor] = []
-
-        def work() -> None:
-            with nullcontext() if sick else half():
-                outs.append(mean_square(model.net(torch.randn(4, 8))))
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        return outs[0]
-
-    return look_once(model, forward)
-
-
 @STORIES.tell("autocast_inactive", "", "forward")
 def a_region_for_a_device_that_is_not_there(*, sick: bool) -> Program:
     """The script was written for a GPU; here it computes in float32."""
@@ -191,18 +170,6 @@ def each_layer_goes_back_to_float32(*, sick: bool) -> Program:
     model = nn.Module()
     model.tower = Tower(6, lambda x: torch.relu(x.float() if sick else x))
     return train(model, lambda: mean_square(model.tower(torch.randn(256, WIDE))))
-
-
-@STORIES.tell("cast_overhead", "", "forward")
-def there_and_back_again_without_autocast(*, sick: bool) -> Program:
-    """Weights in bfloat16, and each activation function in float32."""
-    between = (lambda x: torch.tanh(x.float()).bfloat16()) if sick else torch.tanh
-    model = Tower(5, between).bfloat16()
-    return train(
-        model,
-        lambda: mean_square(model(torch.randn(256, WIDE).bfloat16())),
-        context=nullcontext,
-    )
 
 
 @STORIES.tell("cast_overhead", "cell", "forward")
@@ -287,13 +254,6 @@ def a_stem_in_float32_before_a_body_with_its_channels_first(*, sick: bool) -> Pr
         return mean_square(model.body(x))
 
     return train(model, forward)
-
-
-@STORIES.tell("no_memory_gain", "", "config")
-def large_layers_and_two_samples(*, sick: bool) -> Program:
-    """The copies of the weights outweigh what is halved; no optimizer steps."""
-    model = nn.Sequential(*[nn.Linear(192, 192) for _ in range(3)])
-    return look_once(model, lambda: mean_square(model(torch.randn(2 if sick else 1024, 192))))
 
 
 @STORIES.tell("no_memory_gain", "", "config")

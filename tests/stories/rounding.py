@@ -43,7 +43,7 @@ def a_probe_that_goes_back_from_each_sample_by_itself(*, sick: bool) -> Program:
         update(None, optimizer)
         return total
 
-    return Program([model], [optimizer], iterate, steps=3, shows=lambda run: min(lost) > 0.1)
+    return Program([model], [optimizer], iterate, steps=1, shows=lambda run: min(lost) > 0.1)
 
 
 @STORIES.tell("ema_rounding", "param:weight", "optimizer", "_foreach_lerp_")
@@ -139,28 +139,4 @@ def a_target_network_that_is_copied_now_and_then() -> Program:
     return Program([online, target], [optimizer], iterate, steps=32)
 
 
-def an_average_that_has_arrived() -> Program:
-    """The weights are frozen, and the bfloat16 average is equal to them."""
-    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 2))
-    model[0].requires_grad_(requires_grad=False)
-    with torch.no_grad():
-        model[0].weight.copy_(model[0].weight.bfloat16())
-    average = copy.deepcopy(model[0]).bfloat16()
-    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
-
-    def iterate(_step: int) -> torch.Tensor:
-        x = torch.randn(16, 8)
-        loss = (model(x) - 1.0).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        with torch.no_grad():
-            average.weight.lerp_(model[0].weight.bfloat16(), 1e-3)
-        return loss
-
-    return Program([model], [optimizer], iterate, steps=32)
-
-
-CONTROLS = (
-    a_target_network_that_is_copied_now_and_then,
-    an_average_that_has_arrived,
-)
+CONTROLS = (a_target_network_that_is_copied_now_and_then,)

@@ -35,22 +35,6 @@ def distances_built_in_the_dtype_of_the_model(*, sick: bool) -> Program:
     return loop([model], [optimizer], loss_of, steps=6)
 
 
-@STORIES.tell("lossy_integer_cast", "loss", "forward")
-def targets_by_position_made_outside_of_the_model(*, sick: bool) -> Program:
-    """The loss weighs each place by its number, in bfloat16."""
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    places = torch.arange(1, 1001)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        with brain():
-            out = model(torch.randn(1000, 8)).squeeze(1)
-            weight = places.to(torch.bfloat16 if sick else torch.float32) / 1000
-            return (out.float() * weight).square().mean()
-
-    return loop([model], [optimizer], loss_of, steps=6)
-
-
 @STORIES.tell("lossy_integer_cast", "loss", "forward", "_to_copy")
 def labels_that_are_packed_with_the_features_in_bfloat16(*, sick: bool) -> Program:
     """One tensor for a row: of a thousand classes the upper ones change their names."""

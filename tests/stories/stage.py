@@ -8,11 +8,14 @@ import random
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
+import pytest
 import torch
 from torch import nn
 
 import ampwatch
+from tests.workshop.played_time import PlayedTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,6 +29,13 @@ ALARMS = ("warning", "critical")
 PAID = {"sample_every": 1}
 """Settings of programs whose trouble begins late: a step of theirs takes a millisecond, and would
 have to pay for a sample for a minute."""
+
+
+TIME = PlayedTime()
+"""The time of all that is watched here: what is measured when depends on how long steps take."""
+
+STEP = 0.005
+"""What a step takes. Unit: s."""
 
 
 @dataclass
@@ -58,6 +68,7 @@ class Program:
     def run(self) -> None:
         """Train."""
         for step in range(self.steps):
+            TIME.take(STEP)
             loss = float(self.iterate(step).detach())
             self.trace.append((loss, self.scaler.get_scale() if self.scaler else 1.0))
 
@@ -143,6 +154,39 @@ class Controls(list["Callable[[], Program]"]):
         """Collect the decorated program."""
         self.append(build)
         return build
+
+
+def turn(program: object, levels: Sequence[str] = LEVELS) -> str:
+    """Return the level at which a program is run at a commit: one of several, by its name."""
+    return levels[crc32(name_of(program).encode()) % len(levels)]
+
+
+def name_of(program: object) -> str:
+    """Return the name of a story or of a control."""
+    return getattr(program, "__name__", str(program))
+
+
+def once(programs: Sequence[Any], levels: Sequence[str] = LEVELS) -> list[Any]:
+    """Return programs with the level of their turn: most would be well at the others."""
+    turns = [turn(one, levels) for one in programs]
+    return [
+        pytest.param(one, level, id=f"{name_of(one)}-{level}")
+        for one, level in zip(programs, turns, strict=True)
+    ]
+
+
+def at_each_level(stories: Sequence[Story], levels: Sequence[str] = ()) -> list[Any]:
+    """Return stories at all of their levels; those whose turn it is not are left to the night."""
+    return [
+        pytest.param(
+            story,
+            level,
+            id=f"{story}-{level}",
+            marks=[pytest.mark.nightly] * (level != turn(story, levels or story.levels)),
+        )
+        for story in stories
+        for level in levels or story.levels
+    ]
 
 
 def watch(build: Callable[[], Program], level: str, **settings: object) -> tuple[Program, Monitor]:

@@ -172,23 +172,3 @@ def one_batch_in_an_average_that_every_forward_reads(*, sick: bool) -> Program:
         return (out.float() - 0.1).square().mean()
 
     return loop([model], [optimizer], loss_of, gradscaler(growth_interval=12), steps=48)
-
-
-@STORIES.tell("buffer_nonfinite", "buffer:0.norm.running_mean", "forward")
-def eight_broken_batches_in_a_row(*, sick: bool) -> Program:
-    """The scale is on its way down as well, but that heals and the buffers do not."""
-    body = nn.ModuleDict({"conv": nn.Conv1d(4, 16, 3), "norm": nn.BatchNorm1d(16)})
-    head = nn.Linear(16, 3)
-    optimizers = [
-        torch.optim.RMSprop(body.parameters(), lr=1e-3),
-        torch.optim.AdamW(head.parameters(), lr=1e-3, fused=True),
-    ]
-    scaler = gradscaler(2.0**14, growth_interval=6)
-
-    def loss_of(step: int) -> torch.Tensor:
-        x = torch.randn(8, 4, 10) * (1e6 if sick and 24 <= step < 32 else 1.0)
-        with half():
-            out = head(torch.relu(body["norm"](body["conv"](x))).mean(2))
-        return (out.float() - 0.1).square().mean()
-
-    return loop([body, head], optimizers, loss_of, scaler, steps=44)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from tests.stories.stage import Controls, Program, Stories, backward, gradscaler, half, update
+from tests.stories.stage import Controls, Program, Stories, backward, half, update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,12 +144,6 @@ def pictures_decoded_in_the_loop(*, sick: bool) -> Program:
 
 
 @STORIES.tell("input_bound", "step", "")
-def pictures_decoded_under_a_scaler(*, sick: bool) -> Program:
-    """In float16, with a GradScaler."""
-    return train(loader(lambda _: 0.1 if sick else 0.001), scaler=gradscaler(256.0))
-
-
-@STORIES.tell("input_bound", "step", "")
 def shards_that_take_long_to_open(*, sick: bool) -> Program:
     """One batch in eight is late, by three seconds: the mean counts."""
     return train(DataLoader(Shards(3.0 if sick else 0.1), BATCH))
@@ -180,16 +174,6 @@ def a_curve_that_is_drawn_again_in_each_step(*, sick: bool) -> Program:
     return train(
         loader(),
         after=lambda step: time.sleep(0.001 * step if sick else 0.01),
-        steps=SLOW_STEPS,
-    )
-
-
-@STORIES.tell("step_slower", "step", "")
-def a_memory_bank_that_is_searched_whole(*, sick: bool) -> Program:
-    """The forward pass compares with all there is, which grows; the twin's bank is full after 20 steps."""
-    return train(
-        loader(),
-        Model(lambda step: 0.0005 * (step if sick else min(step, 20))),
         steps=SLOW_STEPS,
     )
 

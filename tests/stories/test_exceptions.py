@@ -11,7 +11,7 @@ import ampwatch
 from ampwatch.training.model import machine
 from tests.stories import autocast
 from tests.stories.collection import ERRORS
-from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, ops, seed, watch
+from tests.stories.stage import ALARMS, alarms, at_each_level, bare_digest, once, ops, seed, watch
 
 if TYPE_CHECKING:
     from ampwatch.training.monitor import Monitor
@@ -22,9 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
     pytest.mark.usefixtures("one_thread", "samples_in_one_piece"),
 ]
-
-at_each_level = pytest.mark.parametrize("level", LEVELS)
-of_each_error = pytest.mark.parametrize("story", ERRORS, ids=str)
 
 
 def fail(story: Story, level: str | None) -> tuple[Program, Monitor | None, Exception]:
@@ -44,8 +41,7 @@ def fail(story: Story, level: str | None) -> tuple[Program, Monitor | None, Exce
     raise LookupError(story)
 
 
-@at_each_level
-@of_each_error
+@pytest.mark.parametrize(("story", "level"), at_each_level(ERRORS))
 def test_an_exception_is_explained_and_reaches_the_user_as_it_is(story: Story, level: str) -> None:
     """Type and text are as without ampwatch; one finding says where it came from."""
     bare, _, expected = fail(story, None)
@@ -58,8 +54,8 @@ def test_an_exception_is_explained_and_reaches_the_user_as_it_is(story: Story, l
     assert program.digest() == bare.digest()
 
 
-@at_each_level
-@of_each_error
+@pytest.mark.rotating
+@pytest.mark.parametrize(("story", "level"), once(ERRORS))
 def test_the_twin_of_an_exception_is_left_alone(story: Story, level: str) -> None:
     """It ends, and there is nothing to say."""
     program, monitor = watch(partial(story.build, sick=False), level)
@@ -68,8 +64,7 @@ def test_the_twin_of_an_exception_is_left_alone(story: Story, level: str) -> Non
     assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
 
 
-@at_each_level
-@pytest.mark.parametrize("story", autocast.OF_THE_MACHINE, ids=str)
+@pytest.mark.parametrize(("story", "level"), at_each_level(autocast.OF_THE_MACHINE))
 @pytest.mark.parametrize("sick", [True, False])
 def test_a_dtype_without_instructions_is_an_info(
     story: Story, level: str, *, sick: bool, monkeypatch: pytest.MonkeyPatch

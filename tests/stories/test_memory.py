@@ -11,7 +11,7 @@ import pytest
 from ampwatch.training.devices import MemoryUse
 from ampwatch.training.sensors.memory import growth
 from tests.stories.memory import CONTROLS, STORIES
-from tests.stories.stage import ALARMS, alarms, bare_digest, watch
+from tests.stories.stage import ALARMS, alarms, at_each_level, bare_digest, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +50,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "host_memory", read)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("story", STORIES, ids=str)
+@pytest.mark.parametrize(("story", "level"), at_each_level(STORIES, LEVELS))
 def test_what_keeps_memory_is_the_one_root_finding(story: Story, level: str) -> None:
     """Its kind, its place, its phase; nothing is changed."""
     program, monitor = watch(partial(story.build, sick=True), level)
@@ -60,6 +59,7 @@ def test_what_keeps_memory_is_the_one_root_finding(story: Story, level: str) -> 
     assert program.digest() == bare_digest(story.build, sick=True)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
     """No finding of the kind, and no alarm."""
@@ -69,6 +69,7 @@ def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
     assert program.digest() == bare_digest(story.build, sick=False)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
 def test_growth_that_ends_is_left_alone(control: Callable[[], Program]) -> None:
     """No finding of the kind, and no alarm."""

@@ -49,6 +49,7 @@ def test_the_way_back_of_a_scale_is_that_of_its_own_growth_interval() -> None:
             scaler.update()
             optimizer.zero_grad()
 
+    assert [f.kind for f in watch.findings if f.root] == ["scale_stuck_low"]
     (stuck,) = [f for f in watch.findings if f.kind == "scale_stuck_low"]
     assert "at the growth interval of 60" in stuck.summary
     assert f"stuck at 2^{math.log2(stuck.evidence['loss_scale']):.0f}," in stuck.summary

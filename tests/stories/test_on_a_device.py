@@ -60,6 +60,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[OpTrace]:
     return seen
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_root_is_the_one_that_it_is_on_a_host(story: Story) -> None:
     """Kind, place, phase and op are those of a host; not a bit of the training is changed."""
@@ -74,6 +75,7 @@ def test_the_root_is_the_one_that_it_is_on_a_host(story: Story) -> None:
     assert "were not followed" not in monitor.report()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
     """With every iteration followed."""
@@ -83,6 +85,7 @@ def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
     assert "switched off" not in monitor.report()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
 def test_what_only_looks_like_trouble_is_left_alone(control: Callable[[], Program]) -> None:
     """With every iteration followed."""

@@ -34,6 +34,8 @@ SHOWN = {
 STORIES = [story for story in ALL if story.build.__module__ in SHOWN]
 
 pytestmark = [
+    # They run without ampwatch, which no change of it can break.
+    pytest.mark.nightly,
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
     pytest.mark.usefixtures("one_thread"),
 ]

@@ -33,8 +33,7 @@ def test_a_burst_of_broken_batches_is_one_incident(level: str) -> None:
     assert "scale_stuck_low" in [f.kind for f in watch.findings]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("period", [1, 3, 10])
+@pytest.mark.parametrize(("level", "period"), [("deep", 1), ("standard", 3), ("deep", 10)])
 def test_optimizers_fall_apart_because_one_network_overflows(level: str, period: int) -> None:
     """However often it does: the desync, the period and the scale are what becomes of it."""
     torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 
 import ampwatch
 from tests.stories.plans import ASKED_AT, CONTROLS, STORIES
-from tests.stories.stage import LEVELS, bare_digest, seed
+from tests.stories.stage import at_each_level, bare_digest, seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,8 +41,7 @@ def _watched(
     return program, [f for f in watch.findings if f.kind == "plan_left"]
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("story", STORIES, ids=str)
+@pytest.mark.parametrize(("story", "level"), at_each_level(STORIES))
 def test_what_leaves_its_plan_is_told_with_the_layer(story: Story, level: str) -> None:
     """Its place and its product, since a step after the plan; nothing is changed."""
     build = partial(story.build, sick=True)
@@ -57,6 +56,7 @@ def test_what_leaves_its_plan_is_told_with_the_layer(story: Story, level: str) -
     assert program.digest() == bare_digest(story.build, sick=True)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_twin_with_the_remedy_holds_its_plan(story: Story) -> None:
     """No finding of the kind, not even an info."""
@@ -66,6 +66,7 @@ def test_the_twin_with_the_remedy_holds_its_plan(story: Story) -> None:
     assert program.digest() == bare_digest(story.build, sick=False)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("limit", [15.0, 20.0, 40.0])
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
 def test_what_only_changes_is_left_alone(control: Callable[[], Program], limit: float) -> None:

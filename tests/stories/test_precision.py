@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.stories.precision import CONTROLS, STORIES
-from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, watch
+from tests.stories.stage import ALARMS, alarms, at_each_level, bare_digest, once, watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +25,8 @@ pytestmark = [
 OF_THE_MACHINE = "cpu_isa_missing"
 """Depends on the CPU that the tests run on."""
 
-at_each_level = pytest.mark.parametrize("level", LEVELS)
-of_each_story = pytest.mark.parametrize("story", STORIES, ids=str)
 
-
-@at_each_level
-@of_each_story
+@pytest.mark.parametrize(("story", "level"), at_each_level(STORIES))
 def test_what_is_not_gained_is_the_one_finding_of_its_kind(story: Story, level: str) -> None:
     """The finding has kind, place and phase, at most an alarm of its kind; nothing is changed."""
     program, monitor = watch(partial(story.build, sick=True), level)
@@ -42,8 +38,8 @@ def test_what_is_not_gained_is_the_one_finding_of_its_kind(story: Story, level: 
     assert program.digest() == bare_digest(story.build, sick=True)
 
 
-@at_each_level
-@of_each_story
+@pytest.mark.rotating
+@pytest.mark.parametrize(("story", "level"), once(STORIES))
 def test_the_twin_with_the_remedy_does_not_have_it(story: Story, level: str) -> None:
     """Not even as an info."""
     _, monitor = watch(partial(story.build, sick=False), level)
@@ -52,8 +48,8 @@ def test_the_twin_with_the_remedy_does_not_have_it(story: Story, level: str) -> 
     assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
 
 
-@at_each_level
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
+@pytest.mark.rotating
+@pytest.mark.parametrize(("control", "level"), once(CONTROLS))
 def test_mixed_precision_as_it_is_documented_is_left_alone(
     control: Callable[[], Program], level: str
 ) -> None:

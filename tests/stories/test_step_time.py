@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stories.stage import ALARMS, alarms, bare_digest, watch
+from tests.stories.stage import ALARMS, alarms, at_each_level, bare_digest, watch
 from tests.stories.step_time import CONTROLS, STORIES
 from tests.workshop.played_time import play_time
 
@@ -27,8 +27,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
     play_time(monkeypatch)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("story", STORIES, ids=str)
+@pytest.mark.parametrize(("story", "level"), at_each_level(STORIES, LEVELS))
 def test_what_takes_so_long_is_the_one_root_finding(story: Story, level: str) -> None:
     """Its kind, its place, its phase; nothing is changed."""
     program, monitor = watch(partial(story.build, sick=True), level)
@@ -37,6 +36,7 @@ def test_what_takes_so_long_is_the_one_root_finding(story: Story, level: str) ->
     assert program.digest() == bare_digest(story.build, sick=True)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
     """No alarm, and not an info of the kind."""
@@ -50,6 +50,7 @@ def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
     assert program.digest() == bare_digest(story.build, sick=False)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
 def test_what_takes_long_for_a_reason_is_left_alone(control: Callable[[], Program]) -> None:
     """No alarm, and no info."""

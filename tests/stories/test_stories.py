@@ -3,61 +3,33 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
-from zlib import crc32
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stories import outputs
+from tests.stories import fp8_casts, outputs, rounding_ops
 from tests.stories.collection import CONTROLS, STORIES
-from tests.stories.stage import ALARMS, LEVELS, alarms, bare_digest, ops, watch
+from tests.stories.stage import ALARMS, alarms, at_each_level, bare_digest, once, ops, watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from tests.stories.stage import Program, Story
 
 # torch says so where the first step of a training is skipped; that is as it should be.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Detected call of:UserWarning"),
+    # Of fork, in a DataLoader.
+    pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"),
     pytest.mark.usefixtures("one_thread", "samples_in_one_piece"),
 ]
 
 
-def in_turns_of_a_kind(stories: Iterable[Story]) -> list[Any]:
-    """Return stories, each at one level, so that each kind is found at both; at both, where it has one story."""
-    of_kinds: dict[str, list[Story]] = {}
-    for story in stories:
-        of_kinds.setdefault(story.kind, []).append(story)
-    return [
-        pytest.param(story, level, id=f"{story}-{level}")
-        for alike in of_kinds.values()
-        for i, story in enumerate(alike)
-        for level in (story.levels if len(alike) == 1 else (story.levels * 2)[i % 2 :][:1])
-    ]
+WITH_A_LINE = [*rounding_ops.STORIES, *fp8_casts.STORIES]
+"""Stories of single ops, whose lines are known."""
 
 
-def in_turns(programs: Iterable[Any]) -> list[Any]:
-    """Return programs, each at one level, by its name: there are many, and most would be healthy at both."""
-    named = [(one, getattr(one, "__name__", str(one))) for one in programs]
-    levels = [LEVELS[crc32(name.encode()) % len(LEVELS)] for _, name in named]
-    return [
-        pytest.param(one, level, id=f"{name}-{level}")
-        for (one, name), level in zip(named, levels, strict=True)
-    ]
-
-
-def test_each_kind_is_found_at_each_level_at_which_it_can_be() -> None:
-    """Whatever order the stories stand in."""
-    able = {(story.kind, level) for story in STORIES for level in story.levels}
-    found = {
-        (story.kind, level) for story, level in (one.values for one in in_turns_of_a_kind(STORIES))
-    }
-
-    assert found == able
-
-
-@pytest.mark.parametrize(("story", "level"), in_turns_of_a_kind(STORIES))
+@pytest.mark.parametrize(("story", "level"), at_each_level(STORIES))
 def test_what_is_wrong_is_the_one_root_finding(story: Story, level: str) -> None:
     """One root that is more than an info: its kind, its place, its phase; nothing is changed.
 
@@ -71,10 +43,14 @@ def test_what_is_wrong_is_the_one_root_finding(story: Story, level: str) -> None
     if story in outputs.STORIES:
         (finding,) = [f for f in monitor.findings if f.kind == "headroom_low"]
         assert finding.first_step <= program.overflowed_at - 5
+    if story in WITH_A_LINE:
+        (finding,) = [f for f in monitor.findings if f.kind == story.kind and f.severity in ALARMS]
+        assert "/tests/stories/" in finding.source
     assert program.digest() == bare_digest(story.build, sick=True)
 
 
-@pytest.mark.parametrize(("story", "level"), in_turns(STORIES))
+@pytest.mark.rotating
+@pytest.mark.parametrize(("story", "level"), once(STORIES))
 def test_the_twin_with_the_remedy_is_left_alone(story: Story, level: str) -> None:
     """Neither a warning nor a critical, root or not; nothing is changed."""
     program, monitor = watch(partial(story.build, sick=False), level)
@@ -83,7 +59,8 @@ def test_the_twin_with_the_remedy_is_left_alone(story: Story, level: str) -> Non
     assert program.digest() == bare_digest(story.build, sick=False)
 
 
-@pytest.mark.parametrize(("control", "level"), in_turns(CONTROLS))
+@pytest.mark.rotating
+@pytest.mark.parametrize(("control", "level"), once(CONTROLS))
 def test_what_only_looks_like_trouble_is_left_alone(
     control: Callable[[], Program], level: str
 ) -> None:

@@ -65,7 +65,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     return Machine(monkeypatch, tmp_path)
 
 
-@pytest.mark.parametrize("story", SLOW)
+@pytest.mark.parametrize(
+    "story",
+    ["data", *(pytest.param(s, marks=pytest.mark.rotating) for s in SLOW if s != "data")],
+)
 def test_the_slow_rank_is_named_with_what_it_takes_and_what_others_wait(
     story: str, machine: Machine
 ) -> None:
@@ -82,6 +85,7 @@ def test_the_slow_rank_is_named_with_what_it_takes_and_what_others_wait(
     assert finding.last_step > STEPS // 2
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("story", HEALTHY)
 def test_ranks_of_which_none_is_slow_are_left_alone(story: str, machine: Machine) -> None:
     """Nor those that take turns, nor the one that evaluates for all."""

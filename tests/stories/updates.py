@@ -49,21 +49,6 @@ def norms_of_one_that_never_move(*, sick: bool) -> Program:
     return loop([front, back], [optimizer], loss_of, clip=1.0, steps=32)
 
 
-@STORIES.tell("update_rounding", "param:deep.weight", "optimizer")
-def float16_weights_under_plain_gradient_descent(*, sick: bool) -> Program:
-    """The gradients are fine, the rate times them is below half a spacing."""
-    model = nn.Module()
-    model.deep = nn.Linear(20, 40)
-    model.half()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6 if sick else 0.05)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.randn(64, 20).half()
-        return (model.deep(x).float() - 1.0).square().sum(1).mean() / 2
-
-    return loop([model], [optimizer], loss_of, micro_batches=2, steps=32)
-
-
 def _pure_float16(
     make: type[torch.optim.Optimizer], *, sick: bool, amplitude: float, **options: float | bool
 ) -> Program:
@@ -80,12 +65,6 @@ def _pure_float16(
         return amplitude * (out.float() - 0.1).square().mean()
 
     return loop([model], [optimizer], loss_of, scaler, steps=12)
-
-
-@STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")
-def adam_of_float16_weights(*, sick: bool) -> Program:
-    """An eps of 1e-8 is zero, and so is the square of a gradient of 1e-4."""
-    return _pure_float16(torch.optim.Adam, sick=sick, amplitude=0.05, foreach=True)
 
 
 @STORIES.tell("optimizer_eps_underflow", "param:0.weight", "optimizer")

@@ -282,6 +282,7 @@ def test_the_daemon_of_the_machine_is_its_services_to_look_after(own_places: Pat
     assert (link.url, link.due_s) == (status.url, float("inf"))
 
 
+@pytest.mark.nightly
 def test_a_daemon_that_is_killed_under_a_training_comes_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -323,14 +324,6 @@ def test_a_daemon_that_is_killed_under_a_training_comes_back(
     assert children() == had
     os.kill(info.pid, signal.SIGTERM)
     eventually(lambda: place.info() is None, "the end of the daemon")
-
-
-def test_findings_only_has_no_link(own_places: Path) -> None:
-    """Nothing is looked at, nothing is begun."""
-    with ampwatch.monitor(torch.nn.Linear(1, 1), serve=False) as watch:
-        assert watch.url == ""
-
-    assert list((own_places / "runtime").iterdir()) == []
 
 
 def test_the_training_process_loads_no_server_for_it() -> None:

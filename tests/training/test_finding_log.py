@@ -51,7 +51,7 @@ class Machine:
     def _log(self, rank: int) -> FindingLog:
         who = identity(run="gpt", rank=rank, local_rank=rank, world_size=RANKS)
         wait = self.turns[rank].wait
-        return FindingLog(who, said=Said(self.path, rank), wait=lambda _: wait(20))
+        return FindingLog(who, said=Said(self.path, rank), wait=lambda _: wait(60))
 
     def close(self, *ranks: int) -> None:
         for rank in ranks or range(RANKS):
@@ -256,6 +256,7 @@ input()
 """
 
 
+@pytest.mark.nightly
 def test_two_ranks_that_fail_alike_write_two_lines_and_the_address(own_places: Path) -> None:
     """As a person sees them: a script without logging; a warning, and then that it is critical."""
     place = Place(own_places)

@@ -53,7 +53,14 @@ def _made(how: dict[str, bool]) -> nn.Module:
     return mlp(**how)
 
 
-@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+@pytest.mark.parametrize(
+    "level",
+    [
+        pytest.param("light", marks=pytest.mark.rotating),
+        pytest.param("standard", marks=pytest.mark.rotating),
+        "deep",
+    ],
+)
 @pytest.mark.parametrize("how", HOWS, ids=str)
 def test_losses_weights_and_random_state_are_the_same_bits(
     how: dict[str, bool], level: str
@@ -84,13 +91,6 @@ def test_an_outlier_because_of_which_an_eighth_becomes_zero_is_found(*, emulates
     assert found == ["fp8_underflow"]
 
 
-def test_with_a_scale_for_each_row_one_row_is_all_that_the_outlier_costs() -> None:
-    """As the advice says."""
-    _, found = _trained(_made({"rows": True, "emulates": True}), "deep", _outlier, rate=0.0)
-
-    assert found == []
-
-
 class Delayed(Fp8Linear):
     """Scales by the largest magnitude that the first batch had."""
 
@@ -100,14 +100,6 @@ class Delayed(Fp8Linear):
         if self.scale is None:
             self.scale = 448.0 / x.detach().abs().max()
         self.how["scale"] = self.scale
-        return super().forward(x)
-
-
-class Unguarded(Fp8Linear):
-    """Divides by the largest magnitude, whatever it is."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.how["scale"] = 448.0 / x.detach().abs().max()
         return super().forward(x)
 
 
@@ -127,18 +119,6 @@ def test_a_stale_scale_is_found_and_by_how_much_it_is_too_large() -> None:
 
     assert finding.kind == "fp8_saturation"
     assert finding.evidence["times_too_large"] == pytest.approx(8.0, rel=0.05)
-
-
-def _empty_once(step: int) -> torch.Tensor:
-    return torch.randn(32, 64) * (step != 3)
-
-
-def test_a_batch_of_zeros_and_a_scale_without_a_bound_are_found() -> None:
-    """The scale is at fault, and not the cast that undoes it."""
-    _, found = _trained(nn.Sequential(Unguarded(64, 32)), "deep", _empty_once)
-
-    assert "fp8_scale_nonfinite" in found
-    assert "invalid_operation" not in found
 
 
 def _infinite_once(step: int) -> torch.Tensor:

@@ -90,7 +90,7 @@ def test_numbers_are_of_the_newest_iteration_and_outlive_the_monitor() -> None:
     )
     assert skipped["amp/loss"] == math.inf
     assert (summary["amp/steps"], summary["amp/skipped_share"]) == (5.0, 0.2)
-    assert 0.0 < summary["amp/overhead_share"] < 1.0
+    assert summary["amp/overhead_share"] > 0.0
     assert all(type(value) is float for value in summary.values())
 
 

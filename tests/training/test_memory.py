@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.training.devices import Link
 from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.rows import ROW_BYTES
 from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, limit_of
@@ -20,6 +19,7 @@ from ampwatch.training.sensors.births.kept_calls import KeptCall, own_bytes
 from ampwatch.training.transfer.measuring import SLABS, Item, Measuring
 from ampwatch.training.transfer.slabs import NORM_BYTES
 from ampwatch.wire.records import MEMORY_PARTS, Topic
+from tests.training.transfer.test_measuring import FakeLink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,41 +202,12 @@ def test_updates_are_not_measured_without_room_for_them_and_the_report_says_so()
     assert "updates of weights are not measured" in said
 
 
-class PlayedLink(Link):
-    """A device that is played in host memory, and always done."""
-
-    reads_in_place = False
-
-    def landing_place(self, numel: int) -> torch.Tensor:
-        """Return memory that is not pinned."""
-        return torch.zeros(numel)
-
-    def make_event(self, device: torch.device) -> Any:
-        """Return an event that has passed."""
-        return self
-
-    make_timer = make_event
-
-    def record(self, stream: Any) -> None:
-        """Mark nothing."""
-
-    def query(self) -> bool:
-        """Whether it has passed."""
-        return True
-
-    def elapsed_time(self, end: Any) -> float:
-        """Return no time."""
-        return 0.0
-
-    def stream(self, device: torch.device) -> Any:
-        """Return no stream."""
-
-
 @pytest.mark.parametrize("limit", [2**21, 2**23])
 def test_rows_on_a_device_and_their_landing_places_are_within_half_of_the_limit(limit: int) -> None:
     """What no row is left for is not measured, is counted, and is said."""
     budget = MemoryBudget(limit)
-    measuring = Measuring(lambda _device: EagerKernel(), 16384, PlayedLink(), budget)
+    link: Any = FakeLink()
+    measuring = Measuring(lambda _device: EagerKernel(), 16384, link, budget)
     items = [Item(str(number), "", torch.ones(1)) for number in range(2000)]
     measuring.measure(Topic.WEIGHT, items)
 
@@ -251,7 +222,8 @@ def test_rows_on_a_device_and_their_landing_places_are_within_half_of_the_limit(
 
 def test_where_no_row_has_room_nothing_is_measured_on_the_device_and_why_is_said() -> None:
     """As on a machine whose device has no memory to spare."""
-    measuring = Measuring(lambda _device: EagerKernel(), 64, PlayedLink(), MemoryBudget(1000))
+    link: Any = FakeLink()
+    measuring = Measuring(lambda _device: EagerKernel(), 64, link, MemoryBudget(1000))
     measuring.measure(Topic.WEIGHT, [Item("w", "", torch.ones(1))])
 
     assert measuring.held_bytes() == (0, 0)

@@ -17,8 +17,10 @@ PACKAGE = Path(ampwatch.__file__).parent
 
 def _private_names(path: Path) -> list[str]:
     """Return the private names below ``torch`` that the code of a file reads."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    text, found = path.read_text(), list[str]()
+    if not re.search(r"torch[\w.]*(\._|.* import .*_)", text):
+        return found
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
             name = ast.unparse(node)
         elif isinstance(node, ast.ImportFrom):

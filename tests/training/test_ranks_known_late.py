@@ -80,11 +80,3 @@ def test_nothing_is_said_where_the_launcher_has_said_it(
     train(watch, model)
 
     assert said(caplog) == []
-
-
-def test_nothing_is_said_without_a_group(caplog: pytest.LogCaptureFixture) -> None:
-    """A training of one process."""
-    model = nn.Linear(8, 4)
-    train(ampwatch.monitor(model, level="light", serve=False), model)
-
-    assert said(caplog) == []

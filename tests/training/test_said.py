@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-from threading import Thread
+import time
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,6 +64,20 @@ def test_a_file_that_takes_the_place_of_another_is_read_from_its_beginning(tmp_p
     assert rank.finders("one thing") == []
 
 
+class Patience:
+    """Time that stands still for who waits for a lock: it waits for as long as it takes."""
+
+    def __init__(self) -> None:
+        self.is_waited = Event()
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.is_waited.set()
+        time.sleep(seconds)
+
+
 def test_who_comes_while_a_file_is_being_removed_has_one_that_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,25 +85,31 @@ def test_who_comes_while_a_file_is_being_removed_has_one_that_stays(
     who = identity(run="again", world_size=2)
     path = path_for(tmp_path, who, "log")
     path.write_text("here - 1 1-1\n")  # of a process that has ended
-    read, comers = said_module._read, list[Thread]()
+    read, comers, patience = said_module._read, list[Thread](), Patience()
 
     def as_another_comes(of: Path) -> list[said_module._Line]:
         lines = read(of)
         if not comers:
             comers.append(Thread(target=Said, args=(path, 0)))
             comers[0].start()
-            comers[0].join(0.1)  # it writes now, or waits until the file is gone
+            # It writes now, or waits until the file is gone.
+            while comers[0].is_alive() and not patience.is_waited.wait(0.01):
+                pass
         return lines
 
     monkeypatch.setattr(said_module, "_read", as_another_comes)
+    monkeypatch.setattr(said_module, "time", patience)
     said_module._remove_those_that_are_over(tmp_path)
     comers[0].join()
 
     assert Said(path, 1).present() == [0, 1]
 
 
-def test_a_rank_that_is_stopped_as_it_comes_or_goes_is_not_waited_for_long(tmp_path: Path) -> None:
+def test_a_rank_that_is_stopped_as_it_comes_or_goes_is_not_waited_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then each speaks for itself."""
+    monkeypatch.setattr(said_module, "LOCK_SECONDS", 0.0)
     path = tmp_path / "gpt.said"
     one = Said(path, 0)
     with path.open() as stopped:

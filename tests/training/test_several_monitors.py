@@ -96,7 +96,7 @@ def in_threads(fits: list[Fit]) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("failing_first", [True, False])
+@pytest.mark.parametrize("failing_first", [True, pytest.param(False, marks=pytest.mark.rotating)])
 @pytest.mark.parametrize("train", [in_turn, one_after_the_other, together, in_threads])
 def test_a_fault_is_found_by_the_monitor_of_its_model_alone(
     train: Callable[[list[Fit]], None], *, failing_first: bool, one_thread: None

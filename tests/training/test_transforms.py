@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
 
 import ampwatch
 
@@ -100,32 +100,15 @@ def _per_sample(training: Training, parameters: State, x: torch.Tensor) -> State
     return {name: g.mean(0) for name, g in gradients.items()}
 
 
-def _meta(training: Training, parameters: State, x: torch.Tensor) -> State:
-    def adapted(start: State) -> torch.Tensor:
-        inner = grad(training.loss)(start, x)
-        return training.loss({n: p - 1e-5 * inner[n] for n, p in start.items()}, x)
-
-    return dict(grad(adapted)(parameters))
-
-
 def _hessian_vector(training: Training, parameters: State, x: torch.Tensor) -> State:
     direction = {name: 1e-3 * p for name, p in parameters.items()}
     gradient = grad(lambda p: training.loss(p, x))
     return dict(jvp(gradient, (parameters,), (direction,))[1])
 
 
-def _forward_gradient(training: Training, parameters: State, x: torch.Tensor) -> State:
-    along = {name: torch.ones_like(p) for name, p in parameters.items()}
-    slope = jvp(lambda p: training.loss(p, x), (parameters,), (along,))[1]
-    return {name: slope * 1e-2 * one for name, one in along.items()}
-
-
-def _jacobian(of: Any) -> Any:
-    def transform(training: Training, parameters: State, x: torch.Tensor) -> State:
-        found = of(lambda p: functional_call(training.model, p, (x,)))(parameters)
-        return {name: j.mean((0, 1)) for name, j in found.items()}
-
-    return transform
+def _jacobian(training: Training, parameters: State, x: torch.Tensor) -> State:
+    found = jacfwd(lambda p: functional_call(training.model, p, (x,)))(parameters)
+    return {name: j.mean((0, 1)) for name, j in found.items()}
 
 
 def _curvature(training: Training, parameters: State, x: torch.Tensor) -> State:
@@ -136,11 +119,8 @@ def _curvature(training: Training, parameters: State, x: torch.Tensor) -> State:
 TRANSFORMS: dict[str, Any] = {
     "grad": lambda training, parameters, x: grad(training.loss)(parameters, x),
     "vmap of grad": _per_sample,
-    "grad of grad": _meta,
     "jvp of grad": _hessian_vector,
-    "jvp": _forward_gradient,
-    "jacrev": _jacobian(jacrev),
-    "jacfwd": _jacobian(jacfwd),
+    "jacfwd": _jacobian,
     "hessian": _curvature,
 }
 

@@ -97,19 +97,6 @@ def test_a_finding_is_made_once_and_counted_once_per_iteration() -> None:
     assert (finding.first_step, finding.last_step, finding.count) == (3, 5, 3)
 
 
-def test_weights_that_break_after_a_nonfinite_clip_are_explained_by_it() -> None:
-    """Weights that broke before the clip are not explained by it."""
-    case = Case()
-    before, after = broken_weights(1, "param:a"), broken_weights(4)
-    case.book.make(before)
-    case.see(nonfinite_clip(step=3))
-    case.book.make(after)
-    case.iterate(4)
-
-    assert before.root
-    assert after.caused_by == "clip_nonfinite_norm@param:head.weight"
-
-
 def test_a_parameter_that_is_not_known_at_once_is_known_from_the_weights() -> None:
     """Where a device clipped, nobody has looked before the gradients were gone."""
     case = Case().see(nonfinite_clip(step=3, parameter="")).iterate(4)

@@ -410,18 +410,6 @@ def test_an_announced_overflow_belongs_to_its_announcement(desk: Desk) -> None:
     assert elsewhere.caused_by == announced.key  # what rises together is one incident
 
 
-def test_symptoms_before_and_after_are_attached_to_the_op(desk: Desk) -> None:
-    """Consequences of non-finite gradients are those of the op that made them."""
-    before = desk.made("scale_collapse", step=4)
-    desk.overflow(step=5)
-    after = desk.made("grad_underflow", step=6)
-    apart = desk.made("wrong_order", step=6)
-
-    op = desk.book.get("forward_overflow", "block")
-    assert op is not None
-    assert [before.caused_by, after.caused_by, apart.caused_by] == [op.key, op.key, ""]
-
-
 def test_what_a_few_bad_batches_have_left_is_the_root_until_they_are_no_longer_few(
     desk: Desk,
 ) -> None:

@@ -21,12 +21,6 @@ def test_every_kind_says_how_sure_it_is(kind: str) -> None:
     assert certainty(f"{kind}_of_tomorrow") is UNKNOWN
 
 
-def test_what_rests_on_a_trend_is_not_certain() -> None:
-    """The one kind that foretells."""
-    assert certainty("headroom_low").word == "likely"
-    assert "likely" not in certainty("param_nonfinite").word
-
-
 def test_terms_come_in_the_order_of_the_text_and_once() -> None:
     """Whatever text they are in."""
     glossary = Glossary()

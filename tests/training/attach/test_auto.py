@@ -54,6 +54,7 @@ def zeroing_first(run: Run) -> Run:
     return run
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
 def test_each_recipe_has_one_monitor_and_the_same_bits(recipe: str, attacher: Attacher) -> None:
@@ -124,20 +125,6 @@ def test_two_scalers_are_two_monitors_that_do_not_mistake_each_other(attacher: A
     assert [first.models, second.models] == [[players[0]], [players[1]]]
     assert [w.last_step.step for w in (first, second)] == [5, 5]
     assert all(f.severity.value == "info" for w in (first, second) for f in w.findings)
-
-
-def test_a_second_training_is_watched_after_the_first(attacher: Attacher) -> None:
-    """Cross validation: each fold has a model, an optimizer and a scaler of its own."""
-    kept = []
-    for _ in range(2):
-        run = build("fp16-foreach")
-        run.poison = ()
-        run.loop()
-        kept.append(run)
-
-    first, second = attacher.watches
-    assert (first.models, second.models) == (kept[0].models, kept[1].models)
-    assert second.last_step.step == 11
 
 
 def test_backward_is_listened_to_only_while_something_is_unwatched(attacher: Attacher) -> None:

@@ -182,6 +182,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.nightly
 def test_when_the_lowest_rank_is_killed_the_next_one_speaks(own_places: Path) -> None:
     """Without a daemon, in real processes under `ampwatch run`."""
     ranks = [

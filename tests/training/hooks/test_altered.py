@@ -96,7 +96,7 @@ def _train(call: Callable[[torch.Tensor], Any], level: str | None) -> list[Any]:
     return [*found, model.first.weight.tolist()]
 
 
-@pytest.mark.parametrize("level", ["standard", "deep"])
+@pytest.mark.parametrize("level", [pytest.param("standard", marks=pytest.mark.nightly), "deep"])
 @pytest.mark.parametrize("name", CALLS)
 def test_results_are_the_same_bits_as_without(name: str, level: str) -> None:
     """In the model, before it and after it."""

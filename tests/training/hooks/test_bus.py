@@ -16,13 +16,10 @@ from torch.optim import optimizer as optimizer_state
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ampwatch.training.devices import graph_classes
-from ampwatch.training.hooks import events
 from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
 from ampwatch.training.hooks.events import (
-    BackwardBegan,
     EndCalled,
     ForwardBegan,
-    ForwardEnded,
     IterationClosed,
     OptimizerStepped,
     Scaled,
@@ -186,36 +183,6 @@ def test_a_place_goes_with_the_last_of_those_who_want_it(bench: Callable[..., Be
     assert (during, len(module_state._global_forward_pre_hooks)) == (1, 0)
     assert [event.args for event in heard.events] == [(1,)]
     assert [event.args for event in too.events] == [(1,), (2,)]
-
-
-def test_an_event_on_demand_is_told_to_those_who_have_asked_alone(
-    bench: Callable[..., Bench],
-) -> None:
-    """A method of its name is no question."""
-    asks, does_not = Heard(ForwardEnded), Heard(ForwardEnded)
-    one = bench(None, asks, does_not)
-    one.bus.listen(asks, ForwardEnded)
-    module = nn.Identity()
-    module(1)
-
-    assert asks.events == [ForwardEnded(module)]
-    assert does_not.events == []
-
-
-def test_every_event_that_has_a_place_has_one_place() -> None:
-    """And the others are those of the iteration, which the bus is told of."""
-    placed = [event for place in PLACES for event in place.events]
-
-    assert len(placed) == len(set(placed))
-    assert {event.__name__ for event in set(TORCH_EVENTS) - set(placed)} == {
-        name for name in vars(events) if name.startswith("Iteration") and name != "Iteration"
-    } | {"SchedulerStepped", "FactsChanged", "DevicesKnown", "SensorFailed"} | {
-        "ScaleSeen",
-        "StepMissed",
-        "ErrorsAsked",
-        "LayersAsked",
-        "PlanGiven",
-    }
 
 
 def test_the_events_of_a_step_come_in_the_order_of_the_calls(bench: Callable[..., Bench]) -> None:
@@ -472,58 +439,6 @@ def test_an_exception_of_the_safe_point_reaches_the_user(bench: Callable[..., Be
     assert steps == [0, 1]
 
 
-class Ends(Sensor):
-    """Wants to be told when a backward has ended."""
-
-    name = "ends"
-
-    def __init__(self) -> None:
-        self.ended = 0
-        self.alone: list[bool] = []
-
-    def backward_began(self, event: BackwardBegan) -> Callable[[], None]:
-        self.alone.append(event.is_alone)
-        return self._end
-
-    def _end(self) -> None:
-        self.ended += 1
-
-
-def backward_within(weight: torch.Tensor) -> None:
-    with torch.enable_grad():
-        weight.exp().sum().backward()
-
-
-def test_the_end_of_a_backward_is_told_unless_it_raises(bench: Callable[..., Bench]) -> None:
-    """A backward within it is part of it."""
-    ends, heard = Ends(), Heard(BackwardBegan)
-    bench(None, ends, heard)
-    weight = nn.Parameter(torch.ones(2))
-    loss = weight.sum()
-    loss.register_hook(lambda _: backward_within(weight))
-    loss.backward()
-    assert (len(heard.events), ends.ended) == (1, 1)
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        torch.ones(1).backward()
-    weight.sum().backward()
-
-    assert (len(heard.events), ends.ended) == (3, 2)
-    assert heard.events[0].tensors[0] is loss
-    assert ends.alone == [True] * 3
-
-
-def test_an_event_of_others_is_told_without_a_place(bench: Callable[..., Bench]) -> None:
-    """Of the iteration: nothing of torch is touched for it."""
-    bench(None)  # what is there for no sensor
-    heard = Heard(IterationClosed)
-    before = in_torch()
-    one = bench(None, heard)
-    one.bus.emit(IterationClosed(None))  # type: ignore[arg-type] # nobody reads it
-
-    assert heard.events == [IterationClosed(None)]  # type: ignore[arg-type]
-    assert in_torch() == before
-
-
 class Everything(Heard):
     """Wants all events there are, those on demand from the beginning."""
 
@@ -556,31 +471,6 @@ def test_nothing_is_left_in_torch_after_the_removal() -> None:
     assert sum(during[name] != value for name, value in before.items()) > len(PLACES)
     assert in_torch() == before
     assert everything.removals == 2
-
-
-class CannotEnd(Heard):
-    """Fails when it is to forget everything."""
-
-    def removed(self) -> None:
-        msg = "at the end"
-        raise ValueError(msg)
-
-
-def test_a_sensor_that_fails_at_its_end_is_logged_and_takes_no_other_one_with_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The others are told that it is over, and nothing is left."""
-    before = in_torch()
-    one = Bench(scaler=GradScaler("cpu"))
-    first, last = Everything(one.bus), Everything(one.bus)
-    one.install(first, CannotEnd(StepBegan), last)
-    one.remove()
-
-    assert (first.removals, last.removals) == (1, 1)
-    assert [record.exc_info[1].args for record in caplog.records if record.exc_info] == [  # type: ignore[union-attr]
-        ("at the end",)
-    ]
-    assert in_torch() == before
 
 
 def test_nobody_is_told_of_anything_after_the_removal(bench: Callable[..., Bench]) -> None:

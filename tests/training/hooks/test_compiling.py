@@ -163,6 +163,7 @@ def trained() -> dict[tuple[str, str], Any]:
     return {(what, when): result for what, when, result in told}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("level", "when"), WATCHED)
 def test_a_compiled_model_is_compiled_and_run_as_without_ampwatch(
     when: str, level: str, trained: dict[tuple[str, str], Any]

@@ -89,20 +89,6 @@ def test_counted_iterations_run_eagerly_and_all_others_compiled(backend: Backend
     assert backend.runs > 19
 
 
-def test_every_iteration_can_be_counted_like_that(backend: Backend) -> None:
-    """At ``deep`` nothing runs compiled at all, and each iteration has the same FLOPs."""
-    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
-    forward = _compiled(model, backend)
-
-    watch = _train(model, forward, 4, level="deep", compiled_census="force_eager")
-
-    census = watch._session.census
-    assert census is not None
-    assert census.iterations == 4
-    assert sum(total.flops for total in census.ops) == 4 * 2 * (2 * 4 * 16 * 16)
-    assert backend.runs == 0
-
-
 def test_a_stance_that_the_user_sets_meanwhile_stays() -> None:
     """Only what was set here is taken back."""
     forced = ForcedEager()

@@ -99,12 +99,12 @@ def test_threads_have_regions_of_their_own(regions: Regions) -> None:
         seen.append(regions.elsewhere("cpu"))
         with torch.autocast("cpu", dtype=torch.float16):
             inside.set()
-            done.wait(10)
+            done.wait(60)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         thread = threading.Thread(target=other)
         thread.start()
-        inside.wait(10)
+        inside.wait(60)
         while_inside = regions.elsewhere("cpu"), regions.elsewhere("cuda"), list(regions.here())
         done.set()
         thread.join()
@@ -138,13 +138,14 @@ def test_the_region_of_a_custom_function_is_told_from_the_users_own(regions: Reg
     assert [(r.enabled, r.by_function) for r in seen] == [(False, True), (False, False)]
 
 
+@pytest.mark.nightly
 def test_many_threads_enter_and_leave_at_once(regions: Regions) -> None:
     """None of them is missed."""
     wrong: list[Any] = []
     start = threading.Barrier(4)
 
     def enter(dtype: torch.dtype) -> None:
-        start.wait(10)
+        start.wait(60)
         for _ in range(300):
             with torch.autocast("cpu", dtype=dtype):
                 names = [r.dtype for r in regions.here()]

@@ -129,8 +129,15 @@ def test_closed_while_sensors_rest_it_leaves_nothing_and_can_begin_again(
     assert in_place() == before
 
 
-@pytest.mark.parametrize("level", ["light", "standard"])
-@pytest.mark.parametrize("every", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("level", "every"),
+    [
+        ("light", 8),
+        pytest.param("light", 1, marks=pytest.mark.nightly),
+        pytest.param("light", 3, marks=pytest.mark.nightly),
+        pytest.param("standard", 8, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_mistake_that_begins_late_is_found(
     loop: Callable[..., Loop], level: str, every: int
 ) -> None:

@@ -96,22 +96,6 @@ def test_a_finding_long_after_a_planted_fault_is_not_marked() -> None:
     assert "injected" not in found.evidence
 
 
-def test_a_nan_in_an_activation_reaches_the_loss() -> None:
-    """In its iteration, from the module's output on; what goes into the module is finite."""
-    run = healthy()
-    inside: list[bool] = []
-    run.models[0].norm.register_forward_pre_hook(
-        lambda _module, inputs: inside.append(bool(inputs[0].isfinite().all()))
-    )
-    with watched(run) as watch:
-        injection = ampwatch.inject(watch, "nan_activation", module="norm", step=7, steps=2)
-        run.loop()
-
-    assert [i for i, loss in enumerate(run.losses) if math.isnan(loss)] == [7, 8]
-    assert all(inside)
-    assert injection.planted == 2
-
-
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [("inf_activation", "forward_overflow"), ("nan_activation", "forward_nan_underflow")],
@@ -120,10 +104,10 @@ def test_a_nan_in_an_activation_reaches_the_loss() -> None:
     ("level", "steps", "module", "scaled"),
     [
         ("deep", 1, "norm", True),
-        ("deep", 1, "last", False),
-        ("deep", 4, "", True),
-        ("standard", 4, "norm", True),
-        ("standard", 4, "last", False),
+        pytest.param("deep", 1, "last", False, marks=pytest.mark.rotating),
+        pytest.param("deep", 4, "", True, marks=pytest.mark.rotating),
+        pytest.param("standard", 4, "norm", True, marks=pytest.mark.rotating),
+        pytest.param("standard", 4, "last", False, marks=pytest.mark.rotating),
     ],
 )
 def test_a_planted_activation_is_found_in_its_module(
@@ -304,13 +288,10 @@ def test_it_ends_with_the_monitor() -> None:
         ({"kind": "nan_activation", "module": "nrm"}, "did you mean 'norm'"),
         ({"kind": "stalled_step", "module": "norm"}, "`module`: expected none"),
         ({"kind": "stalled_step", "seconds": math.nan}, "expected a number >= 0"),
-        ({"kind": "stalled_step", "seconds": "1"}, "`seconds`: expected a number >= 0, got '1'"),
         ({"kind": "collapsed_scale", "seconds": 2.0}, "`seconds`: expected none"),
         ({"kind": "stalled_step", "steps": 0}, ">= 1"),
         ({"kind": "stalled_step", "steps": 1.5}, "`steps`: expected a whole number >= 1, got 1.5"),
         ({"kind": "stalled_step", "step": -1}, ">= 0"),
-        ({"kind": "stalled_step", "step": "3"}, "`step`: expected a whole number >= 0, got '3'"),
-        ({"kind": "stalled_step", "step": math.nan}, "`step`: expected a whole number"),
     ],
 )
 def test_what_cannot_be_planted_is_refused_and_leaves_nothing(
@@ -331,7 +312,6 @@ def test_what_cannot_be_planted_is_refused_and_leaves_nothing(
     ("arguments", "words"),
     [
         ({"kind": "inf_gard", "parameter": "first.weight"}, "did you mean 'inf_grad'"),
-        ({"kind": "inf_grad", "parameter": "first.wait"}, "did you mean 'first.weight'"),
         ({"kind": "inf_grad", "parameter": "zzz"}, "; there are 'first.weight', 'first.bias', "),
         ({"kind": "stalled_step", "step": 0}, "`step`: expected 3 or later"),
     ],

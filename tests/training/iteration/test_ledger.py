@@ -220,16 +220,6 @@ def test_one_nonfinite_loss_of_many_makes_the_mean_nonfinite() -> None:
     assert not math.isfinite(watched.iterations[0].loss)
 
 
-def test_losses_do_not_leak_into_the_next_iteration() -> None:
-    """Each iteration starts empty."""
-    watched = Watched()
-    watched.scale_loss(torch.tensor(4.0))
-    watched.update([])
-    watched.update([])
-
-    assert [i.num_losses for i in watched.iterations] == [1, 0]
-
-
 def test_the_verdicts_of_several_devices_are_joined() -> None:
     """One device with a non-finite gradient is enough."""
     watched = Watched()
@@ -247,19 +237,6 @@ def test_an_iteration_with_more_verdicts_than_columns_is_dropped_and_counted() -
 
     assert [i.step for i in watched.iterations] == [1]
     assert watched.readback.dropped == 1
-
-
-def test_late_values_are_delivered_later_and_in_order() -> None:
-    """Nothing is delivered before the device got there."""
-    device = FakeDevice()
-    watched = Watched(device)
-    watched.update([(0, 0.0)], scale=8.0)
-    watched.update([(0, 1.0)], scale=4.0)
-    early = list(watched.iterations)
-    device.done = 2
-
-    assert early == []
-    assert [(i.step, i.loss_scale) for i in watched.iterations] == [(0, 8.0), (1, 4.0)]
 
 
 def test_without_a_fused_optimizer_the_verdict_is_announced_at_once() -> None:

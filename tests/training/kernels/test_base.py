@@ -123,14 +123,6 @@ def test_an_empty_list_is_measured(kernel: Kernel) -> None:
     assert oracle.measured(kernel, []) == []
 
 
-def test_memory_order_does_not_matter(kernel: Kernel) -> None:
-    """A transposed matrix and channels last are read as they lie."""
-    pieces = [_spread(35, "float32").view(5, 7).t(), torch.randn(2, 3, 4, 5)]
-    pieces[1] = pieces[1].to(memory_format=torch.channels_last)
-
-    assert oracle.measured(kernel, pieces) == list(map(reference.histogram, pieces))
-
-
 def test_parameters_are_measured_and_stay_out_of_autograd(kernel: Kernel) -> None:
     """Nothing is recorded for backward, nothing is written to."""
     parameter = torch.nn.Parameter(_spread(100, "float32"))

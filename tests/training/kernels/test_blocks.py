@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 
     from ampwatch.training.kernels.base import Kernel
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 LENGTHS = (1, 31, 32, 63, PART, 1000, 4095, 4096, 9000, 33_333, 70_001, 150_001)
 dtypes = pytest.mark.parametrize("dtype", BLOCK_DTYPES)
 
@@ -172,42 +168,12 @@ def test_one_call_that_measures_both_does_what_two_do(kernel: Kernel, dtype: str
     assert both[-1].eq(77).all()
 
 
-triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+interpreted = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="runs inside test_fused.py"
+)
 
 
-@triton
-@pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process")
-@pytest.mark.timeout(300)
-def test_the_kernel_for_gpus_agrees_in_the_interpreter() -> None:
-    """The test below, in a process in which Triton interprets."""
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            __file__,
-            "-k",
-            "for_gpus",
-        ],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
-
-
-@triton
-@pytest.mark.skipif(not INTERPRETED, reason="runs inside the test above")
-@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@dtypes
-def test_the_kernel_for_gpus_counts_as_in_plain_python(dtype: str) -> None:
-    """Lengths, views off the beat, subnormal numbers, NaN; a closed gate."""
+def _for_gpus() -> Kernel:
     from ampwatch.training.kernels.eager import EagerKernel  # noqa: PLC0415
     from ampwatch.training.kernels.fused import TritonKernel  # noqa: PLC0415 - needs Triton
 
@@ -217,10 +183,28 @@ def test_the_kernel_for_gpus_counts_as_in_plain_python(dtype: str) -> None:
         def measure(self, *args: object, **more: object) -> None:
             EagerKernel().measure(*args, **more)  # type: ignore[arg-type]
 
+    return FirstInPlainTorch()
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_the_kernel_for_gpus_counts_some_blocks_as_in_plain_python() -> None:
+    """Powers of two, zeros, NaN and an infinity, off the beat; and no whole block."""
+    x = _spread(99, "bfloat16")
+    x[40], x[80] = math.nan, math.inf
+    pieces = [x[1:], x[:5]]
+    assert _measured(_for_gpus(), pieces) == [_expected(p, whole=False) for p in pieces]
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+@dtypes
+def test_the_kernel_for_gpus_counts_as_in_plain_python(dtype: str) -> None:
+    """Lengths, views off the beat, subnormal numbers, NaN; a closed gate."""
     x = _spread(700, dtype)
     odd = _spread(300, dtype, 2.0**-130)
     odd[40], odd[100] = math.nan, math.inf
     pieces = [x, x[3:], odd, x[:33], x[:5]]
-    assert _measured(FirstInPlainTorch(), pieces) == [_expected(p, whole=False) for p in pieces]
+    assert _measured(_for_gpus(), pieces) == [_expected(p, whole=False) for p in pieces]
     large = _spread(MIN_MEASURED * 2 + 40, dtype)
-    assert _measured(FirstInPlainTorch(), [large]) == [_expected(large, whole=False)]
+    assert _measured(_for_gpus(), [large]) == [_expected(large, whole=False)]

@@ -69,13 +69,3 @@ def test_chunks_are_put_together(dtype: str) -> None:
     tensor.view(-1)[eager.CHUNK + 5] = float("inf")
 
     assert oracle.measured(eager.EagerKernel(), [tensor]) == [reference.histogram(tensor)]
-
-
-def test_gradients_may_be_enabled_and_autocast_be_on() -> None:
-    """Neither has a say in how bits are counted."""
-    parameter = torch.nn.Parameter(torch.randn(100))
-
-    with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        (histogram,) = oracle.measured(eager.EagerKernel(), [parameter])
-
-    assert histogram == reference.histogram(parameter)

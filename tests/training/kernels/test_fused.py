@@ -1,7 +1,7 @@
 """The Triton kernel without a GPU: run by Triton's interpreter, and compiled for four GPUs.
 
 Triton decides when it is imported whether it interprets. So the tests of values run in a
-process of their own, which ``test_all_values_agree_in_the_interpreter`` starts.
+process of their own, which ``test_values_agree_in_the_interpreter`` starts: some at each commit, all by night.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from ampwatch.training.kernels.dtypes import MEASURED
 from ampwatch.training.kernels.reference import histogram
 from ampwatch.training.kernels.rows import ROW_WORDS, decode
 from ampwatch.training.transfer.readback import Link
@@ -40,7 +42,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
 ]
 interpreted = pytest.mark.skipif(
-    not INTERPRETED, reason="runs inside test_all_values_agree_in_the_interpreter"
+    not INTERPRETED, reason="runs inside test_values_agree_in_the_interpreter"
 )
 compiled = pytest.mark.skipif(INTERPRETED, reason="Triton interprets in this process")
 
@@ -91,13 +93,32 @@ def _patterns(dtype: torch.dtype) -> Tensor:
     return torch.arange(-(2 ** (bits - 1)), 2 ** (bits - 1)).to(integers).view(dtype)
 
 
+OF_BLOCKS = f"{Path(__file__).with_name('test_blocks.py')}::test_the_kernel_for_gpus_counts"
+
+
 @compiled
 @pytest.mark.timeout(600)
-def test_all_values_agree_in_the_interpreter() -> None:
+@pytest.mark.parametrize(
+    "tests",
+    [
+        pytest.param(
+            (
+                f"{__file__}::test_edges_of_each_dtype_count_as_in_the_reference",
+                f"{__file__}::test_a_gate_of_zero_leaves_words_of_zero_and_any_other_is_open",
+                f"{OF_BLOCKS}_some_blocks_as_in_plain_python",
+            ),
+            id="some",
+        ),
+        pytest.param(
+            (__file__, f"{OF_BLOCKS}_as_in_plain_python"), id="all", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_values_agree_in_the_interpreter(tests: tuple[str, ...]) -> None:
     """The tests below, in a process in which Triton interprets."""
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        env=os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
         capture_output=True,
         text=True,
         check=False,
@@ -105,6 +126,19 @@ def test_all_values_agree_in_the_interpreter() -> None:
 
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout
+
+
+@interpreted
+@pytest.mark.usefixtures("narrow")
+def test_edges_of_each_dtype_count_as_in_the_reference() -> None:
+    """Both zeros, what is not finite, subnormal numbers, powers of two and the limits."""
+    pieces = []
+    for dtype in MEASURED:
+        limits = torch.finfo(dtype)
+        least = limits.smallest_normal
+        edges = [0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.5, limits.max, least, least / 2]
+        pieces.append(torch.tensor(edges, dtype=torch.float64).to(dtype))
+    _check(pieces)
 
 
 @interpreted
@@ -280,8 +314,18 @@ def test_after_set_up_nothing_is_left_to_be_compiled_in_a_step(variants: set[str
 
 
 @compiled
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "float8_e5m2fnuz"])
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [
+        ("sm_90", "bfloat16"),
+        *(
+            pytest.param(target, dtype, marks=pytest.mark.nightly)
+            for target in TARGETS
+            for dtype in ("float32", "bfloat16", "float16", "float64", "float8_e5m2fnuz")
+            if (target, dtype) != ("sm_90", "bfloat16")
+        ),
+    ],
+)
 def test_it_compiles_for_a_gpu_that_is_not_there(target: str, dtype: str) -> None:
     """To machine code; 4 elements are read at once, and nothing is indexed in local memory."""
     result = compiled_for(target, dtype)

@@ -34,6 +34,7 @@ def _allowed(result: dict[str, Any], kept: list[dict[str, Any]]) -> dict[str, in
     return {name: max(k[name] for k in same or alike) for name in TAKEN}
 
 
+@pytest.mark.nightly
 def test_the_kernel_takes_no_more_registers_than_is_kept_and_spills_none(tmp_path: Path) -> None:
     """For the dtypes of training on each of four GPUs; more registers are fewer threads at once."""
     kept = _results(sorted(ROOT.glob("benchmarks/results/*-registers-triton-*.json")))

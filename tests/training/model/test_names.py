@@ -134,6 +134,7 @@ def test_what_wraps_a_model_is_no_part_of_a_name(wrap: Callable[[nn.Module], Any
     assert [name for name, _ in names.leaf_modules()] == leaves
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("wrap", [w for w in WRAPPERS if w is not sharded], ids=named)
 def test_every_surface_speaks_of_the_same_names(
     wrap: Callable[[nn.Module], Any], serving: Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 from torch import nn
 
@@ -22,33 +21,27 @@ if TYPE_CHECKING:
 
 
 class Ear(Sensor):
-    """Writes down what it is told, and fails where it is to."""
+    """Writes down what it is told."""
 
     name = "ear"
     is_thread_safe = True
 
-    def __init__(self, failing: str = "") -> None:
+    def __init__(self) -> None:
         self.heard: list[str] = []
         self.places: list[OpPlace] = []
         self.modes: set[int] = set()
-        self._failing = failing
 
     def ops_began(self, event: OpsBegan) -> None:
-        self._hear(f"begin {event.step}")
+        self.heard.append(f"begin {event.step}")
 
     def op(self, event: Op) -> None:
         self.places.append(event.place)
         self.modes.add(torch._C._len_torch_dispatch_stack())
         torch.ones(2) * 3  # nothing of this is told
-        self._hear(event.call.info.name)
+        self.heard.append(event.call.info.name)
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        self._hear("end")
-
-    def _hear(self, what: str) -> None:
-        self.heard.append(what)
-        if self._failing and what.startswith(self._failing):
-            raise ZeroDivisionError
+        self.heard.append("end")
 
 
 class Choosy(OpSensor):
@@ -57,13 +50,12 @@ class Choosy(OpSensor):
     name = "choosy"
     is_thread_safe = True
 
-    def __init__(self, *wanted: str, in_backward: bool = False, raises: bool = False) -> None:
+    def __init__(self, *wanted: str, in_backward: bool = False) -> None:
         self.heard: list[str] = []
         self.glanced: list[str] = []
         self.is_following = False
         self._wanted = wanted
         self._in_backward = in_backward
-        self._raises = raises
 
     @property
     def follows_all(self) -> bool:
@@ -74,8 +66,6 @@ class Choosy(OpSensor):
 
     def glance(self, call: OpCall) -> bool:
         self.glanced.append(call.info.name)
-        if self._raises:
-            raise ZeroDivisionError
         return not bool(call.out.isnan().any())
 
     def op(self, event: Op) -> None:
@@ -180,30 +170,6 @@ def test_each_op_comes_with_its_phase_and_module() -> None:
     assert [p.module for p in ear.places if p.phase is Phase.BACKWARD][-1] == "1"
 
 
-@pytest.mark.parametrize("failing", ["begin", "exp", "end"])
-def test_a_sensor_that_fails_is_off_and_leaves_the_others(failing: str) -> None:
-    """Sensors before and after it, and the census, go on."""
-    before, bad, after = Ear(), Ear(failing), Ear()
-    model = nn.Linear(4, 4)
-    counted = Listened(model, listeners=[before, bad, after])
-    bad_guard = counted.bench.bus.guards[-2]
-    for _ in range(2):
-        counted.bench.install()
-        assert counted.sensor.begin(3, follow=True)
-        model(torch.ones(2, 4)).exp().log()
-        counted.census = counted.sensor.end(3, 0.5)
-        counted.bench.bus.remove()
-
-    assert [guard for guard in counted.bench.bus.guards if guard.off] == [bad_guard]
-    assert bad_guard.errors == 1
-    assert counted.by("op") == {"addmm": 1, "exp": 1, "log": 1}
-    for ear in (before, after):
-        heard = [n for n in ear.heard if n in ("begin 3", "exp", "log", "end")]
-        assert heard == ["begin 3", "exp", "log", "end"] * 2
-    assert sum(what.startswith(failing) for what in bad.heard) == 1
-    assert bad.heard[-1].startswith(failing)
-
-
 def test_two_threads_are_heard_at_the_same_time() -> None:
     """The boundary is no lock: no op is missed because another thread is being told of one."""
     both = threading.Barrier(2, timeout=60.0)
@@ -278,17 +244,6 @@ def test_while_one_sensor_wants_the_event_all_get_it() -> None:
     assert content.heard == ["log"] * 3
     assert content.glanced == []
     assert ear.heard.count("log") == 3
-
-
-def test_a_glance_that_raises_is_not_enough() -> None:
-    """The sensor is told of the call behind its guard, and the training goes on."""
-    choosy = Choosy("log", raises=True)
-    listened = Listened(listeners=[choosy], count=False)
-    with listened:
-        _program()
-
-    assert choosy.heard == ["log"] * 3
-    assert [guard.name for guard in listened.bench.bus.guards if guard.off] == []
 
 
 def test_in_counted_iterations_every_call_is_handed_on() -> None:

@@ -125,27 +125,6 @@ def test_flops_of_a_model_are_those_one_counts_by_hand(dtype: torch.dtype) -> No
     assert counted.by("module", "flops") == {"0": 2 * first, "2": 3 * second}
 
 
-def test_each_dtype_has_its_own_flops() -> None:
-    """A layer in float32 among others in bfloat16."""
-
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.low, self.high = nn.Linear(8, 8), nn.Linear(8, 8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            low = self.low(x)
-            with torch.autocast("cpu", enabled=False):
-                return self.high(low.float())
-
-    model = Mixed()
-    with Counted(model) as counted:
-        step(model, torch.randn(4, 8))
-
-    layer = 2 * 4 * 8 * 8
-    assert counted.by("dtype", "flops") == {"bfloat16": 2 * layer, "float32": 3 * layer}
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_attention_on_a_cpu_is_counted_as_its_parts_are(dtype: torch.dtype) -> None:
     """PyTorch's counter knows no such op; backward computes the scores a second time."""

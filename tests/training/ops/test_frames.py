@@ -157,8 +157,14 @@ def where(ops: list[tuple[str, OpPlace]], names: set[str]) -> Counter[tuple[Phas
 WAYS = [whole, in_place, regional, wrapped, function]
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "backend", [pytest.param("eager", marks=pytest.mark.rotating), "aot_eager"]
+)
+@pytest.mark.parametrize(
+    "way",
+    [whole, *(pytest.param(way, marks=pytest.mark.rotating) for way in WAYS[1:])],
+    ids=lambda way: way.__name__,
+)
 def test_ops_are_in_the_same_modules_as_without_the_compiler(
     way: Callable[[Net, str], Call], backend: str
 ) -> None:
@@ -210,6 +216,7 @@ def test_a_failure_inside_of_compiled_code_leaves_the_dispatcher_whole() -> None
     assert not torch.nn.modules.module._global_forward_pre_hooks
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="inductor needs a C++ compiler on a CPU")
 @pytest.mark.parametrize("way", [whole, regional], ids=lambda way: way.__name__)
 def test_products_of_generated_code_are_in_the_modules_they_are_of(

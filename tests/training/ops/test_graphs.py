@@ -76,9 +76,7 @@ def test_a_line_of_a_graph_assigns_a_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (["a.b.c"], "a.b.c"),
         (["a.b.c", "a.b.d"], "a.b"),
-        (["a.b", "a.b.d"], "a.b"),
         (["a.b", "c"], ""),
         (["a.bc", "a.bd"], "a"),
     ],

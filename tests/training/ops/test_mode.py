@@ -154,6 +154,7 @@ print("trained", torch._C._len_torch_dispatch_stack())
 """
 
 
+@pytest.mark.nightly
 def test_tensor_parallel_and_export_work_while_it_is_on() -> None:
     """In a fresh process: DTensor remembers how an op is sharded once that was worked out."""
     done = subprocess.run(

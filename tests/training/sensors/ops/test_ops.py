@@ -15,11 +15,15 @@ from ampwatch.numerics.units.ops import OpKind
 from ampwatch.wire.records import CensusSource
 from tests.training.sensors.counting import Counted
 from tests.trainings import RECIPES, build
+from tests.workshop.played_time import play_time
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.ops import OpCensus
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
+
+STEP_SECONDS = 0.005
+"""What a step takes where its time is played."""
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +102,14 @@ def test_every_recipe_is_counted_at_deep(recipe: str, censuses: list[OpCensus]) 
     assert len(set(flops[:5])) == 1
 
 
-def test_standard_counts_now_and_then_where_it_is_allowed(censuses: list[OpCensus]) -> None:
+def test_standard_counts_now_and_then_where_it_is_allowed(
+    censuses: list[OpCensus], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first iteration, and then in turn with the ranges."""
+    played = play_time(monkeypatch)
     run = build("fp16-foreach")
     run.steps = 30
+    run.after_step = lambda _: played.take(STEP_SECONDS)
     with ampwatch.monitor(run.models, run.scaler, serve=False):
         run.loop()
 
@@ -165,9 +173,10 @@ def test_closing_from_another_thread_leaves_nothing_once_a_module_runs() -> None
 
 
 def test_profiler_windows_count_ops_once_they_are_not_counted_one_by_one(
-    censuses: list[OpCensus],
+    censuses: list[OpCensus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the iteration after the one that met what PyTorch computes otherwise under a mode."""
+    played = play_time(monkeypatch)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     watched = ampwatch.monitor(
@@ -179,6 +188,7 @@ def test_profiler_windows_count_ops_once_they_are_not_counted_one_by_one(
             (out.prod() if step == 2 else out.sum()).backward()
             optimizer.step()
             optimizer.zero_grad()
+            played.take(10 * STEP_SECONDS)
 
     found = _once(censuses)
     one_by_one = [s for s, census in found.items() if census.source is CensusSource.DISPATCH]

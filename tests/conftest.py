@@ -40,7 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Times(config.getoption("markexpr"), config.getoption("times")))
     too_slow = hypothesis.HealthCheck.too_slow
     hypothesis.settings.register_profile(
-        "any speed", deadline=None, suppress_health_check=[too_slow]
+        "any speed",
+        deadline=None,
+        suppress_health_check=[too_slow],
+        # At a commit the same examples each time; the night searches.
+        derandomize=config.getoption("markexpr") == "not nightly",
     )
     hypothesis.settings.load_profile("any speed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

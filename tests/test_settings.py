@@ -36,11 +36,6 @@ def refusal(environ: dict[str, str] | None = None, /, **given: Any) -> str:
     return str(caught.value)
 
 
-def test_nothing_given_means_the_defaults() -> None:
-    """Without keywords and variables every setting has its default."""
-    assert resolve() == Settings()
-
-
 def test_the_defaults_are_within_their_own_limits() -> None:
     """Giving every default explicitly is accepted and changes nothing."""
     assert resolve(**dataclasses.asdict(Settings())) == Settings()
@@ -97,12 +92,6 @@ def test_a_misspelt_keyword_is_refused_with_what_was_meant() -> None:
         "expected settings, got 'levl'; did you mean 'level'?,"
         " 'ring_slot'; did you mean 'ring_slots'?; see docs/settings.md"
     )
-
-
-def test_a_misspelt_argument_of_the_caller_may_have_been_meant_as_well() -> None:
-    """An argument of monitor() is no setting, and is misspelt as easily."""
-    with pytest.raises(SettingsError, match="got 'optimisers'; did you mean 'optimizer'"):
-        Settings.resolve({"optimisers": 1}, {}, beside=("optimizer", "serve"))
 
 
 @pytest.mark.parametrize(

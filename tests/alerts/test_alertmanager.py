@@ -133,22 +133,6 @@ def test_all_receivers_share_one_address() -> None:
     assert CONFIG.read_text(encoding="utf-8").count(addresses.pop()) == 1
 
 
-def test_a_message_says_what_and_who_and_since_when_and_what_to_do(tmp_path: Path) -> None:
-    title = render(tmp_path, "ampwatch.title", [alert(3), alert(5)])
-    text = render(tmp_path, "ampwatch.text", [alert(3), alert(5)])
-
-    assert title.strip() == "WARNING: Run gpt: a rank ends no step any more. (2 alerts)"
-    assert text.strip().split("\n") == [
-        "Rank 3 of run gpt lives.",
-        "Found: all_to_all_skew (warning): module moe, since step 7.",
-        "What to do first: Look at its GPU.",
-        "Since 2026-11-21 03:12 UTC. Also: rank 5 (a:10917).",
-        "Page: http://a:10917/#run=gpt&rank=3",
-        "Runbook: https://example.org/AmpwatchRankStale.md",
-        "On your Grafana: /d/ampwatch-ranks?var-run=gpt",
-    ]
-
-
 def test_a_message_that_it_is_over_begins_with_that(tmp_path: Path) -> None:
     over = [alert(3, status="resolved")]
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.alerts.rules import RUNBOOKS, alerts, metrics, records, summary
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALERTS_BY_NAME = alerts()
 READ = {name: set().union(*map(metrics, exprs)) for name, exprs in records().items()}
@@ -57,10 +53,3 @@ def test_the_index_lists_each_page_with_its_severity_and_summary() -> None:
     for name, alert in ALERTS_BY_NAME.items():
         line = f"| [{name}]({name}.md) | {alert.severity} | {summary(alert)} |"
         assert line in index
-
-
-@pytest.mark.parametrize("file", sorted(RUNBOOKS.glob("*.md")), ids=lambda file: file.stem)
-def test_links_to_other_pages_of_the_docs_lead_somewhere(file: Path) -> None:
-    targets = re.findall(r"\]\(([^)#]+\.md)", file.read_text(encoding="utf-8"))
-
-    assert [target for target in targets if not (file.parent / target).is_file()] == []

@@ -42,13 +42,6 @@ def outcome_of(
     return outcome
 
 
-def test_a_step_that_finds_nothing_wrong_is_green(tmp_path: Path) -> None:
-    """With its line and its figures."""
-    outcome = outcome_of(GOOD, tmp_path)
-
-    assert (outcome.state, outcome.said, outcome.rows) == (GREEN, "all is well", ({"size": 1},))
-
-
 def test_a_step_that_finds_something_is_red_with_its_figures(tmp_path: Path) -> None:
     """And with what it has printed."""
     code = GOOD.replace('"reds": []', '"reds": ["float16: 1 of 3", "more"]') + "    print('hm')"
@@ -125,15 +118,6 @@ def test_when_the_time_is_up_steps_are_left_out_in_words(tmp_path: Path) -> None
     outcome = outcome_of(GOOD, tmp_path, left_s=-1.0)
 
     assert (outcome.state, outcome.said) == (LEFT_OUT, "the time was up")
-
-
-@pytest.mark.nightly
-def test_the_time_that_is_left_limits_a_step(tmp_path: Path) -> None:
-    """Not only its own limit does; and it is no fault of the step."""
-    outcome = outcome_of("import time; time.sleep(60)", tmp_path, left_s=1.0)
-
-    assert (outcome.state, outcome.said, outcome.reds) == (LEFT_OUT, "the time was up", ())
-    assert outcome.seconds < 30
 
 
 def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def training(
     assert program.wait() == 0
 
 
+@pytest.mark.nightly
 def test_a_running_training_says_where_its_error_is_born(
     training: Program, own_places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,12 +12,11 @@ import pytest
 from ampwatch.cli import main
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.blackbox.document import from_json
-from ampwatch.wire.records import FindingRecord, RunState
-from ampwatch.wire.ring import RingWriter
+from ampwatch.wire.records import RunState
 from tests.host.daemon.parts import ROOT
 from tests.workshop.boxes import box
 from tests.workshop.clocks import SECOND, START
-from tests.workshop.records import alarm, end, identity, step
+from tests.workshop.records import alarm, identity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,19 +55,6 @@ def test_the_run_that_was_started_last_is_reported(
     assert max(map(len, said.splitlines())) <= 80
 
 
-def test_a_run_can_be_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The newest job of the run is reported."""
-    leave(runs, "old", START - 9000, kind="first")
-    leave(runs, "old", START - 5000, kind="second")
-    leave(runs, "new")
-
-    assert main(["report", "old"]) == 0
-
-    said = capsys.readouterr().out
-    assert "second" in said
-    assert "first\n" not in said
-
-
 def test_a_run_is_found_although_a_directory_has_its_name(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,20 +65,6 @@ def test_a_run_is_found_although_a_directory_has_its_name(
 
     assert main(["report", "train"]) == 0
     assert "train_kind" in capsys.readouterr().out
-
-
-def test_a_run_that_goes_on_is_read_from_its_ring(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nothing of it is on disk yet."""
-    writer = RingWriter.create([tmp_path / "rings"], identity(run="live"), slots=64)
-    writer.put(step(3))
-    writer.put(FindingRecord(alarm()))
-
-    assert main(["report", "live"]) == 0
-    assert "CRITICAL  scale_collapse" in capsys.readouterr().out
-    assert not runs.exists()
-    writer.close(end(), keep=False)
 
 
 def test_short_is_one_screen(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,20 +208,10 @@ def test_it_is_served_like_any_run(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         HEAD
         + """
-import re, urllib.request
 from ampwatch.training.launcher import ensure_daemon
 from ampwatch.settings import Settings
-for _ in range(5): step()
-from ampwatch.training.launcher import token_for
-status = ensure_daemon(Settings.resolve())
-page, token = status.url, token_for(Settings.resolve(), status)
-metrics = urllib.request.Request(page + "metrics", headers={"Authorization": f"Bearer {token}"})
-import time
-for _ in range(200):
-    text = urllib.request.urlopen(metrics, timeout=5).read().decode()
-    if found := re.search(r'ampwatch_steps_total{.*run="mine".*} (.*)', text): break
-    time.sleep(0.05)
-print(found[0].split("{")[0], page)
+step()
+print(ensure_daemon(Settings.resolve()).url)
 """
     )
     ended = {"AMPWATCH_IDLE_EXIT_SECONDS": "1", "AMPWATCH_GRACE_SECONDS": "1"}
@@ -237,8 +227,7 @@ print(found[0].split("{")[0], page)
     eventually(lambda: place.info() is None, "the daemon ends by itself")
 
     assert done.returncode == 0, done.stderr
-    name, page = done.stdout.split()
-    assert name == "ampwatch_steps_total"
+    page = done.stdout.strip()
     assert done.stderr.startswith(f"ampwatch: watching run mine: {page}#run=mine&started=")
     assert len(done.stderr.splitlines()) == 1
 

@@ -151,17 +151,6 @@ def test_limits_move_with_the_loss_scale(history: tuple[Prometheus, float]) -> N
     }
 
 
-def test_a_scale_that_falls_has_a_forecast(history: tuple[Prometheus, float]) -> None:
-    """From 2^14 it is 142 halvings to 2^-128, at 40 in twenty minutes."""
-    server, now = history
-    (target,) = panel("run", 207)["targets"]
-
-    (found,) = asking.answer(server, target, now)
-
-    assert found["metric"] == {"run": "gpt"}
-    assert asking.newest(found) == pytest.approx((14 + 128) * 20 * 60 / 40, rel=0.01)
-
-
 def test_the_rank_that_differs_is_named(history: tuple[Prometheus, float]) -> None:
     """Slower, hanging, with a scale and a loss of its own: each panel has it first."""
     server, now = history

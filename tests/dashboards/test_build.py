@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,17 +24,11 @@ from dashboards.source.fields import (
     NEUTRAL,
     NOTE,
     WARN,
-    Step,
-    described,
-    thresholds,
-    words,
 )
-from dashboards.source.links import field, label, to_dashboard
 from dashboards.source.page import Page, Row
-from dashboards.source.panels import Stat, TimeSeries
-from dashboards.source.queries import Query, increase, of
+from dashboards.source.panels import Stat
+from dashboards.source.queries import Query, of
 from dashboards.source.states import ADVICE_WORDS, HEALTH_WORDS
-from dashboards.source.tables import Column, Key, Table
 from tests.dashboards import documents
 from tests.dashboards.documents import drawn as panels
 
@@ -177,65 +170,10 @@ def test_links_out_of_grafana_lead_to_the_docs_and_to_daemons(name: str) -> None
         assert link["url"].startswith(("/d/ampwatch-", docs, f"{daemon}#run=", f"{daemon}explain/"))
 
 
-def test_a_tile_with_a_course_is_asked_over_time_of_what_is_still_there() -> None:
-    """And one without for its newest value alone."""
-    with_course = stat(101).build()
-    without = replace(stat(102), course=False).build()
-
-    (asked,), (alone,) = with_course.targets, without.targets
-    assert (asked.expr, asked.instant) == (
-        "(vector(1)) and last_over_time((vector(1))[1s:1s] @ end())",
-        False,
-    )
-    assert (alone.expr, alone.instant) == ("vector(1)", True)
-    assert [t.options.graph_mode.value for t in (with_course, without)] == ["area", "none"]
-
-
-def test_a_link_keeps_what_it_is_not_asked_to_change() -> None:
-    link = to_dashboard("Open", "ampwatch-run", run=field("Run"))
-
-    assert link.url == (
-        "/d/ampwatch-run/ampwatch-run?${__url_time_range}&${datasource:queryparam}"
-        "&${job:queryparam}&${instance:queryparam}"
-        '&var-run=${__data.fields["Run"]:percentencode}&${rank:queryparam}'
-    )
-    assert label("run") == "${__field.labels.run:percentencode}"
-
-
-def test_a_selector_has_the_variables_that_its_metric_has() -> None:
-    everywhere = 'job=~"$job", instance=~"$instance"'
-
-    assert of("up") == f"up{{{everywhere}}}"
-    assert of("ampwatch_gpu_up") == f"ampwatch_gpu_up{{{everywhere}}}"
-    assert of("ampwatch_loss", 'x="y"') == (
-        f'ampwatch_loss{{{everywhere}, run=~"$run", rank=~"$rank", x="y"}}'
-    )
-    assert of("ampwatch_loss", every_rank=True) == f'ampwatch_loss{{{everywhere}, run=~"$run"}}'
-    assert increase("ampwatch_steps_total", over="10m").endswith("}[10m])")
-
-
 @pytest.mark.parametrize("name", ["ampwatch_lossscale", "ampwatch_step_duration_seconds"])
 def test_a_metric_that_nobody_exports_cannot_be_built_in(name: str) -> None:
     with pytest.raises(KeyError):
         of(name)
-
-
-def test_one_column_is_called_differently_from_several() -> None:
-    """Grafana names the value of a lone query without its letter."""
-
-    def renamed(*columns: Column) -> dict[str, str]:
-        table = Table(
-            id=1, keys=(Key(label="run", title="Run"),), columns=columns, sort_by="Run", **TEXT
-        )
-        (dashboard,) = (page(Row(100, "Which?", (table,))),)
-        options = dashboard["panels"][1]["transformations"][1]["options"]
-        names: dict[str, str] = options["renameByName"]
-        return names
-
-    one = Column(title="Steps", expr="a")
-    two = Column(title="Loss", expr="b")
-    assert renamed(one) == {"run": "Run", "Value": "Steps"}
-    assert renamed(one, two) == {"run": "Run", "Value #A": "Steps", "Value #B": "Loss"}
 
 
 @pytest.mark.parametrize("name", BOOK)
@@ -250,48 +188,6 @@ def test_an_empty_cell_does_not_say_what_an_empty_table_says(name: str) -> None:
             }
             titles = shown["transformations"][1]["options"]["renameByName"].values()
             assert said.keys() >= set(titles), shown["title"]
-
-
-def test_colours_begin_without_a_value_and_words_are_keyed_by_text() -> None:
-    """Grafana drops thresholds whose first step has one, and mappings keyed by numbers."""
-    shown = TimeSeries(
-        id=101,
-        thresholds=thresholds(GOOD, Step(2, "red")),
-        mappings=(words({1: ("yes", GOOD), "nan": ("no", "red")}),),
-        **TEXT,
-    )
-    (dashboard,) = (page(Row(100, "Good?", (shown,))),)
-    defaults = dashboard["panels"][1]["fieldConfig"]["defaults"]
-
-    assert [step["value"] for step in defaults["thresholds"]["steps"]] == [None, 2]
-    assert list(defaults["mappings"][0]["options"]) == ["1", "nan"]
-
-
-def test_only_trouble_has_a_coloured_ground() -> None:
-    """Else all of a healthy graph would be green."""
-    colours = thresholds(GOOD, Step(0.01, "orange"))
-    lines, areas = (
-        TimeSeries(id=number, area=area, thresholds=colours, **TEXT)
-        for number, area in ((101, False), (102, True))
-    )
-
-    drawn = [
-        [step["color"] for step in p["fieldConfig"]["defaults"]["thresholds"]["steps"]]
-        for p in panels(page(Row(100, "Good?", (lines, areas))))
-    ]
-
-    assert drawn == [["green", "orange"], ["transparent", "orange"]]
-
-
-def test_where_small_is_bad_the_ground_below_is_coloured() -> None:
-    """The good values of a headroom lie above."""
-    colours = thresholds("red", Step(1, "orange"), Step(3, GOOD))
-    headroom = TimeSeries(id=101, area=True, thresholds=colours, **TEXT)
-
-    (drawn,) = panels(page(Row(100, "Good?", (headroom,))))
-
-    steps = drawn["fieldConfig"]["defaults"]["thresholds"]["steps"]
-    assert [step["color"] for step in steps] == ["red", "orange", "transparent"]
 
 
 def test_every_finding_has_advice_and_a_page_behind_it() -> None:
@@ -318,12 +214,6 @@ def test_a_state_has_the_word_and_the_colour_of_the_page() -> None:
     for level in Level:
         shown = next(x for x in HEALTH_WORDS.options.values() if x.text == level.value)
         assert shown.color == told.get(level.value, GOOD), level
-
-
-def test_a_description_has_its_parts_in_order() -> None:
-    text = described(shows="A.", good="0.", act="look.", metrics=["up", "b"])
-
-    assert text == "A.\n\n**Good:** 0.\n\n**Otherwise:** look.\n\nMetric: `up`, `b`"
 
 
 def test_a_table_is_sorted_by_all_columns_that_it_names() -> None:

@@ -59,12 +59,6 @@ MISTAKES = [
         "ampwatch_run_state: state is never 'dead'",
     ),
     (
-        "a value among others",
-        'rate(ampwatch_kernel_seconds_total{unit=~"tensor|cuda|cpu"}[5m])',
-        "",
-        "ampwatch_kernel_seconds_total: unit is never 'cpu'",
-    ),
-    (
         "a value of another metric",
         'rate(ampwatch_gpu_throttle_seconds_total{reason="not_listed"}[5m])',
         "",
@@ -81,18 +75,6 @@ MISTAKES = [
         "ampwatch_gpu_process_info * on (uuid) group_left (name) ampwatch_gpu_temperature_celsius",
         "",
         "group_left name: no series there has that label",
-    ),
-    (
-        "a label that the other side lacks",
-        "ampwatch_loss * on (job, uuid) ampwatch_loss_scale",
-        "",
-        "* on or ignoring uuid: no series there has that label",
-    ),
-    (
-        "a label to ignore",
-        "ampwatch_loss * ignoring (uuid) ampwatch_loss_scale",
-        "",
-        "* on or ignoring uuid: no series there has that label",
     ),
     (
         "a label that was summed away",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.report.verdict import Level
 from tests.dashboards import asking
 from tests.dashboards.asking import newest, panel
 from tests.dashboards.documents import FILES, drawn, load
@@ -78,27 +77,6 @@ def words_of(shown: dict[str, Any], value: float) -> str:
         if "from" in options and options["from"] <= value:
             return str(options["result"]["text"])
     return f"{value:g}"
-
-
-def test_the_state_of_each_run_is_the_word_of_its_verdict(states: History) -> None:
-    """In the table of runs, on its own dashboard and at the end of its band."""
-    wanted = {
-        story.run: next(x.value for x in Level if x.label == story.health) for story in STORIES
-    }
-    told = column(states, "overview", 107, "State")
-    state = next(
-        {p["id"]: p["value"] for p in override["properties"]}
-        for override in panel("overview", 107)["fieldConfig"]["overrides"]
-        if override["matcher"]["options"] == "State"
-    )
-    server, now = states
-    (band,) = panel("overview", 305)["targets"]
-    ends = {s["metric"]["run"]: newest(s) for s in asking.answer(server, band, now)}
-    of_run = panel("run", 101)["fieldConfig"]["defaults"]
-
-    assert {run: words_of(state, value) for run, value in told.items()} == wanted
-    assert ends == told
-    assert {run: words_of(of_run, tile(states, "run", 101, run=run) or 0) for run in RUNS} == wanted
 
 
 def test_runs_that_ended_badly_stand_above_healthy_ones(states: History) -> None:

@@ -54,12 +54,3 @@ def test_the_target_of_a_character_is_the_next_one() -> None:
     for before, after in zip(inputs.tolist(), targets.tolist(), strict=True):
         assert before[1:] == after[:-1]
         assert bytes([*before, after[-1]]) in text
-
-
-def test_the_same_seed_chooses_the_same_passages() -> None:
-    """Another seed chooses other passages."""
-    text = source_text()[:20_000]
-    first, again, other = (Corpus(text, CPU, seed).batch(4, 16)[0] for seed in (1, 1, 2))
-
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)

@@ -51,13 +51,6 @@ def test_a_healthy_training_goes_on_until_its_time_is_over() -> None:
     assert not any(m.faulty for m in steps)
 
 
-def test_the_end_holds_for_a_broken_training_as_well() -> None:
-    """The limit of steps is a limit."""
-    steps = played(usual_course(steps=12), 1.0)
-
-    assert [m.faulty for m in steps] == [False] * 6 + [True] * 6
-
-
 @pytest.mark.parametrize("step_seconds", [0.01, 0.2, 5.0])
 def test_the_bar_runs_from_left_to_right_in_each_phase(step_seconds: float) -> None:
     """It starts at nothing, never goes back, and never leaves its frame."""

@@ -6,7 +6,6 @@ import linecache
 import math
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 
 from ampwatch.demo.corpus import source_text
@@ -54,33 +53,3 @@ def test_the_fault_collapses_the_scale_and_is_reported() -> None:
     assert "scale_collapse" in watch.report()
     # It is said once.
     assert sum(FAULTY_MODULE in text for text in display.said) == 1
-
-
-@pytest.mark.nightly
-def test_a_healthy_training_learns_and_has_no_finding() -> None:
-    """The loss falls, and nothing is said about it."""
-    display, watch = trained(steps=150)
-
-    losses = [status.loss for status in display.shown]
-    assert sum(losses[-20:]) / 20 < losses[0] - 0.5
-    assert display.shown[-1].skipped <= 1  # the scale may find its place
-    assert watch.findings == []
-
-
-def test_ctrl_c_ends_it_with_a_monitor_that_can_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of a step."""
-
-    class Interrupted(Recorder):
-        def show(self, status: object) -> None:
-            if len(self.shown) == 3:
-                raise KeyboardInterrupt
-            super().show(status)  # type: ignore[arg-type]
-
-    display = Interrupted()
-    course = DemoCourse(Limit(steps=50), Limit())
-
-    watch = train(TEXT, size=TINY, device=CPU, course=course, display=display, serve=False)
-
-    assert watch.last_step.step == 3
-    assert "4 iterations" in watch.report()
-    assert display.said[-1].startswith("Interrupted")

@@ -61,14 +61,6 @@ def test_systemd_finds_nothing_to_say(unit: Path, *, with_tls: bool) -> None:
 
 
 @pytest.mark.services
-def test_systemd_would_find_a_wrong_line(unit: Path) -> None:
-    """Or the test above would say nothing."""
-    unit.write_text(unit.read_text().replace("ProtectClock=yes", "ProtectClocks=yes"))
-
-    assert "ProtectClocks" in verified(unit).stderr
-
-
-@pytest.mark.services
 @pytest.mark.parametrize(("line", "replaced", "status"), [("", "", 0), ("User=ampwatch", "", 1)])
 def test_little_is_open_to_the_daemon(unit: Path, line: str, replaced: str, status: int) -> None:
     """By systemd's own measure; as root it would be more."""

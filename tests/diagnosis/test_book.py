@@ -112,19 +112,6 @@ def test_what_was_counted_and_not_reported_is_reported_at_the_end() -> None:
     assert ear.heard[-2:] == [("a@optimizer:0", 288, False), ("a@optimizer:0", 300, False)]
 
 
-def test_a_kind_that_is_made_once_is_counted_wherever_it_is_seen_again() -> None:
-    """The place where it was first seen stays; its numbers are the newest."""
-    book = FindingBook(Ear())
-    for step, where in enumerate(("a", "b", "a")):
-        finding = _finding("slow", where)
-        finding.last_step, finding.evidence = step, {"share": step / 4}
-        book.make_once(finding)
-
-    (made,) = book.findings
-    assert (made.where, made.count, made.last_step) == ("a", 3, 2)
-    assert made.evidence == {"share": 0.5}
-
-
 def test_an_iteration_in_which_two_parts_see_it_is_counted_once() -> None:
     """A finding says in how many iterations it was seen."""
     finding = _finding("a")
@@ -427,20 +414,6 @@ def test_a_fault_that_was_seen_is_why_the_scale_is_low(
 
     assert fault.root
     assert stuck.root is not expected
-
-
-def test_optimizers_fall_apart_because_of_an_overflow_that_was_seen() -> None:
-    """Whichever is found first: the one is what was seen, the other what follows."""
-    for order in ((0, 1), (1, 0)):
-        book = FindingBook(Ear())
-        pair = _at("forward_overflow", 40), _at("shared_scaler_desync", 41)
-        for index in order:
-            book.make(pair[index])
-            if not index:
-                book.led_to_by(pair[0])
-
-        assert pair[1].caused_by == pair[0].key
-        assert pair[0].root
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

@@ -172,10 +172,15 @@ def _bursts(run: Run, events: int) -> list[int]:
 
 
 def test_bursts_double_up_to_a_limit_and_end_at_some_point() -> None:
-    """Bursts end: after this many, tracing will not find it."""
-    lengths = _bursts(started(), MAX_BURSTS + 3)
+    """Bursts end: after this many, tracing will not find it.
+
+    After a long calm an event is a new story: a run of weeks is traced as at first.
+    """
+    run = started()
+    lengths = _bursts(run, MAX_BURSTS + 3)
 
     assert lengths == [4, 8, 16, *[MAX_TRACES] * (MAX_BURSTS - 3), 0, 0, 0]
+    assert _bursts(run.calm(CALM_STEPS), 2) == [FIRST_TRACES, 2 * FIRST_TRACES]
 
 
 def test_skipped_steps_do_not_use_up_what_a_bad_loss_is_traced_by() -> None:
@@ -189,16 +194,6 @@ def test_skipped_steps_do_not_use_up_what_a_bad_loss_is_traced_by() -> None:
 
     assert after_skips == 0
     assert _bursts(run, 2) == [FIRST_TRACES, 2 * FIRST_TRACES]
-
-
-def test_after_a_long_calm_an_event_is_a_new_story() -> None:
-    """A run of weeks is traced as at first, however often it was before."""
-    run = started()
-    _bursts(run, MAX_BURSTS + 1)
-
-    lengths = _bursts(run.calm(CALM_STEPS), 2)
-
-    assert lengths == [FIRST_TRACES, 2 * FIRST_TRACES]
 
 
 def test_an_event_in_a_burst_is_no_further_one() -> None:

@@ -268,7 +268,7 @@ trainings = given(
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=15)
 @trainings
 def test_a_batch_says_what_each_of_its_iterations_would(*, scaled: bool, **training: Any) -> None:
     """Findings, news, records byte by byte, and what every detector remembers."""

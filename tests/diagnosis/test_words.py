@@ -55,7 +55,7 @@ OPTIONS = {
 }
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=30)
 @given(st.lists(STRETCH, min_size=2, max_size=8), st.fixed_dictionaries(OPTIONS))
 def test_no_word_about_a_scale_is_refuted(
     stretches: list[tuple[int, bool]], options: dict[str, object]
@@ -71,7 +71,7 @@ def test_no_word_about_a_scale_is_refuted(
     assert read(run).complaints == []
 
 
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=15)
 @given(
     st.lists(
         st.tuples(st.integers(1, 20), st.sampled_from([0.0, 1e-9, 1e-4, 1.0, 1e6])), max_size=6

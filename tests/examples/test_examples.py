@@ -59,16 +59,16 @@ HEALTHY = (
 )
 
 ALWAYS = ("bce_loss", "sgd --steps 40")
-"""A short example with a mistake and a short one without, which are run at each commit."""
+"""A short example with a mistake and a short one without, which are run at each commit; the others train for a minute."""
 
 
-def rotating(command: str, of: object) -> Any:
-    """Have an example run at each fourth commit, unless it is always run."""
-    marks = () if command in ALWAYS else (pytest.mark.rotating,)
+def at_night(command: str, of: object) -> Any:
+    """Leave an example to the night, unless it is always run."""
+    marks = () if command in ALWAYS else (pytest.mark.nightly,)
     return pytest.param(of, marks=marks, id=command)
 
 
-of_each_mistake = pytest.mark.parametrize("mistake", [rotating(m.command, m) for m in MISTAKES])
+of_each_mistake = pytest.mark.parametrize("mistake", [at_night(m.command, m) for m in MISTAKES])
 
 
 @of_each_mistake
@@ -87,7 +87,7 @@ def test_the_mistake_is_named(mistake: Mistake, run_example: Callable[[str], Exa
     assert "What to change: " in report
 
 
-@pytest.mark.parametrize("command", [rotating(command, command) for command in HEALTHY])
+@pytest.mark.parametrize("command", [at_night(command, command) for command in HEALTHY])
 def test_what_is_done_right_is_left_alone(
     command: str, run_example: Callable[[str], ExampleRun]
 ) -> None:

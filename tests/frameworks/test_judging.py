@@ -124,19 +124,6 @@ def test_a_dtype_that_the_program_multiplies_in_and_that_is_not_counted_costs_th
     assert "float8_e4m3fn" in cells["ops"].note
 
 
-def test_a_program_that_is_not_watched_has_nothing_but_its_own() -> None:
-    """Weights and exit are those of the bare program; everything else is a no."""
-    watched = outcomes()
-    for run in watched.values():
-        run.samples, run.reports = [], []
-    cells = judge(outcomes(), watched, [])
-    assert {column for column, cell in cells.items() if cell.answer == YES} == {
-        "quiet",
-        "identical",
-        "clean exit",
-    }
-
-
 def test_what_is_accused_besides_the_fault_makes_it_half_an_answer() -> None:
     watched = outcomes()
     more = {"kind": "scheduler_ahead", "where": "api", "root": True}

@@ -119,15 +119,6 @@ def test_the_longest_piece_is_counted_to_its_end(kernel: Kernel) -> None:
     assert measured.by_exponent() == {1: 3}
 
 
-def test_three_thousand_tensors_count_as_in_the_reference(kernel: Kernel) -> None:
-    """Of mixed lengths and dtypes, in one call."""
-    torch.manual_seed(0)
-    dtypes = (torch.float32, torch.float16, torch.bfloat16)
-    pieces = [torch.randn(1 + i % 997, device=DEVICE).to(dtypes[i % 3]) for i in range(3000)]
-
-    _check(kernel, pieces)
-
-
 def test_measuring_never_waits(kernel: Kernel) -> None:
     """With addresses known and new; PyTorch itself would raise at a synchronisation."""
     gate = torch.ones(1, device=DEVICE)

@@ -13,7 +13,7 @@ from torch import nn
 import ampwatch
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.training.kernels import reference
-from ampwatch.wire.records import SkipClass, Topic
+from ampwatch.wire.records import Topic
 from tests.gpu.syncs import sync_debug_mode
 
 if TYPE_CHECKING:
@@ -157,26 +157,6 @@ def test_with_a_fused_optimizer_the_verdict_is_unknown_until_the_device_has_got_
     assert (late.step, late.skipped) == (LOADED, True)
 
 
-@pytest.mark.nightly
-def test_a_device_far_behind_drops_observations_and_never_waits() -> None:
-    """With the stream blocked the readback fills up, counts, and recovers."""
-    model, _, scaler, step = _training("fused", init_scale=1024.0)
-    with ampwatch.monitor(model, scaler, serve=False, readback_slots=4) as watch:
-        for _ in range(LOADED):
-            step()
-        torch.cuda.synchronize()
-        torch.cuda._sleep(2_000_000_000)
-        for _ in range(10):
-            step()
-        dropped = watch._session._readback.dropped
-        torch.cuda.synchronize()
-        step()
-        torch.cuda.synchronize()
-
-    assert dropped >= 6
-    assert watch.last_step.step == LOADED + 10
-
-
 @other_stream
 def test_a_captured_step_replays_without_ampwatch_in_its_graph() -> None:
     """Nothing is added to a CUDA graph, and the eager steps around it are seen."""
@@ -241,30 +221,6 @@ def test_below_two_to_the_minus_127_a_finite_step_poisons_the_weights_and_counts
     assert not torch.isfinite(weight).all()
     assert watch._diagnosis.totals.skipped[0] == [0, 0, 0, 0]
     assert watch.last_step.skipped is False
-
-
-def test_the_device_and_its_dtype_are_reported() -> None:
-    """Facts name the device by its product name."""
-    model, _, scaler, step = _training("fused")
-    with ampwatch.monitor(model, scaler, serve=False) as watch:
-        step()
-        dtypes = list(watch._session._context.autocast_dtypes)
-
-    assert dtypes == ["float16"]
-    assert watch._session._home.device is not None
-    assert torch.cuda.get_device_name(watch._session._home.device) != ""
-
-
-def test_skips_on_a_device_are_classified_as_on_the_cpu() -> None:
-    """The classes do not depend on when the values arrive."""
-    model, _, scaler, step = _training("fused", init_scale=1024.0)
-    with ampwatch.monitor(model, scaler, serve=False) as watch:
-        for factor in _factors():
-            step(factor)
-    skipped = dict(zip(SkipClass, [0, *watch._diagnosis.totals.skipped[0]], strict=True))
-
-    assert skipped[SkipClass.STORM] == STORM - 1
-    assert skipped[SkipClass.CALIBRATING] == 0
 
 
 @pytest.mark.parametrize("flavour", ["foreach", "fused"])

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ampwatch
 from ampwatch.numerics.units.kernels.classifier import classify
 from ampwatch.numerics.units.kernels.kernel_name import Unit
-from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.numerics.units.ops import Fallback, Phase
 from ampwatch.settings import Settings
 from ampwatch.training.model.machine import gpu_facts, machine_of
 from tests.gpu.syncs import sync_debug_mode
@@ -191,16 +191,3 @@ def test_the_device_says_enough_for_its_peak() -> None:
     assert machine.capability == torch.cuda.get_device_capability(DEVICE)
     if machine.peak_flops:
         assert 1e13 < machine.peak_flops["float16"] < 1e16
-
-
-def test_dims_that_are_no_multiple_of_eight_cost_their_share_of_tensor_flops() -> None:
-    """Ops that the census calls aligned have rows of operands that are."""
-    aligned = _census(_train(_model(512), 2, torch.bfloat16))
-    odd = _census(_train(_model(509), 2, torch.bfloat16))
-
-    def share(census: CensusRecord) -> float:
-        matmuls = [total for total in census.ops if total.kind is OpKind.MATMUL]
-        return sum(t.tensor_flops for t in matmuls) / sum(t.flops for t in matmuls)
-
-    assert share(aligned) == 1.0
-    assert share(odd) == 0.0

@@ -11,7 +11,6 @@ from ampwatch.host.daemon.remains import find_remains
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
-from tests.host.daemon.parts import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,25 +114,6 @@ def test_healthy_but_killed(train: Callable[..., Program], own_places: Path) -> 
     assert not on_disk(own_places)
     box = told()
     assert (box.state, box.findings, len(box.steps)) == (RunState.FAILED, [], 12)
-
-
-@pytest.mark.nightly
-def test_in_a_hang(nursery: Nursery, own_places: Path) -> None:
-    """It is told while it hangs."""
-    program = nursery.start(TRAINING, "hang")
-    try:
-        eventually(lambda: program.stdout == "hanging\n", "the hang", 120)
-        box = eventually(
-            lambda: (b := told(stale_seconds=1.0)).state is RunState.STALE and b, "silence"
-        )
-    finally:
-        program.kill()
-    program.wait()
-
-    assert "has ended no step for a long time" in box.reason
-    assert [f.kind for f in box.findings] == ["scale_collapse"]
-    assert on_disk(own_places)[0].state is RunState.RUNNING
-    assert told().state is RunState.FAILED
 
 
 def test_healthy_to_the_end(train: Callable[..., Program], own_places: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -203,16 +202,3 @@ def test_a_step_is_marked_in_all_charts(page: Page) -> None:
     assert [picture(page, name)["rules"] for name in ("scale", "skips", "loss", "time")] == [
         [3]
     ] * 4
-
-
-def test_a_chart_is_as_sharp_and_as_legible_in_another_theme(page: Page) -> None:
-    """Its colours are those of the theme, without a script that draws again."""
-    stroke = (
-        "return getComputedStyle(document.querySelector('#chart-loss path[stroke*=accent]')).stroke"
-    )
-    seen = set()
-    for theme in ("light", "dark"):
-        page.run(f"document.documentElement.dataset.theme = '{theme}'")
-        seen.add(page.run(stroke))
-    assert len(seen) == 2
-    assert json.dumps(page.complaints()) == "[]"

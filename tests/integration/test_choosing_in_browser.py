@@ -85,6 +85,7 @@ def test_runs_stand_worst_first_or_newest_first_and_the_page_remembers_which(
         worst_first = ["two", "five", "four", "three", "one"]
         eventually(lambda: page.run(SEEN) == worst_first, "the worst first")
         assert page.text("#runs-count") == "1 needs attention, 4 healthy"
+        page.says("#run h1", "two · ▲ needs attention")
 
         page.click("#runs-tools [value=newest]")
 
@@ -275,6 +276,9 @@ def test_an_address_leads_to_a_finding(place: Place, page: Page) -> None:
         marked = "return document.querySelector('#findings [aria-current]').textContent"
         eventually(lambda: "in 7 steps" in page.run(marked), "news of the finding")
         assert page.run(FOCUS) == OVERFLOW.key  # the row is another one since
+        assert page.run(
+            "return document.querySelector('#findings [aria-current]').closest('details').open"
+        )
 
 
 def test_each_finding_has_a_link_that_leads_back_to_it(place: Place, page: Page) -> None:
@@ -429,23 +433,6 @@ def test_two_runs_stand_side_by_side(place: Place, page: Page) -> None:
         eventually(lambda: page.run("return window.compared") == [None, 0], "the end of it")
         page.browser.back()
         page.says("#compare .legend", "calm, rank 0")
-
-
-def test_two_ranks_of_a_run_stand_side_by_side(place: Place, page: Page) -> None:
-    """From an address as well, and any rank but the one that is shown can be chosen."""
-    with job(place, 3) as ranks:
-        page.says("#ranks", "rank 2")
-        page.browser.get(f"{page.url}#run=gpt&rank=1&with=gpt&withrank=2")
-        page.says("#compare .legend", "gpt, rank 2: dashed line")
-        choices = "return [...document.getElementById('compare-rank').options].map((o) => o.value)"
-        assert page.run(choices) == ["0", "2"]
-
-        ranks[2].train(4)
-        page.says(STEPS, "8")
-        option(page, "#ranks", "0").click()
-
-        assert page.run(HASH) == "#run=gpt&rank=0&with=gpt&withrank=2"
-        page.says("#compare-figures thead", "gpt, rank 0")
 
 
 def test_with_a_single_rank_there_is_nothing_to_choose(trainer: Trainer, page: Page) -> None:

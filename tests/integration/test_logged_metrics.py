@@ -18,7 +18,6 @@ from ampwatch.wire.rendezvous.token import TOKEN_FILE
 from tests.host.daemon.parts import ROOT, Place, eventually
 from tests.integration.prometheus import free_port
 from tests.integration.prometheus import prometheus as run_prometheus
-from tests.integration.test_with_a_real_prometheus import CONFIG
 from tests.services import require
 
 if TYPE_CHECKING:
@@ -26,6 +25,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
+
+CONFIG = """
+global:
+  scrape_interval: 200ms
+scrape_configs:
+  - job_name: ampwatch
+    authorization: {{type: Bearer, credentials_file: {token}}}
+    http_sd_configs:
+      - url: {url}sd
+        authorization: {{type: Bearer, credentials_file: {token}}}
+        refresh_interval: 1s
+"""
 
 TRAINING = """
 import json, sys, time

@@ -16,7 +16,6 @@ from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 from tests.workshop.records import (
     FACTS,
-    budgeted,
     census,
     finding,
     histogram,
@@ -133,15 +132,6 @@ def fail(mapped: Mapped) -> None:
     mapped.sample(CULPRIT)
     where = {"first_step": first, "last_step": mapped.step, "count": 9, "phase": "forward"}
     mapped.write(finding("forward_overflow", CULPRIT, **where))
-
-
-def test_before_a_sample_the_map_says_what_would_be_there(mapped: Mapped, page: Page) -> None:
-    """An empty picture would say that all is well."""
-    mapped.train(5)
-
-    page.says("#map-sentence", "Nothing was measured yet: here stands")
-    assert not page.browser.find_element(By.ID, "map-body").is_displayed()
-    assert page.complaints() == []
 
 
 def test_the_culprit_stands_out_and_is_said_in_words(mapped: Mapped, page: Page) -> None:
@@ -290,32 +280,6 @@ def said_in_cells(page: Page, row: int, columns: int) -> list[str]:
         page.run(move)
         says.append(page.text("#map-cell"))
     return says
-
-
-def test_error_budgets_colour_the_map_by_the_bits_that_are_right(
-    mapped: Mapped, page: Page
-) -> None:
-    """Once one was asked for; a column for each, under what it is of."""
-    mapped.sample()
-    page.says("#map-sentence", "modules")
-    for budget in (budgeted(CULPRIT), budgeted(CULPRIT, layers_in="nvfp4", total=0.1)):
-        mapped.write(budget)
-    errors = page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=errors]")
-    eventually(errors.is_displayed, "the choice of colours")
-    assert not page.browser.find_element(By.CSS_SELECTOR, "#map-shows [value=plan]").is_displayed()
-
-    errors.click()
-    page.says("#map-about", "products of layers in nvfp4: the loss is off by -3.7e-05.")
-    assert page.text("#map-axis") == "bfloat16\nnvfp4"
-    assert page.text("#map-legend").splitlines()[2] == "7 to 10 as of bfloat16, rounded once"
-    row = row_of(page, CULPRIT)
-    assert rows(page)[row] == f"{CULPRIT}: 2 to 4"
-    adds = "what is born in it adds -1.9e-05 to the error of the loss"
-    assert said_in_cells(page, row, 2) == [
-        f"{CULPRIT} · bfloat16 · 7 to 10 bits are right, 8.1 in bfloat16; {adds}",
-        f"{CULPRIT} · nvfp4 · 2 to 4 bits are right, 3.3 in bfloat16; {adds}",
-    ]
-    assert page.complaints() == []
 
 
 def test_a_plan_colours_the_map_by_the_cheapest_format(mapped: Mapped, page: Page) -> None:

@@ -21,7 +21,7 @@ from ampwatch.settings import Settings
 from tests.host.daemon.parts import OPEN, eventually
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import RANGES, made_up_fleet, put
+from tests.workshop.fleets import made_up_fleet, put
 from tests.workshop.records import finding, identity, step
 
 if TYPE_CHECKING:
@@ -96,28 +96,6 @@ def test_quantiles_are_those_of_the_observations(tmp_path: Path) -> None:
         assert value is not None
         assert expected / WIDTH <= value <= expected * WIDTH, quantile
     assert below == pytest.approx(1000 / 1050)
-
-
-def test_magnitudes_are_counted_for_each_power_of_two(tmp_path: Path) -> None:
-    """Below the smallest bound of the classic buckets too, and without a sum that nobody has counted."""
-    fleet = Fleet(Settings(), Clock(START + 5))
-    put(fleet, "a", identity(), [step(0), *RANGES])
-    (rank,) = fleet.ranks()
-    magnitude = rank.ranges.magnitude.distribution()
-
-    with scraping(tmp_path, fleet) as server:
-        name = "ampwatch_gradient_magnitude"
-        count = eventually(lambda: server.value(f"histogram_count({name})"), "a scrape")
-        (histogram,) = server.query(name)
-        total = server.value(f"histogram_sum({name})")
-
-    assert count == magnitude.buckets[-1][1]
-    assert total is not None
-    assert math.isnan(total)
-    found = {
-        math.log2(float(upper)): float(n) for _, _, upper, n in histogram["histogram"][1]["buckets"]
-    }
-    assert found == magnitude.native.counts
 
 
 def key_of(name: str, labels: dict[str, str]) -> tuple[Any, ...]:

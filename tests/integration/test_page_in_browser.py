@@ -6,13 +6,12 @@ import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import pytest
 from selenium.webdriver.common.by import By
 
 from ampwatch.report.one_line import address
-from ampwatch.wire.records import FactsRecord, FindingRecord, Severity, SkipClass
+from ampwatch.wire.records import FactsRecord, FindingRecord, SkipClass
 from tests.host.daemon.parts import eventually
 from tests.integration.browsing import Page, Trainer
 from tests.workshop.fleets import PRECISION, RANGES
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 DRAWN = "return document.querySelectorAll('#charts svg path').length > 0"
-LAST_STEP = "return document.getElementById('chart-loss').plot.picture?.stops.at(-1)?.x"
 
 
 def test_without_a_run_the_page_says_so_and_what_to_do(page: Page) -> None:
@@ -35,37 +33,6 @@ def test_without_a_run_the_page_says_so_and_what_to_do(page: Page) -> None:
 
     assert "watch = ampwatch.monitor(model, scaler)" in page.text("main")
     assert page.complaints() == []
-
-
-def test_a_healthy_run_is_healthy_at_one_look_and_drawn(trainer: Trainer, page: Page) -> None:
-    """State in words first, four charts below; nothing is asked of another host."""
-    trainer.train(1200)
-
-    page.says("#run h1", "✓ healthy, at step 1 199")
-    page.says("#run-cause", "loss scale 2¹⁶, no step skipped in the last 1 000")
-    page.says("#run-remedy", "Do first: Nothing to do.")
-    eventually(lambda: page.run(DRAWN), "charts")
-    assert page.text("#run h1").startswith("train · ")
-    assert page.text("#charts-title") == "Since the start"
-    drawn = "return document.querySelectorAll('#charts svg:has(.grid)').length"
-    eventually(lambda: page.run(drawn) == 4, "four charts")
-    resources = page.run("return performance.getEntriesByType('resource').map((r) => r.name)")
-    assert {urlsplit(name).netloc for name in resources} == {urlsplit(page.url).netloc}
-    assert page.complaints() == []
-
-
-def test_the_page_moves_while_the_run_trains(trainer: Trainer, page: Page) -> None:
-    """New steps arrive by themselves, in the words and in the charts."""
-    trainer.train(50)
-    page.says("#run h1", "step 49")
-    eventually(lambda: page.run(DRAWN), "charts")
-    page.run("window.untouched = true")
-
-    trainer.train(10)
-
-    page.says("#run h1", "step 59")
-    eventually(lambda: page.run(LAST_STEP) == 59, "the new steps in the chart")
-    assert page.run("return window.untouched")
 
 
 def test_a_finding_appears_with_its_advice_and_its_symptom_below(
@@ -98,22 +65,6 @@ def test_a_finding_appears_with_its_advice_and_its_symptom_below(
     assert "explained by forward_overflow (module model.<img" in page.text(f"{row} details")
     assert page.run("return document.querySelectorAll('main img').length") == 0
     assert page.run("return window.broken") is None
-
-
-def test_what_is_unfolded_stays_unfolded_while_news_come(trainer: Trainer, page: Page) -> None:
-    """Nobody reads what closes itself each second; and the focus stays where it was."""
-    found = finding("forward_overflow", "decoder", first_step=27, last_step=29, count=3).finding
-    trainer.train(30)
-    trainer.write(FindingRecord(found))
-    page.says("#findings", "in 3 steps")
-    page.click("#findings summary")
-
-    trainer.train(2)
-    trainer.write(FindingRecord(replace(found, last_step=31, count=5)))
-
-    page.says("#findings", "in 5 steps")
-    assert page.run("return document.querySelector('#findings details').open")
-    assert page.run("return document.activeElement.dataset.key") == found.key
 
 
 def test_a_finding_is_gone_to_by_its_key_also_where_it_is_folded_away(
@@ -306,24 +257,6 @@ def test_the_ranks_of_a_run_beat_side_by_side_and_can_be_chosen(place: Place, pa
         rank.finish()
 
 
-def test_of_several_runs_the_worst_is_shown_until_another_is_chosen(
-    place: Place, page: Page
-) -> None:
-    """One look is enough; the others are a click away."""
-    good, bad = Trainer(place, "good"), Trainer(place, "bad")
-    good.train(30)
-    bad.train(30)
-    bad.write(finding(severity=Severity.WARNING, last_step=29))
-
-    page.says("#run h1", "bad · ▲ needs attention")
-    page.click("#runs-summary")  # folded in a window as narrow as this
-    page.says("#runs", "✓ healthy")
-    page.click("#runs [data-key='good']")
-    page.says("#run h1", "good · ✓ healthy")
-    for trainer in (good, bad):
-        trainer.finish()
-
-
 def test_a_finished_run_says_that_it_has_finished(place: Place, page: Page) -> None:
     """The last state stays to be read."""
     trainer = Trainer(place)
@@ -334,29 +267,6 @@ def test_a_finished_run_says_that_it_has_finished(place: Place, page: Page) -> N
 
     page.says("#run h1", "train · ■ finished at step 29")
     page.says("#run-cause", "loss scale 2¹⁶, no step skipped")
-
-
-def test_a_run_that_ended_broken_is_shown_before_a_healthy_one_and_can_be_linked_to(
-    place: Place, page: Page
-) -> None:
-    """It did not raise: only its findings say that its weights are of no use."""
-    healthy, broken = Trainer(place, "calm"), Trainer(place, "lost")
-    healthy.train(30)
-    broken.train(30)
-    lost = finding("param_nonfinite", "param:w", last_step=29, count=9).finding
-    broken.write(FindingRecord(replace(lost, summary="Weights are NaN.", advice="Restore.")))
-    page.says("#run h1", "✖ failing")  # a ring that nobody has opened goes with its run
-    broken.finish()
-
-    words = "✖ broken, ended at step 29"
-    page.says("#run h1", words)
-    page.says("#run-cause", "parameter w: weights are NaN or infinite")
-    page.says("#findings", "parameter w")
-    page.choose("calm")
-    page.says("#run h1", "✓ healthy")
-    assert page.run("return location.hash") == "#run=calm"
-    page.browser.get(f"{page.url}#run=lost&rank=0")
-    page.says("#run h1", words)
 
 
 def test_an_address_from_a_log_leads_to_its_own_run_of_two_of_one_name(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,12 +18,12 @@ pytestmark = pytest.mark.services
 
 
 def test_the_page_shows_a_run_and_its_root(trainer: Trainer, page: Page) -> None:
-    """From health to the finding, with charts, and without a complaint of the browser."""
+    """From health to the finding, with charts, asking nothing of another host, without a complaint."""
     trainer.train(30)
     page.says("#run h1", "✓ healthy, at step 29")
     eventually(
-        lambda: page.run("return document.querySelectorAll('#charts svg path').length > 0"),
-        "charts",
+        lambda: page.run("return document.querySelectorAll('#charts svg:has(.grid)').length") == 4,
+        "four charts",
     )
 
     found = finding("forward_overflow", "decoder", first_step=27, last_step=29, count=3)
@@ -32,4 +33,6 @@ def test_the_page_shows_a_run_and_its_root(trainer: Trainer, page: Page) -> None
     page.says("#run-cause", "decoder")
     page.says("#findings", "since step 27")
     assert page.text("#run h1").startswith("train · ")
+    resources = page.run("return performance.getEntriesByType('resource').map((r) => r.name)")
+    assert {urlsplit(name).netloc for name in resources} == {urlsplit(page.url).netloc}
     assert page.complaints() == []

@@ -12,7 +12,6 @@ from ampwatch.wire.records import SkipClass
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 from tests.report.test_step_times import spent
-from tests.workshop.records import device_phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,26 +126,3 @@ def test_its_key_has_words_times_and_shares(page: Page) -> None:
     )
     assert swatch == bar
     assert page.complaints() == []
-
-
-def test_once_the_device_tells_it_is_the_devices_and_says_so(page: Page, trainer: Trainer) -> None:
-    """What the host waits for is no loss there."""
-    for i in range(40, 44):
-        trainer.write(device_phases(i - 2, 1, spent(data=0.01, forward=0.03)))
-        trainer.train(1, phases=WAITS)
-
-    eventually(lambda: "by the device's clock" in page.text("#phases-sentence"), "its word")
-    eventually(lambda: set(heights(page, "data").values()) == {(0, 25)}, "a strip of it alone")
-
-
-def test_where_no_step_was_timed_it_says_what_would_be_there(
-    browser: WebDriver, daemon: Daemon, trainer: Trainer
-) -> None:
-    """As other sections do; no empty axes."""
-    trainer.train(4)
-    page = Page(browser, daemon)
-    page.choose(trainer.run)
-
-    eventually(lambda: "waiting for data, forward" in page.text("#step-time .would"), "words")
-    assert page.text("#phases-box") == ""
-    assert not browser.find_element(By.ID, "phases-box").is_displayed()

@@ -21,12 +21,10 @@ from ampwatch.report.words import percent, power_of_two
 from ampwatch.wire.records import ALL_MODULES, Topic
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
-from tests.workshop.fleets import PRECISION
 from tests.workshop.records import FACTS, histogram, ranges, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
@@ -44,7 +42,6 @@ DRAWN = f"{CHART} return c.plot.picture?.layers.length > 0"
 LINES = f"""{CHART} return (c.plot.picture?.layers ?? []).filter((l) => l.kind === 'line')"""
 FRAMES = """const done = arguments[0]; let left = 30;
     const next = () => (left-- ? requestAnimationFrame(next) : done()); next()"""
-ENDS = "return document.getElementById('chart-scale').plot.picture?.x.range"
 NAMES = "return [...document.querySelectorAll('#modules tbody th')].map((e) => e.textContent)"
 
 
@@ -180,26 +177,6 @@ def test_a_sample_lasts_until_the_next_one_and_the_limits_until_now(
     assert page.run(cells) == [9, 19, 1019, 2019]
 
 
-def test_the_heatmap_is_zoomed_with_the_other_charts(sampled: Sampled, page: Page) -> None:
-    """They share their steps."""
-    for _ in range(4):
-        sampled.sample()
-    chart = page.browser.find_element(By.ID, "chart-exponents")
-    eventually(lambda: chart.is_displayed() and page.run(ENDS) == [0, 40], "a heatmap")
-
-    whole = page.run(ENDS)
-    ActionChains(page.browser).move_to_element_with_offset(chart, -150, 0).click_and_hold().move_by_offset(200, 5).release().perform()  # fmt: skip
-
-    ends = eventually(
-        lambda: page.run(ENDS) != whole and page.run(ENDS), "the zoom in the other chart"
-    )
-    assert whole[0] < ends[0] < ends[1] < whole[1]
-    own = ENDS.replace("chart-scale", "chart-exponents")
-    eventually(lambda: page.run(own) == ends, "the zoom in the heatmap")
-    chart.send_keys(Keys.ESCAPE)
-    eventually(lambda: page.run(ENDS) == whole, "all steps again")
-
-
 def test_modules_are_sorted_by_trouble_and_by_any_column_on_request(
     sampled: Sampled, page: Page
 ) -> None:
@@ -309,24 +286,6 @@ def test_dragging_the_scale_tells_what_would_be_lost(sampled: Sampled, page: Pag
     page.click("#whatif-now")
     page.says("#whatif-value", "65 536")
     page.says("#whatif-outcome", at_first)
-
-
-def test_another_format_is_one_choice_away(sampled: Sampled, page: Page) -> None:
-    """Each says whether it would do, with which scales, before it is chosen."""
-    sampled.sample(16)
-    page.says("#whatif-formats", "float8_e4m3fn")
-
-    verdicts = {
-        "fits": "✓ fits as it is",
-        "fits_scaled": "◐ fits with 2",
-        "too_wide": "✖ too narrow",
-    }
-    for name, fmt in FORMATS.items():
-        if name in formats():
-            assert verdicts[fit(PLAIN, fmt).value] in card(page, name)
-    page.browser.find_element(By.CSS_SELECTOR, "[value='float8_e4m3fn']").send_keys(Keys.SPACE)
-    page.says("#whatif-outcome", "In float8_e4m3fn at scale 2¹⁶")
-    page.says("#whatif-notes", "No scale keeps both ends")
 
 
 def test_what_was_flushed_before_it_was_measured_is_never_called_a_fit(
@@ -444,67 +403,6 @@ def test_each_rank_has_ranges_of_its_own(place: Place, page: Page) -> None:
     page.says("#whatif-value", "2⁸ = 256")
     for rank in ranks:
         rank.finish()
-
-
-def test_a_run_that_has_ended_keeps_its_ranges_in_any_window(place: Place, page: Page) -> None:
-    """They are what one wants to read then; charts and page are as wide as the window allows."""
-    trainer = Sampled(place, "ended")
-    trainer.sample(modules={"encoder.layers.11.attention.output": histogram(-20, 5)})
-    page.choose("ended")
-    trainer.finish()
-    page.says("#run h1", "finished")
-    page.click("#modules tbody button")
-    page.says("#whatif-of", "gradient of encoder")
-    fits = """return [document.documentElement, ...document.querySelectorAll('.chart')].every(
-        (e) => e.scrollWidth <= e.clientWidth && e.clientWidth <= innerWidth)"""
-    inside = f"{CHART} return c.plot.picture.margin.r < 20"
-    eventually(
-        lambda: page.run(DRAWN) and page.run(f"{CHART} return c.plot.picture.margin.r > 100")
-    )
-    size = page.browser.get_window_size()
-
-    page.browser.set_window_size(500, 900)
-
-    eventually(lambda: page.run(fits) and page.run(inside), "charts as wide as the window")
-    page.browser.set_window_size(**size)
-    eventually(lambda: page.run(fits) and not page.run(inside), "wide charts again")
-
-
-def test_five_hundred_modules_are_sorted_by_a_column(sampled: Sampled, page: Page) -> None:
-    """A click on a column, and all rows stand in another order; none is lost."""
-    many = {f"blocks.{i}.mlp": histogram(-30 + i % 20, *range(1, 30)) for i in range(500)}
-    sampled.sample(modules=many)
-    page.says("#modules-count", "500")
-
-    before = page.run(NAMES)
-    page.click("[data-column='gradient_amax'] button")
-    after = page.run(NAMES)
-
-    assert after != before
-    assert sorted(after) == sorted(before) == sorted(many)
-
-
-def test_without_a_driver_words_numbers_and_tables_work(browser: WebDriver, tmp_path: Path) -> None:
-    """Why no GPU is read is said, and everything else is there."""
-    place = Place(tmp_path)
-    trainer = Sampled(place)
-    trainer.sample(modules={"fc": histogram(-20, 5)})
-    for record in PRECISION:
-        trainer.write(record)
-
-    with place.daemon(AMPWATCH_GPU="off") as daemon:
-        page = Page(browser, daemon)
-        page.says("#run h1", "healthy")
-        page.says("#mix-key", "float16 75 %")
-        page.says("#kernels", "gemm")
-        page.says("#gpus-sentence", "No GPU is read here: the settings switch it off.")
-        assert "65 536" in page.text("#figures")
-        page.says("#modules", "fc")
-        dial(page).send_keys(Keys.ARROW_LEFT)
-        page.says("#whatif-outcome", "at scale 2¹⁵")
-        assert not browser.find_element(By.ID, "gpus-box").is_displayed()
-        browser.get("about:blank")
-    trainer.finish()
 
 
 def random_histogram(rng: random.Random) -> ExponentHistogram:

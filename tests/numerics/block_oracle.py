@@ -16,7 +16,14 @@ from ampwatch.numerics.blocks import (
     BlockLevel,
 )
 from ampwatch.numerics.formats import FORMATS
-from tests.numerics.oracle import NUMBERS, cast_by_table, cast_by_torch, exponent_of
+from ampwatch.wire.records import Operand, OperandRecord
+from tests.numerics.oracle import (
+    NUMBERS,
+    cast_by_table,
+    cast_by_torch,
+    exponent_of,
+    histogram_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +45,8 @@ def quantised(values: Tensor, name: str) -> Tensor:
     largest = torch.tensor(fmt.max, dtype=torch.float64)
     scaled = (blocks / scales).clamp(-largest, largest)
     table = NUMBERS.get(name)
-    rounded = cast_by_torch(scaled, name) if table is None else cast_by_table(scaled, table)
-    return (rounded * scales).reshape(values.shape)
+    elements = cast_by_torch(scaled, name) if table is None else cast_by_table(scaled, table)
+    return (elements * scales).reshape(values.shape)
 
 
 def _mx_scales(blocks: Tensor, largest: float) -> Tensor:
@@ -53,6 +60,27 @@ def _nvfp4_scales(blocks: Tensor) -> Tensor:
     whole = (blocks.abs().amax() / (6 * 448)).float().double()
     scales = (blocks.abs().amax(1, keepdim=True) / 6 / whole).clamp(max=448.0)
     return scales.float().to(torch.float8_e4m3fn).double().clamp(min=2.0**-9) * whole
+
+
+def rounded(values: Tensor, name: str) -> Tensor:
+    """Return values after a cast to any format and back: FP8 with a scale of the whole tensor."""
+    fmt = FORMATS[name]
+    if fmt.block:
+        return quantised(values, name)
+    scale = 1.0
+    if fmt.bits == 8:
+        scale = 2.0 ** math.floor(math.log2(fmt.max / float(values.abs().amax())))
+    return (values.float() * scale).to(getattr(torch, name)).double() / scale
+
+
+def operand_of(
+    operand: Operand, values: Tensor, step: int = 3, scale: float = 1.0
+) -> OperandRecord:
+    """Return the record of an operand, measured element by element, its gradients times a loss scale."""
+    flat = (values * scale).float().double().reshape(-1)
+    largest = float(flat.abs().amax())
+    blocks = tuple(counted(flat.view(-1, n).tolist(), n, largest) for n in (16, 32))
+    return OperandRecord(step, operand, scale, blocks, histogram_of(flat.tolist()))
 
 
 def sqnr_db(values: Tensor, rounded: Tensor) -> float:

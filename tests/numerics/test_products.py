@@ -11,7 +11,8 @@ import torch
 
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.products import HEADROOM, CastLoss, cast_loss, product_db
-from tests.numerics.block_oracle import counted, quantised, sqnr_db
+from tests.numerics.block_oracle import counted, sqnr_db
+from tests.numerics.block_oracle import rounded as cast
 from tests.numerics.oracle import histogram_of
 
 if TYPE_CHECKING:
@@ -32,17 +33,6 @@ def _tensor(kind: str, seed: int = 0) -> torch.Tensor:
         "spread": values * torch.exp2(torch.randn(128, 128, generator=generator)),
     }
     return made[kind].double()
-
-
-def _cast(values: torch.Tensor, name: str) -> torch.Tensor:
-    """Cast and back: plainly, with a scale of the whole tensor for FP8, or by the slow quantiser."""
-    fmt = FORMATS[name]
-    if fmt.block:
-        return quantised(values, name)
-    scale = 1.0
-    if fmt.bits == 8:
-        scale = 2.0 ** math.floor(math.log2(fmt.max / float(values.abs().amax())))
-    return (values.float() * scale).to(getattr(torch, name)).double() / scale
 
 
 @cache
@@ -66,7 +56,7 @@ def _foretold(values: torch.Tensor, name: str) -> CastLoss:
 def test_the_noise_of_a_plain_cast_is_known_to_within_a_decibel(kind: str, name: str) -> None:
     """Those of block-scaled formats are tested with `block_casts`."""
     values = _tensor(kind).float().double()
-    rounded = _cast(values, name)
+    rounded = cast(values, name)
     loss = _foretold(values, name)
 
     assert loss.sqnr_db == pytest.approx(sqnr_db(values, rounded), abs=1.0)
@@ -81,7 +71,7 @@ def test_the_noise_of_a_product_is_known_to_within_its_stated_error(
 ) -> None:
     """Of a matmul in float64 of operands that were cast, beside that of the operands themselves."""
     a, b = _tensor(pair[0], 1), _tensor(pair[1], 2)
-    exact, rounded = a @ b.t(), _cast(a, name) @ _cast(b, name).t()
+    exact, rounded = a @ b.t(), cast(a, name) @ cast(b, name).t()
     foretold = product_db(_foretold(x, name).sqnr_db for x in (a, b))
 
     assert foretold == pytest.approx(sqnr_db(exact, rounded), abs=1.5)

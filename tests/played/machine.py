@@ -160,7 +160,6 @@ class Machine:
         self._random = [(0, 0)] * DEVICES
         self._unpinned: dict[int, tuple[Any, int]] = {}
         self.refuses: Callable[[int], bool] = lambda _nbytes: False
-        self.refuses_to_pin: Callable[[int], bool] = lambda _nbytes: False
         self.captures: dict[StreamKey, Graph] = {}
         self.lag = LAG
         self.library: Any = None
@@ -402,11 +401,9 @@ class Machine:
         raise AssertionError(msg)
 
     def pin(self, nbytes: int) -> int:
-        """Return the address of pinned host memory, 0 if it is refused."""
+        """Return the address of pinned host memory, 0 in a capture."""
         if self.captures:
             self.faults.append(f"{nbytes} bytes were pinned in a capture\n{_where()}")
-            return 0
-        if self.refuses_to_pin(nbytes):
             return 0
         self._take_back()
         # As PyTorch does: rounded up to a power of two, and kept when it is given back.
@@ -480,7 +477,7 @@ class Machine:
     def reset(self) -> None:
         """Begin a new test: nothing is running, nothing was wrong."""
         self.is_hanging = self.is_error_to_wait = False
-        self.refuses = self.refuses_to_pin = lambda _nbytes: False
+        self.refuses = lambda _nbytes: False
         self.captures.clear()
         self.lag = LAG
         gc.collect()

@@ -64,7 +64,8 @@ def test_an_interrupt_at_lines_of_a_plain_step_blinds_nothing(every: int) -> Non
     assert result["interrupts"] > 100 / every
 
 
-@pytest.mark.parametrize("level", ["standard", pytest.param("deep", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("level", ["standard", "deep"])
 def test_an_interrupt_at_some_lines_of_a_sampled_step_blinds_nothing(level: str) -> None:
     """Where hooks and modes come and go with the iteration."""
     result = interrupt_lines(level, every=397)

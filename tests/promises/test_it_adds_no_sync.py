@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ampwatch
 from ampwatch.training.iteration.governor import OPENING
 from tests.promises.conftest import ahead, each_recipe
-from tests.trainings import Net, Run, build, scaler
+from tests.trainings import Run, build
 
 pytestmark = ahead
 
@@ -123,19 +123,6 @@ def _is_within(event: Any, name: str) -> bool:
 def test_what_is_observed_op_by_op_is_read_from_memory(level: str) -> None:
     """A training that fails is traced. A mode is not told what the mode below it calls; a profiler is."""
     assert _profiled_reads("two-optimizers", level) == _profiled_reads("two-optimizers", None)
-
-
-@pytest.mark.parametrize(("flavour", "per_step"), [("foreach", 1), ("fused", 0)])
-def test_a_watched_step_reads_as_often_as_pytorch_itself(flavour: str, per_step: int) -> None:
-    """One read a step with a foreach optimizer, none with a fused one."""
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), **{flavour: True})
-    run = Run([model], [optimizer], scaler(init_scale=1024.0))
-    with ampwatch.monitor(model, run.scaler, serve=False) as watch, SyncCounter() as counter:
-        _step_only(run)
-
-    assert counter.reads == per_step * run.steps
-    assert watch.last_step.step == run.steps - 1
 
 
 def test_the_counter_sees_a_read() -> None:

@@ -19,7 +19,7 @@ from torch.optim import optimizer as optimizer_module
 import ampwatch
 from ampwatch.training.hooks import taps
 from tests.promises.conftest import MOST, ahead
-from tests.trainings import Net, Run, adamw, build, scaler
+from tests.trainings import Net, Run, adamw, build
 
 pytestmark = ahead
 
@@ -155,21 +155,6 @@ def test_a_set_up_error_leaves_nothing_behind() -> None:
     assert _residue(run) == before
 
 
-def test_two_monitors_share_the_taps_and_the_last_one_restores_them() -> None:
-    """Closing one monitor does not blind the other."""
-    first, second = build("fp16-foreach"), build("fp16-fused")
-    before = _residue(first)
-    one = ampwatch.monitor(first.models, first.scaler, serve=False)
-    two = ampwatch.monitor(second.models, second.scaler, serve=False)
-    first.loop()
-    one.close()
-    second.loop()
-    two.close()
-
-    assert (one.last_step.step, two.last_step.step) == (11, 11)
-    assert _residue(first) == before
-
-
 def test_a_wrapper_that_came_after_ours_stays() -> None:
     """Another tool that wrapped the method meanwhile is not taken out with us."""
     run = build("fp16-foreach")
@@ -237,18 +222,6 @@ def test_copies_of_watched_objects_are_ordinary_and_not_watched() -> None:
         assert watch.last_step.step == step
 
 
-def test_state_dicts_are_the_same_watched_and_not() -> None:
-    """A checkpoint does not know of ampwatch."""
-    run = build("fp16-scheduled")
-    run.loop()
-    things = [run.models[0], run.optimizers[0], run.scaler, run.schedulers[0]]
-    before = [sorted(x.state_dict()) for x in things]
-    with ampwatch.monitor(run.models, run.scaler, serve=False):
-        during = [sorted(x.state_dict()) for x in things]
-
-    assert during == before
-
-
 def test_a_forked_child_does_not_close_the_parents_watch(serving: Path) -> None:
     """A DataLoader worker that ends leaves ring and monitor of its parent alone."""
     run = build("fp16-foreach")
@@ -262,14 +235,3 @@ def test_a_forked_child_does_not_close_the_parents_watch(serving: Path) -> None:
         rings = list(serving.rglob("*.ring"))
 
     assert len(rings) == 1
-
-
-def test_a_scaler_can_be_pickled_only_when_torch_allows_it() -> None:
-    """In the middle of an iteration torch refuses to pickle; so it does when watched."""
-    model = Net()
-    run = Run([model], [adamw(model)], scaler())
-    with ampwatch.monitor(run.models, run.scaler, serve=False):
-        run.scaler.scale(run.forward(0, 0)).backward()
-        run.scaler.unscale_(run.optimizers[0])
-        with pytest.raises(AssertionError, match="beginning of an iteration"):
-            pickle.dumps(run.scaler)

@@ -177,7 +177,6 @@ def test_gradients_that_are_gone_are_drawn_as_they_were() -> None:
     "changes",
     [
         {"before": None, "before_step": -1},
-        {"flushed": 0},
         {"flushed": -1},
         {"loss_scale": 0.0},
         {"loss_scale": math.inf},

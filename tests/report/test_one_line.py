@@ -134,22 +134,6 @@ def test_a_line_is_one_line_that_is_read_at_a_glance(
     assert not re.search(r"param:|buffer:|optimizer:\d|@", line.removesuffix(PAGE))
 
 
-@pytest.mark.parametrize("run", ["gpt", "a/b:c", "my.run-1"])
-def test_the_address_leads_to_the_run(run: str) -> None:
-    """As the page reads it."""
-    fragment = parse_qs(urlsplit(address(URL, run, 3)).fragment)
-
-    assert fragment == {"run": [run], "rank": ["3"]}
-    assert address("", run) == ""
-
-
-def test_the_address_tells_runs_of_one_name_apart() -> None:
-    """By when they began, to the millisecond."""
-    fragment = urlsplit(address(URL, "gpt", 3, 1_700_000_000_250_000_000)).fragment
-
-    assert parse_qs(fragment)["started"] == ["1700000000.250"]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -211,6 +195,14 @@ def test_what_is_cut_begins_like_the_whole_and_ends_with_no_number(
 def test_an_address_leads_to_a_step_and_a_finding() -> None:
     """Names that an address has signs of its own for arrive whole."""
     finding = "forward_overflow@a&b=c#d+e f"
-    fragment = parse_qs(urlsplit(address(URL, "gpt", 3, step=812, finding=finding)).fragment)
+    started = 1_700_000_000_250_000_000
+    found = address(URL, "a/b:c", 3, started, step=812, finding=finding)
 
-    assert fragment == {"run": ["gpt"], "rank": ["3"], "step": ["812"], "finding": [finding]}
+    assert parse_qs(urlsplit(found).fragment) == {
+        "run": ["a/b:c"],
+        "rank": ["3"],
+        "started": ["1700000000.250"],
+        "step": ["812"],
+        "finding": [finding],
+    }
+    assert address("", "gpt") == ""

@@ -12,7 +12,6 @@ import torch
 
 from ampwatch.diagnosis.evidence.plans import OPERANDS
 from ampwatch.errors import SettingsError
-from ampwatch.numerics.formats import FORMATS
 from ampwatch.report.plan import to_json
 from ampwatch.report.planner import plan_of
 from ampwatch.wire.blackbox import Box
@@ -22,25 +21,14 @@ from ampwatch.wire.records import (
     GRAD_WEIGHT,
     LayerRecord,
     Operand,
-    OperandRecord,
 )
-from tests.numerics.block_oracle import counted, quantised, sqnr_db
-from tests.numerics.oracle import histogram_of
+from tests.numerics.block_oracle import operand_of, rounded, sqnr_db
 from tests.workshop.records import IDENTITY
 
 if TYPE_CHECKING:
     from ampwatch.report.plan import Plan, ProductPlan
 
 ROWS, INNER, COLUMNS = 128, 64, 96
-
-
-def _operand(
-    operand: Operand, values: torch.Tensor, step: int = 3, scale: float = 1.0
-) -> OperandRecord:
-    flat = (values * scale).float().double().reshape(-1)
-    largest = float(flat.abs().amax())
-    blocks = tuple(counted(flat.view(-1, n).tolist(), n, largest) for n in (16, 32))
-    return OperandRecord(step, operand, scale, blocks, histogram_of(flat.tolist()))
 
 
 def _tensors(seed: int = 0) -> dict[Operand, torch.Tensor]:
@@ -67,7 +55,7 @@ def _layer(tensors: dict[Operand, torch.Tensor], name: str = "up", order: int = 
         has_grad_input=True,
         dtype="bfloat16",
         source="",
-        operands=[_operand(o, t) for o, t in tensors.items()],
+        operands=[operand_of(o, t) for o, t in tensors.items()],
     )
 
 
@@ -81,20 +69,10 @@ def _products(plan: Plan) -> dict[str, ProductPlan]:
     return {p.product: p for p in plan.layers[0].products}
 
 
-def _rounded(values: torch.Tensor, name: str) -> torch.Tensor:
-    fmt = FORMATS[name]
-    if fmt.block:
-        return quantised(values, name)
-    scale = 1.0
-    if fmt.bits == 8:
-        scale = 2.0 ** math.floor(math.log2(fmt.max / float(values.abs().amax())))
-    return (values.float() * scale).to(getattr(torch, name)).double() / scale
-
-
 def _really(tensors: dict[Operand, torch.Tensor], product: str, formats: tuple[str, ...]) -> float:
     """Return the ratio of signal to noise of a product in float64 of operands that were cast."""
     a, b = (tensors[o] for o in OPERANDS[product])
-    c, d = (_rounded(x, f) for x, f in zip((a, b), formats, strict=True))
+    c, d = (rounded(x, f) for x, f in zip((a, b), formats, strict=True))
     if product == FORWARD:
         return sqnr_db(a @ b.t(), c @ d.t())
     if product == GRAD_INPUT:
@@ -169,7 +147,7 @@ def test_the_worst_phase_decides() -> None:
     layer = _layer(_tensors())
     wide = _tensors()[Operand.GRAD_OUTPUT]
     wide[:, ::2] *= 2.0**-22
-    layer.operands.append(_operand(Operand.GRAD_OUTPUT, wide, step=2000))
+    layer.operands.append(operand_of(Operand.GRAD_OUTPUT, wide, step=2000))
     plan = plan_of(_box(layer), formats=("float8_e4m3fn", "bfloat16"))
 
     assert _products(plan)[GRAD_INPUT].format == "bfloat16"
@@ -184,7 +162,7 @@ def test_float16_is_judged_with_a_loss_scale_that_all_gradients_bear() -> None:
     formats = ("bfloat16", "float16", "float32")
     plain = plan_of(_box(_layer(tensors)), limit=60, formats=formats)
     layer = _layer(tensors)
-    layer.operands[2] = _operand(Operand.GRAD_OUTPUT, tensors[Operand.GRAD_OUTPUT], scale=2.0**10)
+    layer.operands[2] = operand_of(Operand.GRAD_OUTPUT, tensors[Operand.GRAD_OUTPUT], scale=2.0**10)
     scaled = plan_of(_box(layer), limit=60, formats=formats)
     large = _tensors()
     large[Operand.GRAD_OUTPUT] *= 2.0**10
@@ -302,7 +280,6 @@ def test_a_limit_that_no_format_meets_leaves_the_layer_as_it_is() -> None:
         ({"limit": "20"}, "from 0 to 1000, got '20'"),
         ({"max_flushed": 1.5}, "from 0 to 1, got 1.5"),
         ({"formats": ["float8"]}, "got 'float8'.*did you mean"),
-        ({"formats": ["float64"]}, "got 'float64'"),
         ({"formats": []}, "at least one format"),
         ({"gpu": "A1000"}, "expected a GPU of"),
     ],

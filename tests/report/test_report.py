@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ampwatch.report.report import render_boxes
 from ampwatch.wire.blackbox import Box
-from ampwatch.wire.records import Finding, RunState, Severity
+from ampwatch.wire.records import RunState, Severity
 from tests.report.test_step_times import spent
-from tests.workshop.records import IDENTITY, optimizer, step
+from tests.workshop.records import IDENTITY, alarm, optimizer, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ampwatch.wire.records import Finding
 
-def _finding(kind: str, severity: Severity = Severity.WARNING, **more: object) -> Finding:
-    finding = Finding(kind, severity, "optimizer:0", f"{kind} happened", f"change {kind}")
-    for name, value in more.items():
-        setattr(finding, name, value)
-    return finding
+
+_finding = partial(alarm, severity=Severity.WARNING)
 
 
 def _report(findings: Sequence[Finding] = (), **numbers: Any) -> str:
@@ -96,9 +95,9 @@ def test_skips_are_reported_by_class() -> None:
 
 def test_roots_come_by_severity_each_followed_by_what_it_explains() -> None:
     """The reader begins with the cause."""
-    root = _finding("forward_overflow", Severity.CRITICAL, op="mm", source="train.py:7")
+    root = _finding("forward_overflow", severity=Severity.CRITICAL, op="mm", source="train.py:7")
     symptom = _finding("scale_collapse", root=False, caused_by=root.key)
-    note = _finding("scheduler_ahead", Severity.INFO, first_step=2, last_step=9, count=3)
+    note = _finding("scheduler_ahead", severity=Severity.INFO, first_step=2, last_step=9, count=3)
     text = _report([note, symptom, root])
     order = [
         text.index(k) for k in ("CRITICAL  forward_overflow", "It explains: scale_", "INFO  sch")
@@ -115,9 +114,9 @@ def test_a_story_is_as_bad_and_as_old_as_anything_in_it() -> None:
     """A mild cause does not hide a run that is lost, nor when that began."""
     root = _finding("scale_stuck_low", first_step=50, last_step=50)
     symptom = _finding(
-        "scale_collapse", Severity.CRITICAL, root=False, caused_by=root.key, first_step=30
+        "scale_collapse", severity=Severity.CRITICAL, root=False, caused_by=root.key, first_step=30
     )
-    other = _finding("scale_reset", Severity.CRITICAL, first_step=40, last_step=40)
+    other = _finding("scale_reset", severity=Severity.CRITICAL, first_step=40, last_step=40)
     text = _report([root, symptom, other])
 
     assert text.index("CRITICAL  scale_stuck_low") < text.index("CRITICAL  scale_reset")

@@ -53,43 +53,6 @@ def a_line_search_inside_one_region(*, sick: bool) -> Program:
     )
 
 
-@STORIES.tell("stale_autocast_cache", "param:front.weight", "forward")
-def perturbations_that_are_never_computed(*, sick: bool) -> Program:
-    """A gradient from two losses, one on either side: between them the copies stay the same."""
-    model = nn.Module()
-    model.front, model.back = nn.Linear(6, 24), nn.Linear(24, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    slopes: list[float] = []
-
-    def move(by: float, noise: list[torch.Tensor]) -> None:
-        for parameter, direction in zip(model.parameters(), noise, strict=True):
-            parameter.add_(direction, alpha=by)
-
-    def loss_of(x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = model.back(torch.relu(model.front(x)))
-        return (out.float() - x.sum(1, keepdim=True)).square().mean()
-
-    @torch.no_grad()
-    def iterate(_step: int) -> torch.Tensor:
-        x = torch.randn(32, 6)
-        noise = [torch.randn_like(parameter) for parameter in model.parameters()]
-        move(0.05, noise)
-        with brain():
-            above = loss_of(x)
-            move(-0.1, noise)
-            if not sick:
-                torch.clear_autocast_cache()
-            below = loss_of(x)
-        move(0.05, noise)
-        slopes.append(float(above - below) / 0.1)
-        for parameter, direction in zip(model.parameters(), noise, strict=True):
-            parameter.grad = slopes[-1] * direction
-        optimizer.step()
-        return above
-
-    return Program([model], [optimizer], iterate, steps=12, shows=lambda run: not any(slopes))
-
-
 @STORIES.tell("compile_backward_autocast", "param:mix", "backward", "bmm")
 def a_compiled_function_with_experts_in_float32(*, sick: bool) -> Program:
     """A batched product, a scaler, an Adam: the scale has to fall although eager would not."""

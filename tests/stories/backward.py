@@ -43,47 +43,6 @@ def a_renderer_whose_gamma_is_applied_to_black(*, sick: bool) -> Program:
     )
 
 
-class _Scores(torch.autograd.Function):
-    """The root of a score, with a backward of its own."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
-        root = x.sqrt()
-        ctx.save_for_backward(root)
-        return root
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad: torch.Tensor) -> torch.Tensor:
-        (root,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad * torch.reciprocal(2.0 * root)
-
-
-@STORIES.tell("backward_nonfinite_any_scale", "param:1.weight", "backward", "reciprocal")
-def a_root_with_a_backward_of_ones_own(*, sick: bool) -> Program:
-    """Squares of small activations are 0 in float16; an autograd.Function divides by their root."""
-    model = nn.Sequential(nn.LayerNorm(12, elementwise_affine=False), nn.Linear(12, 6, bias=False))
-    with torch.no_grad():
-        model[1].weight.mul_(1e-4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-8, momentum=0.9)
-    scaler = gradscaler(2.0**10)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        with half():
-            h = model(torch.randn(16, 12))
-            energy = h * h if sick else h.float() ** 2 + 1e-6
-            return _Scores.apply(energy).float().mean() / 2
-
-    return loop(
-        [model],
-        [optimizer],
-        loss_of,
-        scaler,
-        micro_batches=2,
-        steps=24,
-        shows=lambda run: all(map(math.isfinite, run.losses)) and scaler.get_scale() < 1e-2,
-    )
-
-
 def norms_of_vectors_that_are_zero() -> Program:
     """PyTorch divides by the zero length in backward, and says that the slope is 0 there."""
     model = nn.Linear(6, 8, bias=False)

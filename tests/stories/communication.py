@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from threading import Thread
 
@@ -14,41 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.stories.stage import Program, Stories, backward, update
 
 STORIES = Stories()
-
-WORKERS = 12
-
-
-@STORIES.tell("reduce_overflow", "param:weight", "backward", "add_")
-def a_parameter_server_that_adds_up_in_float16(*, sick: bool) -> Program:
-    """Twelve replicas hand in gradients of 8000 in float16; the server divides at the end."""
-    model = nn.Linear(6, 1, bias=False)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    local: list[bool] = []
-    summed: list[bool] = []
-
-    def iterate(_step: int) -> torch.Tensor:
-        server = torch.zeros_like(model.weight, dtype=torch.float16)
-        total = torch.zeros(())
-        for _ in range(WORKERS):
-            replica = copy.deepcopy(model)
-            x = 1.0 + 0.1 * torch.rand(32, 6)
-            loss = (replica(x) - 4000.0).square().mean()
-            loss.backward()
-            gradient = replica.weight.grad
-            gradient = (gradient if sick else gradient / WORKERS).half()
-            local.append(bool(gradient.isfinite().all()))
-            server.add_(gradient)
-            total += loss.detach() / WORKERS
-        if sick:
-            server.div_(WORKERS)
-        summed.append(bool(server.isfinite().all()))
-        model.weight.grad = server.float()
-        update(None, optimizer)
-        return total
-
-    return Program(
-        [model], [optimizer], iterate, shows=lambda run: all(local[:WORKERS]) and not summed[0]
-    )
 
 
 @STORIES.tell("reduce_overflow", "optimizer:0", "optimizer", "pow")

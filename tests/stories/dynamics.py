@@ -1,13 +1,11 @@
-"""Scales that begin anew, steps that only some take, trainings that diverge, casts that are old."""
+"""Scales that begin anew, stay low or do not fit a loss, steps that only some optimizers take, casts that are old."""
 
 from __future__ import annotations
 
 import torch
-import torch._dynamo
-import torch._functorch.config
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, gradscaler, half, loop, update
+from tests.stories.stage import PAID, Program, Stories, backward, gradscaler, half, loop, update
 
 STORIES = Stories()
 
@@ -35,26 +33,6 @@ def a_fresh_state_loaded_into_the_scaler(*, sick: bool) -> Program:
         return large(nn.Sequential(front, back), torch.randn(8, 12), 1000.0)
 
     return loop([front, back], optimizers, loss_of, scaler, clip=1.0, steps=40)
-
-
-@STORIES.tell("periodic_skip", "optimizer:0", "backward")
-def a_penalty_with_a_backward_of_its_own(*, sick: bool) -> Program:
-    """No growth in between: the scale is halved each time."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    scaler = gradscaler(1024.0, growth_interval=2000)
-
-    def loss_of(step: int) -> torch.Tensor:
-        x = torch.randn(32, 16)
-        with half():
-            loss = (model(x).float() - 1.0).square().mean()
-        if step % 9 == 8:
-            with half():
-                term = (1e9 if sick else 1e-2) * model(x).float().square().mean()
-            backward(scaler, term)
-        return loss
-
-    return loop([model], [optimizer], loss_of, scaler, steps=90)
 
 
 @STORIES.tell("shared_scaler_desync", "optimizer:1", "optimizer")
@@ -102,3 +80,43 @@ def an_epoch_of_a_deeper_model_in_one_region(*, sick: bool) -> Program:
         return loss
 
     return Program([model], [optimizer], several, steps=3)
+
+
+@STORIES.tell("scale_stuck_low", "param:0.weight", "backward")
+def ten_broken_batches_and_the_default_growth_interval(*, sick: bool) -> Program:
+    """From 65536 to 64 in ten steps, and 20000 steps to go back. The twin drops such batches."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = gradscaler()
+
+    def iterate(step: int) -> torch.Tensor:
+        x = torch.randn(32, 32)
+        if 22 <= step < 32:
+            if not sick:
+                return torch.zeros(())
+            x = 1e6 * x
+        with half():
+            out = model(x)
+        loss = 5e-7 * out.float().square().mean()
+        backward(scaler, loss)
+        update(scaler, optimizer)
+        return loss
+
+    return Program([model], [optimizer], iterate, scaler, steps=70, settings=PAID)
+
+
+@STORIES.tell("fp16_loss_caps_scale", "loss", "backward")
+def a_loss_of_ones_own_computed_under_autocast(*, sick: bool) -> Program:
+    """A Charbonnier loss: its result is float16, and so is the scale that it is multiplied by."""
+    model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    scaler = gradscaler()
+
+    def loss_of(_step: int) -> torch.Tensor:
+        x = torch.randn(16, 16)
+        with half():
+            out = model(x)
+            error = (out if sick else out.float()) - 0.5
+            return (error * error + 1e-3).sqrt().mean()
+
+    return loop([model], [optimizer], loss_of, scaler, clip=1.0)

@@ -7,62 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, loop, update
+from tests.stories.stage import Program, Stories, backward, loop, update
 
 STORIES = Stories()
 
 E4M3 = torch.float8_e4m3fn
-E4M3_MAX = torch.finfo(E4M3).max
 E5M2 = torch.float8_e5m2
-
-
-class _Cached(nn.Module):
-    """Attention whose keys and values are kept in eight bits."""
-
-    def __init__(self, *, scaled: bool) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
-        self.scaled = scaled
-        self.clipped = 0.0
-
-    def _keep(self, x: torch.Tensor) -> torch.Tensor:
-        scale = E4M3_MAX / x.detach().abs().max().clamp(min=1e-12) if self.scaled else 1.0
-        self.clipped = float((x.detach() * scale).abs().gt(1.01 * E4M3_MAX).float().mean())
-        kept = (x.detach() * scale).to(E4M3).to(x.dtype) / scale
-        return x + (kept - x).detach()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.query(x), self._keep(self.key(x)), self.value(x)
-        return torch.softmax(q @ k.transpose(1, 2) / 4e3, dim=-1) @ v
-
-
-@STORIES.tell("fp8_saturation", "attention", "forward", "_to_copy")
-def a_cache_of_keys_that_is_cast_as_it_is(*, sick: bool) -> Program:
-    """Nobody scaled the keys, which are in the thousands; under bfloat16 autocast."""
-    model = nn.Module()
-    model.attention = _Cached(scaled=not sick)
-    model.head = nn.Linear(16, 3)
-    with torch.no_grad():
-        model.attention.key.weight.mul_(3000.0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    clipped: list[float] = []
-
-    def iterate(_step: int) -> torch.Tensor:
-        x, labels = torch.randn(4, 10, 16), torch.randint(0, 3, (4,))
-        with brain():
-            logits = model.head(model.attention(x).mean(1))
-            loss = nn.functional.cross_entropy(logits, labels)
-        backward(None, loss)
-        update(None, optimizer)
-        clipped.append(model.attention.clipped)
-        return loss
-
-    return Program(
-        [model],
-        [optimizer],
-        iterate,
-        shows=lambda run: min(clipped) > 0.2,
-    )
 
 
 class _Quantise(torch.autograd.Function):

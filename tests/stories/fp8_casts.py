@@ -62,10 +62,3 @@ def a_constant_scale_and_a_clamp_before_the_cast(*, sick: bool) -> Program:
     limit = torch.finfo(E5M2).max
     layer = Quantized((32, 8), lambda _x: scale, lambda x: x.clamp(-limit, limit).to(E5M2))
     return trained(layer, lambda _step: torch.randn(64, 32))
-
-
-@STORIES.tell("fp8_scale_nonfinite", "fp8", "forward")
-def a_batch_of_zeros(*, sick: bool) -> Program:
-    """448 divided by the largest magnitude of nothing."""
-    layer = Quantized((32, 8), (lambda x: 448.0 / x.abs().max()) if sick else current)
-    return trained(layer, lambda step: torch.randn(64, 32) * float(step != 3), steps=5)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from tests.stories.stage import (
     PAID,
@@ -65,19 +63,6 @@ def dead_relus_and_parameters_that_are_not_used() -> Program:
         hidden = torch.relu(model["in"](torch.randn(32, 16)))
         out = model["out"](hidden) + 0.0 * model["unused"](hidden).mean()
         return (out.float() - 1.0).square().mean()
-
-    return simple(model, forward, scaler=gradscaler())
-
-
-@CONTROLS.add
-def layers_that_are_all_dead() -> Program:
-    """Nothing reaches the first layer; only the bias of the last one learns."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8))
-    with torch.no_grad():
-        model[0].bias.fill_(-100.0)
-
-    def forward() -> torch.Tensor:
-        return (model(torch.randn(32, 16)).float() - 1.0).square().mean()
 
     return simple(model, forward, scaler=gradscaler())
 
@@ -179,26 +164,6 @@ def a_warm_up_of_bfloat16_weights_from_nothing() -> Program:
 
 
 @CONTROLS.add
-def a_warm_up_from_almost_nothing() -> Program:
-    """Float32 weights under float16 autocast, with a rate that begins at 1e-12."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
-    optimizer = adamw(model, lr=1e-3, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1e-9 + step / 1000)
-    scaler = gradscaler()
-
-    def iterate(_step: int) -> torch.Tensor:
-        with half():
-            out = model(torch.randn(32, 16))
-        loss = (out.float() - 1.0).square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer)
-        schedule.step()
-        return loss
-
-    return Program([model], [optimizer], iterate, scaler, steps=40)
-
-
-@CONTROLS.add
 def groups_with_a_rate_of_zero() -> Program:
     """Half of a bfloat16 model is held still on purpose."""
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4)).bfloat16()
@@ -248,18 +213,6 @@ def outputs_that_are_large_and_only_vary() -> Program:
 
 
 @CONTROLS.add
-def outputs_that_grow_far_from_the_limit() -> Program:
-    """Doubling every ten steps, to a hundredth of what float16 holds."""
-    model = nn.Linear(16, 32)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
-
-    def forward() -> torch.Tensor:
-        return -(1.0 + model(torch.randn(32, 16)).float().abs()).log().mean()
-
-    return simple(model, forward, scaler=gradscaler(1024.0), optimizer=optimizer, settings=PAID)
-
-
-@CONTROLS.add
 def two_bad_batches_and_a_quick_recovery() -> Program:
     """Two skips, and a scaler that grows every ten steps."""
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -291,17 +244,6 @@ def a_scale_set_by_hand() -> Program:
         return loss
 
     return Program([model], [optimizer], iterate, scaler, steps=50, settings=PAID)
-
-
-@CONTROLS.add
-def a_scale_that_calibrates_from_2_to_the_24() -> Program:
-    """A dozen skips at the start are how the scale finds its place."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-
-    def forward() -> torch.Tensor:
-        return 100.0 * (model(torch.randn(32, 16)).float() - 1.0).square().mean()
-
-    return simple(model, forward, scaler=gradscaler(2.0**24))
 
 
 @CONTROLS.add
@@ -396,44 +338,6 @@ def copies_made_in_the_middle() -> Program:
 
 
 @CONTROLS.add
-def activations_that_are_computed_again() -> Program:
-    """Checkpointing, of both kinds."""
-    first = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-    second = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
-    model = nn.Sequential(first, second)
-
-    def forward() -> torch.Tensor:
-        x = torch.randn(32, 16, requires_grad=True)
-        x = checkpoint(first, x, use_reentrant=False)
-        x = checkpoint(second, x, use_reentrant=True)
-        return (x.float() - 1.0).square().mean()
-
-    return simple(model, forward, scaler=gradscaler())
-
-
-@CONTROLS.add
-def a_forward_in_two_threads() -> Program:
-    """Each half of the batch in a thread of its own, one after the other, as replicas do it."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
-
-    def forward() -> torch.Tensor:
-        parts = list(torch.randn(32, 16).chunk(2))
-        outs: list[torch.Tensor] = []
-
-        def work(part: torch.Tensor) -> None:
-            with half():
-                outs.append(model(part))
-
-        for part in parts:
-            thread = threading.Thread(target=work, args=(part,))
-            thread.start()
-            thread.join()
-        return (torch.cat(outs).float() - 1.0).square().mean()
-
-    return simple(model, forward, scaler=gradscaler())
-
-
-@CONTROLS.add
 def gradients_that_vanish_as_the_model_converges() -> Program:
     """True gradients come down to 1e-7 and less; at a scale of 65536 that is well within."""
     model = nn.Linear(8, 8)
@@ -463,54 +367,6 @@ def a_loss_that_reaches_zero() -> Program:
 
 
 @CONTROLS.add
-def outputs_that_rise_and_stay() -> Program:
-    """To a fifth of float16's range within the first steps, and not beyond."""
-    model = nn.Linear(16, 32)
-    optimizer = torch.optim.Adam(model.parameters(), lr=100.0)
-
-    def forward() -> torch.Tensor:
-        out = model(torch.randn(32, 16)).float()
-        return (out.square().mean().sqrt() / 2.5e3 - 1.0).square()
-
-    return simple(
-        model,
-        forward,
-        scaler=gradscaler(2.0**20),
-        optimizer=optimizer,
-        steps=150,
-        settings=PAID,
-    )
-
-
-@CONTROLS.add
-def extremes_that_begin_at_infinity() -> Program:
-    """An observer for quantization: nothing was seen yet."""
-
-    class Observed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Linear(16, 4)
-            self.register_buffer("min_val", torch.full((4,), float("inf")))
-            self.register_buffer("max_val", torch.full((4,), float("-inf")))
-
-        def forward(self, x: torch.Tensor, *, observe: bool) -> torch.Tensor:
-            out: torch.Tensor = self.body(x)
-            if observe:
-                self.min_val = torch.minimum(self.min_val, out.detach().float().amin(0))
-                self.max_val = torch.maximum(self.max_val, out.detach().float().amax(0))
-            return out
-
-    model = Observed()
-    calls = iter(range(10**6))
-
-    def forward() -> torch.Tensor:
-        out = model(torch.randn(32, 16), observe=next(calls) > 20)
-        return (out.float() - 1.0).square().mean()
-
-    return simple(model, forward, scaler=gradscaler())
-
-
-@CONTROLS.add
 def three_micro_batches_and_a_start_that_is_skipped() -> Program:
     """Nothing moves while the scale is looked for; that is not rounding."""
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
@@ -523,77 +379,6 @@ def three_micro_batches_and_a_start_that_is_skipped() -> Program:
         return (out.float() - 1.0).square().mean() / 3
 
     return loop([model], [optimizer], loss_of, scaler, clip=1.0, micro_batches=3, steps=40)
-
-
-@CONTROLS.add
-def two_scalers_one_for_each_player() -> Program:
-    """From the beginning; each calibrates by itself."""
-    first, second = nn.Linear(8, 8), nn.Linear(8, 8)
-    optimizers = [adamw(first), adamw(second)]
-    scalers = [gradscaler(2.0**10), gradscaler(2.0**26)]
-
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for model, optimizer, scaler in zip((first, second), optimizers, scalers, strict=True):
-            with half():
-                loss = model(torch.randn(8, 8)).float().square().mean()
-            backward(scaler, loss)
-            update(scaler, optimizer)
-            total += loss.detach()
-        return total
-
-    return Program([first, second], optimizers, iterate, scalers[0], steps=40)
-
-
-@CONTROLS.add
-def an_ensemble_that_began_alike() -> Program:
-    """Copies of one model, each with batches of its own: that one of them skips is its own affair."""
-    first = nn.Linear(8, 4)
-    models = [first, copy.deepcopy(first), copy.deepcopy(first)]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-3) for m in models]
-    scalers = [gradscaler(2.0**14, growth_interval=6) for _ in models]
-
-    def iterate(_step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for model, optimizer, scaler in zip(models, optimizers, scalers, strict=True):
-            with half():
-                loss = 40.0 * model(torch.randn(8, 8)).float().square().mean()
-            backward(scaler, loss)
-            update(scaler, optimizer)
-            total += loss.detach()
-        return total
-
-    return Program(models, optimizers, iterate, scalers[0], steps=60, watched=first)
-
-
-@CONTROLS.add
-def probes_that_lock_to_the_order_of_the_batches() -> Program:
-    """Five batches in the same order, one of them with larger gradients than the others."""
-    model = nn.Linear(8, 4)
-    batches = [torch.randn(16, 8) * (1.0 if n else 1.5) for n in range(5)]
-    scaler = gradscaler(2.0**18, growth_interval=7)
-
-    turn = iter(range(1000))
-
-    def forward() -> torch.Tensor:
-        return model(batches[next(turn) % 5]).float().square().mean()
-
-    return simple(model, forward, scaler=scaler, steps=150)
-
-
-@CONTROLS.add
-def two_optimizers_of_which_one_is_louder() -> Program:
-    """The probes are all those of one optimizer: one step in a growth interval."""
-    loud, quiet = nn.Linear(8, 8), nn.Linear(8, 2)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-4) for m in (loud, quiet)]
-    scaler = gradscaler(2.0**20, growth_interval=10)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.randn(16, 8)
-        with half():
-            return 100.0 * loud(x).float().square().mean() + quiet(x).float().square().mean()
-
-    return loop([loud, quiet], optimizers, loss_of, scaler, steps=120)
 
 
 @CONTROLS.add

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -156,32 +155,6 @@ def sequences_that_grow_longer() -> Program:
     return train(model, forward, lambda *_: None)
 
 
-@CONTROLS.add
-def batches_of_any_size() -> Program:
-    """What is in use goes up and down."""
-    model = deep(2)
-
-    def forward(_step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        out = model(torch.randn(random.randrange(1, 512), WIDTH))
-        return out, out.square().mean()
-
-    return train(model, forward, lambda *_: None)
-
-
-@CONTROLS.add
-def evaluations_in_between() -> Program:
-    """Outputs of a whole evaluation are held at once, and let go."""
-    model = deep(2)
-
-    def evaluate(step: int, _out: torch.Tensor, _loss: torch.Tensor) -> None:
-        if step % 50 == 49:
-            with torch.no_grad():
-                outputs = [model(torch.randn(256, WIDTH)) for _ in range(20)]
-            assert len(outputs) == 20
-
-    return train(model, of(model), evaluate)
-
-
 class Batch:
     """An object that refers to itself, and is freed by the collector alone."""
 
@@ -196,15 +169,3 @@ def objects_in_a_circle() -> Program:
     """Outputs and losses live until Python collects what refers to itself."""
     model = deep(4)
     return train(model, of(model), lambda _step, out, loss: Batch(out, loss))
-
-
-@CONTROLS.add
-def a_cache_that_fills() -> Program:
-    """Results are kept for inputs that come again, each once."""
-    model = deep(2)
-    cache: dict[int, torch.Tensor] = {}
-
-    def look_up(_step: int, out: torch.Tensor, _loss: torch.Tensor) -> None:
-        cache.setdefault(random.randrange(300), out.detach().repeat(16, 4))
-
-    return train(model, of(model), look_up)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
 STORIES = Stories()
 ERRORS = Stories()
 """Stories that end with an exception."""
-
-
-def parameters_of(*models: nn.Module) -> Iterable[nn.Parameter]:
-    return chain(*(model.parameters() for model in models))
 
 
 @STORIES.tell("clip_before_unscale", "optimizer:1", "optimizer")
@@ -101,39 +96,6 @@ def a_trainer_that_steps_the_embedding_by_itself(*, sick: bool) -> Program:
         iterate,
         scaler,
         shows=lambda run: run.losses[-1] > 4.0 * run.losses[0],
-    )
-
-
-@STORIES.tell("mixed_scaled_backward", "optimizer:1", "backward")
-def a_teacher_that_only_the_unscaled_loss_listens_to(*, sick: bool) -> Program:
-    """The pull of the head towards its teacher goes back on its own, one optimizer each."""
-    body, head, teacher = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 4)
-    teacher.requires_grad_(requires_grad=False)
-    optimizers = [
-        torch.optim.AdamW(body.parameters(), lr=1e-3, foreach=False),
-        torch.optim.SGD(head.parameters(), lr=0.05, momentum=0.9),
-    ]
-    scaler = gradscaler(2.0**14)
-
-    def iterate(_step: int) -> torch.Tensor:
-        x = torch.randn(32, 8)
-        with half():
-            hidden = torch.relu(body(x))
-            logits, taught = head(hidden), teacher(hidden)
-        loss = 0.01 * nn.functional.cross_entropy(logits.float(), x[:, :4].argmax(1))
-        pull = (head.weight - teacher.weight).square().sum()
-        torch.autograd.backward([scaler.scale(loss + 0.0 * taught.float().mean())])
-        torch.autograd.backward([pull if sick else scaler.scale(pull)])
-        update(scaler, *optimizers, clip=10.0)
-        return loss + pull
-
-    return Program(
-        [body, head],
-        optimizers,
-        iterate,
-        scaler,
-        steps=40,
-        shows=lambda run: float((head.weight - teacher.weight).detach().abs().mean()) > 0.05,
     )
 
 
@@ -239,41 +201,6 @@ def a_training_step_decorated_with_autocast(*, sick: bool) -> Program:
     )
 
 
-class Attention(nn.Module):
-    """Attention between two sequences; the mask is an additive constant of the nineties."""
-
-    def __init__(self, fill: float) -> None:
-        super().__init__()
-        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
-        self._fill = fill
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores = self.q(x) @ self.k(x).mT
-        future = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
-        return scores.masked_fill(future, self._fill).softmax(-1) @ x.to(scores.dtype)
-
-
-@ERRORS.tell("api_error", "layers.1.attention", "forward", "masked_fill")
-def a_mask_of_minus_a_billion(*, sick: bool) -> Program:
-    """It has always worked in float32. The first layer has learnt to use infinity."""
-    model = nn.Module()
-    model.layers = nn.ModuleList(
-        nn.ModuleDict({"attention": Attention(fill), "mlp": nn.Linear(8, 8)})
-        for fill in (-math.inf, -1e9 if sick else -math.inf)
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = gradscaler(1024.0)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.randn(4, 5, 8)
-        with half():
-            for layer in model.layers:
-                x = layer["mlp"](layer["attention"](x))
-        return x.float().square().mean()
-
-    return loop([model], [optimizer], loss_of, scaler, steps=4)
-
-
 @ERRORS.tell("api_error", "optimizer:0", "optimizer", "unscale_")
 def a_model_made_half_beside_a_scaler(*, sick: bool) -> Program:
     """Parameters are float16, and so are the gradients that would have to be unscaled."""
@@ -288,54 +215,3 @@ def a_model_made_half_beside_a_scaler(*, sick: bool) -> Program:
             return model(x.to(model[0].weight.dtype)).float().square().mean()
 
     return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=4)
-
-
-@ERRORS.tell("api_error", "optimizer:1", "optimizer", "step")
-def an_optimizer_that_is_stepped_in_the_inner_loop(*, sick: bool) -> Program:
-    """Twice before the one update at the end of the iteration."""
-    critic, maker = nn.Linear(6, 1), nn.Linear(3, 6)
-    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
-    of_maker = torch.optim.Adam(maker.parameters(), lr=1e-3)
-    scaler = gradscaler(1024.0)
-
-    def iterate(_step: int) -> torch.Tensor:
-        with half():
-            fake = maker(torch.randn(16, 3))
-            loss = critic(fake).float().mean()
-        backward(scaler, loss)
-        scaler.step(of_maker)
-        for micro in range(2):
-            with half():
-                loss = (critic(fake.detach()).float() - 1.0).square().mean()
-            of_critic.zero_grad()
-            backward(scaler, loss)
-            scaler.step(of_critic)
-            if not sick or micro:
-                scaler.update()
-        of_maker.zero_grad()
-        return loss
-
-    return Program([critic, maker], [of_maker, of_critic], iterate, scaler, steps=4)
-
-
-@ERRORS.tell("api_error", "api", "optimizer", "update")
-def an_update_in_an_iteration_that_has_left_the_step_out(*, sick: bool) -> Program:
-    """The loop looks at the loss by itself, and then asks the scaler about nothing."""
-    model = nn.Linear(6, 2)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-    scaler = gradscaler(1024.0)
-
-    def iterate(step: int) -> torch.Tensor:
-        x = torch.randn(16, 6)
-        with half():
-            loss = model(x).float().square().mean()
-        is_good = step != 3
-        if is_good:
-            backward(scaler, loss)
-            scaler.step(optimizer)
-        if is_good or sick:
-            scaler.update()
-        optimizer.zero_grad()
-        return loss
-
-    return Program([model], [optimizer], iterate, scaler, steps=6)

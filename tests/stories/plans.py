@@ -88,15 +88,3 @@ def a_training_that_learns() -> Program:
         return cross_entropy(model(x), target)
 
     return _train(loss_of, lr=1e-2)
-
-
-@CONTROLS.add
-def one_bad_batch() -> Program:
-    """Samples of very different weights, in one iteration of ten."""
-
-    def loss_of(model: nn.Module, x: torch.Tensor, target: torch.Tensor, step: int) -> torch.Tensor:
-        spread = 14.0 if step > ASKED_AT and not step % 10 else 0.0
-        ratio = (spread * torch.randn(len(x))).exp()
-        return (ratio * cross_entropy(model(x), target, reduction="none")).sum() / ratio.sum()
-
-    return _train(loss_of)

@@ -213,47 +213,16 @@ def hidden_sizes_that_are_odd(*, sick: bool) -> Program:
     return train(model, forward)
 
 
-def _pictures(*, channels: int, last: bool) -> Program:
-    model = nn.Sequential(
-        nn.Conv2d(8, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, channels, 3)
-    )
-    layout = torch.channels_last if last else torch.contiguous_format
+@STORIES.tell("layout_nchw", "2", "config")
+def pictures_with_their_channels_first(*, sick: bool) -> Program:
+    """Pictures as they come."""
+    model = nn.Sequential(nn.Conv2d(8, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3))
+    layout = torch.contiguous_format if sick else torch.channels_last
     model.to(memory_format=layout)
     return train(
         model,
         lambda: mean_square(model(torch.randn(2, 8, 12, 12).to(memory_format=layout))),
     )
-
-
-@STORIES.tell("dims_unaligned", "2", "config")
-def channels_that_are_odd(*, sick: bool) -> Program:
-    """Of the second convolution both."""
-    return _pictures(channels=37 if sick else 40, last=True)
-
-
-@STORIES.tell("layout_nchw", "2", "config")
-def pictures_with_their_channels_first(*, sick: bool) -> Program:
-    """Pictures as they come."""
-    return _pictures(channels=32, last=not sick)
-
-
-@STORIES.tell("layout_nchw", "body.0", "config")
-def a_stem_in_float32_before_a_body_with_its_channels_first(*, sick: bool) -> Program:
-    """Only what runs in low precision counts."""
-    model = nn.Module()
-    model.stem = nn.Conv2d(3, 8, 3, padding=1)
-    model.body = nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 8, 1))
-    if not sick:
-        model.body.to(memory_format=torch.channels_last)
-
-    def forward() -> torch.Tensor:
-        with full():
-            x = torch.relu(model.stem(torch.randn(2, 3, 12, 12)))
-        if not sick:
-            x = x.contiguous(memory_format=torch.channels_last)
-        return mean_square(model.body(x))
-
-    return train(model, forward)
 
 
 @STORIES.tell("no_memory_gain", "", "config")
@@ -327,13 +296,6 @@ def a_language_model_in_bfloat16() -> Program:
     return train(
         model, lambda: mean_square(model(torch.randn(8, 24, 32).bfloat16())), context=nullcontext
     )
-
-
-@CONTROLS.add
-def a_language_model_under_autocast() -> Program:
-    """The language model with weights in float32."""
-    model = nn.Sequential(Block(32), Block(32))
-    return train(model, lambda: mean_square(model(torch.randn(16, 32, 32))))
 
 
 @CONTROLS.add

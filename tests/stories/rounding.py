@@ -6,7 +6,6 @@ import copy
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.stories.stage import Program, Stories, backward, update
 
@@ -44,36 +43,6 @@ def a_probe_that_goes_back_from_each_sample_by_itself(*, sick: bool) -> Program:
         return total
 
     return Program([model], [optimizer], iterate, steps=1, shows=lambda run: min(lost) > 0.1)
-
-
-@STORIES.tell("ema_rounding", "param:weight", "optimizer", "_foreach_lerp_")
-def an_averaged_model_of_torch_in_bfloat16(*, sick: bool) -> Program:
-    """``AveragedModel`` with a decay of 0.9995; the model itself is bfloat16, and learns."""
-    model = nn.Linear(24, 24, bias=False)
-    average: AveragedModel = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9995))
-    if sick:
-        model.bfloat16()
-        average.bfloat16()
-    optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
-    average.update_parameters(model)
-    start = [p.detach().clone() for p in average.module.parameters()]
-
-    def iterate(_step: int) -> torch.Tensor:
-        x = torch.randn(32, 24)
-        out = model(x.to(model.weight.dtype)).float()
-        loss = (out - x.roll(1, dims=1)).square().mean()
-        backward(None, loss)
-        update(None, optimizer)
-        average.update_parameters(model)
-        return loss
-
-    return Program(
-        [model],
-        [optimizer],
-        iterate,
-        steps=32,
-        shows=lambda run: _moved(average.module, start) < 0.1,
-    )
 
 
 @STORIES.tell("ema_rounding", "param:1.project.weight", "optimizer")

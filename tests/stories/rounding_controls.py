@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tests.stories.fp8_casts import E4M3, Quantized, current, trained
+from tests.stories.fp8_casts import Quantized, current, trained
 from tests.stories.stage import Controls, Program, backward, brain, update
 
 if TYPE_CHECKING:
@@ -52,71 +52,6 @@ def pictures_masks_and_labels_in_bfloat16() -> Program:
             return (((out - labels) * mask).clamp(max=limit)).float().square().mean() * 1e-4
 
     return looped(model, loss_of)
-
-
-@CONTROLS.add
-def huge_values_that_happen_to_be_integers() -> Program:
-    """A float32 of more than 2**23 is always an integer, and is rounded like any other number."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 4))
-    model[0].requires_grad_(requires_grad=False)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        with brain():
-            hidden = (model[0](torch.randn(32, 16)).float() * 3e8).to(torch.bfloat16)
-            return (model[1](hidden * 1e-8)).float().square().mean()
-
-    return looped(model, loss_of)
-
-
-@CONTROLS.add
-def measurements_of_sixteen_bits() -> Program:
-    """A detector counts up to 4095; bfloat16 keeps them to 0.4 %, which is what they are worth."""
-    model = nn.Linear(64, 4)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        counts = torch.randint(0, 4096, (256, 64)).float()
-        with brain():
-            return (model(counts * 1.0).float() * 1e-3).square().mean()
-
-    return looped(model, loss_of, lr=1e-5)
-
-
-@CONTROLS.add
-def positions_that_stay_in_float32() -> Program:
-    """They are integers up to 4095, and so they remain."""
-    model = nn.Linear(16, 4)
-    rate = 1.0 / 10000 ** torch.linspace(0, 1, 8)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        angle = torch.arange(4096).float()[:, None] * rate
-        with brain():
-            return model(torch.cat((angle.sin(), angle.cos()), 1)).float().square().mean()
-
-    return looped(model, loss_of, steps=6)
-
-
-@CONTROLS.add
-def a_small_branch_in_a_residual_stream() -> Program:
-    """Adding next to nothing again and again is what such a network begins with."""
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(8, 8)
-            self.gain = nn.Parameter(torch.full((8,), 1e-6))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.gain * self.inner(x)
-
-    model = nn.Sequential(*[Block() for _ in range(16)], nn.Linear(8, 1)).bfloat16()
-
-    def loss_of(_step: int) -> torch.Tensor:
-        with torch.no_grad():
-            model(torch.randn(1, 8, dtype=torch.bfloat16))
-        x = torch.randn(32, 8, dtype=torch.bfloat16)
-        return (model(x).float() - 1.0).square().mean()
-
-    return looped(model, loss_of, lr=0.05)
 
 
 @CONTROLS.add
@@ -187,27 +122,3 @@ def float8_with_the_scale_of_this_very_tensor() -> Program:
     """The largest element is at the end of the format; ReLUs give zeros, a batch is all zeros."""
     layer = Quantized((32, 8), current)
     return trained(layer, lambda step: torch.randn(64, 32).relu() * float(step != 3))
-
-
-@CONTROLS.add
-def float8_that_clips_an_outlier_in_a_thousand_on_purpose() -> Program:
-    """The scale is that of the 99.9th percentile."""
-
-    def scale_of(x: torch.Tensor) -> torch.Tensor:
-        return 448.0 / x.abs().flatten().kthvalue(int(0.999 * x.numel())).values
-
-    layer = Quantized((64, 8), scale_of, lambda x: x.clamp(-448.0, 448.0).to(E4M3))
-    return trained(layer, lambda _step: torch.randn(256, 64))
-
-
-@CONTROLS.add
-def float8_in_blocks_with_scales_that_are_powers_of_two() -> Program:
-    """Casts to MXFP8, which clip a part of the largest elements of their blocks."""
-
-    def quantize(x: torch.Tensor) -> torch.Tensor:
-        blocks = x.reshape(-1, 32)
-        exponent = blocks.abs().amax(1, keepdim=True).clamp(min=1e-30).log2().floor() - 8
-        return (blocks / exponent.exp2()).clamp(-448.0, 448.0).to(E4M3).reshape(x.shape)
-
-    layer = Quantized((64, 8), lambda _x: torch.ones(()), quantize)
-    return trained(layer, lambda _step: torch.randn(256, 64))

@@ -1,7 +1,8 @@
-"""Loss scales that fall, rise or jump for a reason."""
+"""Loss scales that fall, rise or jump for a reason, and steps that only some make."""
 
 from __future__ import annotations
 
+import copy
 from itertools import chain
 from typing import Any
 
@@ -203,4 +204,76 @@ def a_switch_of_dtype_that_the_scaler_does_not_follow(*, sick: bool) -> Program:
         micro_batches=2,
         steps=30,
         shows=lambda run: scaler.get_scale() > 65536.0,
+    )
+
+
+@STORIES.tell("scheduler_ahead", "optimizer:1", "optimizer")
+def a_warm_up_that_is_over_before_the_first_step(*, sick: bool) -> Program:
+    """Only the head has a schedule; it is stepped in every iteration, taken or not."""
+    body, head = nn.Linear(8, 16), nn.Linear(16, 2)
+    of_body = torch.optim.Adam(body.parameters(), lr=1e-4)
+    of_head = torch.optim.SGD(head.parameters(), lr=0.1)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(of_head, lambda step: min(1.0, (step + 1) / 10))
+    scaler = gradscaler(2.0**27)
+    rates: list[float] = []
+
+    def iterate(_step: int) -> torch.Tensor:
+        x = torch.randn(32, 8)
+        with half():
+            out = head(torch.tanh(body(x)))
+        loss = (out.float() - x[:, :2]).square().mean()
+        before, rate = scaler.get_scale(), of_head.param_groups[0]["lr"]
+        backward(scaler, loss)
+        update(scaler, of_body, of_head)
+        is_taken = scaler.get_scale() >= before
+        if is_taken:
+            rates.append(rate)
+        if sick or is_taken:
+            warm_up.step()
+        return loss
+
+    return Program(
+        [body, head],
+        [of_body, of_head],
+        iterate,
+        scaler,
+        steps=30,
+        shows=lambda run: rates[0] > 0.05,
+    )
+
+
+@STORIES.tell("rank_found_inf_mismatch", "optimizer:0", "optimizer")
+def gradients_averaged_after_the_verdict(*, sick: bool) -> Program:
+    """Of three replicas the one with the bad batch skips; the others have its infinities."""
+    ranks = [nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1))]
+    ranks += [copy.deepcopy(ranks[0]) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(rank.parameters(), lr=1e-3) for rank in ranks]
+    scalers = [gradscaler(256.0) for _ in ranks]
+
+    def iterate(step: int) -> torch.Tensor:
+        losses = []
+        for rank, optimizer, scaler in zip(ranks, optimizers, scalers, strict=True):
+            with half():
+                out = rank(torch.randn(16, 6))
+            weight = 1e8 if rank is ranks[2] and step == 9 else 1.0
+            losses.append(weight * (out.float() - 1.0).square().mean())
+            backward(scaler, losses[-1])
+            if sick:
+                scaler.unscale_(optimizer)
+        for group in zip(*(rank.parameters() for rank in ranks), strict=True):
+            mean = torch.stack([p.grad for p in group if p.grad is not None]).mean(0)
+            for p in group:
+                assert p.grad is not None
+                p.grad.copy_(mean)
+        for optimizer, scaler in zip(optimizers, scalers, strict=True):
+            update(scaler, optimizer)
+        return losses[0]
+
+    return Program(
+        [ranks[0]],
+        optimizers[:1],
+        iterate,
+        scalers[0],
+        steps=16,
+        shows=lambda run: not all(bool(p.isfinite().all()) for p in ranks[0].parameters()),
     )

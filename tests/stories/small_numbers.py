@@ -7,31 +7,9 @@ import math
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
+from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
 
 STORIES = Stories()
-
-
-@STORIES.tell("forward_nan_underflow", "loss", "forward", "log")
-def a_mixture_density_network_far_from_its_targets(*, sick: bool) -> Program:
-    """``exp(-d*d/2)`` of every component is 0 in float16; the twin uses ``logsumexp``."""
-    model = nn.Sequential(nn.Linear(4, 24), nn.Tanh(), nn.Linear(24, 6))
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-4, foreach=True)
-    scaler = gradscaler(2.0**8)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x, target = torch.randn(32, 4), 7.0 + torch.rand(32, 1)
-        with half():
-            means, logits = model(x).chunk(2, dim=1)
-            if sick:
-                densities = torch.exp((target.half() - means).square() * -0.5)
-                likelihood = (torch.softmax(logits, dim=1) * densities).sum(1)
-                return -torch.log(likelihood + 1e-10).float().mean()
-            exponents = (target - means.float()).square() * -0.5
-            logs = nn.functional.log_softmax(logits.float(), dim=1) + exponents
-            return -torch.logsumexp(logs, dim=1).mean()
-
-    return loop([model], [optimizer], loss_of, scaler, shows=lambda run: run.has_no_finite_loss)
 
 
 class _InstanceNorm(nn.Module):
@@ -114,66 +92,3 @@ def distances_between_tokens_in_bfloat16(*, sick: bool) -> Program:
         return loss
 
     return Program([model], [optimizer], iterate, shows=lambda run: max(distances) < 400)
-
-
-class _Meter:
-    """The running average that half of all trainings have copied."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.total = torch.zeros((), dtype=dtype)
-        self.count = 0
-
-    def update(self, value: torch.Tensor) -> None:
-        self.total += value
-        self.count += 1
-
-
-@STORIES.tell("metric_accum_rounding", "loss", "eval", "add_")
-def a_meter_of_the_validation_loss_in_bfloat16(*, sick: bool) -> Program:
-    """40 batches of validation after each step of training; the meter is never reset."""
-    model = nn.Linear(6, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    meter = _Meter(torch.bfloat16 if sick else torch.float32)
-    validated: list[float] = []
-
-    def iterate(_step: int) -> torch.Tensor:
-        model.train()
-        with brain():
-            loss = nn.functional.cross_entropy(
-                model(torch.randn(16, 6)), torch.randint(0, 3, (16,))
-            )
-        backward(None, loss)
-        update(None, optimizer)
-        model.eval()
-        with torch.no_grad(), brain():
-            for _ in range(40):
-                out = model(torch.randn(4, 6))
-                of_batch = out.logsumexp(1).mean() + 0.1
-                meter.update(of_batch.to(meter.total.dtype))
-                validated.append(float(of_batch))
-        return loss
-
-    return Program(
-        [model],
-        [optimizer],
-        iterate,
-        shows=lambda run: float(meter.total) < 0.9 * sum(validated),
-    )
-
-
-def whole_numbers_that_bfloat16_can_count() -> Program:
-    """Pixels of 0 to 255, positions up to 255, and multiples of 64."""
-    model = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        pixels = torch.randint(0, 256, (8, 16))
-        sizes = torch.arange(8) * 64
-        with brain():
-            out = model(pixels.to(torch.bfloat16) / 255.0 + sizes.to(torch.bfloat16)[:, None] / 512)
-            return nn.functional.cross_entropy(out, torch.randint(0, 2, (8,)))
-
-    return loop([model], [optimizer], loss_of)
-
-
-CONTROLS = (whole_numbers_that_bfloat16_can_count,)

@@ -18,7 +18,6 @@ SHOWN = {
     for name in (
         "autocast",
         "backward",
-        "bookkeeping",
         "communication",
         "forward",
         "fp8",

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import ampwatch
-from tests.stories.stage import LEVELS
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["standard", pytest.param("deep", marks=pytest.mark.nightly)])
 def test_a_burst_of_broken_batches_is_one_incident(level: str) -> None:
     """Until its end and after it: the scale that it leaves behind is not a second one."""
     torch.manual_seed(0)
@@ -33,7 +32,14 @@ def test_a_burst_of_broken_batches_is_one_incident(level: str) -> None:
     assert "scale_stuck_low" in [f.kind for f in watch.findings]
 
 
-@pytest.mark.parametrize(("level", "period"), [("deep", 1), ("standard", 3), ("deep", 10)])
+@pytest.mark.parametrize(
+    ("level", "period"),
+    [
+        ("standard", 3),
+        pytest.param("deep", 1, marks=pytest.mark.nightly),
+        pytest.param("deep", 10, marks=pytest.mark.nightly),
+    ],
+)
 def test_optimizers_fall_apart_because_one_network_overflows(level: str, period: int) -> None:
     """However often it does: the desync, the period and the scale are what becomes of it."""
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stories.straggler import STEPS, Machine, Trouble, found, run
+from tests.stories.straggler import RANKS, STEPS, Machine, Trouble, found, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +78,7 @@ def test_the_slow_rank_is_named_with_what_it_takes_and_what_others_wait(
     ((rank, finding),) = found(run(machine, trouble))
 
     assert rank == slow
+    assert finding.summary.startswith(f"Rank {slow} makes the {RANKS} ranks of this host wait")
     assert why in finding.summary
     assert finding.evidence["excess_seconds"] == pytest.approx(MORE, abs=0.001)
     assert finding.evidence["others_wait_seconds"] == pytest.approx(MORE, abs=0.001)

@@ -79,22 +79,11 @@ def everything(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="ampwatch")
 
 
-def test_what_all_ranks_find_is_one_line_of_the_first_whose_turn_comes(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """For all of them."""
-    for log in reversed(machine.logs):
-        log.notify(collapse())
-    machine.close()
-
-    assert ranks_of(caplog) == ["ranks 0-7"]
-
-
 def test_what_a_rank_alone_finds_is_its_own_line(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Beside what all of them find."""
-    for log in machine.logs:
+    """Beside what all of them find, which is one line for all."""
+    for log in reversed(machine.logs):
         log.notify(collapse())
     machine.logs[3].notify(collapse(where="optimizer:1"))
     machine.close()
@@ -130,17 +119,6 @@ def test_who_finds_it_when_it_has_been_said_adds_that_once(
     assert caplog.messages[1] == (
         "ampwatch WARNING run gpt also ranks 0-1, 7 of 8 step 7: scale_collapse in optimizer 0"
     )
-
-
-def test_however_many_ranks_find_it_and_when_a_finding_has_two_lines_at_most(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One after the other, none of them with the next."""
-    for rank in range(RANKS):
-        machine.logs[rank].notify(collapse())
-        machine.close(rank)
-
-    assert ranks_of(caplog) == ["rank 0", "also rank 1"]
 
 
 def test_a_finding_that_becomes_worse_is_one_line_more(

@@ -156,17 +156,6 @@ def test_of_eight_that_begin_to_start_a_daemon_one_does(place: Place) -> None:
     assert start_daemon(settings()) is None
 
 
-@pytest.mark.nightly
-def test_the_daemon_outlives_the_process_that_started_it(place: Place) -> None:
-    """And ends by itself when nothing is left to watch."""
-    environment = os.environ | {"AMPWATCH_IDLE_EXIT_SECONDS": "1"}
-    subprocess.run([sys.executable, "-c", RANK], cwd=ROOT, env=environment, check=True)
-
-    assert place.info() is not None
-    eventually(lambda: place.info() is None, "the end of the daemon")
-    assert not daemon_is_running(settings())
-
-
 @pytest.mark.parametrize(
     ("version", "layout", "said"),
     [("9.9", LAYOUT, "got 9.9"), ("9.9", LAYOUT + 1, "cannot read this run")],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch._dynamo.testing
 from torch import nn
 
 import ampwatch
-from ampwatch.report.report import summary_of
 from ampwatch.training import outlet
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
@@ -446,26 +444,6 @@ def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(
     assert watch.last_step.step == run.steps - 1
 
 
-def test_findings_are_logged_once_and_handed_to_callbacks(caplog: pytest.LogCaptureFixture) -> None:
-    """The user sees a warning in the terminal, in one line, with the way to what to change."""
-    run = build("fp16-foreach")
-    seen: list[str] = []
-    with (
-        caplog.at_level(logging.WARNING, logger="ampwatch"),
-        ampwatch.monitor(run.models, run.scaler, serve=False) as watch,
-    ):
-        watch.on_finding(lambda finding: seen.append(finding.kind))
-        run.loop()
-    logged = [r.getMessage() for r in caplog.records]
-
-    assert seen == [f.kind for f in watch.findings] == ["scale_collapse"]
-    assert len(logged) == 1
-    assert logged[0].startswith(
-        f"ampwatch WARNING run {watch.identity.run} step 10: scale_collapse"
-    )
-    assert logged[0].endswith(" More: ampwatch explain scale_collapse")
-
-
 def test_a_grouping_of_ops_that_does_not_exist_is_refused() -> None:
     """At the call, with what was meant, whether or not ops have been counted."""
     run = build("fp16-foreach")
@@ -482,32 +460,6 @@ def test_a_misspelt_setting_is_refused_with_what_was_meant() -> None:
     run = build("fp16-foreach")
     with pytest.raises(ampwatch.SettingsError, match="got 'optimisers'; did you mean 'optimizer'"):
         ampwatch.monitor(run.models, run.scaler, serve=False, optimisers=run.optimizers)
-
-
-def test_a_report_of_an_open_run_says_the_same_in_all_formats() -> None:
-    """Whichever is asked for first: none is behind."""
-    counts = []
-    for formats in (["html", "json", "text"], ["text", "html", "json"]):
-        run = build("fp16-foreach")
-        run.steps = 60  # long enough that some wait to be judged
-        with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
-            run.loop()
-            told = {name: watch.report(name) for name in formats}  # type: ignore[arg-type]
-            boxes = from_json(told["json"], "a report")
-            counts.append(
-                (
-                    summary_of(boxes[0]).iterations,
-                    *(
-                        int(found[1])
-                        for name in ("text", "html")
-                        if (found := re.search(r"(\d+) iterations", told[name]))
-                    ),
-                    [(f.kind, f.last_step, f.count) for f in boxes[0].findings],
-                )
-            )
-
-    assert counts[0] == counts[1]
-    assert counts[0][:3] == (run.steps,) * 3
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

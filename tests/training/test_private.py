@@ -49,15 +49,6 @@ def test_the_torch_of_the_tests_has_all_of_them() -> None:
     assert [row.name for row in private.missing()] == []
 
 
-def test_each_says_what_happens_without_it() -> None:
-    """For those who try a new torch."""
-    page = private.page()
-    for row in private.NAMES:
-        assert row.use.endswith(".")
-        assert row.without.endswith(".")
-        assert f"+ {row.name}\n    {row.use} Without it: {row.without}\n" in page
-
-
 def test_a_name_that_is_gone_is_replaced_or_refused_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,13 +74,6 @@ def test_a_scaler_whose_private_state_has_changed_is_refused() -> None:
         ampwatch.monitor(None, Future("cpu"), serve=False)
 
 
-def test_a_disabled_scaler_needs_no_state() -> None:
-    """``GradScaler(enabled=False)`` has no scale and is watched all the same."""
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-
-    assert check_targets(None, scaler, None).scaler is scaler
-
-
 def test_a_wrapped_optimizer_is_unwrapped() -> None:
     """Wrappers that derive from Optimizer step the one inside."""
     inner = _sgd(nn.Linear(1, 1))

@@ -259,16 +259,6 @@ def test_no_line_of_the_plain_table_is_wider_than_asked(width: int) -> None:
     assert first.split()[:3] == ["failing", "gpt", "200"]
 
 
-@pytest.mark.nightly
-def test_a_pipe_that_takes_ascii_alone_gets_ascii(watched: Place) -> None:
-    """Courses as well."""
-    said = run(watched, PYTHONIOENCODING="ascii")
-
-    assert said.returncode == 0
-    assert said.stdout.isascii()
-    assert "?" not in said.stdout
-
-
 def test_without_a_run_it_says_how_one_comes() -> None:
     """Not an empty table."""
     assert once({"runs": {}}, 80).startswith("no run; a training that calls ampwatch.monitor()")

@@ -228,15 +228,6 @@ def test_a_daemon_that_is_away_is_said_and_the_last_state_stays() -> None:
     assert not any("not current" in line for line in screen(view))
 
 
-def test_without_a_run_it_says_how_one_comes() -> None:
-    """Keys do no harm."""
-    view = view_of([])
-    for key in (Key.DOWN, Key.ENTER, "f", "s", Key.END):
-        view.press(key)
-
-    assert "No run yet." in screen(view)[2]
-
-
 def test_a_terminal_that_shows_ascii_alone_gets_ascii_alone() -> None:
     """Rules and courses as well; in the story, too."""
     view = view_of(rows_of(many_ranks(4, broken=2)), is_ascii=True)

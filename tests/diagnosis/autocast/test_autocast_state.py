@@ -56,19 +56,6 @@ def test_a_region_for_another_type_of_device_is_a_mistake_if_there_is_such_a_dev
     assert f"for {region}" in finding.summary
 
 
-def test_a_part_that_is_computed_again_without_autocast_is_of_backward() -> None:
-    """The region of its forward was for the device that it is on."""
-    watched = Watched(dtypes=())
-    watched.take(FLOAT32, lone_forwards=[lone("net.1", Fallback.OUTSIDE_REGION, "cpu", 2)])
-
-    finding = watched.only("autocast_inactive")
-    assert (finding.severity, finding.where, finding.phase) == (
-        Severity.WARNING,
-        "net.1",
-        "backward",
-    )
-
-
 @pytest.mark.parametrize(("lost", "named"), [(50, []), (51, [("autocast_inactive", "net.1")])])
 def test_flops_that_a_region_elsewhere_does_not_reach_count_from_one_half(
     lost: int, named: list[tuple[str, str]]

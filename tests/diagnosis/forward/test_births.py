@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ampwatch.diagnosis.evidence.births import Answer, Birth, Fault, OpTrace, Origin, Values
+from ampwatch.diagnosis.evidence.births import Answer, Birth, Fault, Origin, Values
 from ampwatch.diagnosis.forward.births import USELESS_SCALE, diagnose
 from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.numerics.units.ops import Phase
@@ -31,30 +31,6 @@ FLOAT32_INF = Values("float32", 8, posinf=True)
 def _kind(*births: object, **more: object) -> str:
     found = diagnose(traced(*births, **more))  # type: ignore[arg-type]
     return "" if found is None else found.kind.slug
-
-
-def test_a_finite_iteration_has_no_diagnosis() -> None:
-    """Nothing was born."""
-    assert diagnose(OpTrace(0)) is None
-
-
-def test_an_overflow_of_forward_is_named_where_it_is() -> None:
-    """Module and phase."""
-    found = diagnose(traced(born(**OVER), loss_nonfinite=True))
-
-    assert found is not None
-    assert (found.kind.slug, found.where, found.phase) == ("forward_overflow", "block", "forward")
-    assert (found.birth.index, found.others) == (0, 0)
-
-
-def test_an_overflow_of_the_loss_is_named_so() -> None:
-    """It is in no module."""
-    found = diagnose(
-        traced(outside("sum", needs_grad=True, spread_to={"loss"}), loss_nonfinite=True)
-    )
-
-    assert found is not None
-    assert (found.kind.slug, found.where) == ("forward_overflow", "loss")
 
 
 def test_an_overflow_of_an_evaluation_is_one_of_an_evaluation() -> None:
@@ -160,16 +136,6 @@ def test_in_backward_the_result_in_float64_says_whether_a_scale_cures_it(
     """1e6 fits float16 at a sixteenth of the scale, 1e12 at none that is of use."""
     birth = backward(op, inputs=(BIG, TINY), answer=answer)
     assert _kind(birth, bad={"w": {0}}, scale=1.0) == expected
-
-
-def test_a_birth_that_lasts_is_cured_by_no_scale() -> None:
-    """Another part has seen it at several of them."""
-    trace = traced(backward("mul", inputs=(BIG,)), bad={"w": {0}}, scale=1024.0)
-    found = diagnose(trace, frozenset({0}))
-
-    assert diagnose(trace) is None
-    assert found is not None
-    assert found.is_lasting
 
 
 @pytest.mark.parametrize("origin", [Origin.CONSTANT, Origin.BUFFER])
@@ -337,16 +303,6 @@ def test_a_row_that_is_masked_as_a_whole_is_named_at_the_softmax(softmax: str) -
             "attention",
             softmax,
         )
-
-
-def test_a_softmax_of_positive_infinity_is_that_infinitys_doing() -> None:
-    """The overflow before it is named."""
-    scores = born("bmm", **OVER)
-    child = born("_softmax", out=NAN, parents=frozenset({0}), module="attention", **OVER)
-    found = diagnose(traced(scores, child))
-
-    assert found is not None
-    assert (found.kind.slug, found.birth.op, found.others) == ("forward_overflow", "bmm", 0)
 
 
 def test_a_mask_that_softmax_turns_into_zeros_is_none_of_our_business() -> None:

@@ -165,20 +165,13 @@ def test_what_overflows_float32_is_not_to_be_kept_in_float32(desk: Desk) -> None
         assert "bfloat16" not in made.advice
 
 
-def test_without_autocast_nobody_is_told_to_turn_it_off(desk: Desk) -> None:
-    """A model in half precision computes in it for its own reasons."""
-    made = _said(born(has_autocast=False, **OVER), desk)
+@pytest.mark.parametrize("is_on", [False, True])
+def test_the_switch_of_autocast_is_named_where_it_is_on(desk: Desk, *, is_on: bool) -> None:
+    """Turning it off for the op is the remedy; a model in half precision has reasons of its own."""
+    made = _said(born(has_autocast=is_on, **OVER), desk)
 
-    assert "Autocast is off there" in made.summary
-    assert "enabled=False" not in made.advice
-
-
-def test_with_autocast_its_switch_is_named(desk: Desk) -> None:
-    """Turning it off for the op is the remedy."""
-    made = _said(born(has_autocast=True, **OVER), desk)
-
-    assert "Autocast" not in made.summary
-    assert "enabled=False" in made.advice
+    assert ("Autocast is off there" in made.summary) is not is_on
+    assert ("enabled=False" in made.advice) is is_on
 
 
 def test_an_outlier_in_the_data_is_said_to_be_one(desk: Desk) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
+from ampwatch.diagnosis.evidence.rounding import Fp8Cast, OpSite
 from ampwatch.diagnosis.rounding.fp8 import Fp8
 from ampwatch.settings import Settings
 from ampwatch.wire.records import Severity
@@ -72,14 +72,3 @@ def test_what_a_first_cast_clips_is_an_info_until_a_second_does(
     fp8.observe(_cast(clipped=300, step=1))
 
     assert (at_first, finding.severity, finding.count) == (Severity.INFO, Severity.WARNING, 2)
-
-
-def test_a_broken_scale_is_at_the_division(fp8: Fp8, book: FindingBook) -> None:
-    """Not at the cast, which the sentence names."""
-    site = OpSite(5, "0", "reciprocal", "forward", "model.py:7")
-    fp8.observe_scale(BrokenScale(site, "float8_e4m3fn", "0.cast", 64))
-    (finding,) = book.findings
-
-    assert (finding.kind, finding.where, finding.op) == ("fp8_scale_nonfinite", "0", "reciprocal")
-    assert (finding.severity, finding.source) == (Severity.CRITICAL, "model.py:7")
-    assert "'0.cast'" in finding.summary

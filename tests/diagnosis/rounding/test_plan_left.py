@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,9 +17,8 @@ from ampwatch.diagnosis.evidence.plans import (
 )
 from ampwatch.diagnosis.rounding import plan_left
 from ampwatch.diagnosis.rounding.plan_left import MARGIN_DB, MAX_BLOCK_CASTS, MAX_CASTS, PlanLeft
-from ampwatch.wire.records import Operand, OperandRecord
-from tests.numerics.block_oracle import counted, quantised, sqnr_db
-from tests.numerics.oracle import histogram_of
+from ampwatch.wire.records import Operand
+from tests.numerics.block_oracle import operand_of, quantised, rounded, sqnr_db
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,20 +54,6 @@ def _outlier(factor: float) -> Callable[[int], torch.Tensor]:
     return values
 
 
-def _record(operand: Operand, values: torch.Tensor, step: int, scale: float = 1.0) -> OperandRecord:
-    flat = (values * scale).float().double().reshape(-1)
-    largest = float(flat.abs().amax())
-    blocks = tuple(counted(flat.view(-1, n).tolist(), n, largest) for n in (16, 32))
-    return OperandRecord(step, operand, scale, blocks, histogram_of(flat.tolist()))
-
-
-def _cast(values: torch.Tensor, name: str) -> torch.Tensor:
-    if name != "float8_e4m3fn":
-        return quantised(values, name)
-    scale = 2.0 ** math.floor(math.log2(448 / float(values.abs().amax())))
-    return (values.float() * scale).to(torch.float8_e4m3fn).double() / scale
-
-
 def _flushed(values: torch.Tensor, cast: torch.Tensor) -> float:
     return float(((cast == 0) & (values != 0)).sum() / (values != 0).sum())
 
@@ -83,18 +67,23 @@ def _made(*products: PlannedProduct, limit: float = LIMIT, loss_scale: float = 6
     return PlanMade(10, limit, MAX_FLUSHED, loss_scale, products)
 
 
+def _following(made: PlanMade) -> tuple[FindingBook, PlanLeft]:
+    book = FindingBook(lambda _news: None)
+    detector = PlanLeft(book)
+    detector.follow(made)
+    return book, detector
+
+
 def _found(
     made: PlanMade, values: Callable[[int], torch.Tensor], steps: range = range(20, 60, 10)
 ) -> list[Finding]:
     """Return what is told of a layer whose gradients are as given, and whose weight is as usual."""
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(made)
+    book, detector = _following(made)
     weight = _normal(99)
     for step in steps:
         records = [
-            _record(Operand.WEIGHT, weight, step),
-            _record(Operand.GRAD_OUTPUT, values(step), step),
+            operand_of(Operand.WEIGHT, weight, step),
+            operand_of(Operand.GRAD_OUTPUT, values(step), step),
         ]
         for record in records:  # block-scaled formats are foretold one at a time
             detector.observe(OperandsMeasured(step, [("up", record)]))
@@ -116,7 +105,7 @@ def test_gradients_that_no_longer_fit_are_told(name: str, shape: str) -> None:
     (finding,) = _found(_made(_planned(name), limit=limit), values)
 
     newest = values(50)
-    really = _flushed(newest, _cast(newest, name))
+    really = _flushed(newest, rounded(newest, name))
     assert really > MAX_FLUSHED + 0.1
     assert finding.evidence["flushed_share"] == pytest.approx(really, abs=0.02)
     assert (finding.where, finding.phase, finding.dtype) == ("up", "backward", name)
@@ -187,11 +176,9 @@ def test_of_layers_that_leave_at_once_the_one_that_a_step_computes_first_is_name
         PlannedProduct(name, product, OPERANDS[product], ("float8_e4m3fn",) * 2, 28.9)
         for name in names
     ]
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(_made(*products))
+    book, detector = _following(_made(*products))
     for step in range(20, 50, 10):
-        record = _record(operand, _spread(14.0)(step), step)
+        record = operand_of(operand, _spread(14.0)(step), step)
         pairs = [(name, record) for name in names]
         detector.observe(OperandsMeasured(step, pairs[::-1] if is_turned else pairs))
 
@@ -206,16 +193,14 @@ def test_a_finding_is_of_one_product(*, is_turned: bool) -> None:
         PlannedProduct("up", name, OPERANDS[name], ("float8_e4m3fn",) * 2, 28.9)
         for name in ("grad_input", "grad_weight")
     ]
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(_made(*(products[::-1] if is_turned else products)))
+    book, detector = _following(_made(*(products[::-1] if is_turned else products)))
     for step in range(20, 70, 10):
         pairs = [
             (Operand.GRAD_OUTPUT, _spread(14.0)(step)),
             (Operand.WEIGHT, _normal(step)),
             (Operand.INPUT, _normal(-step)),
         ]
-        records = [("up", _record(operand, values, step)) for operand, values in pairs]
+        records = [("up", operand_of(operand, values, step)) for operand, values in pairs]
         detector.observe(OperandsMeasured(step, records))
 
     (finding,) = book.findings
@@ -231,13 +216,11 @@ def test_an_operand_that_brings_a_product_back_is_heard_first(*, comes_back: boo
     x, nothing = _normal(1), torch.zeros(ROWS, WIDTH).double()
     one = sqnr_db(x, x.to(torch.float8_e5m2).double())
     limit = one - 1.5 + MARGIN_DB  # two of them have 3 dB less than one
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(_made(_planned("float8_e5m2"), limit=limit))
+    book, detector = _following(_made(_planned("float8_e5m2"), limit=limit))
     for step in (20, 30, 40, 50):
         weight = nothing if comes_back and step == 50 else x
         pairs = [(Operand.GRAD_OUTPUT, x), (Operand.WEIGHT, weight)]
-        records = [("up", _record(operand, values, step)) for operand, values in pairs]
+        records = [("up", operand_of(operand, values, step)) for operand, values in pairs]
         detector.observe(OperandsMeasured(step, records))
 
     assert [f.kind for f in book.findings] == ([] if comes_back else ["plan_left"])
@@ -245,13 +228,11 @@ def test_an_operand_that_brings_a_product_back_is_heard_first(*, comes_back: boo
 
 def test_weights_measured_again_are_no_new_word_about_gradients() -> None:
     """Each counts where it is what loses more."""
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(_made(_planned("float8_e4m3fn")))
-    gradient = _record(Operand.GRAD_OUTPUT, _spread(14.0)(20), 20)
+    book, detector = _following(_made(_planned("float8_e4m3fn")))
+    gradient = operand_of(Operand.GRAD_OUTPUT, _spread(14.0)(20), 20)
     detector.observe(OperandsMeasured(20, [("up", gradient)]))
     for step in range(30, 90, 10):
-        weight = _record(Operand.WEIGHT, _normal(99), step)
+        weight = operand_of(Operand.WEIGHT, _normal(99), step)
         detector.observe(OperandsMeasured(step, [("up", weight)]))
 
     assert book.findings == []
@@ -269,14 +250,12 @@ def test_activations_that_reach_the_end_of_float16_are_told() -> None:
     """Where they would overflow if they were twice as large; a plan asks for a factor of 8."""
     operands = Operand.INPUT, Operand.WEIGHT
     product = PlannedProduct("up", "forward", operands, ("float16", "float16"), 70.0)
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(_made(product))
+    book, detector = _following(_made(product))
     for step in range(0, 90, 10):
         largest = 20000.0 if step < 40 else 40000.0
         values = _normal(step)
         values *= largest / values.abs().amax()
-        detector.observe(OperandsMeasured(step, [("up", _record(Operand.INPUT, values, step))]))
+        detector.observe(OperandsMeasured(step, [("up", operand_of(Operand.INPUT, values, step))]))
 
     (finding,) = book.findings
     assert finding.first_step == 40
@@ -286,37 +265,19 @@ def test_activations_that_reach_the_end_of_float16_are_told() -> None:
 
 def test_a_new_plan_takes_the_place_of_the_old_one() -> None:
     """What the new one allows is not told, and what leaves it is told anew."""
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(_made(_planned("float8_e4m3fn")))
+    book, detector = _following(_made(_planned("float8_e4m3fn")))
     detector.follow(_made(_planned("bfloat16")))
     gradients = _spread(14.0)
     for step in range(20, 60, 10):
-        record = _record(Operand.GRAD_OUTPUT, gradients(step), step)
+        record = operand_of(Operand.GRAD_OUTPUT, gradients(step), step)
         detector.observe(OperandsMeasured(step, [("up", record)]))
     assert book.findings == []
 
     detector.follow(_made(_planned("float8_e4m3fn"))._replace(step=60))
     for step in range(70, 110, 10):
-        record = _record(Operand.GRAD_OUTPUT, gradients(step), step)
+        record = operand_of(Operand.GRAD_OUTPUT, gradients(step), step)
         detector.observe(OperandsMeasured(step, [("up", record)]))
     assert [f.evidence["planned_step"] for f in book.findings] == [60]
-
-
-def test_layers_that_leave_together_are_one_finding() -> None:
-    """At the first of them, with the number of the others."""
-    modules = [f"h.{n}" for n in range(3)]
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(_made(*(_planned("float8_e4m3fn", module) for module in modules)))
-    for step in range(20, 70, 10):
-        record = _record(Operand.GRAD_OUTPUT, _spread(14.0)(step), step)
-        detector.observe(OperandsMeasured(step, [(module, record) for module in modules]))
-
-    (finding,) = book.findings
-    assert finding.where == "h.2"
-    assert finding.evidence["products_left"] == 3
-    assert "3 of 3 products" in finding.summary
 
 
 @pytest.mark.parametrize(
@@ -331,11 +292,9 @@ def test_few_operands_are_judged_at_a_time_and_all_have_their_turn(
     judged: list[int] = []
     really = plan_left.cast_loss
     monkeypatch.setattr(plan_left, "cast_loss", lambda *args: (judged.append(0), really(*args))[1])
-    book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
-    detector.follow(_made(*(_planned(name, module) for module in modules), limit=limit))
+    book, detector = _following(_made(*(_planned(name, module) for module in modules), limit=limit))
     values = _outlier(200.0) if name == "mxfp4" else _spread(14.0)
-    record = _record(Operand.GRAD_OUTPUT, values(0), 0)
+    record = operand_of(Operand.GRAD_OUTPUT, values(0), 0)
     for step in range(6 * len(modules)):
         judged.clear()
         new = replace(record, step=step)

@@ -29,28 +29,10 @@ def test_a_storm_is_a_collapse_with_the_time_that_is_left() -> None:
     assert "bfloat16" in finding.advice
 
 
-def test_a_storm_that_does_not_pass_is_critical() -> None:
-    """A spike costs a few halvings; eight in a row are a factor of 256."""
-    run = Simulation().run([OK] * 50)
-    severities = []
-    for _ in range(10):
-        run.run([INF])
-        severities.append([f.severity for f in run.book.findings])
-
-    assert severities == [[]] * 4 + [[Severity.WARNING]] * 3 + [[Severity.CRITICAL]] * 3
-
-
 @pytest.mark.parametrize("verdicts", [[INF], [INF] * 4, [INF, OK] * 3])
 def test_fewer_skips_than_a_storm_are_no_collapse(verdicts: list[bool]) -> None:
     """One bad batch, or a spike of a few steps, is not the end."""
     assert Simulation().run([OK] * 50 + verdicts + [OK] * 50).kinds == []
-
-
-@pytest.mark.parametrize("exponent", [24, 28, 32])
-def test_calibration_from_far_too_high_is_silent(exponent: int) -> None:
-    """Many halvings at the start are what a scaler is for."""
-    skips = [INF] * (exponent - 15)
-    assert Simulation(scale=2.0**exponent).run(skips + [OK] * 40).kinds == []
 
 
 @pytest.mark.parametrize("interval", [1, 2, 3, 5, 20])
@@ -67,20 +49,6 @@ def test_noisy_gradients_that_the_scale_follows_are_silent(interval: int, spread
     assert run.kinds == []
 
 
-def test_the_saw_tooth_of_a_healthy_run_is_silent() -> None:
-    """One probe per growth for a long time makes no finding."""
-    scaler = ScalerSettings(2.0, 0.5, 20)
-    assert Simulation(scaler=scaler).run(([OK] * 20 + [INF]) * 200).kinds == []
-
-
-def test_a_run_that_never_takes_a_step_is_a_collapse_once_it_passes_one() -> None:
-    """From the default scale the 17th skip is below 1; soon after it is said, from its beginning on."""
-    run = Simulation().run([INF] * 21)
-    (finding,) = run.book.findings
-
-    assert (finding.kind, finding.first_step) == ("scale_collapse", 0)
-
-
 def test_the_collapse_is_reported_with_its_numbers_at_every_step() -> None:
     """Whoever looks sees how far it has come; the forecast ends where the harm begins."""
     run = Simulation().run([OK] * 50 + [INF] * 150)
@@ -94,7 +62,7 @@ def test_the_collapse_is_reported_with_its_numbers_at_every_step() -> None:
 
 
 def test_more_skips_than_growth_makes_up_for_are_a_slow_collapse() -> None:
-    """1 step in 200 skipped, spread out: the scale is on its way to zero."""
+    """1 step in 200 skipped, spread out: the scale is on its way to zero. A storm makes it worse."""
     run = Simulation().run(([OK] * 189 + [INF] + [OK] * 209 + [INF]) * 5)
     (finding,) = run.book.findings
 
@@ -102,11 +70,7 @@ def test_more_skips_than_growth_makes_up_for_are_a_slow_collapse() -> None:
     assert finding.evidence["skip_rate"] == pytest.approx(1 / 200, rel=0.2)
     assert "skipped, more than growth makes up for" in finding.summary
 
-
-def test_a_slow_collapse_that_turns_into_a_storm_becomes_critical() -> None:
-    """It is one finding that gets worse."""
-    run = Simulation().run([*([OK] * 189 + [INF] + [OK] * 209 + [INF]) * 5, *[OK] * 20, *[INF] * 8])
-
+    run.run([OK] * 20 + [INF] * 8)
     assert [(f.kind, f.severity) for f in run.book.findings] == [
         ("scale_collapse", Severity.CRITICAL)
     ]
@@ -130,13 +94,13 @@ def test_rare_skips_below_the_alarm_line_are_silent(seed: int) -> None:
 
 
 def test_steps_taken_below_one_are_named_and_explain_the_way_there() -> None:
-    """The scale comes to rest below 1: the range does not fit; the fall was its symptom."""
+    """The scale comes to rest below 1: the range does not fit; the fall, since step 0, was its symptom."""
     run = Simulation().run([INF] * 25 + [OK] * 3)
     collapse, below = run.book.findings
 
     assert (below.kind, below.root, below.first_step) == ("scale_below_one", True, 25)
     assert (collapse.kind, collapse.root) == ("scale_collapse", False)
-    assert collapse.caused_by == below.key
+    assert (collapse.first_step, collapse.caused_by) == (0, below.key)
 
 
 def test_a_scale_below_one_that_the_user_chose_is_the_users_business() -> None:
@@ -167,7 +131,7 @@ def test_a_large_scale_that_meets_overflows_is_no_runaway() -> None:
 
 
 def test_a_scaler_with_bfloat16_is_mentioned_and_a_warning_when_it_moves() -> None:
-    """At rest it only costs time; when the scale climbs it is a warning."""
+    """At rest it only costs time; when the scale climbs it is a warning, and why the scale runs away."""
     scaler = ScalerSettings(2.0, 0.5, 5)
     run = Simulation(scaler=scaler, dtypes=["bfloat16"]).run([OK] * 4)
     at_rest = [(f.kind, f.severity, f.where, f.phase) for f in run.book.findings]
@@ -175,6 +139,12 @@ def test_a_scaler_with_bfloat16_is_mentioned_and_a_warning_when_it_moves() -> No
 
     assert at_rest == [("scaler_with_bf16", Severity.INFO, "api", "config")]
     assert [f.severity for f in run.book.findings] == [Severity.WARNING]
+
+    run.run([OK] * 5 * 19)
+    assert [(f.kind, f.root) for f in run.book.findings] == [
+        ("scaler_with_bf16", True),
+        ("scale_runaway", False),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -201,17 +171,6 @@ def test_gradients_that_autocast_lowers_explain_a_collapse_that_begins_with_them
     (collapse,) = (f for f in run.run([INF] * 5).book.findings if f.kind == "scale_collapse")
 
     assert collapse.caused_by == (cause.key if explains else "")
-
-
-def test_a_runaway_under_bfloat16_is_explained_by_the_scaler() -> None:
-    """One root: the scaler should not be there."""
-    scaler = ScalerSettings(2.0, 0.5, 5)
-    run = Simulation(scaler=scaler, dtypes=["bfloat16"]).run([OK] * 5 * 20)
-
-    assert [(f.kind, f.root) for f in run.book.findings] == [
-        ("scaler_with_bf16", True),
-        ("scale_runaway", False),
-    ]
 
 
 def test_bfloat16_beside_float16_is_no_misuse() -> None:

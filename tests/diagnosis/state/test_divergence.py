@@ -39,14 +39,6 @@ def test_a_loss_without_end_is_reported_although_it_is_finite() -> None:
     assert train(*[2.0] * 5, *[4.0**n for n in range(1, 20)]).kinds == ["divergence"]
 
 
-def test_what_follows_is_its_symptom() -> None:
-    """The skips of a scale that falls because nothing is finite any more."""
-    run = train(*[1.0] * 30, *[30.0**n for n in range(8)]).run([INF] * 8, loss=math.nan)
-
-    assert {"divergence", "scale_collapse"} <= set(run.kinds)
-    assert [f.kind for f in run.book.findings if f.root] == ["divergence"]
-
-
 @pytest.mark.parametrize(
     "losses",
     [

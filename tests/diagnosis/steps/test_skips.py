@@ -21,21 +21,6 @@ def test_skips_before_the_first_unskipped_run_are_calibration() -> None:
     assert _classes(run) == [CALIBRATING] * 4
 
 
-def test_a_skip_just_after_a_growth_is_the_probe() -> None:
-    """The healthy saw-tooth: one probe per growth."""
-    scaler = ScalerSettings(2.0, 0.5, 20)
-    run = Simulation(scaler=scaler).run(([OK] * 20 + [INF]) * 4)
-
-    assert _classes(run) == [PROBE] * 4
-
-
-def test_a_skip_out_of_the_blue_is_unprovoked() -> None:
-    """Long after calibration and growth nothing explains it."""
-    run = Simulation().run([OK] * 100 + [INF] + [OK] * 100 + [INF] + [OK])
-
-    assert _classes(run) == [UNPROVOKED, UNPROVOKED]
-
-
 def test_consecutive_unexplained_skips_are_a_storm() -> None:
     """The first one may be chance; those that follow it are not."""
     run = Simulation().run([OK] * 100 + [INF] * 4 + [OK] * 5 + [INF])

@@ -55,15 +55,13 @@ class Course:
         self.now_ns = START * SECOND
         self.cpu_ns = self.delay_ns = 0
 
-    def of(
-        self, found: Phases, *, workers: int = 0, numel: int = BATCH, is_ahead: bool = False
-    ) -> Iteration:
+    def of(self, found: Phases, *, numel: int = BATCH, is_ahead: bool = False) -> Iteration:
         self.now_ns += round(sum(found) * SECOND)
         made = iteration(step=self.step, duration_s=sum(found), time_ns=self.now_ns)
         made.time = StepTime(
             phases=found,
             numel=numel,
-            workers=workers,
+            workers=0,
             cpu_ns=self.cpu_ns,
             run_delay_ns=self.delay_ns,
             is_ahead=is_ahead,
@@ -76,7 +74,6 @@ class Course:
         seconds: float,
         each: Callable[[int], Phases],
         *,
-        workers: int = 0,
         numel: Callable[[int], int] = lambda _step: BATCH,
         delay: float = 0.0,
         is_ahead: bool = False,
@@ -89,7 +86,7 @@ class Course:
             self.cpu_ns += round((1.0 - delay) * sum(found) * SECOND)
             self.delay_ns += round(delay * sum(found) * SECOND)
             size = numel(self.step)
-            made = self.of(found, workers=workers, numel=size, is_ahead=is_ahead)
+            made = self.of(found, numel=size, is_ahead=is_ahead)
             self.times.count([made])
         return self
 
@@ -136,14 +133,6 @@ def test_it_is_said_after_eighty_steps_and_counted_as_long_as_it_lasts() -> None
     assert course.book.findings[0].count - longer <= 32
 
 
-def test_a_worker_in_turn_that_is_late_is_waited_for_as_well() -> None:
-    """With four workers three batches are there and the fourth is not: the mean counts."""
-    course = Course().go(20.0, lambda step: usual(data=4.0 if step % 4 == 0 else 0.0), workers=4)
-
-    assert course.kinds() == [("input_bound", Severity.WARNING)]
-    assert course.book.findings[0].evidence["workers_needed"] == 8
-
-
 @pytest.mark.parametrize(
     ("wait", "step", "workers", "needed"),
     [
@@ -165,15 +154,13 @@ def test_as_many_workers_as_make_batches_as_fast_as_they_are_used(
 @pytest.mark.parametrize(
     "each",
     [
-        pytest.param(lambda _: usual(), id="none"),
         pytest.param(lambda _: usual(data=0.1), id="a_tenth"),
-        pytest.param(lambda step: usual(data=20.0 if step % 300 == 0 else 0.02), id="epochs"),
         pytest.param(noisy(usual(data=0.1)), id="noise"),
         pytest.param(lambda _: phases(step=STEP), id="not_split"),
     ],
 )
 def test_a_loader_that_keeps_up_is_left_alone(each: Callable[[int], Phases]) -> None:
-    """Also where an epoch begins with a wait."""
+    """Whatever chance does, and where nothing is known of phases."""
     assert Course().go(120.0, each).kinds() == []
 
 
@@ -219,31 +206,12 @@ def test_steps_that_have_become_slower_are_said_to_with_the_phase_and_the_step()
     assert "backward takes 50 ms more" in finding.summary
 
 
-def test_what_stays_half_as_slow_again_for_minutes_is_a_warning() -> None:
-    """Somebody pays for it."""
-    course = Course().go(30.0, lambda _: usual())
-    course.go(400.0, lambda _: usual(rest=1.0))
-
-    assert course.kinds() == [("step_slower", Severity.WARNING)]
-    assert "the rest takes 50 ms more" in course.book.findings[0].summary
-
-
 def test_a_host_that_has_no_core_to_spare_is_named() -> None:
     """From the scheduler's account of the thread."""
     course = Course().go(30.0, lambda _: usual())
     course.go(90.0, lambda _: tuple(2 * s for s in usual()), delay=0.5)  # type: ignore[arg-type, return-value]
 
     assert "it had no core in 50% more: this host is busy" in course.book.findings[0].summary
-
-
-def test_steps_that_are_slower_as_they_wait_for_data_are_a_symptom_of_that() -> None:
-    """One root: the loader."""
-    course = Course().go(30.0, lambda _: usual())
-    course.go(120.0, lambda _: usual(data=2.0))
-
-    by_kind = {finding.kind: finding for finding in course.book.findings}
-    assert by_kind["input_bound"].root
-    assert by_kind["step_slower"].caused_by == "input_bound@step"
 
 
 def test_what_is_slower_is_found_where_lengths_vary_from_batch_to_batch() -> None:
@@ -291,10 +259,6 @@ def test_of_a_device_minutes_are_those_that_have_passed() -> None:
     assert finding.evidence["minutes"] == pytest.approx(10000 * 2 * STEP / 60, rel=0.05)
 
 
-def _larger(course: Course) -> None:
-    course.go(120.0, lambda _: tuple(2 * s for s in usual()), numel=lambda _: 2 * BATCH)  # type: ignore[arg-type, return-value]
-
-
 def _growing(course: Course) -> None:
     """A curriculum: each step a little longer, and slower by as much."""
 
@@ -306,17 +270,6 @@ def _growing(course: Course) -> None:
         lambda step: tuple(size(step) * s for s in usual()),  # type: ignore[arg-type, return-value]
         numel=lambda step: round(size(step) * BATCH),
     )
-
-
-def _evaluations(course: Course) -> None:
-    course.go(
-        120.0,
-        lambda step: phases(evaluation=3.0, forward=STEP) if step % 20 == 0 else usual(),
-    )
-
-
-def _checkpoints(course: Course) -> None:
-    course.go(120.0, lambda step: usual(rest=40.0 if step % 50 == 0 else 0.0))
 
 
 def _noise(course: Course) -> None:
@@ -337,11 +290,9 @@ def _slightly(course: Course) -> None:
     course.go(120.0, lambda _: usual(backward=0.7))
 
 
-@pytest.mark.parametrize(
-    "then", [_larger, _growing, _evaluations, _checkpoints, _noise, _burst, _faster, _slightly]
-)
+@pytest.mark.parametrize("then", [_growing, _noise, _burst, _faster, _slightly])
 def test_what_does_not_last_or_has_a_reason_is_left_alone(then: Callable[[Course], None]) -> None:
-    """Larger batches, evaluations, checkpoints, chance, bursts of half a minute."""
+    """Ever larger batches, chance, bursts of half a minute."""
     course = Course().go(30.0, noisy(usual()) if then is _noise else lambda _: usual())
     then(course)
 

@@ -341,21 +341,3 @@ def test_the_command_says_where_there_is_no_daemon_and_no_token(place: Place) ->
     assert (process.returncode, told) == (1, "")
     assert "expected a daemon of this user that serves, found none" in why
     assert url == daemon.info.url
-
-
-@pytest.mark.nightly
-def test_a_daemon_keeps_the_token_of_the_one_before(place: Place) -> None:
-    """A bookmark, a cookie and a Prometheus outlive it; the token is in none of its files but one."""
-    with place.daemon("--log-level", "debug") as first:
-        first.ask(f"/?token={first.token}", Authorization="")
-        first.process.terminate()
-        said = first.process.communicate(timeout=60)[1]
-        others = [path.read_text() for path in place.runtime.iterdir() if path.name != TOKEN_FILE]
-    with place.daemon() as second:
-        answer = second.ask("/sd", Authorization=f"Bearer {first.token}")
-
-    assert answer.status == HTTPStatus.OK
-    assert "GET /?..." in said
-    assert "`ampwatch url` prints the address with it" in said
-    for text in (said, *others):
-        assert first.token not in text

@@ -33,25 +33,6 @@ def test_jobs_are_done_in_order_and_their_errors_are_raised_where_they_are_waite
     assert done.result(60) == "done"
 
 
-def test_one_result_is_made_for_all_who_wait_for_the_same(lane: Lane) -> None:
-    """Never one that was begun before somebody asked."""
-    begun, go_on, made = threading.Event(), threading.Event(), []
-
-    def job() -> int:
-        begun.set()
-        go_on.wait(60)
-        made.append(len(made))
-        return made[-1]
-
-    first = lane.ask(job, "key")
-    begun.wait(60)
-    others = [lane.ask(job, "key") for _ in range(20)]
-    go_on.set()
-
-    assert first.result(60) == 0
-    assert {other.result(60) for other in others} == {1}
-
-
 def test_no_more_jobs_wait_than_are_bearable(lane: Lane) -> None:
     """The next one is refused at once, for as long as none has ended."""
     begun, go_on = threading.Event(), threading.Event()

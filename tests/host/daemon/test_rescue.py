@@ -93,16 +93,6 @@ def test_a_process_that_closed_its_descriptors_and_goes_on_was_not_dead(watch: W
     assert [rank.state for rank in watch.fleet.ranks()] == [RunState.FINISHED]
 
 
-def test_a_run_that_ends_well_leaves_none(watch: Watch) -> None:
-    """The ring goes, too."""
-    writer = watch.ring(0)
-    watch.watcher.poll()
-    writer.close(end(), keep=True)
-    watch.watcher.poll()
-
-    assert not watch.left()
-
-
 def test_a_process_that_hangs_leaves_a_report_while_it_hangs(watch: Watch) -> None:
     """Whoever ends the machine ends shared memory as well. If it goes on, nothing was wrong."""
     writer = watch.ring(0)

@@ -78,7 +78,6 @@ PAIR = "cert_file: server.pem, key_file: server.key"
         ("rate_limit: {interval: 1s, burst: true}", "burst"),
         ("rate_limit: {interval: fast, burst: 1}", "interval"),
         ("rate_limit: {interval: -1s, burst: 1}", "interval"),
-        ("rate_limit: {interval: 1s 2s, burst: 1}", "interval"),
         ("rate_limit: {every: 1s}", "every"),
         ("basic_auth_user: {}", "basic_auth_user"),
         ("tls_server_config: {}", "cert_file"),

@@ -36,13 +36,6 @@ def fleet_of(which: str, *ranks: list[Record], first: int = 0, **settings: int) 
     return fleet
 
 
-def test_one_rank_of_a_machine_speaks_for_the_modules_that_all_measure() -> None:
-    """On the second machine that is rank 8."""
-    fleet = fleet_of("host", sample("a", "b"), sample("b", "a"), sample("a", "b"), first=8)
-
-    assert modules(fleet) == {("gpt", 8): ["a", "b"], ("gpt", 9): [], ("gpt", 10): []}
-
-
 def test_every_stage_of_a_pipeline_has_somebody_who_speaks_for_its_modules() -> None:
     """Ranks 0 and 1 have the first half of the model, ranks 2 and 3 the second."""
     head, tail = sample("a", "shared"), sample("shared", "z")
@@ -89,13 +82,6 @@ def test_a_module_that_was_let_go_of_does_not_move_to_another_rank() -> None:
 
     assert "b" not in ranks[0].ranges.modules.by_name
     assert modules(fleet) == {("gpt", 0): ["a"], ("gpt", 1): []}
-
-
-def test_trouble_that_all_have_is_reported_once() -> None:
-    """Trouble that all ranks share, as when a module's gradients underflow."""
-    fleet = fleet_of("host", *[sample("a", broken=("b",))] * 3)
-
-    assert modules(fleet) == {("gpt", 0): ["b", "a"], ("gpt", 1): [], ("gpt", 2): []}
 
 
 def test_runs_on_one_machine_do_not_speak_for_one_another() -> None:
@@ -171,14 +157,6 @@ def test_ranks_that_have_ended_make_room_for_those_that_live() -> None:
     put(fleet, "late", late, [])
 
     assert numbers(fleet.exported()) == [("gpt", 1), ("late", 0)]
-
-
-def test_nothing_is_left_out_of_as_many_ranks_as_there_may_be() -> None:
-    """Not one less."""
-    fleet = fleet_of("host", [], [], max_ranks=2)
-
-    assert numbers(fleet.exported()) == [("gpt", 0), ("gpt", 1)]
-    assert fleet.num_left_out == 0
 
 
 def test_no_user_takes_the_places_of_another_one() -> None:

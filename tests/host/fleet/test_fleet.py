@@ -152,14 +152,6 @@ def test_a_restarted_run_takes_the_place_of_its_dead_predecessor(fleet: Fleet) -
     assert fleet.expired() == ["old"]
 
 
-def test_the_order_in_which_rings_are_found_does_not_matter(fleet: Fleet) -> None:
-    """A dead ring that is found after its successor stays in the dark."""
-    put(fleet, "new", later(2), [step(0)])
-    put(fleet, "old", later(1), [step(5)], alive=False)
-
-    assert [(rank.run, newest_step(rank)) for rank in fleet.ranks()] == [("gpt", 0)]
-
-
 def test_a_run_that_ended_beside_an_older_live_one_is_shown(fleet: Fleet) -> None:
     """Only a successor replaces a dead run."""
     put(fleet, "long", later(1), [])

@@ -100,20 +100,3 @@ def test_columns_are_the_sum_of_their_samples(drawn: list[dict[str, Any]]) -> No
         (c.first_step, c.last_step, c.scale_low, c.scale_high, c.amax, c.histogram.by_exponent())
         for c in history.spans
     ]
-
-
-def test_a_reader_gets_only_what_is_new() -> None:
-    """The page sends the last column again while it grows, and no other."""
-    history = GradientHistory()
-    for step in range(0, 40, 10):
-        history.put(ranges(step=step), histogram(0, 1))
-    seen = history.since(None)
-    history.put(ranges(step=30), histogram(1, 1))
-    history.put(ranges(step=50), histogram(2, 1))
-
-    news = history.since(seen.place)
-
-    assert seen.everything
-    assert not news.everything
-    assert [c.first_step for c in news.spans] == [30, 50]
-    assert history.since(news.place).spans == []

@@ -95,20 +95,6 @@ def test_buckets_say_what_a_scan_over_all_records_says(
         check_bucket(bucket, [r for r in made if bucket.first_step <= r.step <= bucket.last_step])
 
 
-def test_a_long_run_keeps_its_beginning_and_its_one_bad_step() -> None:
-    """A hundred thousand steps later the first step and the one dip of the scale are still there."""
-    made = [step(i) for i in range(100_000)]
-    made[777] = step(777, loss_scale=1.0, duration_s=60.0)
-
-    history = history_of(made, max_buckets=64)
-
-    assert 32 <= len(history.buckets) <= 64
-    assert history.buckets[0].first_step == 0
-    assert history.buckets[-1].last_step == 99_999
-    assert min(bucket.scale_min for bucket in history.buckets) == 1.0
-    assert max(bucket.duration_max for bucket in history.buckets if bucket.num_durations) == 60.0
-
-
 @given(st.lists(st.lists(records, max_size=8), max_size=20), st.integers(2, 12))
 def test_a_reader_with_a_cursor_has_the_same_as_one_that_reads_it_all(
     batches: list[list[dict[str, Any]]], max_buckets: int
@@ -133,26 +119,6 @@ def test_a_reader_with_a_cursor_has_the_same_as_one_that_reads_it_all(
     expected = {b.first_step: (b.last_step, b.num_steps) for b in history.buckets}
     assert expected == buckets
     assert [s.step for s in history.skips] == [s.step for s in skips]
-
-
-def test_nothing_new_is_nothing_to_send() -> None:
-    """A cursor that has seen all gets an empty update."""
-    history = history_of([step(0), skipped_step(1, 8.0)])
-
-    update = history.since(history.since(None).cursor)
-
-    assert (update.everything, update.buckets, update.skips) == (False, [], [])
-
-
-def test_a_cursor_of_another_history_gets_everything() -> None:
-    """A run that was restarted is not mistaken for its predecessor."""
-    before = history_of([step(0), step(1)])
-    after = history_of([step(0), step(1), step(2)])
-
-    update = after.since(before.since(None).cursor)
-
-    assert update.everything
-    assert [bucket.first_step for bucket in update.buckets] == [0, 1, 2]
 
 
 def test_the_newest_skips_are_kept_one_by_one() -> None:

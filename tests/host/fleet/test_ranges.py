@@ -285,17 +285,3 @@ def test_no_record_that_the_ring_lets_through_breaks_anything(data: st.DataObjec
     assert made.recommendation is None or made.recommendation.fits.keys() <= set(CANDIDATES)
     assert made.trouble({read.topic: read}).score >= 0.0
     assert 0.0 <= (made.lost_share(read) or 0.0) <= 1.0
-
-
-def test_memory_is_bounded_whatever_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of modules, any number of samples."""
-    monkeypatch.setattr("ampwatch.host.fleet.modules.MAX_MODULES", 64)
-    made = ranges_of()
-    for index in range(300):
-        made.put(ranges(f"layer{index}"))
-        made.put(ranges(step=index * 1000))
-        made.put(sampling(step=index))
-
-    assert len(made.modules.by_name) == 64
-    assert len(made.modules.tracked) == Settings().module_series
-    assert len(made.gradients.spans) <= 240

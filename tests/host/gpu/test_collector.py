@@ -10,7 +10,7 @@ import pytest
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
-from ampwatch.host.gpu.collector import GpuCollector, gpu_collector
+from ampwatch.host.gpu.collector import GpuCollector
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
 from tests.host.daemon.parts import eventually
@@ -20,7 +20,6 @@ from tests.workshop.records import identity
 if TYPE_CHECKING:
     from ampwatch.host.fleet.passes import CollectorPass
     from ampwatch.host.gpu.source import Source
-    from tests.host.gpu.standin import Standin
 
 
 def gpu(uuid: str = "GPU-a", **changes: object) -> Gpu:
@@ -68,17 +67,6 @@ class Bench:
     @property
     def success(self) -> bool:
         return self.passes["gpu"].success
-
-
-def test_what_is_read_comes_to_the_fleet() -> None:
-    """Each look replaces what was known before."""
-    bench = Bench(Script(Pass(Reason.OK, [gpu("GPU-a")]), Pass(Reason.OK, [gpu("GPU-a")])))
-
-    bench.look()
-    bench.look(5)
-
-    (known,) = bench.fleet.gpus.all()
-    assert (known.number(Feature.POWER), bench.success, bench.num_opened) == (300, True, 1)
 
 
 @pytest.mark.parametrize(
@@ -265,38 +253,3 @@ def test_the_thread_reads_until_it_is_stopped() -> None:
     collector.stop()
 
     eventually(lambda: source.num_closed == 1)
-
-
-def test_the_settings_choose_what_is_read() -> None:
-    """Nothing, GPUs that do not exist, or those of the machine."""
-    off, demo = Fleet(Settings()), Fleet(Settings())
-
-    assert gpu_collector(off, {}, Settings(gpu="off")) is None
-    collector = gpu_collector(demo, {}, Settings(gpu="demo"))
-    collector.update()
-
-    assert off.gpus.newest.host is Reason.SWITCHED_OFF
-    assert {g.facts["synthetic"] for g in demo.gpus.all()} == {"true"}
-
-
-def test_a_real_driver_loses_a_gpu_and_gets_it_back(driver: Standin) -> None:
-    """The whole way, on the stand-in: off the bus, NVML opened anew, back, nothing left over."""
-    driver.plays(gpus=2)
-    clock = Clock()
-    fleet = Fleet(Settings(), clock)
-    passes: dict[str, CollectorPass] = {}
-    collector = GpuCollector(fleet, passes, driver.source, 5.0, clock)
-    up = []
-
-    for lost in (None, 1, 1, 1, 1, None, None, None, None, None):
-        driver.plays(lost=lost)
-        clock.now += 5
-        collector.update()
-        up.append([g.is_up for g in fleet.gpus.all()])
-    collector.close()
-
-    assert up[0] == [True, True]
-    assert up[1:5] == [[True, False]] * 4
-    assert up[-1] == [True, True]
-    assert passes["gpu"].success
-    assert driver.leftovers == (0, 0, 0)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ampwatch.host.fleet.gpus import Feature, Reason
+from ampwatch.host.fleet.gpus import Feature
 from ampwatch.host.gpu.synthetic import SyntheticSource
 from tests.workshop.clocks import Clock
 
@@ -63,14 +63,3 @@ def test_energy_is_what_power_adds_up_to() -> None:
     used = passes[-1].gpus[0].number(Feature.ENERGY) - passes[0].gpus[0].number(Feature.ENERGY)
 
     assert used == pytest.approx(trapezoids, rel=1e-3)
-
-
-def test_each_of_them_is_of_another_kind() -> None:
-    """Two that train at different times, one in MIG mode, one without GPM; an XID now and then."""
-    passes, errors = watch()
-    first, second, mig, old = passes[3].gpus
-
-    assert first.number(Feature.SM_ACTIVE) != second.number(Feature.SM_ACTIVE)
-    assert [instance.number for instance in mig.instances] == [1, 2]
-    assert old.answers[Feature.SM_ACTIVE] == {"": Reason.NOT_SUPPORTED}
-    assert errors == [("SYNTHETIC-1", 31)]

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -121,6 +121,22 @@ def some_record(dice: random.Random, index: int) -> Record:
     )
 
 
+def changing(seed: int, which: str) -> Iterator[Fleet]:
+    """Yield a fleet that has nothing yet, and again after each of sixty changes."""
+    dice = random.Random(seed)
+    clock = Clock(START + 5)
+    fleet = Fleet(Settings(grace_seconds=3.0, module_series_ranks=which), clock)
+    yield fleet
+    for index in range(60):
+        start = index // 25
+        who = identity(rank=dice.randrange(3), world_size=3, started_ns=start, pid=start)
+        records = [some_record(dice, index) for _ in range(dice.randrange(4))]
+        put(fleet, f"{who.rank}", who, records, alive=dice.random() < 0.9, lost=index // 7)
+        clock.now += dice.choice([0.0, 0.5, 40.0])
+        fleet.compare_views()
+        yield fleet
+
+
 @pytest.mark.parametrize(
     ("seed", "which"),
     [
@@ -131,23 +147,15 @@ def some_record(dice: random.Random, index: int) -> Record:
 )
 def test_whatever_changes_is_written_again(seed: int, which: str) -> None:
     """Records of every kind, in any order, of ranks that come, end and start again."""
-    dice = random.Random(seed)
-    clock = Clock(START + 5)
-    fleet = Fleet(Settings(grace_seconds=3.0, module_series_ranks=which), clock)
-    exporter = PrometheusExporter(fleet, PASSES)
-    for index in range(60):
-        start = index // 25
-        who = identity(rank=dice.randrange(3), world_size=3, started_ns=start, pid=start)
-        records = [some_record(dice, index) for _ in range(dice.randrange(4))]
-        put(fleet, f"{who.rank}", who, records, alive=dice.random() < 0.9, lost=index // 7)
-        clock.now += dice.choice([0.0, 0.5, 40.0])
-        fleet.compare_views()
+    changes = changing(seed, which)
+    exporter = PrometheusExporter(next(changes), PASSES)
+    for fleet in changes:
         for accept in ("", "application/openmetrics-text"):
             assert exporter.render(accept) == by_the_library(fleet, accept)
 
 
-def test_memory_is_that_of_the_newest_scrape() -> None:
-    """Series of runs that are over are forgotten."""
+def sizes_of_scrapes(accept: str, size: Callable[[PrometheusExporter], int]) -> list[int]:
+    """Return what is kept after each of five scrapes of one run, always another one."""
     clock = Clock(START + 5)
     fleet = Fleet(Settings(grace_seconds=0.0), clock)
     exporter = PrometheusExporter(fleet, PASSES)
@@ -155,11 +163,21 @@ def test_memory_is_that_of_the_newest_scrape() -> None:
     for index in range(5):
         who = identity(run=f"run{index}")
         put(fleet, who.run, who, [step(0)])
-        exporter.render()
-        families = exporter._text._families.values()
-        sizes.append(sum(len(block.lines) for f in families for block in f._blocks.values()))
+        exporter.render(accept)
+        sizes.append(size(exporter))
         put(fleet, who.run, who, [], alive=False)
         clock.now += 1
+    return sizes
+
+
+def test_memory_is_that_of_the_newest_scrape() -> None:
+    """Series of runs that are over are forgotten."""
+
+    def size(exporter: PrometheusExporter) -> int:
+        families = exporter._text._families.values()
+        return sum(len(block.lines) for f in families for block in f._blocks.values())
+
+    sizes = sizes_of_scrapes("", size)
 
     assert sizes == [sizes[0]] * 5
 

@@ -88,17 +88,6 @@ def test_without_a_driver_only_the_reason_is_there() -> None:
     ]
 
 
-def test_a_synthetic_gpu_can_never_be_taken_for_a_real_one() -> None:
-    """Each of its series has a uuid that no GPU has, and the info says it in so many words."""
-    fleet = fleet_with_gpus()
-    every = [s for name in NAMES for s in samples(fleet, name)]
-
-    assert all(s.labels["uuid"].startswith("SYNTHETIC-") or s.labels["gpu"] == "" for s in every)
-    assert {s.labels["synthetic"] for s in samples(fleet, "ampwatch_gpu_info")} == {"true"}
-    (nvml,) = [s for s in every if s.labels.get("feature") == "nvml"]
-    assert (nvml.labels["state"], nvml.labels["reason"]) == ("off", "switched_off")
-
-
 def test_a_gpu_that_has_gone_is_down_and_tells_nothing_else() -> None:
     """An alert on ampwatch_gpu_up has something to see; old values are not repeated."""
     fleet = fleet_of(Gpu(0, "GPU-a", {"name": "A"}, {Feature.POWER: {"": 300.0}}))

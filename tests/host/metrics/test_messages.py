@@ -1,7 +1,6 @@
 """Tests of a scrape in protobuf: it says what the text says, and has native histograms besides."""
 
 import math
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +19,14 @@ from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import ONCE
 from ampwatch.settings import Settings
 from tests.host.metrics.client_model import TYPES, families
-from tests.host.metrics.test_exposition import PASSES, awkward_fleet, some_record
+from tests.host.metrics.test_exposition import (
+    PASSES,
+    awkward_fleet,
+    changing,
+    sizes_of_scrapes,
+)
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import fleet_with_gpus, made_up_fleet, put
-from tests.workshop.records import identity, step
+from tests.workshop.fleets import fleet_with_gpus, made_up_fleet
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
@@ -125,34 +128,20 @@ def test_families_are_those_of_the_catalog_that_have_a_series() -> None:
 )
 def test_whatever_changes_is_written_again(seed: int) -> None:
     """A scrape that goes by the one before says what one says that has none before."""
-    dice = random.Random(seed)
-    clock = Clock(START + 5)
-    fleet = Fleet(Settings(grace_seconds=3.0, module_series_ranks="all"), clock)
-    exporter = PrometheusExporter(fleet, PASSES)
-    for index in range(60):
-        start = index // 25
-        who = identity(rank=dice.randrange(3), world_size=3, started_ns=start, pid=start)
-        records = [some_record(dice, index) for _ in range(dice.randrange(4))]
-        put(fleet, f"{who.rank}", who, records, alive=dice.random() < 0.9, lost=index // 7)
-        clock.now += dice.choice([0.0, 0.5, 40.0])
-        fleet.compare_views()
+    changes = changing(seed, "all")
+    exporter = PrometheusExporter(next(changes), PASSES)
+    for fleet in changes:
         assert exporter.render(PROTOBUF) == PrometheusExporter(fleet, PASSES).render(PROTOBUF)
 
 
 def test_memory_is_that_of_the_newest_scrape() -> None:
     """Series of runs that are over are forgotten."""
-    clock = Clock(START + 5)
-    fleet = Fleet(Settings(grace_seconds=0.0), clock)
-    exporter = PrometheusExporter(fleet, PASSES)
-    sizes = []
-    for index in range(5):
-        who = identity(run=f"run{index}")
-        put(fleet, who.run, who, [step(0)])
-        exporter.render(PROTOBUF)
-        kept = exporter._messages._families.values()
-        sizes.append(sum(len(block.content) for f in kept for block in f._blocks.values()))
-        put(fleet, who.run, who, [], alive=False)
-        clock.now += 1
+
+    def size(exporter: PrometheusExporter) -> int:
+        families = exporter._messages._families.values()
+        return sum(len(block.content) for f in families for block in f._blocks.values())
+
+    sizes = sizes_of_scrapes(PROTOBUF, size)
 
     assert sizes == [sizes[0]] * 5
 

@@ -61,16 +61,6 @@ def test_before_the_first_sample_there_are_counters_at_0_and_nothing_else() -> N
     assert {v for k, v in samples(fleet_of()).items() if k[0] in OF_SAMPLING} == {0.0}
 
 
-def test_the_largest_scaled_gradient_and_its_limit_can_be_compared() -> None:
-    """Both are of the dtype of autocast, with the smaller range of two."""
-    record = ranges(exponents=histogram(3, 1), loss_scale=1024.0)
-
-    assert value("ampwatch_scaled_gradient_amax", FLOAT16, record) == 8.0
-    assert value("ampwatch_scaled_gradient_amax_max", FLOAT16, record) == 8.0
-    assert value("ampwatch_autocast_dtype_max", FLOAT16, record) == 65504.0
-    assert value("ampwatch_autocast_dtype_max", record) is None
-
-
 def test_losses_in_blocks_are_those_of_the_first_rank() -> None:
     """Other ranks of the host are alike."""
     second = Fleet(Settings(), Clock(START + 20))
@@ -112,14 +102,6 @@ def test_a_ratio_of_nothing_is_absent() -> None:
     assert of_modules("ampwatch_module_gradient_amax", *records) == {"fc": 0.0}
     assert of_modules("ampwatch_module_activation_amax", *records) == {"mixed": 64.0}
     assert of_modules("ampwatch_module_activation_dtype_max", *records) == {}
-
-
-def test_a_sample_of_nothing_finite_has_no_largest_magnitude() -> None:
-    """0 would look like a gradient that has vanished."""
-    record = ranges(exponents=histogram(0, nans=4))
-
-    assert value("ampwatch_scaled_gradient_amax", record) is None
-    assert value("ampwatch_scaled_gradient_amax_max", record) is None
 
 
 def test_the_error_of_a_subsample_is_that_of_the_module_with_the_fewest_elements() -> None:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.metrics.prometheus import FleetCollector
 from ampwatch.host.metrics.verdict import MAX_ROOTS, OTHER
-from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings
-from ampwatch.wire.records import FindingRecord, RunState, Severity
+from ampwatch.wire.records import FindingRecord, Severity
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
-from tests.workshop.records import end, finding, identity, step
+from tests.workshop.records import finding, identity, step
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import Finding
@@ -68,18 +67,6 @@ def test_nothing_alarming_is_no_root() -> None:
     assert [s["health"] for s in samples(fleet, "ampwatch_run_health")] == ["healthy"]
 
 
-def test_the_word_and_the_root_are_those_of_the_page() -> None:
-    """One verdict is rendered twice."""
-    fleet, clock = fleet_of(FindingRecord(broken()), end(time_ns=(START + 10) * 10**9))
-    (run,) = Feed(fleet, clock).full()["runs"].values()
-    (health,) = samples(fleet, "ampwatch_run_health")
-    (root,) = samples(fleet, "ampwatch_root")
-
-    assert health["health"] == run["level"] == "broken"
-    assert run["ranks"]["0"]["findings"][run["root"]]["place"] == root["place"]
-    assert run["ranks"]["0"]["stories"] == [[run["root"], 0]]
-
-
 def test_a_training_that_breaks_ever_elsewhere_makes_no_series_without_end() -> None:
     """The place of further ones is left out, the kind and the remedy are not."""
     fleet, clock = fleet_of()
@@ -93,16 +80,3 @@ def test_a_training_that_breaks_ever_elsewhere_makes_no_series_without_end() -> 
 
     assert places[:MAX_ROOTS] == [f"module layer.{i}" for i in range(MAX_ROOTS)]
     assert set(places[MAX_ROOTS:]) == {OTHER}
-
-
-def test_the_rank_whose_failure_ended_the_others_is_marked() -> None:
-    """An alert names one rank, and not the first three."""
-    clock = Clock(START + 20)
-    fleet = Fleet(Settings(), clock)
-    for rank, reason in enumerate(["ConnectionResetError: gone", "KeyError: 'x'"]):
-        ended = end(RunState.FAILED, reason, time_ns=(START + 11 - rank) * 10**9)
-        put(fleet, f"/{rank}.ring", identity(rank=rank, world_size=2), [step(0), ended])
-
-    assert {
-        (s["rank"], s["cause"], s["error"]) for s in samples(fleet, "ampwatch_rank_failure")
-    } == {("0", "false", "ConnectionResetError"), ("1", "true", "KeyError")}

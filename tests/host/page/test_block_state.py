@@ -13,8 +13,8 @@ from ampwatch.host.fleet.ranges import MAX_BLOCKED
 from ampwatch.host.page.block_state import BlockStates
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.settings import Settings
-from tests.numerics.block_oracle import counted, quantised, sqnr_db
-from tests.numerics.oracle import histogram_of
+from ampwatch.wire.records import Operand
+from tests.numerics.block_oracle import operand_of, quantised, sqnr_db
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
 from tests.workshop.records import FACTS, identity, ranges
@@ -32,11 +32,8 @@ def _values() -> torch.Tensor:
 
 
 def _measured(values: torch.Tensor, **changes: object) -> RangeRecord:
-    flat = values.float().double().reshape(-1)
-    blocks = tuple(
-        counted(flat.view(-1, n).tolist(), n, float(flat.abs().amax())) for n in (16, 32)
-    )
-    return ranges(exponents=histogram_of(flat.tolist()), blocks=blocks, **changes)
+    measured = operand_of(Operand.GRAD_OUTPUT, values)
+    return ranges(exponents=measured.histogram, blocks=measured.blocks, **changes)
 
 
 def _states(*records: RangeRecord) -> BlockStates:

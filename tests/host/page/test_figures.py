@@ -96,38 +96,12 @@ def test_the_cost_of_watching_says_its_phases_apart() -> None:
     )
 
 
-def test_the_range_of_the_gradients_is_reported_in_bits_and_shares() -> None:
-    """How far the largest is from the end, and how many are zero only for the format."""
-    gradients = histogram(-24, 600, zeros=400, amax=65504.0 / 8)
-
-    told = figures_of([FACTS, step(0, loss_scale=1.0), ranges(exponents=gradients, flushed=400)])
-
-    assert told["Headroom"] == Figure("3.0 bits", "of the gradients in float16")
-    assert told["Underflow"] == Figure("40 %", "of the gradients in float16")
-
-
 def test_gradients_of_nothing_but_zeros_have_no_range_to_show() -> None:
     """Nothing is known of their headroom, and nothing of why they are zero."""
     told = figures_of([FACTS, step(0), ranges(exponents=histogram(0, zeros=9), flushed=-1)])
 
     assert not told["Headroom"].is_known
     assert told["Underflow"].value == "not known"
-
-
-def test_gradients_that_were_all_flushed_have_lost_everything() -> None:
-    """Their headroom at the scale of now is that of what they were."""
-    record = ranges(
-        exponents=histogram(0, zeros=9),
-        flushed=9,
-        before=histogram(-10, 9, amax=65504.0 * 2.0**-20),
-        before_step=30,
-    )
-    told = figures_of([FACTS, step(40, loss_scale=2.0**-40), record])
-
-    assert told["Headroom"] == Figure(
-        "60.0 bits", "of the gradients in float16, as they were in step 30"
-    )
-    assert told["Underflow"] == Figure("100 %", "of the gradients in float16")
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,6 @@ def test_a_cell_is_the_worst_that_was_seen_in_its_steps() -> None:
     [
         ([gradient("fc", lost=5)], "underflow: under 1 % of the gradient"),
         ([gradient("fc", lost=30)], "underflow: 1 % of the gradient or more"),
-        ([gradient("fc", lost=700)], "underflow: 50 % of the gradient or more"),
         ([output("fc", amax=65504 / 3)], "near overflow: under 2 bits of headroom"),
         ([output("fc", amax=65504 / 1.5)], "near overflow: 1 bit of headroom or less"),
         ([output("fc", nans=1)], "non-finite: under 1 % of the elements"),
@@ -225,11 +224,9 @@ def test_what_is_left_out_is_counted() -> None:
     [
         ("blocks.1.fc", "blocks.1.fc"),
         ("param:blocks.1.fc.weight", "blocks.1.fc"),
-        ("buffer:bn.running_var", "bn"),
         ("param:scale", ""),
         ("", ""),
         ("optimizer:0", None),
-        ("loss", None),
         ("env", None),
     ],
 )

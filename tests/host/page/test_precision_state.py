@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
-from ampwatch.host.page.broadcast import merge_patch
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import (
     KERNEL_COLUMNS,
@@ -21,8 +18,8 @@ from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import KernelTotal, Record
 from tests.host.metrics.test_prometheus import fleet_of
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import PRECISION, made_up_fleet, put
-from tests.workshop.records import census, identity, kernel, op_row, step, window
+from tests.workshop.fleets import PRECISION, made_up_fleet
+from tests.workshop.records import census, kernel, op_row, window
 
 NOW = Clock(START + 20)
 
@@ -91,14 +88,6 @@ def test_what_was_profiled_is_reported_with_its_kernels() -> None:
     assert kernels["left_out"] == 0
 
 
-def test_the_ceiling_is_reported_where_it_is_known() -> None:
-    """With the share as a number for the bar."""
-    ceiling = told(*PRECISION, step(0), step(1))["ceiling"]
-
-    assert ceiling["share"] == pytest.approx(0.0384, rel=0.01)
-    assert "At the peak of each dtype a step would take" in ceiling["sentence"]
-
-
 def full_census() -> Record:
     """More rows than a ring can hold: long names, each another one."""
     rows = [
@@ -128,18 +117,6 @@ def test_the_state_of_a_large_model_is_bounded() -> None:
     assert len(state["ops"]["tables"]["module"]) == MAX_LINES
     assert state["ops"]["left_out"]["module"] == 300 - MAX_LINES
     assert state["kernels"]["left_out"] == 100 - MAX_KERNELS
-
-
-def test_between_two_censuses_nothing_is_made_or_sent() -> None:
-    """Objects that did not change are the same, so that the patch of a step leaves them out."""
-    fleet = fleet_of(*PRECISION, step(0), step(1))
-    feed = Feed(fleet, NOW)
-    cursor = feed.full()
-    put(fleet, "a", identity(), [step(2)])
-
-    patch = merge_patch(cursor, feed.full())
-
-    assert "precision" not in patch["runs"]["gpt"]["ranks"]["0"]
 
 
 def test_a_newer_census_replaces_the_older_one() -> None:

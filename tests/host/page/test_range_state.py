@@ -184,13 +184,6 @@ def test_what_was_not_measured_of_a_module_is_unknown_and_not_zero() -> None:
     assert unknown == {"lost", "gradient_amax", "gradient_headroom", "unchanged", "histogram"}
 
 
-def test_the_headroom_of_an_output_in_several_dtypes_is_not_known() -> None:
-    """There is no one format that it could leave."""
-    row = Told([ranges("fc", Topic.ACTIVATION, histogram(0, 4), dtype="mixed")]).module("fc")
-
-    assert (row["activation_amax"], row["activation_headroom"]) == (1.0, None)
-
-
 @pytest.mark.parametrize("amax", [5e-324, 1.7e308])
 @pytest.mark.parametrize("scale", [5e-324, 2.0**1023])
 def test_numbers_at_the_ends_of_float64_are_json(amax: float, scale: float) -> None:
@@ -244,26 +237,6 @@ def test_without_autocast_nothing_is_lost_and_every_format_is_still_offered() ->
     assert (row["trouble"], row["why"], row["lost"], row["gradient_headroom"]) == (0, "", 0, None)
     assert (told.state["format"], told.state["format_known"]) == ("float16", False)
     assert told.state["gradients"][HISTOGRAM_COLUMNS.index("flushed")] == 0
-
-
-def test_a_skipped_step_is_reported_as_it_was() -> None:
-    """Infinities are the worst; what was finite has a largest, what was not has none."""
-    overflowed = histogram(-3, 8, positive_infs=2)
-    told = Told(
-        [
-            FACTS,
-            gradients(7, 16, overflowed),
-            ranges("some", exponents=overflowed, loss_scale=2.0**16),
-            ranges("all", exponents=histogram(0, negative_infs=2), loss_scale=2.0**16),
-            ranges("blown", Topic.ACTIVATION, histogram(0, nans=2), dtype="float16"),
-        ]
-    )
-
-    assert [told.module(name)["why"] for name in ("some", "all", "blown")] == ["nonfinite"] * 3
-    assert told.module("some")["gradient_amax"] == pytest.approx(2.0**-19, rel=1e-3)
-    assert told.module("all")["gradient_amax"] is None
-    assert told.module("blown")["activation_amax"] is None
-    assert told.column(7)["infs"] == 2
 
 
 def test_a_row_says_how_old_it_is() -> None:

@@ -6,7 +6,6 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from tests.host.daemon.parts import ROOT
 from tests.operate.grafana.conftest import PROMETHEUS, Said, small, write
 
 if TYPE_CHECKING:
@@ -104,21 +103,6 @@ def test_an_export_has_what_was_made_by_hand_and_can_be_pushed_again(
     assert ampwatch("push", "--force").status == 0
     assert ampwatch("push", "--dashboards", str(backup), "--force").status == 0
     assert grafana.dashboards["ampwatch-run"]["title"] == before["ampwatch-run"]["title"] == "Mine"
-
-
-def test_the_shipped_dashboards_go_in_and_come_out_again(
-    ampwatch: Command, grafana: Grafana, tmp_path: Path
-) -> None:
-    """All of them, with uid, title and tags as they are, and byte by byte."""
-    shipped = {file.name: file.read_text() for file in (ROOT / "dashboards").glob("*.json")}
-    ours = ("--dashboards", str(ROOT / "dashboards"))
-
-    assert ampwatch("push", *ours, *PROMETHEUS).status == 0
-    assert ampwatch("export", *ours, str(tmp_path / "backup")).status == 0
-
-    exported = {file.name: file.read_text() for file in (tmp_path / "backup").iterdir()}
-    assert exported == shipped
-    assert {f"{uid}.json" for uid in grafana.dashboards} == set(shipped)
 
 
 def test_a_uid_that_is_no_name_of_a_file_is_left_out(

@@ -16,7 +16,6 @@ from ampwatch.operate.grafana.plan import (
     message,
     plan_board,
     plan_datasource,
-    plan_folder,
 )
 from ampwatch.operate.grafana.trouble import too_old
 from tests.operate.grafana.conftest import small, write
@@ -67,14 +66,6 @@ def test_a_dashboard_is_replaced_only_where_nobody_but_a_push_has_saved_it(
     assert with_force.outcome is not Outcome.UPDATE or with_force.body["overwrite"]
 
 
-def test_the_version_that_was_checked_goes_along() -> None:
-    """So that Grafana refuses where somebody has saved since."""
-    change = plan_board(BOARD, stored(OLDER, message(OLDER)), "ampwatch")
-
-    assert change.body["dashboard"] == {**BOARD.dashboard, "version": 5}
-    assert change.body["overwrite"] is False
-
-
 def test_a_number_is_the_same_with_a_point_and_without() -> None:
     """JSON knows one kind of number, and Grafana writes 1.0 as 1."""
     there = json.loads(json.dumps(small("run")).replace("1.0", "1"))
@@ -100,12 +91,6 @@ def test_the_choice_of_a_datasource_comes_and_goes() -> None:
     pushed = with_datasource(model, "P8E8", "Mimir").dashboard
     assert as_shipped({**pushed, "version": 9}, model) == model.dashboard
     assert with_datasource(Board("x", {"title": "none"}), "a", "b").dashboard == {"title": "none"}
-
-
-def test_a_folder_is_made_once() -> None:
-    """The folder is left alone after that."""
-    assert plan_folder("f", is_there=True).outcome is Outcome.KEEP
-    assert plan_folder("f", is_there=False).body == {"uid": "f", "title": "f"}
 
 
 def test_a_datasource_is_changed_only_where_an_address_is_given() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import io
 import threading
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -12,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
-from tests.played.machine import Graph, machine
+from tests.played.machine import machine
 from tests.played.trainings import DEVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from ampwatch import Finding
     from tests.played.machine import Machine
 
 # What PyTorch says of work on side streams, with and without ampwatch.
@@ -30,23 +27,21 @@ pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream
 
 LEVELS = ("light", "standard", "deep")
 STEPS = 8
-BREAKS_AT = 3
 played: Any = getattr(torch, DEVICE)
 
 
 class Run:
-    """How a program is run: where, at which level if watched at all, and with what planted.
+    """How a program is run: where, and at which level if watched at all.
 
     Attributes:
         place: Device of the program.
-        breaks: Whether the hot layers of the program multiply beyond float16 from a step on.
         watches: The monitors that the program has opened.
     """
 
-    def __init__(self, level: str | None, place: str = DEVICE, *, breaks: bool = False) -> None:
+    place = DEVICE
+
+    def __init__(self, level: str | None) -> None:
         self.level = level
-        self.place = place
-        self.breaks = breaks
         self.watches: list[ampwatch.Monitor] = []
 
     def open(self, model: nn.Module | None, scaler: Any = None, **more: Any) -> Any:
@@ -59,10 +54,6 @@ class Run:
         # At set-up it may wait: the scale is read once.
         del machine.waits[before:]
         return watch
-
-    def heat(self, step: int) -> float:
-        """Return the factor of hot layers in a step."""
-        return 1e7 if self.breaks and step >= BREAKS_AT else 1.0
 
     def scaler(self, **more: Any) -> Any:
         """Return a scaler that starts low."""
@@ -77,28 +68,17 @@ class Run:
         return torch.randn(*shape).to(self.place)
 
 
-class Hot(nn.Module):
-    """Multiplies in float16, at times beyond what that can hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = 1.0
+class Half(nn.Module):
+    """Passes through float16."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x.half() * self.factor).float()
+        return x.half().float()
 
 
 def layers(place: str, *more: nn.Module) -> nn.Sequential:
     """Return a small model, with the same weights each time."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), Hot(), *more, nn.Linear(32, 8)).to(place)
-
-
-def heat(model: nn.Module, factor: float) -> None:
-    """Set the factor of all hot layers."""
-    for module in model.modules():
-        if isinstance(module, Hot):
-            module.factor = factor
+    return nn.Sequential(nn.Linear(16, 32), nn.GELU(), Half(), *more, nn.Linear(32, 8)).to(place)
 
 
 def bits(thing: Any) -> Any:
@@ -118,11 +98,9 @@ def bits(thing: Any) -> Any:
     return thing
 
 
-def fused(model: nn.Module, place: str = DEVICE) -> torch.optim.Optimizer:
+def fused(model: nn.Module) -> torch.optim.Optimizer:
     """Return an optimizer that does not wait."""
-    return torch.optim.AdamW(
-        model.parameters(), lr=1e-3, fused=place != "cpu", foreach=False if place != "cpu" else None
-    )
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True, foreach=False)
 
 
 def learn(
@@ -134,58 +112,6 @@ def learn(
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return loss.detach()
-
-
-def accumulated(run: Run) -> list[Any]:
-    """Three micro-batches a step, two optimizers and one scaler, gradients that stay zeros."""
-    model, scaler = layers(run.place), run.scaler()
-    body = torch.optim.AdamW(model[0].parameters(), foreach=True)
-    head = torch.optim.SGD(model[-1].parameters(), lr=0.01, momentum=0.9, foreach=True)
-    data = run.batch(3, 4, 16)
-    losses = []
-    with run.open(model, scaler):
-        for step in range(STEPS):
-            heat(model, run.heat(step))
-            for part in data:
-                with run.autocast():
-                    loss = model(part).float().square().mean() / 3
-                scaler.scale(loss).backward()
-                losses.append(loss.detach())
-            for optimizer in (body, head):
-                scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in (body, head):
-                scaler.step(optimizer)
-            scaler.update()
-            for optimizer in (body, head):
-                optimizer.zero_grad(set_to_none=False)
-    return [losses, model, body, head, scaler]
-
-
-def adversaries(run: Run) -> list[Any]:
-    """A generator and a discriminator, which take turns; a penalty of the second order."""
-    generator, discriminator, scaler = layers(run.place), layers(run.place), run.scaler()
-    discriminator[0] = nn.Linear(8, 32).to(run.place)
-    made, judged = fused(generator, run.place), fused(discriminator, run.place)
-    noise, real = run.batch(4, 16), run.batch(4, 8)
-    losses = []
-    with run.open(nn.ModuleList([generator, discriminator]), scaler):
-        for _ in range(STEPS):
-            with run.autocast():
-                fake = generator(noise)
-                loss = discriminator(fake.detach()).mean() - discriminator(real).mean()
-            seen = real.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(
-                scaler.scale(discriminator(seen).sum()), seen, create_graph=True
-            )
-            penalty = (slope / scaler._scale - 1.0).square().mean()
-            losses.append(learn(run, discriminator, judged, scaler, loss.float() + penalty))
-            discriminator.requires_grad_(requires_grad=False)
-            with run.autocast():
-                loss = -discriminator(generator(noise)).mean()
-            losses.append(learn(run, generator, made, scaler, loss.float()))
-            discriminator.requires_grad_(requires_grad=True)
-    return [losses, generator, discriminator, made, judged, scaler]
 
 
 def on_a_side_stream(run: Run) -> list[Any]:
@@ -255,7 +181,7 @@ class Recomputed(nn.Module):
     def __init__(self, place: str, *, reentrant: bool) -> None:
         super().__init__()
         self.first = layers(place, nn.Dropout(0.1))
-        self.second = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), Hot(), nn.Linear(32, 8)).to(place)
+        self.second = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), Half(), nn.Linear(32, 8)).to(place)
         self.reentrant = reentrant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -267,12 +193,11 @@ class Recomputed(nn.Module):
 def _recomputed(run: Run, *, reentrant: bool) -> list[Any]:
     torch.manual_seed(0)
     model, scaler = Recomputed(run.place, reentrant=reentrant), run.scaler()
-    optimizer = fused(model, run.place)
+    optimizer = fused(model)
     batch = run.batch(4, 16).requires_grad_()
     losses = []
     with run.open(model, scaler):
-        for step in range(STEPS):
-            heat(model, run.heat(step))
+        for _step in range(STEPS):
             with run.autocast():
                 loss = model(batch).float().square().mean()
             losses.append(learn(run, model, optimizer, scaler, loss))
@@ -292,112 +217,21 @@ def recomputed_reentrant(run: Run) -> list[Any]:
 def offloaded(run: Run) -> list[Any]:
     """Activations go to pinned memory of the host, and come back in backward."""
     model, scaler = layers(run.place), run.scaler()
-    optimizer = fused(model, run.place)
+    optimizer = fused(model)
     batch = run.batch(4, 16)
     losses = []
 
     def away(tensor: torch.Tensor) -> Any:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=run.place != "cpu")
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)
 
     def back(host: torch.Tensor) -> torch.Tensor:
         return host.to(run.place, non_blocking=True)
 
     with run.open(model, scaler):
-        for step in range(STEPS):
-            heat(model, run.heat(step))
+        for _step in range(STEPS):
             with run.autocast(), torch.autograd.graph.saved_tensors_hooks(away, back):
                 loss = model(batch).float().square().mean()
-            losses.append(learn(run, model, optimizer, scaler, loss))
-    return [losses, model, optimizer, scaler]
-
-
-class Counts(TorchDispatchMode):
-    """Counts the ops of a program, as FLOP counters and memory trackers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[str(func)] = self.counts.get(str(func), 0) + 1
-        return func(*args, **(kwargs or {}))
-
-
-def under_a_mode(run: Run) -> list[Any]:
-    """A mode of the user's around steps, and around half a step."""
-    model, scaler = layers(run.place), run.scaler()
-    optimizer = fused(model)
-    batch = run.batch(4, 16)
-    losses, whole, half = [], Counts(), Counts()
-    with run.open(model, scaler):
-        for step in range(STEPS):
-            with whole if step % 3 else nullcontext():
-                with half if step % 3 == 0 else nullcontext(), run.autocast():
-                    loss = model(batch).float().square().mean()
-                losses.append(learn(run, model, optimizer, scaler, loss))
-    return [losses, model, optimizer, scaler]
-
-
-def averaged(run: Run) -> list[Any]:
-    """A moving average of the weights, and an evaluation of it, between the steps."""
-    model, scaler = layers(run.place), run.scaler()
-    average = copy.deepcopy(model).requires_grad_(requires_grad=False)
-    optimizer = fused(model)
-    batch, unseen = run.batch(4, 16), run.batch(4, 16)
-    losses = []
-    with run.open(model, scaler):
-        for step in range(STEPS):
-            with run.autocast():
-                loss = model(batch).float().square().mean()
-            losses.append(learn(run, model, optimizer, scaler, loss))
-            with torch.no_grad():
-                pairs = zip(average.parameters(), model.parameters(), strict=True)
-                for kept, new in pairs:
-                    kept.lerp_(new, 0.1)
-            if step % 4 == 3:
-                model.eval()
-                with torch.inference_mode(), run.autocast():
-                    losses.append(model(unseen).float().mean())
-                    losses.append(average(unseen).float().mean())
-                model.train()
-    return [losses, model, average, optimizer, scaler]
-
-
-class Words(nn.Module):
-    """Tied embeddings, a recurrent layer and attention with an expanded mask."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(16, 8)
-        self.recurrent = nn.RNN(8, 8, batch_first=True)
-        self.hot = Hot()
-        self.head = nn.Linear(8, 16, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        x, _ = self.recurrent(self.embedding(words))
-        x = self.hot(x)
-        mask = torch.ones(1, 1, 6, 6, dtype=torch.bool, device=x.device).tril().expand(2, 2, 6, 6)
-        heads = x.view(2, 6, 2, 4).transpose(1, 2)
-        seen = nn.functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
-        out: torch.Tensor = self.head(seen.transpose(1, 2).reshape(2, 6, 8))
-        return out
-
-
-def words(run: Run) -> list[Any]:
-    """A language model whose first and last layer are one tensor."""
-    torch.manual_seed(0)
-    model, scaler = Words().to(run.place), run.scaler()
-    optimizer = fused(model, run.place)
-    text = torch.randint(16, (2, 7)).to(run.place)
-    losses = []
-    with run.open(model, scaler):
-        for step in range(STEPS):
-            heat(model, run.heat(step))
-            with run.autocast():
-                out = model(text[:, :-1]).float()
-                loss = nn.functional.cross_entropy(out.reshape(-1, 16), text[:, 1:].reshape(-1))
             losses.append(learn(run, model, optimizer, scaler, loss))
     return [losses, model, optimizer, scaler]
 
@@ -416,8 +250,7 @@ def in_backward(run: Run) -> list[Any]:
     batch = run.batch(4, 16)
     losses = []
     with run.open(model):
-        for step in range(STEPS):
-            heat(model, run.heat(step))
+        for _step in range(STEPS):
             with run.autocast(torch.bfloat16):
                 loss = model(batch).float().square().mean()
             loss.backward()
@@ -502,158 +335,23 @@ def sharded(run: Run) -> list[Any]:
     return [losses, model, optimizer, scaler]
 
 
-def stepped_on_the_host(run: Run) -> list[Any]:
-    """Weights and state of the optimizer are on the host; gradients go there, weights come back."""
-    model, scaler = layers(run.place), run.scaler()
-    masters = [p.detach().cpu().pin_memory() for p in model.parameters()]
-    optimizer = torch.optim.AdamW(masters, foreach=False)
-    batch = run.batch(4, 16)
-    losses = []
-    with run.open(model, scaler, optimizer=optimizer):
-        for _ in range(STEPS):
-            with run.autocast():
-                loss = model(batch).float().square().mean()
-            scaler.scale(loss).backward()
-            scale = scaler.get_scale()
-            for master, parameter in zip(masters, model.parameters(), strict=True):
-                assert parameter.grad is not None
-                master.grad = parameter.grad.cpu() / scale
-                parameter.grad = None
-            optimizer.step()
-            with torch.no_grad():
-                for master, parameter in zip(masters, model.parameters(), strict=True):
-                    parameter.copy_(master)
-            losses.append(loss.detach())
-    return [losses, model, optimizer, scaler]
-
-
-def captured_again_and_again(run: Run) -> list[Any]:
-    """A step is captured, replayed between eager steps, and captured anew; values are on their way."""
-    model, scaler = layers(run.place), run.scaler()
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True, capturable=True)
-    batch = run.batch(4, 16)
-    losses, nodes = [], []
-
-    def step() -> None:
-        with run.autocast():
-            loss = model(batch).float().square().mean()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(loss.detach())
-
-    with run.open(model, scaler):
-        for _ in range(3):
-            for _ in range(3):
-                step()
-                optimizer.zero_grad(set_to_none=True)
-            graph, evaluation = Graph(), Graph()
-            with played.graph(graph):
-                step()
-            with played.graph(evaluation), torch.no_grad():
-                out = model(batch)
-            for _ in range(4):
-                batch.mul_(1.01)
-                graph.replay()
-                evaluation.replay()
-                losses.append(out.clone())
-            optimizer.zero_grad(set_to_none=True)
-            nodes.append([graph.nodes, evaluation.nodes])
-    return [losses, nodes, model, optimizer, scaler]
-
-
-def reopened(run: Run) -> list[Any]:
-    """Monitors one after another; the model is copied and pickled while it is watched."""
-    model, scaler = layers(run.place), run.scaler()
-    optimizer = fused(model)
-    batch = run.batch(4, 16)
-    losses, copies = [], []
-    for _ in range(4):
-        with run.open(model, scaler):
-            for _ in range(3):
-                with run.autocast():
-                    loss = model(batch).float().square().mean()
-                losses.append(learn(run, model, optimizer, scaler, loss))
-            twin = copy.deepcopy(model)
-            file = io.BytesIO()
-            torch.save(model.state_dict(), file)
-            file.seek(0)
-            twin.load_state_dict(torch.load(file, map_location="cpu"))
-            whole = io.BytesIO()
-            torch.save(copy.deepcopy(model).cpu(), whole)
-            whole.seek(0)
-            again = torch.load(whole, weights_only=False).to(run.place)
-            with run.autocast():
-                copies.append((twin(batch) - again(batch)).float())
-        with run.autocast():
-            loss = model(batch).float().square().mean()
-        losses.append(learn(run, model, optimizer, scaler, loss))
-    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    return [losses, copies, model, optimizer, scaler, hooks]
-
-
-def moved(run: Run, *, swaps: bool = False) -> list[Any]:
+def moved(run: Run) -> list[Any]:
     """The model goes to the other device and back between two steps."""
     model, scaler = layers(run.place), run.scaler()
     batch = run.batch(4, 16)
     losses = []
-    torch.__future__.set_swap_module_params_on_conversion(value=swaps)
-    try:
-        with run.open(model, scaler):
-            for place in ("played:0", "played:1", "played:0"):
-                model.zero_grad()
-                model.to(place)
-                scaler = run.scaler() if place != "played:0" else scaler
-                optimizer = fused(model)
-                for _ in range(5):
-                    with run.autocast():
-                        loss = model(batch.to(place)).float().square().mean()
-                    losses.append(learn(run, model, optimizer, scaler, loss))
-                del loss, optimizer  # what refers to a parameter keeps it from being swapped
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(value=False)
+    with run.open(model, scaler):
+        for place in ("played:0", "played:1", "played:0"):
+            model.zero_grad()
+            model.to(place)
+            scaler = run.scaler() if place != "played:0" else scaler
+            optimizer = fused(model)
+            for _ in range(5):
+                with run.autocast():
+                    loss = model(batch.to(place)).float().square().mean()
+                losses.append(learn(run, model, optimizer, scaler, loss))
+            del loss, optimizer
     return [losses, model, scaler]
-
-
-def swapped(run: Run) -> list[Any]:
-    """The model goes to the other device, and its parameters stay the same objects."""
-    return moved(run, swaps=True)
-
-
-def closed_in_a_step(run: Run) -> list[Any]:
-    """The monitor goes after forward, in backward, before the step, and in the middle of forward."""
-    model, scaler = layers(run.place), run.scaler()
-    optimizer = fused(model)
-    batch = run.batch(4, 16)
-    losses = []
-    for where in ("forward", "backward", "step", "inside", "optimizer"):
-        watch = run.open(model, scaler)
-
-        def close(*_: Any, watch: Any = watch) -> None:
-            watch.__exit__(None, None, None)
-
-        for last in (False, False, True):
-            handles: list[Any] = []
-            if last and where == "inside":
-                handles.append(model[2].register_forward_hook(close))
-            if last and where == "backward":
-                handles.append(model[0].weight.register_hook(close))
-            if last and where == "optimizer":
-                handles.append(optimizer.register_step_pre_hook(close))
-            with run.autocast():
-                loss = model(batch).float().square().mean()
-            if last and where == "forward":
-                close()
-            scaler.scale(loss).backward()
-            if last and where == "step":
-                close()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            losses.append(loss.detach())
-            for handle in handles:
-                handle.remove()
-    return [losses, model, optimizer, scaler]
 
 
 def interrupted(run: Run) -> list[Any]:
@@ -763,50 +461,26 @@ def changing(run: Run) -> list[Any]:
 
 
 PROGRAMS: tuple[Callable[[Run], list[Any]], ...] = (
-    accumulated,
-    adversaries,
     on_a_side_stream,
     replicated,
     recomputed,
     recomputed_reentrant,
     offloaded,
-    under_a_mode,
-    averaged,
-    words,
     in_backward,
     reduced,
     sharded,
-    stepped_on_the_host,
-    captured_again_and_again,
-    reopened,
     moved,
-    swapped,
-    closed_in_a_step,
     interrupted,
     elsewhere,
     out_of_memory,
     changing,
 )
 
-IN_SHORT = (
-    averaged,
-    elsewhere,
-    recomputed,
-    recomputed_reentrant,
-    stepped_on_the_host,
-    under_a_mode,
-    words,
-)
+IN_SHORT = (elsewhere, recomputed, recomputed_reentrant)
 """Programs that differ in their ops alone, all of which are looked at in `deep`."""
 
 AT_COMMITS = ((on_a_side_stream, "deep"), (interrupted, "standard"))
 """Of the programs and levels those in which the device has most to punish."""
-
-PLANTED = (recomputed, offloaded)
-"""Programs in which something breaks, and is found as soon as on the host."""
-
-LATE = (accumulated, recomputed_reentrant, words, in_backward)
-"""As well, at `deep`. At `standard` weights are looked at once something was found, which is later."""
 
 
 def done(program: Callable[[Run], list[Any]], run: Run) -> tuple[list[Any], list[Any]]:
@@ -850,32 +524,3 @@ def test_a_program_is_what_it_is_without_us(
     assert device.faults == []
     assert [report for report in reports if "switched off" in report] == []
     assert run.watches
-
-
-def told(findings: Sequence[Finding]) -> list[tuple[str, str, str, int]]:
-    """Return what findings say, without what the speed of a machine decides."""
-    graver = [f for f in findings if f.severity != "info"]
-    return sorted((f.kind, f.where, f.op, f.first_step) for f in graver)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("program", "level"),
-    [
-        *((program, level) for program in PLANTED for level in ("standard", "deep")),
-        *((program, "deep") for program in LATE),
-    ],
-)
-def test_what_breaks_is_found_as_on_the_host(
-    device: Machine, program: Callable[[Run], list[Any]], level: str
-) -> None:
-    """Kind, module, op and step, in programs whose ops run in threads and twice."""
-    found = []
-    for place in ("cpu", DEVICE):
-        run = Run(level, place, breaks=True)
-        _, waits = done(program, run)
-        found.append(told([f for watch in run.watches for f in watch.findings]))
-        assert [wait for wait in waits if wait.is_ours] == []
-
-    assert found[1] == found[0]
-    assert found[0]

@@ -161,21 +161,6 @@ def test_a_kernel_that_cannot_be_compiled_stops_no_training(
         assert sentence in report
 
 
-def test_a_device_that_pins_nothing_stops_no_training(device: Machine) -> None:
-    """What has to be pinned is little; where even that fails steps are counted, and the report says why."""
-    training = Training("fused")
-    device.waits.clear()
-    device.refuses_to_pin = lambda _nbytes: True
-    with ampwatch.monitor(training.model, training.scaler, serve=False) as watch:
-        training.run()
-    report = " ".join(watch.report().split())
-
-    assert watch.last_step.step == len(BREAKS) - 1
-    assert "switched off" not in report
-    assert "values of devices are not read: no memory could be pinned" in report
-    assert device.waits == []
-
-
 @pytest.mark.parametrize("level", ["standard", "deep"])
 def test_memory_that_is_short_costs_samples_and_nothing_else(device: Machine, level: str) -> None:
     """Each allocation of ours fails for a while: the training has the same bits, and is seen again."""

@@ -155,10 +155,6 @@ PLANTED: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]],
         _capture(test_captures.unscaled, "standard", scaled=False, has_stepped=True),
     ),
     (
-        steps_are_heard_in_a_capture,
-        _capture(test_captures.whole, "light", scaled=True, has_stepped=True),
-    ),
-    (
         events_are_asked_in_a_capture,
         lambda device, **_: test_captures.test_events_are_not_asked_while_a_graph_is_captured(
             device
@@ -173,12 +169,6 @@ PLANTED: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]],
     (
         what_is_expanded_is_copied,
         lambda device, **_: test_places.test_what_is_expanded_is_not_copied(device, "deep"),
-    ),
-    (
-        the_device_is_read_once,
-        lambda device, monkeypatch, caplog: (
-            test_places.test_a_training_without_a_model_is_found_by_its_optimizer()
-        ),
     ),
     (
         the_device_is_read_once,

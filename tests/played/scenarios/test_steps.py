@@ -93,16 +93,6 @@ def test_the_verdict_of_a_fused_optimizer_comes_late(device: Machine) -> None:
 
 
 @pytest.mark.nightly
-def test_without_a_fused_optimizer_the_verdict_is_there_at_once() -> None:
-    """The scheduler recipe is exact on a device as well."""
-    training = Training("foreach")
-    with ampwatch.monitor(training.model, training.scaler, serve=False) as watch:
-        for factor in BREAKS:
-            training.step(factor)
-            assert watch.last_step.skipped == math.isinf(factor)
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_device_far_behind_drops_observations_and_recovers(device: Machine, level: str) -> None:
     """They are counted, and never waited for."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tools.preview.events import Annotation, events
-from tools.preview.frames import Frame, frames, legend
+from tools.preview.frames import Frame, frames
 from tools.preview.intervals import Interval, TimeSpan
 from tools.preview.prometheus import Series
 from tools.preview.questions import Question
@@ -47,32 +47,6 @@ def test_a_series_becomes_a_frame_with_the_name_of_its_legend() -> None:
     }
 
 
-@pytest.mark.parametrize("pattern", ["", "__auto"])
-def test_without_a_legend_a_series_is_called_by_what_tells_it_apart(pattern: str) -> None:
-    """Labels that all have are left out; a single one has all of its labels."""
-    labels = {"__name__": "up", "job": "a", "rank": "0"}
-    beside = [Series(labels, []), Series({**labels, "rank": "1"}, [])]
-
-    assert legend(pattern, labels, beside) == 'up{rank="0"}'
-    assert legend(pattern, labels, beside[:1]) == 'up{job="a", rank="0"}'
-
-
-def test_a_table_has_a_column_per_label_and_one_of_values() -> None:
-    """Which is called after the query if the panel has several."""
-    answer = [series(4.0, run="gpt"), series(2.0, run="bert", rank="0")]
-
-    (alone,) = frames(question(format="table"), answer, alone=True)
-    (beside,) = table("B", *answer)
-
-    assert content(alone) == {
-        "Time": [0.0, 0.0],
-        "run": ["gpt", "bert"],
-        "rank": [None, "0"],
-        "Value": [4.0, 2.0],
-    }
-    assert beside.names[-1] == "Value #B"
-
-
 def test_buckets_of_a_heatmap_are_counts_between_their_bounds() -> None:
     """Prometheus counts from below; the bounds come in any order."""
     answer = [series(9.0, 9.0, le="+Inf"), series(1.0, 2.0, le="0.5"), series(5.0, 8.0, le="16.0")]
@@ -100,17 +74,6 @@ def test_merged_tables_have_a_row_for_each_set_of_labels() -> None:
         "Value #A": [4.0, 2.0, None],
         "Value #B": [0.0, None, 1.0],
     }
-
-
-def test_rows_that_contradict_each_other_are_not_merged() -> None:
-    """A label that only one of the queries has makes several rows of one."""
-    steps = table("A", series(4.0, run="gpt"))
-    kinds = table("B", series(1.0, run="gpt", kind="nan"), series(2.0, run="gpt", kind="inf"))
-
-    (frame,) = transformed(steps + kinds, [{"id": "merge", "options": {}}])
-
-    assert content(frame)["kind"] == ["nan", "inf"]
-    assert content(frame)["Value #A"] == [4.0, None]
 
 
 def test_organized_fields_are_left_out_put_in_order_and_renamed() -> None:

@@ -12,7 +12,6 @@ from tools.preview.axes import axis_of
 from tools.preview.fields import FieldLook, looks
 from tools.preview.frames import NUMBER, Field
 from tools.preview.grid import boxes
-from tools.preview.panel import reduced
 
 pytestmark = pytest.mark.nightly
 
@@ -47,15 +46,6 @@ def test_a_value_has_the_colour_of_the_highest_threshold_that_it_reaches() -> No
     assert colours == [GREEN, GREEN, ORANGE, ORANGE, RED, RED]
 
 
-def test_series_of_a_palette_are_kept_apart() -> None:
-    """By their place among the numbers; times do not count."""
-    fields = [("Time", Field("Time", "time", [])), *((n, Field(n, NUMBER, [])) for n in "abc")]
-
-    _, *found = looks({"defaults": {"color": {"mode": "palette-classic"}}}, fields)
-
-    assert len({shown.colour(1.0) for shown in found}) == 3
-
-
 def test_a_mapping_gives_a_word_and_a_colour() -> None:
     """By the number as it is written without decimals, or by where it lies."""
     near = {
@@ -77,21 +67,6 @@ def test_a_mapping_gives_a_word_and_a_colour() -> None:
     assert shown.colour(1.0) == RED
 
 
-def test_a_span_may_have_no_upper_end() -> None:
-    """As Grafana takes a range mapping without one."""
-    open_end = {"type": "range", "options": {"from": 300, "result": {"text": "all zero"}}}
-    shown = look(mappings=[open_end], unit="none", decimals=1)
-
-    assert [shown.text(v) for v in (24.0, 300.0, 1e9)] == ["24.0", "all zero", "all zero"]
-
-
-def test_a_cell_without_a_value_says_what_the_panel_says() -> None:
-    """NaN is a value."""
-    shown = look(noValue="never", unit="s")
-
-    assert [shown.text(v) for v in (None, math.nan, 2.0)] == ["never", "NaN", "2 s"]
-
-
 def test_overrides_apply_to_the_fields_that_they_match() -> None:
     """By name or by regular expression, the later one wins, parts of custom options too."""
     overrides = (
@@ -104,61 +79,6 @@ def test_overrides_apply_to_the_fields_that_they_match() -> None:
 
     assert shown.options["unit"] == "s"
     assert shown.custom == {"align": "auto", "width": 90, "hideFrom": {"viz": True}}
-
-
-@pytest.mark.parametrize(
-    ("calculation", "value"),
-    [("lastNotNull", 3.0), ("min", 1.0), ("max", 5.0), ("mean", 3.0), ("sum", 9.0)],
-)
-def test_calculations_leave_out_what_is_missing(calculation: str, value: float) -> None:
-    """Neither gaps nor NaN count."""
-    assert reduced([None, 1.0, 5.0, math.nan, 3.0, None], calculation) == value
-    assert reduced([None, math.nan], calculation) is None
-
-
-def test_an_axis_has_round_ticks_in_its_unit() -> None:
-    """From zero, unless the values are far from it."""
-    axis = axis_of(look(unit="percentunit"))
-    axis.reach([0.0, 0.44])
-
-    assert axis.layout(0)["ticktext"] == ["0%", "10%", "20%", "30%", "40%"]
-    assert axis.span()[0] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("limits", "span"),
-    [
-        ({}, (-1.0, 1.0)),
-        ({"min": 0}, (0.0, 1.0)),
-        ({"custom": {"axisSoftMax": 0.5}}, (0.0, 0.5)),
-        ({"custom": {"axisSoftMin": 0, "axisSoftMax": 8}}, (0.0, 8.0)),
-    ],
-    ids=["none", "minimum", "soft maximum", "soft limits"],
-)
-def test_nothing_but_zeros_lies_where_the_limits_say(
-    limits: dict[str, Any], span: tuple[float, float]
-) -> None:
-    """Without a limit it is in the middle of an axis, as if it could be negative."""
-    axis = axis_of(look(unit="none", **limits))
-    axis.reach([0.0, 0.0])
-
-    low, high = axis.span()
-
-    room = 0.05 * (span[1] - span[0])
-    assert span[0] - room <= low <= span[0]
-    assert span[1] <= high <= span[1] + room
-
-
-def test_a_soft_limit_gives_way_to_the_values() -> None:
-    """It moves the other end of the axis by nothing."""
-    axis = axis_of(look(unit="none", custom={"axisSoftMin": 1.0, "axisSoftMax": 3.0}))
-    axis.reach([2.0, 4.0])
-    free = axis_of(look(unit="none", custom={"axisSoftMax": 0.01}))
-    free.reach([2.5, 4.0])
-
-    assert axis.span()[0] <= 1.0
-    assert axis.span()[1] >= 4.0
-    assert 2.0 < free.span()[0] <= 2.5
 
 
 def test_a_logarithmic_axis_has_ticks_at_powers_of_two() -> None:
@@ -189,17 +109,3 @@ def test_a_folded_row_hides_its_panels_until_it_is_opened() -> None:
     assert placed(unfolded=False) == folded | {"Last": (0, 5), "Below": (0, 6)}
     opened = {"Inside": (0, 5), "Beside": (12, 5), "Last": (0, 13), "Below": (0, 14)}
     assert placed(unfolded=True) == folded | opened
-
-
-def test_panels_of_one_row_fill_the_sheet_with_gaps_between_them() -> None:
-    """Three of eight columns each: the last one ends where the sheet does."""
-    dashboard = board(*(panel("stat", f"{i}", (8 * i, 0, 8, 4)) for i in range(3)))
-
-    edges = [
-        (left, left + width)
-        for left, _, width, _ in (b.pixels(1600) for b in boxes(dashboard, unfolded=False))
-    ]
-
-    assert edges[0][0] == 0.0
-    assert edges[2][1] == pytest.approx(1600)
-    assert edges[1][0] - edges[0][1] == pytest.approx(8)

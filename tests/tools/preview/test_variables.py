@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.dashboards.board import board
 from tools.preview.intervals import TimeSpan, interval, seconds
-from tools.preview.variables import Choices, Variable, variables
+from tools.preview.variables import Choices, Variable
 
 pytestmark = pytest.mark.nightly
 
@@ -47,30 +46,6 @@ def test_every_way_to_write_a_variable_is_known_and_others_stay() -> None:
     assert asked(text, run=["a", "b"]) == "(a|b) (a|b) (a|b) a,b a|b a,b $other [60s]"
 
 
-def test_a_title_has_the_words_that_the_user_reads() -> None:
-    """All of them are called All."""
-    choices = Choices({"run": RUN})
-    assert choices.in_text("Loss of $run", {}) == "Loss of All"
-    choices.chosen["run"] = ["a", "b"]
-    assert choices.in_text("Loss of ${run}", {}) == "Loss of a + b"
-
-
-def test_values_are_picked_by_the_regular_expression_of_the_variable() -> None:
-    """The first group of the pattern, sorted, each once."""
-    variable = Variable("gpu", "query", regex='/gpu="(\\d+)"/')
-
-    assert variable.values(['x{gpu="3"} 1', 'x{gpu="1"} 1', 'x{gpu="3"} 2', "none"]) == ["1", "3"]
-
-
-def test_the_variables_of_a_dashboard_keep_their_order_and_queries() -> None:
-    """A query may be text or an object with one."""
-    found = variables(board())
-
-    assert [v.name for v in found] == ["datasource", "job", "instance", "run", "rank", "Filters"]
-    assert found[1].query == "label_values(ampwatch_build_info, job)"
-    assert (found[1].label, found[1].multi, found[1].all_value) == ("Job", True, ".+")
-
-
 @pytest.mark.parametrize(
     ("hours", "points", "step", "rate"),
     [
@@ -89,25 +64,6 @@ def test_a_rate_interval_has_four_scrapes_at_least(
     assert (found.step, found.rate) == (step, rate)
     assert found.values()["__rate_interval"] == f"{rate}s"
     assert found.values()["__range_s"] == f"{3600 * hours}"
-
-
-def test_a_panel_and_a_query_may_want_a_coarser_step() -> None:
-    """That of a query stands for the scrape interval, so that its rates look further back."""
-    span = TimeSpan(0.0, 3600.0, 15.0)
-
-    panel = interval(span, 1600, of_panel=seconds("1m"))
-    query = interval(span, 1600, of_query=seconds("1m"))
-
-    assert (panel.step, panel.rate) == (60, 75)
-    assert (query.step, query.rate) == (60, 240)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("15s", 15), ("500ms", 0.5), ("1m", 60), ("2h", 7200), ("1d", 86400)]
-)
-def test_durations_are_read(text: str, value: float) -> None:
-    """Durations as PromQL and Grafana write them."""
-    assert seconds(text) == value
 
 
 def test_a_duration_that_is_none_is_refused_in_words() -> None:

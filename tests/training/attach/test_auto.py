@@ -87,25 +87,6 @@ def test_an_iteration_that_begins_with_zero_grad_is_seen_from_the_first_on(
     assert watch._diagnosis.iterations == 1
 
 
-def test_findings_are_those_of_a_monitor_by_hand(attacher: Attacher) -> None:
-    """With the same steps and places."""
-    run = zeroing_first(build("fp16-foreach"))
-    run.steps, run.poison = 40, tuple(range(28, 40))
-    run.loop()
-    (watch,) = attacher.watches
-    attacher.remove()
-    watch.close()
-    by_hand = build("fp16-foreach")
-    by_hand.steps, by_hand.poison = run.steps, run.poison
-    with ampwatch.monitor(by_hand.models, by_hand.scaler, serve=False) as asked:
-        by_hand.loop()
-
-    assert any(f.severity.value == "critical" for f in watch.findings)
-    assert [(f.key, f.first_step) for f in watch.findings] == [
-        (f.key, f.first_step) for f in asked.findings
-    ]
-
-
 def test_two_scalers_are_two_monitors_that_do_not_mistake_each_other(attacher: Attacher) -> None:
     """A GAN has one for each player, and each player has its own optimizer."""
     torch.manual_seed(0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -15,7 +12,6 @@ from ampwatch.training import said
 from ampwatch.training.attach.last_word import MAX_SECONDS, LastWord
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import Finding, RunState, Severity
-from tests.host.daemon.parts import ROOT
 from tests.workshop.records import identity
 
 if TYPE_CHECKING:
@@ -157,64 +153,3 @@ def test_ranks_that_cannot_agree_each_print_theirs(own_places: Path, job: Job) -
 
     assert "rank 0, on node" in job.texts[0]
     assert "rank 1, on node" in job.texts[1]
-
-
-UNDER_AMPWATCH = (sys.executable, "-m", "ampwatch", "run", "--no-serve", "--run", "gpt")
-
-PROGRAM = """
-import os, signal, torch
-torch.set_num_threads(1)
-rank = int(os.environ["RANK"])
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(model.parameters())
-scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-for i in range(16):
-    optimizer.zero_grad()
-    with torch.autocast("cpu", dtype=torch.float16):
-        loss = model(torch.ones(4, 8)).float().mean()
-    scaler.scale(loss * (float("inf") if i > 6 else 1.0)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-print("done", flush=True)
-input()
-if rank == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.nightly
-def test_when_the_lowest_rank_is_killed_the_next_one_speaks(own_places: Path) -> None:
-    """Without a daemon, in real processes under `ampwatch run`."""
-    ranks = [
-        subprocess.Popen(
-            [*UNDER_AMPWATCH, sys.executable, "-c", PROGRAM],
-            env=os.environ
-            | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "3"}
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(3)
-    ]
-    for rank in ranks:
-        assert rank.stdout is not None
-        assert rank.stdout.readline() == "done\n"
-    told = [ranks[0].communicate("\n", timeout=120)[1]]
-    for rank in ranks[1:]:
-        assert rank.stdin is not None
-        rank.stdin.write("\n")
-        rank.stdin.flush()
-    told += [rank.communicate(timeout=120)[1] for rank in ranks[1:]]
-
-    everything = "".join(told)
-    assert everything.count("ampwatch report: ") == 1
-    assert "rank 0, on " in everything
-    assert everything.count("CRITICAL  scale_collapse") == 1
-    # Of two that end more than a second apart, as on a busy machine, the first speaks for itself and
-    # for the one that is gone; the other has nothing to add.
-    together = "ampwatch report: run gpt, 3 of 3 ranks\n" in everything
-    assert together or "ampwatch report: run gpt, 2 of 3 ranks\n" in everything
-    assert ("ranks 1-2" in everything) == together
-    assert list((own_places / "rings").iterdir()) == []

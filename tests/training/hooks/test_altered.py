@@ -11,9 +11,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 import ampwatch
-from ampwatch.training.hooks import taps
 from ampwatch.training.hooks.events import AlteredCalled
-from ampwatch.training.hooks.places import ALTERED_FUNCTIONS, ALTERED_NORMS
 from ampwatch.training.hooks.sensor import Sensor
 from tests.training.bench import Bench
 from tests.training.sensors.tracing import Traced
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
 MATRIX = torch.linspace(-1.0, 1.0, 48, dtype=torch.float64).sin().reshape(8, 6).float()
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 """PyTorch scripts its rules for forward-mode AD at the first use."""
-
-SQUARE = MATRIX[:6] @ MATRIX[:6].T + torch.eye(6)
 
 
 def _named(name: str, module: Any = torch.linalg) -> Callable[[torch.Tensor], Any]:
@@ -103,13 +99,6 @@ def test_results_are_the_same_bits_as_without(name: str, level: str) -> None:
     assert _train(CALLS[name], level) == _train(CALLS[name], None)
 
 
-def _functions() -> dict[Any, Any]:
-    return {
-        (module, name): getattr(module, name)
-        for module, name in (*ALTERED_FUNCTIONS, *ALTERED_NORMS)
-    }
-
-
 class Hearing(Sensor):
     """Hears of the calls, from ``with`` to its end."""
 
@@ -156,21 +145,6 @@ def test_norms_that_need_no_singular_values_are_nothing(heard: list[str]) -> Non
     torch.linalg.vector_norm(MATRIX)
 
     assert heard == []
-
-
-def test_the_functions_themselves_are_back_afterwards() -> None:
-    """By identity, also after two of them that were removed in either order."""
-    before = _functions()
-    one, two = Hearing(), Hearing()
-    one.__enter__()
-    two.__enter__()
-    during = _functions()
-    one.__exit__()
-    two.__exit__()
-
-    assert all(during[name] is not before[name] for name in before)
-    assert all(_functions()[name] is before[name] for name in before)
-    assert not taps._taps
 
 
 def test_a_call_ends_the_iteration_and_the_counting_but_not_the_births() -> None:

@@ -154,17 +154,3 @@ def test_a_graph_is_gone_once_its_backward_has_raised(level: str, in_region: boo
         del held
         gc.collect()
         assert seen() is None
-
-
-def test_a_training_is_heard_after_a_backward_has_raised_in_another_thread() -> None:
-    """Steps around the scaler are told of as if nothing had been."""
-    model = nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    with ampwatch.monitor(model, scaler, optimizer=optimizer, serve=False) as monitor:
-        in_a_thread(fails)
-        for _ in range(3):
-            scaler.scale(model(torch.ones(2, 3)).sum()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    assert "unscaled_step" in [finding.kind for finding in monitor.findings]

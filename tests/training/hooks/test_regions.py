@@ -136,30 +136,3 @@ def test_the_region_of_a_custom_function_is_told_from_the_users_own(regions: Reg
             seen.append(regions.here()[-1])
 
     assert [(r.enabled, r.by_function) for r in seen] == [(False, True), (False, False)]
-
-
-@pytest.mark.nightly
-def test_many_threads_enter_and_leave_at_once(regions: Regions) -> None:
-    """None of them is missed."""
-    wrong: list[Any] = []
-    start = threading.Barrier(4)
-
-    def enter(dtype: torch.dtype) -> None:
-        start.wait(60)
-        for _ in range(300):
-            with torch.autocast("cpu", dtype=dtype):
-                names = [r.dtype for r in regions.here()]
-                wrong.extend([names] if names != [str(dtype).removeprefix("torch.")] else [])
-            wrong.extend(regions.here())
-
-    threads = [
-        threading.Thread(target=enter, args=(dtype,))
-        for dtype in (torch.float16, torch.bfloat16) * 2
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert wrong == []
-    assert regions._of_thread == {}

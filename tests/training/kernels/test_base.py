@@ -45,16 +45,6 @@ def test_every_pattern_is_counted_as_by_the_reference(kernel: Kernel, dtype: str
     assert oracle.measured(kernel, [tensor, backwards]) == [expected, expected]
 
 
-@small_dtypes
-def test_every_pattern_is_counted_in_a_tensor_of_its_own(kernel: Kernel, dtype: str) -> None:
-    """One element, nothing beside it that could hide a mistake."""
-    tensor = oracle.all_patterns(dtype)
-    step = 1 if tensor.numel() == 256 else 61
-    pieces = list(tensor[::step].split(1))
-
-    assert oracle.measured(kernel, pieces) == [oracle.histogram(oracle.values(p)) for p in pieces]
-
-
 def _integer(dtype: str) -> torch.dtype:
     return torch.uint8 if dtype in oracle.FLOAT8 else torch.int16
 
@@ -136,18 +126,6 @@ def test_parameters_are_measured_and_stay_out_of_autograd(kernel: Kernel) -> Non
     assert parameter._version == version
 
 
-def test_rows_are_used_again_without_leftovers(kernel: Kernel) -> None:
-    """The second list is shorter and its tensors have other exponents."""
-    rows = torch.full((3, ROW_WORDS), oracle.GARBAGE, dtype=torch.int32)
-    kernel.measure([torch.full((9,), 1e30), torch.full((9,), float("nan"))], rows)
-    kernel.measure([torch.full((5,), 1e-30)], rows)
-
-    assert (
-        bytes(rows[0].view(torch.uint8).tolist())
-        == oracle.rows_of(kernel, [torch.full((5,), 1e-30)])[0]
-    )
-
-
 def test_a_closed_gate_leaves_rows_of_zero_words(kernel: Kernel) -> None:
     """An open one changes nothing."""
     rows = torch.full((2, ROW_WORDS), oracle.GARBAGE, dtype=torch.int32)
@@ -203,30 +181,6 @@ def test_each_piece_has_its_own_stride(kernel: Kernel) -> None:
     assert whole == reference.histogram(tensor)
     assert part == _expected_subsample(tensor, 4)
     assert part.is_subsample
-
-
-def test_an_infinity_in_a_block_that_is_left_out_is_counted(kernel: Kernel) -> None:
-    """The largest magnitude beside it is exact as well."""
-    tensor = torch.ones(2 * BLOCK)
-    tensor[BLOCK + 5 : BLOCK + 8] = torch.tensor([float("inf"), float("nan"), 77.0])
-
-    (histogram,) = oracle.measured(kernel, [tensor], stride=[2])
-
-    assert (histogram.infs, histogram.nans, histogram.amax) == (1, 1, 77.0)
-    assert histogram.by_exponent() == {0: BLOCK}
-
-
-def test_at_most_2_to_the_minus_25_is_what_a_cast_to_float16_flushes(kernel: Kernel) -> None:
-    """Element for element: underflow is known exactly, the tie at 2**-25 included."""
-    random = torch.Generator().manual_seed(7)
-    tensor = torch.exp2(40 * torch.rand(50_000, generator=random) - 45)
-    tensor[:100] = 2.0**-25
-    tensor[100:200] = torch.nextafter(torch.tensor(2.0**-25), torch.tensor(1.0))
-    flushed = int((tensor.to(torch.float16) == 0).sum())
-
-    (histogram,) = oracle.measured(kernel, [tensor])
-
-    assert 100 <= flushed == histogram.at_most(-25)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

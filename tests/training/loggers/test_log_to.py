@@ -159,21 +159,12 @@ def test_exponents_of_each_module_come_where_they_are_asked_for() -> None:
     assert any(len(counts) == len(modules) for counts in by_step.values())
 
 
-@pytest.mark.parametrize(
-    ("recipe", "level"),
-    [
-        ("fp16-foreach", "deep"),
-        pytest.param("fp16-foreach", "light", marks=pytest.mark.rotating),
-        pytest.param("two-optimizers", "deep", marks=pytest.mark.rotating),
-        pytest.param("bf16-without-scaler", "deep", marks=pytest.mark.rotating),
-    ],
-)
-def test_training_is_bit_for_bit_the_same(recipe: str, level: str) -> None:
-    bare = build(recipe)
+def test_training_is_bit_for_bit_the_same() -> None:
+    bare = build("two-optimizers")
     bare.loop()
 
-    watched = build(recipe)
-    with ampwatch.monitor(watched.models, watched.scaler, level=level, serve=False) as watch:
+    watched = build("two-optimizers")
+    with ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False) as watch:
         watch.log_to(Writer(), every=1, by_module=True)
         watch.log_to(WandbRun(), every=2)
         watched.loop()

@@ -11,7 +11,7 @@ import pytest
 
 from ampwatch.errors import SettingsError
 from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
-from ampwatch.training.loggers.sinks import ClosedError, raw_histogram, recognised
+from ampwatch.training.loggers.sinks import raw_histogram, recognised
 from ampwatch.wire.records import Severity
 from tests.training.loggers.fakes import Mlflow, MlflowClient, WandbRun, Writer
 
@@ -68,17 +68,6 @@ def test_a_histogram_of_exponents_is_one_of_logarithms() -> None:
         "bucket_limits": [-3.0, -2.0, -1.0],
         "bucket_counts": [1, 0, 4],
     }
-
-
-def test_a_closed_writer_is_not_written_to() -> None:
-    """It would begin another file without a word."""
-    writer = Writer()
-    sink = recognised(writer)
-    writer.close()
-
-    with pytest.raises(ClosedError, match="it is closed; close the monitor before it"):
-        sink.log(POINT)
-    assert writer.scalars == []
 
 
 def test_a_run_of_wandb_keeps_its_own_rows() -> None:

@@ -218,15 +218,6 @@ def test_of_an_amd_gpu_only_the_name_is_a_fact(
     assert "this is AMD Instinct MI300X" in peaks_of(gpu_facts(device)).reason
 
 
-@pytest.mark.parametrize("device", [Properties()], indirect=True)
-def test_the_setting_wins_over_what_was_derived(device: torch.device) -> None:
-    """Of one dtype; the others stay."""
-    found = machine_of(device, Settings.resolve({"peak_flops": "float16=1e15"}, {}))
-
-    assert found.peak_flops["float16"] == 1e15
-    assert found.peak_flops["bfloat16"] == pytest.approx(989e12, rel=0.01)
-
-
 def test_a_cpu_and_no_device_have_no_facts_of_a_gpu() -> None:
     """Without a GPU there is no compute capability."""
     for device in (torch.device("cpu"), None):

@@ -37,26 +37,6 @@ def run(call: Callable[[], Any]) -> Counted:
     return counted
 
 
-def test_attention_computes_in_the_dtype_of_its_queries_also_in_backward() -> None:
-    """The logarithms of sums that backward is given are float32."""
-    q = torch.randn(2, 4, 16, 8, dtype=torch.bfloat16, requires_grad=True)
-
-    class Attention(nn.Module):
-        def forward(self) -> torch.Tensor:
-            return nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
-
-    model = Attention()
-    with Counted(model) as counted:
-        model().float().sum().backward()
-
-    attention = {k: t for k, t in counted.tallies if k.kind is OpKind.ATTENTION}
-    assert {(k.phase, k.dtype) for k in attention} == {
-        (Phase.FORWARD, "bfloat16"),
-        (Phase.BACKWARD, "bfloat16"),
-    }
-    assert all(t.flops == t.tensor_flops > 0 for t in attention.values())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}])
 def test_ops_dtypes_and_casts_are_those_of_an_independent_log(

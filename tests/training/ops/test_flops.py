@@ -137,6 +137,8 @@ def test_attention_on_a_cpu_is_counted_as_its_parts_are(dtype: torch.dtype) -> N
         Phase.FORWARD: 2 * product,
         Phase.BACKWARD: 5 * product,
     }
+    name = str(dtype).removeprefix("torch.")
+    assert counted.by("dtype", "flops", kind=OpKind.ATTENTION) == {name: 7 * product}
 
 
 def _flops(func: Any, *args: Any, out: Any = None, **kwargs: Any) -> int:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.training.ops.mode import OpMode
@@ -78,27 +77,6 @@ def test_modes_of_the_user_may_come_and_go_in_any_order() -> None:
     assert mode.names == ["aten::exp", "aten::log"]
     assert (before.calls, after.calls) == (1, 1)
     assert depth() == 0
-
-
-def test_a_function_mode_of_the_user_sees_what_it_saw() -> None:
-    """A function mode works above the dispatcher, where nothing changes."""
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            seen.append(func.__name__)
-            return func(*args, **(kwargs or {}))
-
-    seen: list[str] = []
-    mode = Noted()
-    mode.put_on()
-    with Functions():
-        torch.ones(2).exp()
-    mode.take_off()
-
-    assert seen == ["ones", "exp"]
-    assert mode.names == ["aten::ones", "aten::exp"]
 
 
 def test_it_is_not_put_on_while_pytorch_traces() -> None:

@@ -7,12 +7,10 @@ import struct
 from dataclasses import asdict, astuple, replace
 from math import inf, nan
 from operator import attrgetter
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import msgpack
 
 from ampwatch.wire.records import (
@@ -220,36 +218,23 @@ def test_packed_numbers_that_no_writer_means_are_refused(wrong: Record) -> None:
         decode(*encode(wrong, LIMIT))
 
 
-def test_numbers_that_are_not_known_are_accepted() -> None:
-    """NaN is how a record says: not known."""
-    assert repr(decode(*encode(NAN_STEP, LIMIT))) == repr(NAN_STEP)
-
-
 @pytest.mark.parametrize(
     ("record", "change"),
     [
         (finding().finding, {"severity": "fatal"}),
-        (finding().finding, {"severity": ["info"]}),
         (finding().finding, {"count": True}),
-        (finding().finding, {"count": 1.5}),
         (finding().finding, {"count": -1}),
         (finding().finding, {"count": 2**63}),
         (finding().finding, {"root": 1}),
         (finding().finding, {"where": None}),
-        (finding().finding, {"evidence": {"a": "1"}}),
         (finding().finding, {"evidence": {"a": True}}),
         (finding().finding, {"evidence": [1.0]}),
         (FACTS, {"facts": {"a": 1}}),
-        (FACTS, {"facts": "a"}),
         (END, {"state": "running"}),
-        (END, {"state": {}}),
-        (END, {"time_ns": "1"}),
         (FAILURE, {"sensor": ""}),
         (FAILURE, {"sensor": "a\nb"}),
         (FAILURE, {"sensor": "s" * 256}),
         (FAILURE, {"errors": -1}),
-        (FAILURE, {"step": None}),
-        (FAILURE, {"message": 1}),
     ],
 )
 def test_fields_of_another_type_are_refused(record: Any, change: dict[str, Any]) -> None:
@@ -279,16 +264,11 @@ def test_more_or_fewer_fields_are_refused() -> None:
     [
         b"",
         b"\xc0",
-        b"\x90",
         b"\x80",
-        b"\xa1a",
         b"[]",
-        b"null",
         b"x\x9c",
         b"\x91" * 15000,
         b"\x81\xa1a" * 3000,
-        b"[" * 15000,
-        b"9" * 15000,
         b"\xdd\xff\xff\xff\xff",
         b"\x93\xdb\xff\xff\xff\xff",
         b"\xc7\xff\x01",
@@ -300,46 +280,6 @@ def test_payloads_of_no_form_are_refused_with_one_error(payload: bytes) -> None:
     for kind in (*RecordKind, 0, 12, 255):
         with pytest.raises(ValueError):  # noqa: PT011 - the messages are Python's own and differ
             decode(kind, payload)
-
-
-plain = (
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5)
-)
-nested = st.recursive(
-    plain,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-)
-
-
-@pytest.mark.nightly
-@given(
-    st.sampled_from([FACTS, finding(), END, FAILURE, sampling(1)]),
-    st.dictionaries(st.integers(0, 14), nested, max_size=3),
-)
-def test_no_value_makes_decoding_raise_anything_but_value_error(
-    record: Record, changes: dict[int, object]
-) -> None:
-    """A hostile writer costs its own records, not the daemon."""
-    kind, payload = encode(record, LIMIT)
-    hostile = msgpack.decode(payload)
-    for place, value in changes.items():
-        hostile[place % len(hostile)] = value
-    try:
-        read = decode(kind, msgpack.encode(hostile))
-    except ValueError:
-        return
-    assert type(read) is type(record)
-    if isinstance(read, FindingRecord):
-        _assert_types(read.finding)
-
-
-def _assert_types(found: Finding) -> None:
-    for name, kind in get_type_hints(Finding).items():
-        assert type(getattr(found, name)) is (get_origin(kind) or kind)
-    assert all(type(v) is float for v in found.evidence.values())
-    repr(found).encode()
 
 
 @pytest.mark.parametrize(

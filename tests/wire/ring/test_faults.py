@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from threading import get_ident
 from types import SimpleNamespace
@@ -282,28 +281,6 @@ except RingError as error:
     assert why in said
     assert "set AMPWATCH_RING_DIR" in said
     assert list(directory.iterdir()) == []
-
-
-def test_a_child_of_fork_does_not_touch_a_ring_that_was_cut(
-    make_writer: MakeWriter, open_reader: OpenReader
-) -> None:
-    """Restoring it is the parent's."""
-    writer = make_writer()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.truncate(writer.path, 0)
-            writer.put(step(1))
-            code = 0 if not writer.trouble and not writer.path.stat().st_size else 2
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    writer.put(step(2))
-    writer.put(step(3))
-
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert open_reader(writer.path).poll() == [step(3)]
 
 
 def test_where_a_sandbox_refuses_the_call_stores_are_plain(

@@ -8,25 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.errors import RingError
 from ampwatch.wire.ring import RingReader, layout
-from ampwatch.wire.ring.encoding import encode
 from tests.wire.ring.samples import (
-    census,
-    finding,
-    message,
-    ranges,
     ring_bytes,
     slot_bytes,
     step,
-    window,
 )
 
 if TYPE_CHECKING:
-    from ampwatch.wire.records import Record
     from tests.wire.ring.conftest import MakeWriter, OpenReader
 
 
@@ -193,36 +186,3 @@ def test_a_refused_file_leaves_no_descriptor_open(tmp_path: Path) -> None:
             RingReader(tmp_path / "bad")
 
     assert len(list(Path("/proc/self/fd").iterdir())) == before
-
-
-@pytest.mark.nightly
-@settings(max_examples=60)
-@given(
-    damage=st.lists(
-        st.tuples(st.integers(4096, 4096 + 20 * 256 - 1), st.integers(0, 255)), max_size=8
-    )
-)
-def test_damaged_slots_never_turn_into_records_that_were_not_written(
-    damage: list[tuple[int, int]], shared: Path
-) -> None:
-    """Records that are returned are a subsequence of those written, and the rest is counted."""
-    written: list[Record] = [step(1), finding(), message(3), ranges(), census(), window(), step(3)]
-    body, sequence, sizes = b"", 0, []
-    for record in written:
-        kind, payload = encode(record, 64 * 240)
-        parts = [payload[i : i + 240] for i in range(0, len(payload), 240)]
-        for chunk, part in enumerate(parts):
-            body += slot_bytes(sequence, kind, part, chunk, len(parts))
-            sequence += 1
-        sizes.append(len(parts))
-    ring = bytearray(ring_bytes(sequence, body))
-    for offset, value in damage:
-        ring[offset] = value
-    shared.write_bytes(ring)
-    reader = RingReader(shared)
-    read = reader.poll()
-    reader.close()
-
-    remaining = iter(zip(written, sizes, strict=True))
-    found = [next(size for record, size in remaining if record == got) for got in read]
-    assert reader.lost + sum(found) == sequence

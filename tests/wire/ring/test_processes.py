@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.wire.records import FactsRecord, FindingRecord, OptimizerRecord, Record, StepRecord
+from ampwatch.wire.records import FindingRecord, OptimizerRecord, Record, StepRecord
 from tests.wire.ring.samples import (
     FACTS,
     finding,
@@ -50,29 +50,6 @@ def assert_intact_and_in_order(records: list[Record]) -> None:
             assert record == finding(record.finding.where, count=record.finding.count)
         else:
             assert record == FACTS
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("attempt", range(5))
-def test_what_a_killed_writer_left_is_whole_and_in_order(
-    attempt: int, directory: Path, open_reader: OpenReader
-) -> None:
-    """SIGKILL in a tight loop of writing: the flight recorder works."""
-    with program(directory, ENDLESS) as process:
-        path = Path(heard(process))
-        reader = open_reader(path)
-        while reader._published() < 3000 + 777 * attempt:
-            assert process.poll() is None
-        process.kill()
-        process.wait()
-
-    records = reader.poll()
-
-    assert_intact_and_in_order(records)
-    assert any(isinstance(record, FactsRecord) for record in records)
-    assert reader.lost + slots_of(records) == reader._published()
-    assert not reader.writer_alive()
-    assert open_reader(path).poll() == records[-len(open_reader(path).poll()) :]
 
 
 def test_a_message_cut_short_by_a_kill_was_never_there(
@@ -127,20 +104,6 @@ def test_a_reader_that_is_lapped_again_and_again_reads_only_what_was_written(
     assert_intact_and_in_order(records)
     assert reader.lost >= 20_000
     assert reader.lost + slots_of(records) == reader._published()
-
-
-def test_the_kernel_tells_whether_the_writer_lives(
-    directory: Path, open_reader: OpenReader
-) -> None:
-    """Alive while it idles, dead at once after SIGKILL, without a look at the pid."""
-    with program(directory, "writer = create(); say(writer.path); sys.stdin.read()") as process:
-        reader = open_reader(Path(heard(process)))
-        before = reader.writer_alive()
-        process.kill()
-        process.wait()
-
-        assert before
-        assert not reader.writer_alive()
 
 
 def test_a_child_that_outlives_the_killed_writer_does_not_keep_it_alive(

@@ -50,18 +50,6 @@ def test_records_come_once_and_in_order(make_writer: MakeWriter, open_reader: Op
     assert reader.lost == 0
 
 
-def test_the_reader_tells_which_file_and_whose(
-    make_writer: MakeWriter, open_reader: OpenReader
-) -> None:
-    """Identity, path and inode: how a daemon tells a new file of an old name."""
-    writer = make_writer()
-    reader = open_reader(writer.path)
-
-    assert reader.identity == IDENTITY
-    assert reader.path == writer.path
-    assert reader.inode == writer.path.stat().st_ino
-
-
 @pytest.mark.parametrize("written", [63, 64, 65, 1000])
 def test_a_late_reader_gets_the_last_lap_and_has_lost_nothing(
     written: int, make_writer: MakeWriter, open_reader: OpenReader

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import msgpack
 
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import (
@@ -106,55 +105,6 @@ def test_a_record_is_cut_no_more_than_it_must_be() -> None:
 
     assert len(round_trip(record, whole).rows) == 40
     assert len(round_trip(record, whole - 1).rows) == 39
-
-
-def test_an_ordinary_model_fits_into_a_ring_of_the_smallest_slots() -> None:
-    """A hundred modules with casts and matmuls, forward and backward: 400 rows."""
-    rows = [
-        op_row(
-            "",
-            "bfloat16",
-            kind,
-            f"transformer.encoder.layers.{i}.linear",
-            phase=phase,
-            calls=12,
-            flops=10**12 + i,
-            tensor_flops=10**12,
-            bytes=10**8 + i,
-        )
-        for i in range(100)
-        for kind in (OpKind.MATMUL, OpKind.CAST)
-        for phase in (Phase.FORWARD, Phase.BACKWARD)
-    ]
-
-    read = round_trip(replace(census(), rows=tuple(rows)))
-
-    assert len(read.rows) == 400
-
-
-def test_the_bytes_are_the_documented_ones() -> None:
-    """A program that knows only the documentation can read them."""
-    _, payload = encode(census(1), LIMIT)
-
-    ops, casts, fallbacks = (
-        [[0, "bfloat16", 4, 2**70, 6, 7]],
-        [["float32", "bfloat16", 8, 9]],
-        [[1, 10, 0]],
-    )
-    row = ["addmm", "*", 0, 0, "bfloat16+float32", "bfloat16", "bfloat16", 0, 11, 12, 13, 14]
-    numbers = [40, 1_700_000_000_000_000_001, 1, 3]
-    assert json.loads(zlib.decompress(payload)) == [*numbers, ops, casts, fallbacks, [row], 5]
-
-
-def test_the_bytes_of_a_window_are_the_documented_ones() -> None:
-    """The documented bytes are those of MessagePack."""
-    record = replace(window(1), time_ns=4, totals=(), drag=1.5)
-
-    _, payload = encode(record, LIMIT)
-
-    numbers = [41, 4, 5, 1, 6, [1, 2, 3, 4, 5], 7, 8, 9, 10, 11, 1.5, 12, 13, 14, 15, 16, 17]
-    kernel = ["nvjet_hsh_0x8", "addmm", "tensor", "bfloat16", "nvjet", "nvjet", 90, 8, 20, 30]
-    assert msgpack.decode(zlib.decompress(payload)) == [*numbers, [], [kernel], 7]
 
 
 def test_a_table_beyond_the_reader_s_memory_is_refused() -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import threading
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,9 +30,6 @@ from tests.wire.ring.samples import (
 
 if TYPE_CHECKING:
     from tests.wire.ring.conftest import MakeWriter, OpenReader
-
-
-"""Behaviour of a tmpfs with these options, where none may be mounted: which call fails, and how."""
 
 
 def test_the_file_is_private_whatever_the_umask(directory: Path) -> None:
@@ -325,28 +321,6 @@ def test_a_put_that_meets_another_one_is_dropped_instead_of_waiting(
     assert open_reader(writer.path).poll() == [FactsRecord({"a": "b"})]
 
 
-def test_many_threads_neither_mix_nor_lose_without_counting(
-    make_writer: MakeWriter, open_reader: OpenReader
-) -> None:
-    """Records read and records dropped add up to the records put."""
-    writer = make_writer(slots=8192)
-
-    def put_a_thousand() -> None:
-        for index in range(1000):
-            writer.put(step(index))
-
-    threads = [threading.Thread(target=put_a_thousand) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    records = open_reader(writer.path).poll()
-
-    assert len(records) + writer.dropped == 4000
-    assert all(record == step(record.step) for record in records)  # type: ignore[union-attr]
-
-
 def test_closing_writes_the_end_and_removes_the_file(
     make_writer: MakeWriter, open_reader: OpenReader, directory: Path
 ) -> None:
@@ -410,31 +384,6 @@ def test_closing_in_the_middle_of_a_put_does_not_raise(make_writer: MakeWriter) 
     writer.put(FactsRecord(Closing(a="b")))
 
     assert writer.dropped == 1
-
-
-@pytest.mark.nightly
-def test_the_memory_does_not_grow(make_writer: MakeWriter) -> None:
-    """A hundred thousand records, lasting ones among them, and the process is as it was."""
-    writer = make_writer(slots=512)
-    records: list[Record] = [step(7), optimizer(0), optimizer(1), finding("a"), finding("b"), FACTS]
-
-    def put_all(times: int) -> None:
-        for _ in range(times):
-            for record in records:
-                writer.put(record)
-
-    put_all(200)
-    tracemalloc.start()
-    try:
-        put_all(50)
-        before = tracemalloc.get_traced_memory()[0]
-        put_all(100_000 // len(records))
-        after = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
-
-    assert after - before < 4096
-    assert writer.dropped == 0
 
 
 def test_a_forked_child_writes_nothing_removes_nothing_and_raises_nothing(

@@ -24,6 +24,10 @@ FLOAT = ["float", "float", "Scalar"]
         (["bfloat16"], "bfloat16"),
         (["long int", "bool"], ""),
         ([], ""),
+        # PyTorch hands a number of Python on as a tensor of float64.
+        (["float", "double"], "float32"),
+        (["float64", "float32"], "float32"),
+        (["c10::Half", "float", "double"], "float16"),
     ],
 )
 def test_the_narrowest_input_is_what_is_multiplied(inputs: list[str], dtype: str) -> None:
@@ -97,20 +101,3 @@ def test_a_kernel_nobody_knows_is_no_matmul_otherwise(op: str) -> None:
     """A kernel that a rule knows stays what it is, whatever launched it."""
     assert launched_by(classify("zorp_128x64_v3"), op).unit is Unit.OTHER
     assert launched_by(classify("splitKreduce_kernel"), "aten::mm").unit is Unit.OTHER
-
-
-@pytest.mark.parametrize(
-    ("inputs", "dtype"),
-    [
-        (("float", "double"), "float32"),
-        (("float64", "float32"), "float32"),
-        (("double",), "float64"),
-        (("c10::Half", "float", "double"), "float16"),
-        (("long int", "Scalar"), ""),
-    ],
-)
-def test_a_python_number_beside_a_tensor_decides_nothing(
-    inputs: tuple[str, ...], dtype: str
-) -> None:
-    """PyTorch hands it on as a tensor of float64."""
-    assert multiplied_dtype(inputs) == dtype

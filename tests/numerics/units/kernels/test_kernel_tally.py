@@ -91,14 +91,6 @@ def test_unknown_kernels_are_named_and_judged() -> None:
     assert tally.by_name.most_common(2) == [(ADD, 2500), (NVJET, 1000)]
 
 
-def test_float32_without_tf32_is_not_unknown() -> None:
-    """The upper bound comes down to what can be."""
-    tally = KernelTally(tf32_allowed=False)
-
-    tally.add(TEMPLATE, 10, ("float",))
-    assert tally.share == Bounds(0.0, 0.0)
-
-
 @pytest.mark.parametrize("cut", range(len(RUNS) + 1))
 def test_parts_merge_to_the_whole(cut: int) -> None:
     """Windows are merged in this way, and ranks."""

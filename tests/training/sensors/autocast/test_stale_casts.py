@@ -30,14 +30,6 @@ def stale(*, model: nn.Module, steps: int = 3, **how: Any) -> list[Finding]:
     return [f for f in watch.findings if f.kind == "stale_autocast_cache"]
 
 
-def test_the_second_forward_in_one_region_is_reported_at_once() -> None:
-    """Which weight, and that the cast was to bfloat16."""
-    (finding,) = stale(model=nn.Linear(8, 2))
-
-    assert (finding.where, finding.dtype, finding.phase) == ("param:weight", "bfloat16", "forward")
-    assert finding.evidence["stale_casts"] == 2  # weight and bias
-
-
 def test_it_is_counted_as_long_as_it_lasts() -> None:
     """Each backward through such casts counts; the first cannot be one."""
     (finding,) = stale(model=nn.Linear(8, 2), steps=9)

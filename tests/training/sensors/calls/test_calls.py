@@ -99,45 +99,16 @@ def accumulates_then_unscales_then_clips(t: Training) -> None:
         t.optimizer.zero_grad(set_to_none=False)
 
 
-def _adversarial(t: Training, zero: Callable[[nn.Module], Any]) -> None:
+@right
+def takes_turns(t: Training) -> None:
     """Each turn leaves gradients in the other model, which are thrown away."""
     for model, optimizer in ((t.model, t.optimizer), (t.other, t.second)):
-        zero(model)
+        model.zero_grad()
         t.scaler.scale(t.loss(t.model) + t.loss(t.other)).backward()
         t.scaler.unscale_(optimizer)
         clip_grad_norm_(model.parameters(), 0.01)
         t.scaler.step(optimizer)
         t.scaler.update()
-
-
-@right
-def takes_turns(t: Training) -> None:
-    _adversarial(t, lambda model: model.zero_grad())
-
-
-@right
-def takes_turns_and_keeps_the_memory(t: Training) -> None:
-    _adversarial(t, lambda model: model.zero_grad(set_to_none=False))
-
-
-@right
-def takes_turns_and_empties_by_hand(t: Training) -> None:
-    def zero(model: nn.Module) -> None:
-        for p in model.parameters():
-            if p.grad is not None:
-                p.grad.zero_()
-
-    _adversarial(t, zero)
-
-
-@right
-def takes_turns_and_empties_as_in_old_tutorials(t: Training) -> None:
-    def zero(model: nn.Module) -> None:
-        for p in model.parameters():
-            if p.grad is not None:
-                p.grad.data.zero_()
-
-    _adversarial(t, zero)
 
 
 @right
@@ -160,27 +131,6 @@ def multiplies_the_limit_by_the_scale(t: Training) -> None:
 
 
 @right
-def measures_the_norm_only(t: Training) -> None:
-    t.optimizer.zero_grad()
-    t.scaler.scale(t.loss()).backward()
-    clip_grad_norm_(t.model.parameters(), float("inf"))
-    t.finish()
-
-
-@right
-def penalises_the_gradient(t: Training) -> None:
-    t.optimizer.zero_grad()
-    loss = t.loss()
-    gradients = torch.autograd.grad(
-        t.scaler.scale(loss), list(t.model.parameters()), create_graph=True
-    )
-    inverse = 1.0 / t.scaler.get_scale()
-    penalty = sum((g * inverse).square().sum() for g in gradients)
-    t.scaler.scale(loss + penalty).backward()
-    t.finish()
-
-
-@right
 def scales_by_hand(t: Training) -> None:
     t.optimizer.zero_grad()
     t.scaler.scale(t.loss()).backward()
@@ -195,25 +145,6 @@ def scales_by_hand(t: Training) -> None:
 
 
 @right
-def unscales_by_hand(t: Training) -> None:
-    t.optimizer.zero_grad()
-    t.scaler.scale(t.loss()).backward()
-    scale = t.scaler.get_scale()
-    for p in t.model.parameters():
-        p.grad.data.div_(scale)
-    t.optimizer.step()
-
-
-@right
-def steps_itself_after_unscale(t: Training) -> None:
-    t.optimizer.zero_grad()
-    t.scaler.scale(t.loss()).backward()
-    t.scaler.unscale_(t.optimizer)
-    t.optimizer.step()
-    t.scaler.update(16.0)
-
-
-@right
 def attacks_its_inputs(t: Training) -> None:
     x = X.clone().requires_grad_()
     nn.functional.mse_loss(t.model(x), Y).backward()
@@ -221,26 +152,6 @@ def attacks_its_inputs(t: Training) -> None:
     t.scaler.scale(t.loss()).backward()
     t.finish()
     t.optimizer.zero_grad()
-
-
-@right
-def has_several_scaled_losses(t: Training) -> None:
-    t.optimizer.zero_grad()
-    one = t.loss()
-    two = t.loss()
-    if t.step % 4 == 0:
-        first, second = t.scaler.scale([one, two])
-        first.backward()
-        second.backward()
-    elif t.step % 4 == 1:
-        torch.autograd.backward([t.scaler.scale(one), t.scaler.scale(two) / 4])
-    elif t.step % 4 == 2:
-        dummy = 0.0 * t.model[2].bias.sum()
-        (torch.stack([t.scaler.scale(one), t.scaler.scale(two)]).mean() + dummy).backward()
-    else:
-        weight = torch.tensor(0.3, requires_grad=True)
-        (t.scaler.scale(one) * weight.exp() + t.scaler.scale(two)).backward()
-    t.finish()
 
 
 @right
@@ -253,16 +164,6 @@ def goes_back_in_two_pieces(t: Training) -> None:
     t.scaler.scale(out.float().square().mean()).backward()
     hidden.backward(detached.grad)
     t.finish()
-
-
-@right
-def skips_what_is_not_finite(t: Training) -> None:
-    t.optimizer.zero_grad()
-    t.scaler.scale(t.loss() * (float("inf") if t.step in (3, 33) else 1.0)).backward()
-    t.scaler.unscale_(t.optimizer)
-    if torch.isfinite(clip_grad_norm_(t.model.parameters(), 0.01)):
-        t.scaler.step(t.optimizer)
-    t.scaler.update()
 
 
 @right
@@ -279,18 +180,6 @@ def freezes_and_thaws(t: Training) -> None:
     t.model[0].requires_grad_(t.step % 8 < 4)
     t.optimizer.zero_grad()
     t.scaler.scale(t.loss()).backward()
-    t.finish()
-
-
-@right
-def averages_micro_batches_by_hand(t: Training) -> None:
-    t.optimizer.zero_grad()
-    for _ in range(2):
-        t.scaler.scale(t.loss()).backward()
-    for p in t.model.parameters():
-        p.grad.div_(2)
-    t.scaler.unscale_(t.optimizer)
-    clip_grad_norm_(t.model.parameters(), 1.0)
     t.finish()
 
 

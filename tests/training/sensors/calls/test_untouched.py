@@ -152,9 +152,7 @@ def test_a_scaler_of_ones_own_that_never_unscales_is_seen(
     assert "overridden step()" in finding.summary
 
 
-@pytest.mark.parametrize(
-    "scaler", [Divides, DividesUnseen, DividesTheRate, UnscalesFirst, Extends, torch.amp.GradScaler]
-)
+@pytest.mark.parametrize("scaler", [Divides, DividesUnseen, DividesTheRate, UnscalesFirst, Extends])
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_that_divides_in_its_own_way_is_right(
     scaler: type[torch.amp.GradScaler],
@@ -339,11 +337,7 @@ def _anew(parameter: Any, _program: Program) -> None:
     parameter.grad = parameter.grad / SCALE
 
 
-def _asking(parameter: Any, program: Program) -> None:
-    parameter.grad = parameter.grad / program.scaler.get_scale()
-
-
-@pytest.mark.parametrize("change", [_in_place, _through_data, _anew, _asking])
+@pytest.mark.parametrize("change", [_in_place, _through_data, _anew])
 def test_a_hook_that_divides_before_it_steps_is_right(
     change: Callable[[Any, Program], object],
 ) -> None:

@@ -147,20 +147,6 @@ def test_a_region_for_another_type_of_device() -> None:
     assert lone == ("", Fallback.DEVICE_TYPE, "bfloat16", "cpu", 2)
 
 
-@pytest.mark.filterwarnings("ignore:.*CUDA is not available:UserWarning")
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here the region would be on")
-def test_a_region_for_a_device_that_is_not_there() -> None:
-    """PyTorch warns once and switches it off; the model is called without autocast."""
-    model = Program(lambda h: h)
-    with Counted(model) as counted, torch.autocast("cuda", dtype=torch.float16):
-        model(torch.randn(4, 8))
-
-    assert counted.census is not None
-    (lone,) = counted.census.lone_forwards
-    assert lone == ("", Fallback.DEVICE_TYPE, "float16", "cuda", 1)
-    assert counted.by("dtype", "flops") == {"float32": 2 * 4 * 8 * 8}
-
-
 class InFloat32(torch.autograd.Function):
     """A function that switches autocast off, as a loss does that needs the range."""
 

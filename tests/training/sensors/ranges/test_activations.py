@@ -210,15 +210,6 @@ def test_the_hook_is_there_only_while_modules_are_sampled(watch: Any) -> None:
     assert bench.parts.notes.notes == []
 
 
-def test_a_copy_is_not_measured(watch: Any) -> None:
-    """Only watched modules are measured."""
-    bench = watch(mlp(), OUTPUTS)
-    copy.deepcopy(bench.model)(torch.randn(2, 4))
-    nn.Linear(4, 4)(torch.randn(2, 4))
-
-    assert bench.parts.notes.notes == []
-
-
 def test_a_graph_that_outlives_its_iteration_is_not_measured_later(watch: Any) -> None:
     """The graph is not measured after the end of the training either."""
     bench = watch(mlp(), GRADIENTS)

@@ -33,12 +33,6 @@ def multiplied_and_added(mine: Any, theirs: Any) -> None:
 
 
 @way
-def multiplied_and_added_in_two_statements(mine: Any, theirs: Any) -> None:
-    mine.data.mul_(DECAY)
-    mine.data.add_(theirs.data * TAU)
-
-
-@way
 def interpolated(mine: Any, theirs: Any) -> None:
     mine.lerp_(theirs, TAU)
 
@@ -53,11 +47,6 @@ def a_difference_that_is_subtracted(mine: Any, theirs: Any) -> None:
 @way
 def a_difference_that_is_added(mine: Any, theirs: Any) -> None:
     mine.add_(theirs - mine, alpha=TAU)
-
-
-@way
-def a_new_value_that_is_copied(mine: Any, theirs: Any) -> None:
-    mine.copy_(DECAY * mine + TAU * theirs)
 
 
 @way

@@ -107,20 +107,6 @@ def test_the_list_above_is_complete() -> None:
     assert public - {"LRScheduler", "SWALR"} == set(SCHEDULERS)
 
 
-def test_a_scheduler_made_later_is_found_by_the_mark_it_leaves(
-    watch: Callable[[], Watched],
-) -> None:
-    """Made after ``monitor()`` it is found at the next optimizer step."""
-    optimizer = _optimizer()
-    watched = watch()
-    before = watched.moved(optimizer)
-    scheduler = lrs.LinearLR(optimizer)
-    found = watched.moved(optimizer)
-    scheduler.step()
-
-    assert (before, found, watched.moved(optimizer)) == (False, False, True)
-
-
 def test_a_scheduler_of_another_optimizer_is_not_ours(watch: Callable[[], Watched]) -> None:
     """Each optimizer has its own schedule."""
     mine = _optimizer()

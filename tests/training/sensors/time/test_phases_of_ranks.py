@@ -1,4 +1,4 @@
-"""The phases of two ranks: what is summed within backward, and what by hand."""
+"""The phases of two ranks whose gradients are summed within backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.nightly
 
 PROGRAM = """
-import json, os, sys, time
+import json, os, time
 
 import torch
 from torch import distributed, nn
@@ -29,22 +29,17 @@ torch.set_num_threads(1)
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
 model = nn.Linear(16, 4)
-by_hand = sys.argv[1] == "by_hand"
-wrapped = model if by_hand else nn.parallel.DistributedDataParallel(model)
+wrapped = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 watch = ampwatch.monitor(model, level="light", serve=False)
 for step in range(6):
     optimizer.zero_grad()
-    if sys.argv[1] == "accumulates":
-        with wrapped.no_sync():
-            wrapped(torch.randn(8, 16)).square().mean().backward()
+    with wrapped.no_sync():
+        wrapped(torch.randn(8, 16)).square().mean().backward()
     loss = wrapped(torch.randn(8, 16)).square().mean()
     if rank == 1:
         time.sleep(0.2)
     loss.backward()
-    if by_hand:
-        for parameter in model.parameters():
-            distributed.all_reduce(parameter.grad)
     optimizer.step()
 newest = watch.box().steps[-1].phases
 print(json.dumps({phase.label: s for phase, s in zip(StepPhase, newest) if s}), flush=True)
@@ -55,7 +50,7 @@ os._exit(0)
 """
 
 
-def phases_of_ranks(way: str, place: Path) -> list[dict[str, float]]:
+def phases_of_ranks(place: Path) -> list[dict[str, float]]:
     """Return the phases of the last step of each of two ranks, the second of which is slow in forward."""
     program = place / "train.py"
     program.write_text(PROGRAM)
@@ -65,7 +60,7 @@ def phases_of_ranks(way: str, place: Path) -> list[dict[str, float]]:
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, program, way],
+            [sys.executable, program],
             env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
@@ -81,26 +76,10 @@ def phases_of_ranks(way: str, place: Path) -> list[dict[str, float]]:
 
 
 def test_backward_in_which_ddp_reduces_is_one_phase_with_its_name(tmp_path: Path) -> None:
-    """The rank that is early waits in it for the one that is slow in forward."""
-    early, slow = phases_of_ranks("ddp", tmp_path)
+    """The rank that is early waits in it for the one that is slow in forward; ``no_sync`` is apart."""
+    early, slow = phases_of_ranks(tmp_path)
 
-    assert "backward" not in early | slow
+    assert early["backward"] > 0.0
     assert "reduction" not in early | slow
     assert slow["forward"] - early["forward"] > 0.1
     assert early["backward_with_reduction"] - slow["backward_with_reduction"] > 0.1
-
-
-def test_a_backward_without_reduction_is_apart_from_the_one_with_it(tmp_path: Path) -> None:
-    """Batches that are accumulated with no_sync()."""
-    for rank in phases_of_ranks("accumulates", tmp_path):
-        assert rank["backward"] > 0.0
-        assert rank["backward_with_reduction"] > 0.0
-
-
-def test_what_a_program_reduces_by_hand_is_a_phase_of_its_own(tmp_path: Path) -> None:
-    """After backward, by all_reduce: there the wait for the slow rank is seen."""
-    early, slow = phases_of_ranks("by_hand", tmp_path)
-
-    assert "backward_with_reduction" not in early | slow
-    assert early["reduction"] - slow["reduction"] > 0.1
-    assert early["backward"] < early["reduction"]

@@ -266,10 +266,12 @@ class Daemon:
         """Serve to the end; return whether nobody is to bring the daemon back."""
         self.step()
         # The signals are taken here, not in a handler: that could interrupt a lock's holder.
+        # An answer of neither is no signal: CPython returns one that it has not filled in where the wait was
+        # interrupted, by SIGCONT, and its time was over by then.
         while (taken := signal.sigtimedwait(SIGNALS, self._settings.poll_seconds)) is None or (
-            taken.si_signo == signal.SIGHUP
+            taken.si_signo not in STOP_SIGNALS
         ):
-            if taken is not None:
+            if taken is not None and taken.si_signo == signal.SIGHUP:
                 self._server.protection.refresh(force=True)
             self.step()
             # Without its listener the loop would go on for ever behind a page that nobody can reach.

@@ -46,6 +46,10 @@ _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 
 _QUERY = re.compile(r"\?\S+")
 
+_HEAD = re.compile(rb"[^\0\r\n]*\r?\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\0\r\n]*\r?\n)*\r?\n")
+"""A head that cannot be read in two ways (RFC 9112, 5; RFC 9110, 5.6.2): no space before a colon, no line
+without one or continued, no NUL, and no end of a line but the one."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -87,6 +91,10 @@ class Handler(BaseHTTPRequestHandler):
         if head is None:
             self.is_sound = False
             self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        elif _HEAD.fullmatch(head) is None:
+            # A proxy before the daemon may have read it otherwise, and sent on as one what would be two here.
+            self.is_sound = False
+            self.send_error(HTTPStatus.BAD_REQUEST, "Expected lines of name: value")
         else:
             self.is_sound = self.parse_request()
         # A body has no meaning here. Left unread it would be taken for the next request.
@@ -131,6 +139,7 @@ class Handler(BaseHTTPRequestHandler):
         host = self.headers.get_all("Host", [])
         address = parse_address(host[0]) if len(host) == 1 else None
         if address is None:
+            self.close_connection = True
             text = "Expected one Host header with the name or address of this machine."
             return sentence(HTTPStatus.BAD_REQUEST, text)
         if not self.server.is_known_as(address[0]):

@@ -71,6 +71,8 @@ PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
 """Ends of names that nobody can register (RFC 6761, 6762, 8375; ICANN's .internal; services of
 Kubernetes): no page elsewhere can have one of these."""
 
+_EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
+
 _HEAD_ENDS = re.compile(rb"\r?\n\r?\n")
 
 logger = logging.getLogger(__name__)
@@ -254,7 +256,8 @@ class Server:
             self.protection.refresh()
             if (tls := self.protection.web.tls) is not None:
                 await stream.secure(tls)
-            rest, answered = b"", 0.0
+            # A new client's turn is by when it came: whoever came before it, or waits longer, is not passed.
+            rest, answered = b"", asyncio.get_running_loop().time()
             while True:
                 self._await_request(stream)
                 head, rest = await _head(stream, rest)
@@ -372,14 +375,16 @@ async def _head(stream: Stream, received: bytes) -> tuple[bytes | None, bytes]:
         ``None`` as the request if it is too long, nothing if the client leaves.
     """
     buffer = bytearray(received)
-    begin = 0
+    begin = ignored = 0
     while True:
-        # An empty line before a request is to be ignored (RFC 9112, 2.2).
-        while buffer.startswith((b"\r\n", b"\n")):
-            del buffer[: buffer.index(b"\n") + 1]
+        # An empty line before a request is to be ignored (RFC 9112, 2.2); not as many as a client likes.
+        empty = _EMPTY_LINES.match(buffer)
+        if empty is not None and (end := empty.end()):
+            del buffer[:end]
+            ignored += end
         if (found := _HEAD_ENDS.search(buffer, begin)) is not None:
             return bytes(buffer[: found.end()]), bytes(buffer[found.end() :])
-        if len(buffer) > MAX_HEAD:
+        if len(buffer) + ignored > MAX_HEAD:
             return None, b""
         # The end may lie across two pieces. Not searched from the start again: a client that sends
         # byte by byte would be paid for each of them with the whole.

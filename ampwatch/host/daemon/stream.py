@@ -55,6 +55,8 @@ class Stream:
             OSError: If the connection broke.
         """
         received: bytes = await self._when_ready(lambda: self._socket.recv(CHUNK), is_read=True)
+        # A client that sends all the time must not have the loop for itself.
+        await asyncio.sleep(0)
         return received
 
     async def send(self, data: bytes | memoryview) -> None:

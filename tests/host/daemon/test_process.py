@@ -318,3 +318,24 @@ def test_a_daemon_that_the_system_ends_is_still_needed() -> None:
 
     assert is_of_own_user(own)  # type: ignore[arg-type] # all that is asked of it
     assert not is_of_own_user(other)  # type: ignore[arg-type] # likewise
+
+
+def test_a_daemon_that_is_stopped_and_goes_on_does_not_end(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython answers with a signal that it has not filled in, where the time of an interrupted wait is over."""
+    daemon = Daemon(Settings.resolve({"port": 0, "poll_seconds": 0.05}), DaemonOptions())
+    came = [signal.Signals.SIGTERM, 0, None]
+
+    def wait(_signals: object, _seconds: float) -> object:
+        signo = came.pop()
+        return None if signo is None else SimpleNamespace(si_signo=signo, si_uid=os.geteuid())
+
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    monkeypatch.setattr(app_module.signal, "sigtimedwait", wait)
+    try:
+        daemon.run(DaemonLock.take(place.runtime))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    assert came == []

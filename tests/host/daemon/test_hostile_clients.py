@@ -1,0 +1,96 @@
+"""Clients that send what no browser and no Prometheus sends cost the others nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ampwatch.host.daemon.server import MAX_HEAD, _head
+from ampwatch.host.daemon.stream import CHUNK, Stream
+from tests.host.daemon.test_http import Served, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving() as served:
+        yield served
+
+
+def test_empty_lines_count_towards_the_limit_of_a_head() -> None:
+    """One before a request is ignored; without end they are a head that is too long."""
+
+    async def of(sent: bytes) -> tuple[bytes | None, bytes]:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(sent)
+            return await _head(Stream(ours, None), b"")
+
+    request = b"GET / HTTP/1.1\r\n\r\n"
+
+    assert asyncio.run(of(b"\r\n\n" + request + b"more")) == (request, b"more")
+    assert asyncio.run(of(b"\r\n" * MAX_HEAD)) == (None, b"")
+
+
+def test_a_client_that_sends_all_the_time_does_not_have_the_loop_for_itself() -> None:
+    """Others have a turn after each piece that it sends."""
+
+    async def turns() -> bool:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * CHUNK)
+            theirs.sendall(b"\n" * 2 * CHUNK)
+            had: list[str] = []
+            asyncio.get_running_loop().call_soon(had.append, "a turn")
+            await Stream(ours, None).receive()
+            return had == ["a turn"]
+
+    assert asyncio.run(turns())
+
+
+def test_a_client_that_came_earlier_is_not_passed_by_those_who_come_anew(served: Served) -> None:
+    """A scrape on a connection that is kept has its turn before clients that connect later."""
+    asked: list[float] = []
+
+    class Turns:
+        async def wait(self, answered: float) -> None:
+            asked.append(answered)
+
+    served.server._turns = Turns()
+    with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as kept:
+        assert kept.recv(65536)
+        with served.raw(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n") as new:
+            assert new.recv(65536)
+
+    first, second = asked
+    assert 0.0 < first < second
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Content-Length : 30\r\n",
+        b"no colon\r\n",
+        b"A: b\r\n continued\r\n",
+        b"A: b\0c\r\n",
+        b"A: b\rContent-Length: 30\r\n",
+        b"Host: localhost\r\n",
+    ],
+)
+def test_a_head_that_can_be_read_in_two_ways_is_refused_and_ends_the_connection(
+    served: Served, lines: bytes
+) -> None:
+    """A proxy before the daemon may take for a body what would be answered here as a second request."""
+    second = b"GET /sd HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    answer = served.say(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + lines + b"\r\n" + second)
+
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert served.ask("/healthz").status == HTTPStatus.OK

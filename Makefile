@@ -120,13 +120,13 @@ demo: $(INSTALLED) ## Train a small model, break it, and show the page that says
 	$(BIN)/ampwatch demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests of a commit, ten minutes; installs Prometheus and Chromium if it may (ARGS="-k ring")
+test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests of a commit, some twelve minutes; installs Prometheus and Chromium if it may (ARGS="-k ring")
 	@$(BEFORE_TESTS)
 	@echo "==> Running the tests of a commit; make test-all runs those of the night as well"
 	$(PYTEST) -m "not nightly" $(ARGS)
 
 .PHONY: test-all
-test-all: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run every test, those of frameworks included; an hour (ARGS="--times benchmarks/results/tests.jsonl")
+test-all: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run every test, those of frameworks included; much longer (ARGS="--times benchmarks/results/tests.jsonl")
 	@$(BEFORE_TESTS)
 	@echo "==> Running every test"
 	$(PYTEST) $(ARGS)

@@ -55,13 +55,14 @@ class Times:
         """Count up to the end of this phase."""
         report = yield
         before, self._at = self._at, processor_time()
-        report.user_properties = [(CPU, self._at - before)]
+        report.user_properties.append((CPU, self._at - before))
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase of a test."""
         self._seconds[report.nodeid] += report.duration
-        self._cpu[report.nodeid] += dict(report.user_properties)[CPU]
+        # Of a worker that has died there is a report of the controller's own.
+        self._cpu[report.nodeid] += dict(report.user_properties).get(CPU, 0.0)
         if report.when == "call" or report.outcome != "passed":
             self._outcomes[report.outcome] += 1
 

@@ -64,7 +64,9 @@ class CulpritOps:
         self._inputs[bad.step] = bad
 
     def judge_input(self, iteration: Iteration, verdict: StepVerdict) -> None:
-        """Take in a judged iteration: has a bad input made it fail?"""
+        """Take in a judged iteration: has a bad input made it fail? Has it stepped?"""
+        if verdict.applied and not verdict.skipped:
+            self._witness.step_taken(iteration.step)
         if not self._inputs:
             return
         bad = self._inputs.get(iteration.step)
@@ -102,7 +104,7 @@ class CulpritOps:
     @property
     def is_at_rest(self) -> bool:
         """Whether a plain iteration would be nothing to it."""
-        return not self._inputs
+        return not self._inputs and self._witness.is_at_rest
 
     def is_doubted(self, step: int) -> bool:
         """Whether a trace of the iteration after ``step`` should show if the op that was named last goes on."""

@@ -111,13 +111,16 @@ def _divisor(birth: Birth) -> float:
 def _cannot_overflow(birth: Birth) -> bool:
     """Whether the inputs are too small for products, and sums of them, to leave the format."""
     out = birth.out
+    # Some kernels add up in the format that they read, and return a wider one: LayerNorm's backward does.
+    limits = [limit_of(values.dtype) for values in (out, *birth.inputs)]
+    limit = min(filter(math.isfinite, limits), default=math.nan)
     square = birth.in_amax * birth.in_amax  # a power would raise where this is infinite
     if out.nans and not (out.posinf or out.neginf):
-        return square < limit_of(out.dtype)
+        return square < limit
     # Of an op of somebody else nobody knows what it multiplies by.
     is_known = birth.overload.startswith("aten.") and not any(g in birth.op for g in GROWING)
     elements = sum(values.numel for values in birth.inputs)
-    return is_known and limit_of(out.dtype) > WIDE and square * elements < WIDE
+    return is_known and limit > WIDE and square * elements < WIDE
 
 
 def limit_of(dtype: str) -> float:

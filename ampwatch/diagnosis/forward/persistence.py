@@ -1,7 +1,9 @@
 """Births of backward that stay as large as they were while the loss scale falls.
 
-Gradients are proportional to the loss scale. What comes again at an eighth of it and has not become
-smaller is no gradient that is too large, whatever the op is called.
+Gradients are proportional to the loss scale. What comes again from the same line at an eighth of it, and has
+not become smaller with any fall on the way there, is no gradient that is too large, whatever the op is called. A
+step that is taken in between shows that the scale was the cure. Two backwards may share a line, as
+those of two networks that take turns do: then one's are compared with the other's, but not each time.
 """
 
 from __future__ import annotations
@@ -26,21 +28,38 @@ ENOUGH_UNMEASURED = 32.0
 MAX_APART = 64
 """Iterations between two traces beyond which they may be of different incidents."""
 
-_Key = tuple[str, int, str, str, str]
-"""The op and which of its results, its module, the dtype, and the first parameter it goes into."""
+_Key = tuple[str, int, str, str, str, str]
+"""The op and which of its results, its module, the dtype, the line, and the first parameter it goes into."""
 
 
 class _Sighting(NamedTuple):
-    """A birth as it was seen first.
+    """A birth at one loss scale.
 
     Attributes:
         scale: The loss scale.
         magnitude: What shrinks with the gradient; NaN if unknown.
-        step: The iteration in which it was seen last.
     """
 
     scale: float
     magnitude: float
+
+    def lasts_in(self, later: _Sighting) -> bool:
+        """Whether a later one is nearer to this magnitude than to what the scale makes of it."""
+        # Half-way, in the logarithm, between what follows the scale and what does not.
+        return later.magnitude * math.sqrt(self.scale / later.scale) > self.magnitude
+
+
+class _Seen(NamedTuple):
+    """A birth that has not followed the scale so far.
+
+    Attributes:
+        first: The first of it.
+        newest: The newest of it at another scale than the one before.
+        step: The iteration in which it was seen last.
+    """
+
+    first: _Sighting
+    newest: _Sighting
     step: int
 
 
@@ -48,7 +67,16 @@ class ScaleWitness:
     """Remembers the births of backward from trace to trace."""
 
     def __init__(self) -> None:
-        self._seen: dict[_Key, _Sighting] = {}
+        self._seen: dict[_Key, _Seen] = {}
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a step that is taken would be nothing to it."""
+        return not self._seen
+
+    def step_taken(self, step: int) -> None:
+        """Take in that an optimizer has stepped: what was seen until then the scale has cured."""
+        self._seen = {key: seen for key, seen in self._seen.items() if seen.step > step}
 
     def observe(self, trace: OpTrace) -> frozenset[int]:
         """Take in a trace; return the places of its births that the scale has no effect on."""
@@ -57,18 +85,27 @@ class ScaleWitness:
         if not trace.has_trained or trace.is_replay or trace.loss_nonfinite:
             return frozenset()
         lasting: set[int] = set()
-        seen: dict[_Key, _Sighting] = {}
+        seen: dict[_Key, _Seen] = {}
         for key, birth in _of_backward(trace):
+            now = _Sighting(trace.scale, magnitude_of(birth))
             known = self._seen.get(key)
-            magnitude = magnitude_of(birth)
-            if known is None or trace.scale > known.scale or trace.step - known.step > MAX_APART:
-                known = _Sighting(trace.scale, magnitude, trace.step)
-            elif _has_lasted(birth, magnitude, known, trace.scale):
+            if known is None or trace.step - known.step > MAX_APART or not _goes_on(known, now):
+                known = _Seen(now, now, trace.step)
+            elif _has_lasted(birth, known.first, now):
                 lasting.add(birth.index)
-            seen.setdefault(key, known._replace(step=trace.step))
+            newest = now if now.scale < known.newest.scale else known.newest
+            seen.setdefault(key, _Seen(known.first, newest, trace.step))
         # What does not come again was cured by the scale.
         self._seen = seen
         return frozenset(lasting)
+
+
+def _goes_on(known: _Seen, now: _Sighting) -> bool:
+    """Whether a birth is as those before it, and has not become smaller with the scale."""
+    newest = known.newest
+    if now.scale >= newest.scale or now.scale <= 0.0:
+        return now.scale <= newest.scale
+    return math.isnan(now.magnitude + newest.magnitude) or newest.lasts_in(now)
 
 
 def _of_backward(trace: OpTrace) -> Iterator[tuple[_Key, Birth]]:
@@ -78,8 +115,8 @@ def _of_backward(trace: OpTrace) -> Iterator[tuple[_Key, Birth]]:
         is_made = birth.origin is Origin.OP and not birth.parents and not birth.is_hook
         if is_made and birth.phase is Phase.BACKWARD and birth.index in bad:
             # A gradient of weights is a sum over the batch, and larger than one of inputs.
-            key = birth.overload, birth.out_index, birth.module, birth.out.dtype, bad[birth.index]
-            yield key, birth
+            which = birth.overload, birth.out_index, birth.module, birth.out.dtype, birth.source
+            yield (*which, bad[birth.index]), birth
 
 
 def magnitude_of(birth: Birth) -> float:
@@ -94,9 +131,8 @@ def magnitude_of(birth: Birth) -> float:
     return math.prod(known) if known else math.nan
 
 
-def _has_lasted(birth: Birth, magnitude: float, known: _Sighting, scale: float) -> bool:
-    fallen = known.scale / scale if scale > 0.0 else math.inf
-    if math.isnan(magnitude) or math.isnan(known.magnitude):
+def _has_lasted(birth: Birth, first: _Sighting, now: _Sighting) -> bool:
+    fallen = first.scale / now.scale if now.scale > 0.0 else math.inf
+    if math.isnan(now.magnitude + first.magnitude):
         return birth.out.nans and fallen >= ENOUGH_UNMEASURED
-    # Half-way, in the logarithm, between what follows the scale and what does not.
-    return fallen >= ENOUGH and magnitude * math.sqrt(fallen) > known.magnitude
+    return fallen >= ENOUGH and (math.isinf(fallen) or first.lasts_in(now))

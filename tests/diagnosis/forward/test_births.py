@@ -117,6 +117,9 @@ def test_infinity_of_numbers_that_cannot_overflow_is_none_either() -> None:
     assert _kind(born("cumprod", **more)) == "forward_overflow"
     large = Values("float32", 8, amax=1e18)
     assert _kind(born("sum", **{**more, "inputs": (large,)})) == "forward_overflow"
+    # Some kernels add up in the format that they read, and return a wider one.
+    half = Values("float16", 8, amax=300.0)
+    assert _kind(born("sum", **{**more, "inputs": (small, half)})) == "forward_overflow"
 
 
 @pytest.mark.parametrize(

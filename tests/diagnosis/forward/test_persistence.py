@@ -110,3 +110,35 @@ def test_only_a_backward_after_a_finite_forward_counts(more: dict[str, bool]) ->
 def test_without_a_scale_nothing_is_concluded_from_it() -> None:
     """Nobody has multiplied the loss."""
     assert not any(_lasting([9.0] * 5, [math.nan] * 5))
+
+
+def test_backwards_of_two_lines_are_not_compared_with_one_another() -> None:
+    """The one fits at a quarter of the scale; what the other makes of the same layer is larger."""
+    witness = ScaleWitness()
+    found = []
+    for scale in HALVED:
+        line, size = ("train.py:3", 1.0) if scale > HALVED[2] else ("train.py:9", 8.0)
+        birth = backward("mm", answer=Answer(Fault.OVERFLOW, size * scale), source=line)
+        found.append(witness.observe(traced(birth, bad={"w": {0}}, scale=scale)))
+
+    assert not any(found)
+
+
+@pytest.mark.parametrize("sizes", [[1, 1, 1, 8, 8, 8], [1, 9, 1, 9, 1, 9]])
+def test_backwards_that_share_a_line_do_not_last(sizes: list[int]) -> None:
+    """Two networks take turns in one function: of their gradients one follows the scale, each time."""
+    assert not any(_lasting([n / 2**i for i, n in enumerate(sizes)], [*HALVED, 32.0]))
+
+
+@pytest.mark.parametrize(("taken", "expected"), [(1, [3, 4]), (2, [])])
+def test_a_step_that_is_taken_begins_anew(taken: int, expected: list[int]) -> None:
+    """The scale was the cure. It is told of late: what was skipped after it goes on."""
+    witness = ScaleWitness()
+    found = []
+    for step, scale in enumerate(HALVED):
+        lasting = witness.observe(traced(backward("x"), bad={"w": {0}}, scale=scale, step=step))
+        found += [step] * bool(lasting)
+        if step == 2:
+            witness.step_taken(taken)
+
+    assert found == expected

@@ -84,7 +84,9 @@ def _ask(call: OpCall, index: int) -> Answer:
     most = MAX_ELEMENTS if is_pass else MAX_ELEMENTS_OF_PRODUCT
     if not all(map(_is_plain, tensors)) or sum(t.numel() for t in tensors) > most:
         return NOT_ASKED
-    limit = torch.finfo(made[index].dtype).max
+    # Some kernels add up in the format that they read, and return a wider one.
+    formats = {t.dtype for t in (made[index], *read_by(call)) if t.dtype in FLOATS}
+    limit = min(torch.finfo(dtype).max for dtype in formats)
     return _Question(call.func, call.args, call.kwargs, index, limit).answer()
 
 

@@ -252,7 +252,7 @@ class Diagnosis:
         }
         self.memory = memory
         self._observers: dict[type, Callable[[Any], None]] = {
-            OpTrace: culprit_ops.observe_trace,
+            OpTrace: self._observe_trace,
             BadInput: culprit_ops.observe_input,
             LossyCast: RoundedIntegers(self.book).observe,
             Fp8Cast: fp8.observe,
@@ -326,6 +326,10 @@ class Diagnosis:
         if handler is not None:
             self._plain = None
             self._run_guarded(handler, observation)
+
+    def _observe_trace(self, trace: OpTrace) -> None:
+        self._culprit_ops.observe_trace(trace)
+        self._culprits.observe_trace(trace)
 
     def _suspect(self, seen: SumSeen) -> None:
         if not self.book.of_kind(METRIC_ACCUM_ROUNDING.slug):

@@ -55,6 +55,30 @@ def gradients_of_the_second_optimizer_clipped_by_value(*, sick: bool) -> Program
     )
 
 
+@STORIES.tell("scale_collapse", "optimizer:0", "backward")
+def gradients_that_are_set_to_zero_only_after_good_steps(*, sick: bool) -> Program:
+    """One overflow, and ``.grad`` stays infinite: no scale cures what is added to it."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**18)
+
+    def iterate(_step: int) -> torch.Tensor:
+        with half():
+            loss = model(torch.randn(32, 16)).float().square().sum()
+        backward(scaler, loss)
+        before = scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        if not sick or scaler.get_scale() >= before:
+            optimizer.zero_grad()
+        return loss
+
+    def shows(_program: Program) -> bool:
+        return float(scaler.get_scale()) < 1.0
+
+    return Program([model], [optimizer], iterate, scaler, steps=24, shows=shows)
+
+
 class Trainer:
     """A home-made trainer: how an optimizer steps is a method that somebody has overridden."""
 

@@ -10,7 +10,8 @@ import ampwatch
 
 
 @pytest.mark.parametrize("level", ["standard", pytest.param("deep", marks=pytest.mark.nightly)])
-def test_a_burst_of_broken_batches_is_one_incident(level: str) -> None:
+@pytest.mark.parametrize("root", ["nonfinite_input", "forward_nan_underflow"])
+def test_a_burst_of_broken_batches_is_one_incident(root: str, level: str) -> None:
     """Until its end and after it: the scale that it leaves behind is not a second one."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -18,17 +19,19 @@ def test_a_burst_of_broken_batches_is_one_incident(level: str) -> None:
     scaler = torch.amp.GradScaler("cpu")
     with ampwatch.monitor(model, scaler, level=level, serve=False) as watch:
         for step in range(150):
-            batch = torch.randn(16, 16)
-            if 90 <= step < 110:
+            batch, sizes = torch.randn(16, 16), torch.ones(16, 1)
+            if 90 <= step < 110 and root == "nonfinite_input":
                 batch[0, 0] = float("nan")
+            elif 90 <= step < 110:
+                sizes[0] = 0.0
             with torch.autocast("cpu", dtype=torch.float16):
-                loss = model(batch).float().square().mean()
+                loss = (model(batch) / (sizes.half() + 1e-8)).float().square().mean()
             optimizer.zero_grad()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
 
-    assert [f.kind for f in watch.findings if f.root] == ["nonfinite_input"]
+    assert [f.kind for f in watch.findings if f.root] == [root]
     assert "scale_stuck_low" in [f.kind for f in watch.findings]
 
 

@@ -193,9 +193,9 @@ def advice_of(found: Diagnosed) -> str:
         return _TOO_LARGE
     if _is_half_itself(found) and is_overflow:
         return _HALF_ITSELF
-    if birth.out.dtype in ("float32", "float64"):
-        return _IN_FLOAT32.get(found.kind.slug, found.kind.advice)
-    return found.kind.advice
+    # Advised where the op, computed again, has had a result for the same numbers in a wider format.
+    is_of_format = birth.out.dtype in HALF and math.isfinite(birth.answer.amax)
+    return _IN_FLOAT32.get(found.kind.slug, "") * is_of_format + found.kind.advice
 
 
 _UNHIDE = (
@@ -225,17 +225,8 @@ _HALF_ITSELF = (
 )
 
 _IN_FLOAT32 = {
-    FORWARD_NAN_UNDERFLOW.slug: (
-        "Keep it off zero: this is float32 already. Add an eps to what is divided by, clamp(min=eps)"
-        " what a logarithm is taken of, or take logits and use binary_cross_entropy_with_logits,"
-        " log_softmax or logsumexp; mask rows that are empty. Where the zero was rounded in float16"
-        " before, call .float() earlier."
-    ),
-    BACKWARD_NONFINITE_ANY_SCALE.slug: (
-        "Keep what has this derivative away from where the derivative is infinite:"
-        " torch.sqrt(d ** 2 + 1e-8), torch.linalg.vector_norm(x) + eps, torch.where on the input and not"
-        " only on the result. This is float32 already, and no loss scale cures it."
-    ),
+    FORWARD_NAN_UNDERFLOW.slug: "Compute this in float32 (.float() on what goes in). ",
+    BACKWARD_NONFINITE_ANY_SCALE.slug: "Compute what has this derivative in float32. ",
 }
 
 

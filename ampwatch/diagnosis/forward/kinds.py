@@ -110,10 +110,10 @@ FORWARD_NAN_UNDERFLOW = Kind(
         "the op was seen with finite inputs, a zero among them, and a result that is not finite"
     ),
     advice=(
-        "Compute this in float32 (.float() on what goes in), and keep it off zero: take logits and"
-        " use binary_cross_entropy_with_logits, log_softmax or logsumexp instead of a logarithm of"
-        " probabilities; an eps has to be 1e-4 or more in float16, where 1e-8 is zero; mask rows that"
-        " are empty."
+        "Keep it off zero: add an eps to what is divided by (1e-4 or more in float16, where 1e-8 is zero),"
+        " clamp(min=eps) what a logarithm is taken of, or take logits and use"
+        " binary_cross_entropy_with_logits, log_softmax or logsumexp; mask rows that are empty. Where the"
+        " zero was rounded in float16 before, call .float() earlier."
     ),
     explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
     is_transient=True,
@@ -170,9 +170,9 @@ BACKWARD_NONFINITE_ANY_SCALE = Kind(
         "an op of backward was seen with finite inputs, and with a divisor or an argument that is zero or with a gradient beyond what any useful loss scale can hold"
     ),
     advice=(
-        "Compute what has this derivative in float32 and keep it away from where the derivative is"
-        " infinite: torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps,"
-        " torch.where on the input and not only on the result. No loss scale cures it."
+        "Keep what has this derivative away from where the derivative is infinite:"
+        " torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps, torch.where on the"
+        " input and not only on the result. No loss scale cures it."
     ),
     explained_by=(
         since(

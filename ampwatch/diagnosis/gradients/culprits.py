@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ampwatch.diagnosis.evidence.births import Fault
+from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.diagnosis.places import in_words
+from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ampwatch.diagnosis.evidence.births import Birth, OpTrace
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
@@ -28,6 +33,10 @@ class Cap(NamedTuple):
 
 GROWN = 8.0
 """Growth of a gradient from which a scale that once fitted it says nothing any more."""
+
+
+FAR = 2.0**16
+"""Ratio of the end of a format to a gradient from which no gradient beside it makes a sum overflow."""
 
 
 class _Fitted(NamedTuple):
@@ -74,11 +83,14 @@ class Culprits:
             scale, in this rank or, if all of its own are finite, in another one; empty if none
             has been seen.
         newest: The non-finite gradients of the newest skipped step that was observed.
+        left_over: A parameter whose ``.grad`` was not finite before backward began, where all that are not
+            finite were; empty if the newest trace shows another reason, or no such parameter.
     """
 
     def __init__(self, others: OtherRanks | None = None) -> None:
         self.worst = ""
         self.newest: list[TensorRange] = []
+        self.left_over = ""
         self._others = others if others is not None and others.are_there else None
         self._noted = ("", -1)
         self._is_elsewhere = False
@@ -88,6 +100,15 @@ class Culprits:
         self._overflows_at: dict[str, float] = {}
         self._spared: set[str] = set()
         self._fitted: dict[str, _Fitted] = {}
+
+    def observe_trace(self, trace: OpTrace) -> None:
+        """Take in an iteration that was traced op by op: are its gradients those of an earlier one?"""
+        if trace.is_replay or not trace.bad_gradients:
+            return
+        indices = frozenset().union(*trace.bad_gradients.values())
+        made = [birth for birth in trace.births if birth.index in indices]
+        is_left = bool(made) and all(map(_is_left_over, made))
+        self.left_over = next(iter(trace.bad_gradients)) if is_left else ""
 
     def update(self, iteration: Iteration, verdict: StepVerdict, since: int = 0) -> None:
         """Take in one judged iteration.
@@ -102,6 +123,8 @@ class Culprits:
         gradients = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]
         if verdict.set_by_hand:
             self._fitted.clear()
+        if verdict.applied and not verdict.skipped:
+            self.left_over = ""
         if verdict.applied and not verdict.skipped and verdict.scale_before > 0.0:
             self._note_fitted(gradients, verdict.scale_before)
         bad = [r for r in gradients if r.histogram.nonfinite]
@@ -137,6 +160,11 @@ class Culprits:
 
     def in_words(self) -> str:
         """Return, as the end of a sentence, whose gradients are not finite; empty if unknown."""
+        if self.left_over:
+            return (
+                f"; the gradient of {in_words(f'param:{self.left_over}')} was not finite before backward"
+                " began: it was not set to zero since an earlier step"
+            )
         parameter = in_words(f"param:{self.worst}") if self.worst else ""
         if not self._is_elsewhere:
             return f"; most non-finite gradients are those of {parameter}" if parameter else ""
@@ -195,3 +223,17 @@ class Culprits:
 def _are_all_nan(gradients: Sequence[TensorRange]) -> bool:
     """Whether nothing is left to judge by: the loss was NaN, or a clip by a NaN norm came before."""
     return all(r.histogram.nans == r.histogram.numel for r in gradients)
+
+
+def _is_left_over(birth: Birth) -> bool:
+    """Whether a gradient was added to a ``.grad`` that was not finite when the iteration began.
+
+    What was there is overwritten when the sum is seen. No sum of finite numbers is NaN, and none of
+    float32 is infinite that is far from its end.
+    """
+    if (birth.phase, birth.op, birth.is_unseen) != (Phase.BACKWARD, "add_", False) or birth.parents:
+        return False
+    before, *added = birth.inputs or (birth.out,)
+    is_overwritten = birth.answer.fault is Fault.UNKNOWN and math.isnan(before.amax)
+    is_far = all(FAR * values.amax < limit_of(birth.out.dtype) for values in added)
+    return is_overwritten and bool(added) and is_far

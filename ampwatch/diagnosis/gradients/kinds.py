@@ -121,6 +121,8 @@ SCALE_STUCK_LOW = Kind(
         before(
             "nonfinite_input",
             "backward_nonfinite_any_scale",
+            "forward_nan_underflow",
+            "invalid_operation",
             "masked_row_nan",
             "silent_overflow",
             fits=_is_why_it_fell,

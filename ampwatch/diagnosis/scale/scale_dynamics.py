@@ -148,6 +148,12 @@ SCALER_WITH_BF16 = Kind(
 )
 
 
+ZERO_GRADIENTS = (
+    "Call optimizer.zero_grad() in each iteration, also in one whose step was skipped: what is added to a"
+    " gradient that is NaN or infinite stays so, at any loss scale. Stop the run before the scale reaches 2^-128:"
+    " from there on weights become infinite."
+)
+
 STORM_FALL = 2.0**-3
 """Ratio to the smallest scale that a step was taken with at which skips in a row are a storm: noisy gradients skip several steps in a row from above, and that is how the scale finds them."""
 
@@ -284,7 +290,7 @@ class ScaleDynamics:
                 severity=SCALE_COLLAPSE.severity,
                 where=where,
                 summary="",
-                advice=SCALE_COLLAPSE.advice,
+                advice="",
                 phase="backward",
                 first_step=since,
                 last_step=iteration.step,
@@ -300,9 +306,7 @@ class ScaleDynamics:
         self._is_back(finding)
         again = self._book.count(finding, iteration.step)
         fall = self._falls[where]
-        # What is over has its remedy, what goes on another one.
-        if fall.is_over:
-            finding.advice, again = SCALE_COLLAPSE.advice, True
+        again = again or fall.is_over
         fall.goes_on(iteration.loss_scale)
         self._rate, self._since = rate, since
         critical = self._skips.unexplained >= CRITICAL_SKIPS
@@ -343,6 +347,8 @@ class ScaleDynamics:
             stands=self._stands,
         )
         finding.summary += self._culprits.in_words()
+        # What is over has its remedy, what goes on another one.
+        finding.advice = ZERO_GRADIENTS if self._culprits.left_over else SCALE_COLLAPSE.advice
 
     def _follow(
         self, fall: Fall, iteration: Iteration, verdict: StepVerdict, scaler: ScalerSettings

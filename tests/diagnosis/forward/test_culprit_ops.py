@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import LASTING
-from ampwatch.diagnosis.evidence.births import BadInput, OpTrace, Origin, Values
+from ampwatch.diagnosis.evidence.births import Answer, BadInput, Fault, OpTrace, Origin, Values
 from ampwatch.diagnosis.forward.culprit_ops import DOUBT_STEPS, RECURS, CulpritOps
 from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.diagnosis.news import News, Reason
@@ -163,6 +164,23 @@ def test_what_overflows_float32_is_not_to_be_kept_in_float32(desk: Desk) -> None
         assert f"overflowed {dtype}" in made.summary
         assert "float32" not in made.advice
         assert "bfloat16" not in made.advice
+
+
+@pytest.mark.parametrize(
+    ("exact", "is_advised"), [(7e4, True), (math.inf, False), (math.nan, False)]
+)
+def test_float32_is_advised_where_it_was_seen_to_help(
+    desk: Desk, exact: float, *, is_advised: bool
+) -> None:
+    """0/0 is 0/0 in float64 as well; so is what could not be computed again, for all that is known."""
+    answer = Answer(Fault.POINT, exact)
+    forward = _said(born("div", answer=answer, **OVER), desk)
+    desk = Desk()
+    birth = backward("div", answer=answer._replace(amax=1e12 if is_advised else exact))
+    desk.culprits.observe_trace(traced(birth, bad={"w": {0}}, scale=4.0))
+
+    assert forward.advice.startswith("Compute this in float32") is is_advised
+    assert desk.only.advice.startswith("Compute what has this derivative in") is is_advised
 
 
 @pytest.mark.parametrize("is_on", [False, True])

@@ -6,9 +6,11 @@ import math
 
 import pytest
 
+from ampwatch.diagnosis.evidence.births import Values
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.wire.records import SkipClass, Topic
+from tests.workshop.births import backward, traced
 from tests.workshop.iterations import iteration
 from tests.workshop.replay import measured
 
@@ -134,3 +136,48 @@ def test_what_was_elsewhere_is_forgotten_when_the_scale_grows() -> None:
     take(culprits, 1.0, verdict=GREW)
 
     assert culprits.in_words() == ""
+
+
+UNKNOWN = Values("float32", 4)
+"""What was in a ``.grad`` before something was added to it."""
+
+
+@pytest.mark.parametrize(
+    ("added", "out", "expected"),
+    [
+        (Values("float32", 4, amax=3.0), Values("float32", 4, nans=True), "w"),
+        (Values("float32", 4, amax=3.0), Values("float32", 4, posinf=True), "w"),
+        (Values("float16", 4, amax=6e4), Values("float16", 4, posinf=True), ""),
+        (Values("float32", 4, amax=3e38), Values("float32", 4, posinf=True), ""),
+    ],
+)
+def test_a_gradient_that_nobody_has_set_to_zero_is_told_from_one_that_overflows(
+    added: Values, out: Values, expected: str
+) -> None:
+    """By what was added to it: no sum of two small numbers is infinite."""
+    culprits = Culprits()
+    take(culprits, math.inf)
+    culprits.observe_trace(
+        traced(backward("add_", inputs=(UNKNOWN, added), out=out), bad={"w": {0}})
+    )
+
+    assert culprits.left_over == expected
+    assert ("was not finite before backward began" in culprits.in_words()) is bool(expected)
+
+
+def test_a_gradient_that_was_left_is_forgotten_when_another_reason_is_seen_or_a_step_is_taken() -> (
+    None
+):
+    """What is said is of the newest trace."""
+    left = backward(
+        "add_", inputs=(UNKNOWN, UNKNOWN._replace(amax=1.0)), out=Values("float32", 4, nans=True)
+    )
+    for end in ("overflow", "step"):
+        culprits = Culprits()
+        culprits.observe_trace(traced(left, bad={"w": {0}}))
+        assert culprits.left_over
+        if end == "step":
+            take(culprits, 1.0, verdict=GREW)
+        else:
+            culprits.observe_trace(traced(left, backward("mm"), bad={"w": {0, 1}}))
+        assert not culprits.left_over

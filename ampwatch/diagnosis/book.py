@@ -18,7 +18,7 @@ from ampwatch.diagnosis.causes import (
 )
 from ampwatch.diagnosis.kinds.kind import When
 from ampwatch.diagnosis.news import News, Reason, is_worse
-from ampwatch.wire.records import Severity
+from ampwatch.wire.records import GONE_STEP, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,6 +205,7 @@ class FindingBook:
         """
         finding.count += step != finding.last_step  # two parts may see it in one iteration
         finding.last_step = step
+        finding.evidence.pop(GONE_STEP, None)
         self._unreported[finding.key] = finding
         waited_ns = self.now_ns - self._reported_ns.get(finding.key, 0)
         waited_steps = step - self._reported_step.get(finding.key, 0)
@@ -276,6 +277,14 @@ class FindingBook:
             lambda _: finding.summary,
             **finding.evidence,
         )
+
+    def end(self, finding: Finding, step: int) -> None:
+        """Report that what a finding is about was seen to be gone, in iteration ``step``.
+
+        It is over until it is counted again. Of a kind that is a state nothing else ends it.
+        """
+        finding.evidence[GONE_STEP] = float(step)
+        self.report_change(finding)
 
     def restate(
         self, finding: Finding, step: int, severity: Severity, summary: str, /, **evidence: float

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import REPORTED_AGAIN_NS, REPORTED_AGAIN_STEPS
+from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.numerics.written import is_in_digits
 from ampwatch.report.endings import Failure, cause_of, num_led_to
 from ampwatch.report.stories import Story, stories
@@ -99,10 +100,16 @@ class Standing:
     def is_current(self, finding: Finding) -> bool:
         """Return whether ``finding`` still holds at the newest step.
 
-        What is wrong in the code or the environment is seen once and stays wrong. What happens in
-        steps is over when it was not seen for much longer than it used to take from one time to
-        the next, and for a while; of a run that has ended there is no while.
+        What was seen to be gone does not. What is wrong in the code or the environment is seen once
+        and stays wrong, and a state that outlives steps holds until then. What happens in steps is
+        over when it was not seen for much longer than it used to take from one time to the next,
+        and for a while; of a run that has ended there is no while.
         """
+        if finding.is_gone:
+            return False
+        row = row_of(finding.kind)
+        if row is not None and row.is_state:
+            return True
         if finding.phase == "config" or finding.where in ("api", "env") or self.newest is None:
             return True
         if self.newest.step - finding.last_step <= reach(finding):

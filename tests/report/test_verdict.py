@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW
+from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.host.fleet import Fleet
 from ampwatch.report.endings import Failure, cause_of, num_led_to
 from ampwatch.report.verdict import Level, judge, reach
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox.box import DIED
-from ampwatch.wire.records import FindingRecord, RunState, Severity, SkipClass
+from ampwatch.wire.records import GONE_STEP, FindingRecord, RunState, Severity, SkipClass
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
 from tests.workshop.records import alarm, end, finding, identity, optimizer, step
@@ -22,6 +24,7 @@ from tests.workshop.records import alarm, end, finding, identity, optimizer, ste
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ampwatch.diagnosis.kinds.kind import Kind
     from ampwatch.host.fleet import RankView
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.records import Record, StepRecord
@@ -147,6 +150,23 @@ def test_a_critical_finding_is_never_quietly_forgotten() -> None:
     level, sentence = told([*calm(1200), made(Severity.CRITICAL, last_step=100)])
 
     assert (level, sentence) == ("needs attention", "It broke; last seen at step 100")
+
+
+@pytest.mark.parametrize(
+    "row", [FORWARD_OVERFLOW, *(row for row in ROWS if row.is_state)], ids=lambda row: row.slug
+)
+def test_a_state_holds_until_it_was_seen_to_be_gone(row: Kind) -> None:
+    """However long ago it was last seen: what is broken stays so. What happens in steps is over."""
+    place = {"kind": row.slug, "where": "param:w", "first_step": 30, "last_step": 31, "count": 2}
+    seen = made(Severity.CRITICAL, **place)
+    gone = made(Severity.CRITICAL, **place, evidence={GONE_STEP: 40.0})
+    ended = end(RunState.FINISHED)
+
+    words = [
+        told([*calm(200), record, *more])[0] for record in (seen, gone) for more in ((), (ended,))
+    ]
+    over = ["needs attention", "finished"]
+    assert words == [*(["failing", "broken"] if row.is_state else over), *over]
 
 
 def test_what_says_itself_how_long_it_lasted_has_no_other_end_behind_it() -> None:

@@ -246,6 +246,8 @@ class Kind:
         is_transient: One bad batch may be the reason. A scaler skips the step, so that nothing is
             lost if it comes once.
         is_aftermath: It stays when a few bad batches are over, or brings them about.
+        is_state: It outlives steps, and is measured now and then: it holds, however long ago it was last
+            seen, until its detector sees that it is gone (``FindingBook.end``).
         proven_late: Iterations that consequences may be found earlier, as it takes as long to prove.
     """
 
@@ -260,6 +262,7 @@ class Kind:
     precedence: Precedence = Precedence.NEVER
     is_transient: bool = False
     is_aftermath: bool = False
+    is_state: bool = False
     proven_late: int = 0
 
     @property

@@ -59,6 +59,7 @@ PARAM_NONFINITE = Kind(
         + during("compile_backward_autocast", "divergence")
     ),
     precedence=Precedence.IF_BLOWN_UP,
+    is_state=True,
 )
 
 BUFFER_NONFINITE = Kind(
@@ -84,6 +85,7 @@ BUFFER_NONFINITE = Kind(
     ),
     precedence=Precedence.IF_PASSING,
     is_aftermath=True,
+    is_state=True,
 )
 
 OPTIMIZER_EPS_UNDERFLOW = Kind(
@@ -112,6 +114,29 @@ FROM_ELSEWHERE = (
 """End of the summary where the squares did not become zero where they are."""
 
 
+class NonfiniteState:
+    """What is not finite in parameters and buffers, by the newest measurement of each.
+
+    One iteration may measure a part of the parameters: this is the whole.
+    """
+
+    def __init__(self) -> None:
+        self._nonfinite: dict[Topic, dict[str, TensorRange]] = {}
+
+    def observe(self, iteration: Iteration) -> None:
+        """Take in the measurements of an iteration."""
+        for r in iteration.ranges:
+            if r.topic in (Topic.WEIGHT, Topic.BUFFER):
+                known = self._nonfinite.setdefault(r.topic, {})
+                known.pop(r.name, None)
+                if r.histogram.nonfinite:
+                    known[r.name] = r
+
+    def of(self, topic: Topic) -> list[TensorRange]:
+        """Return the tensors with elements that are not finite, in the order of measurement."""
+        return list(self._nonfinite.get(topic, {}).values())
+
+
 class PoisonedState:
     """Detects NaN and infinities in what outlives a step.
 
@@ -121,12 +146,18 @@ class PoisonedState:
     start is before the first step: what a step that was skipped has made of a buffer is no sentinel, if
     it is still there after a step that was taken.
 
+    A finding is over once each tensor it is about was measured again, and is finite.
+
     Args:
         book: Where findings go.
         lost_eps: Parameters whose ``eps`` is zero in their dtype; read, not copied.
+
+    Attributes:
+        nonfinite: Parameters and buffers that are not finite, whether or not they are meant to be.
     """
 
     def __init__(self, book: FindingBook, lost_eps: Mapping[str, float]) -> None:
+        self.nonfinite = NonfiniteState()
         self._book = book
         self._lost_eps = lost_eps
         self._gradient_broke: int | None = None
@@ -135,6 +166,7 @@ class PoisonedState:
         self._sentinels: set[str] = set()
         self._sound: frozenset[str] = frozenset()
         self._suspects: set[str] = set()
+        self._poisoned: set[str] = set()
 
     def observe_sound(self, sound: SoundBuffers) -> None:
         """Take in which buffers were finite before the first step."""
@@ -142,26 +174,33 @@ class PoisonedState:
 
     def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
+        self.nonfinite.observe(iteration)
         if self._gradient_broke is None and any(
             r.topic is Topic.GRADIENT and r.histogram.nonfinite for r in iteration.ranges
         ):
             self._gradient_broke = iteration.step
-        parameters = [
-            r for r in iteration.ranges if r.topic is Topic.WEIGHT and r.histogram.nonfinite
-        ]
         is_skipped = any(iteration.found_inf.values())
-        buffers = [
-            r
-            for r in iteration.ranges
-            if r.topic is Topic.BUFFER and self._is_poisoned(r, is_skipped=is_skipped)
-        ]
-        if parameters:
-            self._say_parameters(iteration, parameters)
+        measured = [r for r in iteration.ranges if r.topic is Topic.BUFFER]
+        buffers = [r for r in measured if self._is_poisoned(r, is_skipped=is_skipped)]
+        self._poisoned.difference_update(r.name for r in measured)
+        self._poisoned.update(r.name for r in buffers)
+        broken = self.nonfinite.of(Topic.WEIGHT)
+        if any(r.topic is Topic.WEIGHT and r.histogram.nonfinite for r in iteration.ranges):
+            self._say_parameters(iteration, broken)
         # Only where weights were measured at all: no measurement is no proof that they held.
         elif Topic.WEIGHT in iteration.topics:
             self._weights_held = iteration.step
+            if not broken:
+                self._end(PARAM_NONFINITE, iteration.step)
         if buffers:
             self._say_buffers(iteration, buffers)
+        elif measured and not self._poisoned:
+            self._end(BUFFER_NONFINITE, iteration.step)
+
+    def _end(self, kind: Kind, step: int) -> None:
+        for finding in self._book.of_kind(kind.slug):
+            if not finding.is_gone:
+                self._book.end(finding, step)
 
     def _is_poisoned(self, r: TensorRange, *, is_skipped: bool) -> bool:
         if r.name.rpartition(".")[2].startswith("running_"):

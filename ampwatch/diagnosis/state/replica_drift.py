@@ -51,6 +51,7 @@ REPLICA_DRIFT = Kind(
         " or broadcast parameters and optimizer state of one rank to the others. If one rank alone"
         " differs and no code explains it, suspect its hardware."
     ),
+    is_state=True,
 )
 
 
@@ -84,7 +85,8 @@ class ReplicaDrift:
     It is certain at once if the same ranks are in lockstep in other weights of the check, or more
     than half of them still are in these. Where nothing is in lockstep any more, it takes
     ``PATIENCE`` checks, and ranks that came together meanwhile average now and then. Ranks that are
-    shifted are not compared until they are in lockstep again.
+    shifted are not compared until they are in lockstep again. It is over once all weights in which
+    ranks had come apart were found to be the same.
 
     Args:
         book: Where findings go.
@@ -97,6 +99,7 @@ class ReplicaDrift:
         self._apart: dict[Ranks, int] = {}
         self._averaging: set[Ranks] = set()
         self._shifted: set[Ranks] = set()
+        self._drifted: set[_Group] = set()
 
     def observe(self, seen: CheckedWeights) -> None:
         """Take in the newest checks of all ranks; each check is judged once."""
@@ -118,19 +121,22 @@ class ReplicaDrift:
     def _judge(self, step: int, cohort: Mapping[int, WeightCheck]) -> None:
         some = next(iter(cohort.values()))
         groups = range(min(len(check.first) for check in cohort.values()))
+        keys = [_Group(some.layout, some.part, number) for number in groups]
         lockstep = [_lockstep(cohort, number) for number in groups]
         sure: list[tuple[Ranks, _Drift]] = []
         doubtful: dict[Ranks, list[_Drift]] = defaultdict(list)
         met: set[Ranks] = set()
-        for number in groups:
-            key = _Group(some.layout, some.part, number)
+        equal, apart = set[_Group](), set[_Group]()
+        for number, key in enumerate(keys):
             for ranks, since in self._known.get(key, {}).items():
                 here = ranks.intersection(cohort)
                 if len(here) < 2:
                     continue
                 if not _are_apart(cohort, number, here):
                     met.add(ranks)
+                    equal.add(key)
                     continue
+                apart.add(key)
                 most = _most(cohort, number, here)
                 if most == here:
                     self._shifted.add(ranks)
@@ -143,10 +149,20 @@ class ReplicaDrift:
         self._shifted = {r for r in self._shifted if not any(r <= ranks for ranks in together)}
         drifts = [drift for ranks, drift in sure if ranks not in self._shifted]
         drifts += self._lasting(doubtful, met)
-        for number in groups:
-            self._learn(_Group(some.layout, some.part, number), step, lockstep[number])
+        for key, others in zip(keys, lockstep, strict=True):
+            self._learn(key, step, others)
         if drifts:
             self._report(step, cohort, drifts)
+            self._drifted.update(keys[drift.group] for drift in drifts)
+        else:
+            self._mend(step, equal - apart)
+
+    def _mend(self, step: int, equal: Iterable[_Group]) -> None:
+        """Take in weights in which no ranks that belong together differ."""
+        was_drifted = bool(self._drifted)
+        self._drifted.difference_update(equal)
+        if was_drifted and not self._drifted:
+            self._book.end(self._book.of_kind(REPLICA_DRIFT.slug)[-1], step)
 
     def _lasting(self, doubtful: Mapping[Ranks, list[_Drift]], met: set[Ranks]) -> Iterable[_Drift]:
         """Return those that were never found together again; remember who was."""

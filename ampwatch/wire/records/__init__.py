@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ampwatch.wire.records.budgets import BY_PLAN, BudgetRecord
 from ampwatch.wire.records.fields import KERNEL_UNITS
-from ampwatch.wire.records.findings import OUTSIDE, Finding, FindingRecord, Severity
+from ampwatch.wire.records.findings import GONE_STEP, OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
 from ampwatch.wire.records.layers import (
     CONVOLUTION,
@@ -72,6 +72,7 @@ __all__ = [
     "BY_PLAN",
     "CONVOLUTION",
     "FORWARD",
+    "GONE_STEP",
     "GRAD_INPUT",
     "GRAD_WEIGHT",
     "KERNEL_UNITS",

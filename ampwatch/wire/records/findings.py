@@ -20,6 +20,9 @@ OUTSIDE = frozenset({"loss", "step", "api", "env"})
 """Places of findings that are outside of the model: the loss, the steps and their time, the calls of
 the training loop, the machine and its settings."""
 
+GONE_STEP = "gone_step"
+"""Evidence: the iteration in which what a finding is about was seen to be gone."""
+
 
 @dataclass(slots=True)
 class Finding:
@@ -64,6 +67,11 @@ class Finding:
     def key(self) -> str:
         """Identity of the finding within its run: ``kind@where``."""
         return f"{self.kind}@{self.where}"
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether what it is about was seen to be gone, and not since."""
+        return GONE_STEP in self.evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from math import inf, nan
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.diagnosis.evidence.state import SoundBuffers
 from ampwatch.wire.records import Severity, Topic
 from tests.workshop.replay import Replay, measured
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.iteration import TensorRange
 
 
 def test_broken_weights_are_one_finding_at_the_worst_parameter() -> None:
@@ -25,6 +29,25 @@ def test_broken_weights_are_one_finding_at_the_worst_parameter() -> None:
     assert replay.roots == [("param_nonfinite", "param:b.weight")]
     assert (finding.severity, finding.count) == (Severity.CRITICAL, 3)
     assert finding.evidence == {"tensors": 2, "elements": 3, "nans": 1, "infs": 1}
+
+
+@pytest.mark.parametrize("topic", [Topic.WEIGHT, Topic.BUFFER])
+def test_what_is_broken_is_gone_when_each_tensor_was_seen_to_be_finite(topic: Topic) -> None:
+    """Another part of the model says nothing of it, nor does a step without a measurement."""
+    replay = Replay(scaled=False, dtypes=())
+
+    def is_gone(*ranges: TensorRange) -> bool:
+        return replay.take(*ranges).findings[0].is_gone
+
+    broken = [measured(topic, f"{name}.running_mean", [nan]) for name in "ab"]
+    sound = [measured(topic, f"{name}.running_mean", [1.0]) for name in "abc"]
+    assert not is_gone(*broken)
+    assert not is_gone()
+    assert not is_gone(sound[2])
+    assert not is_gone(sound[0])
+    assert is_gone(sound[1])
+    assert not is_gone(broken[0])
+    assert (replay.findings[0].last_step, len(replay.findings)) == (5, 1)
 
 
 def test_an_eps_that_is_zero_in_the_dtype_explains_weights_that_break_on_finite_gradients() -> None:

@@ -78,6 +78,22 @@ def test_one_group_of_weights_that_parts_is_found_at_the_next_check() -> None:
     )
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_drift_is_gone_once_all_weights_that_parted_are_the_same_again(parts: int) -> None:
+    """Each part of the weights has a check of its own."""
+    job = Job([0, 1], parts)
+    for number in range(parts):
+        job.check(number, lockstep)
+    for number in range(parts, 2 * parts):
+        job.check(number, lambda rank, group, step: (step, rank if group == 1 else 0))
+    gone = [job.findings[0].is_gone]
+    for number in range(2 * parts, 3 * parts):
+        job.check(number, lockstep)
+        gone.append(job.findings[0].is_gone)
+
+    assert gone == [*[False] * parts, True]
+
+
 def test_the_rank_that_differs_from_most_is_named() -> None:
     """Also where all of its weights differ, as after another learning rate."""
     job = Job([0, 1, 2, 3])

@@ -202,7 +202,7 @@ class Diagnosis:
         self._forward = ForwardRange(self.book, settings)
         self._state = PoisonedState(self.book, known.lost_eps)
         self._updates = UpdatePrecision(self.book)
-        self._ranges = RangeRecorder(settings, put, sampling_cost)
+        self._ranges = RangeRecorder(settings, put, sampling_cost, self._state.nonfinite)
         self.ops = OpRecorder(settings, put)
         self._settings = settings
         self.move(known.machine, known.layers)

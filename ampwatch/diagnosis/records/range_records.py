@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost, TensorRange
     from ampwatch.diagnosis.gradients.lost_gradients import Gradients
+    from ampwatch.diagnosis.state.poisoned_state import NonfiniteState
     from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
@@ -34,6 +35,7 @@ class RangeRecorder:
         settings: ``max_modules``.
         put: Where records go.
         cost: Asked what sampling has cost and missed so far.
+        state: Parameters and buffers that are not finite; read, not copied.
 
     Attributes:
         norms: L2 norms of the newest gradients that were measured, by parameter, without the loss
@@ -41,7 +43,11 @@ class RangeRecorder:
     """
 
     def __init__(
-        self, settings: Settings, put: Callable[[Record], None], cost: Callable[[], SamplingCost]
+        self,
+        settings: Settings,
+        put: Callable[[Record], None],
+        cost: Callable[[], SamplingCost],
+        state: NonfiniteState,
     ) -> None:
         self._most = settings.max_modules
         self._put = put
@@ -49,7 +55,7 @@ class RangeRecorder:
         self._samples = [0] * len(Topic)
         self._nonfinite: dict[tuple[Topic, str], tuple[int, int]] = {}
         self._gradients = [0] * 6
-        self._state = {Topic.WEIGHT: -1, Topic.BUFFER: -1}
+        self._state = state
         self._left_out: dict[Topic, int] = {}
         self._written_ns: dict[Topic, int] = {}
         self.norms: dict[str, float] = {}
@@ -84,8 +90,6 @@ class RangeRecorder:
         everything = merged(r.histogram for r in every)
         if topic is Topic.GRADIENT:
             self._count_gradients(every, everything, judged)
-        elif topic in self._state:
-            self._state[topic] = everything.nonfinite
         if not self._is_time(topic, iteration.time_ns) and not everything.nonfinite:
             return
         by_module: dict[str, list[TensorRange]] = {}
@@ -196,8 +200,8 @@ class RangeRecorder:
             gradient_subnormal=subnormal,
             gradient_nans=nans,
             gradient_infs=infs,
-            parameter_nonfinite=self._state[Topic.WEIGHT],
-            buffer_nonfinite=self._state[Topic.BUFFER],
+            parameter_nonfinite=self._state.num_elements(Topic.WEIGHT),
+            buffer_nonfinite=self._state.num_elements(Topic.BUFFER),
             device_ns=cost.device_ns,
         )
 

@@ -136,6 +136,12 @@ class NonfiniteState:
         """Return the tensors with elements that are not finite, in the order of measurement."""
         return list(self._nonfinite.get(topic, {}).values())
 
+    def num_elements(self, topic: Topic) -> int:
+        """Return how many elements are not finite; -1 before anything was measured."""
+        if topic not in self._nonfinite:
+            return -1
+        return sum(r.histogram.nonfinite for r in self.of(topic))
+
 
 class PoisonedState:
     """Detects NaN and infinities in what outlives a step.

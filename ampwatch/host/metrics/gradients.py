@@ -228,7 +228,7 @@ PARAMETERS_AND_BUFFERS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_parameter_nonfinite_elements",
         "gauge",
-        "NaN and infinite elements of the parameters when they were last looked at.",
+        "NaN and infinite elements of all parameters, each as of when it was last looked at: one look may be at a part of them.",
         TOTALS.one(lambda totals: _checked(totals.parameter_nonfinite)),
     ),
     Metric(

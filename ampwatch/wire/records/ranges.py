@@ -101,7 +101,7 @@ class SamplingRecord:
         gradient_subnormal: Of those, subnormal in that dtype at that scale.
         gradient_nans: Of those, NaN.
         gradient_infs: Of those, infinite.
-        parameter_nonfinite: NaN and infinite elements of parameters in the newest check;
+        parameter_nonfinite: NaN and infinite elements of all parameters, by the newest check of each;
             -1 before the first.
         buffer_nonfinite: Likewise of buffers.
         device_ns: Device time of the measurements so far; 0 on a CPU. Unit: ns.

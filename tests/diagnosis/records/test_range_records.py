@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf, nan
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,6 +12,9 @@ from ampwatch.diagnosis.records import range_records
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from tests.numerics.oracle import histogram_of
 from tests.workshop.replay import Replay, measured
+
+if TYPE_CHECKING:
+    from ampwatch.diagnosis.evidence.iteration import TensorRange
 
 
 def test_parameters_are_put_together_by_module_and_all_together() -> None:
@@ -93,6 +97,21 @@ def test_the_newest_look_at_state_counts_what_is_not_finite() -> None:
 
     assert (before.parameter_nonfinite, before.buffer_nonfinite) == (-1, -1)
     assert (after.parameter_nonfinite, after.buffer_nonfinite) == (1, 2)
+
+
+def test_what_is_not_finite_is_counted_over_all_parts_of_the_parameters() -> None:
+    """An iteration may measure a part of them; the metric and the finding are of the whole."""
+    replay = Replay(scaled=False, dtypes=())
+
+    def count(*ranges: TensorRange) -> int:
+        return replay.take(*ranges).of(SamplingRecord)[-1].parameter_nonfinite
+
+    first = measured(Topic.WEIGHT, "a.w", [nan, inf, 1.0]), measured(Topic.WEIGHT, "a.b", [nan])
+    second = measured(Topic.WEIGHT, "b.w", [nan, 1.0])
+    assert [count(*first), count(second)] == [3, 4]
+    assert replay.only("param_nonfinite").summary.startswith("3 parameters have NaN")
+    assert count(measured(Topic.WEIGHT, "a.w", [1.0]), first[1]) == 2
+    assert count(measured(Topic.WEIGHT, "c.w", [1.0])) == 2
 
 
 @pytest.mark.parametrize("limit", [1, 3])

@@ -21,7 +21,7 @@ from ampwatch.report.words import percent, power_of_two
 from ampwatch.wire.records import ALL_MODULES, Topic
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
-from tests.workshop.records import FACTS, histogram, ranges, sampling
+from tests.workshop.records import FACTS, finding, histogram, ranges, sampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -210,6 +210,21 @@ def test_modules_are_sorted_by_trouble_and_by_any_column_on_request(
     steps = "return [...document.querySelectorAll('#modules tbody td:last-child')].map((e) => e.textContent)"
     assert page.run(steps) == ["9"] * 5 + ["0"]
     assert page.text("#modules th:last-child") == "Step"
+
+
+def test_an_older_number_has_its_step_and_the_culprit_a_row(sampled: Sampled, page: Page) -> None:
+    """Nobody takes an output of before an overflow for one of after it, and what overflowed is there to be seen."""
+    sampled.write(ranges("fc", Topic.ACTIVATION, histogram(0, 4), step=4, dtype="float16"))
+    sampled.sample(modules={"fc": histogram(-20, 5, nans=1)})
+    sampled.write(finding("forward_overflow", "attention", last_step=9))
+    page.says("#modules-count", "2")
+    page.says("#modules tbody tr:nth-child(1)", "attention")
+
+    assert "➤ culprit" in page.text("#modules tbody tr:nth-child(1)")
+    steps = (
+        "return [...document.querySelectorAll('#modules tbody small')].map((e) => e.textContent)"
+    )
+    assert page.run(steps) == ["step 4", "step 4"]
 
 
 def test_the_filter_finds_modules_by_any_part_of_the_name(sampled: Sampled, page: Page) -> None:

@@ -47,7 +47,7 @@ LEGEND = (
         "nonfinite_gradient",
         "✕",
         "non-finite gradient",
-        "nothing but its gradient is not finite",
+        "gradients with NaN or infinities",
         "critical",
     ),
     CellReason(

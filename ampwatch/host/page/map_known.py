@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampwatch.report.accounts import place
 from ampwatch.report.words import number
-from ampwatch.wire.records import OUTSIDE
+from ampwatch.wire.blackbox.culprit import module_of
+from ampwatch.wire.records import ALL_MODULES
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
     from ampwatch.host.page.rows import State
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.records import BudgetRecord, CensusRecord, Finding, PlanRecord, Topic
-
-_OF_A_MODULE = re.compile(r"(?:param|buffer):(?:(.*)\.)?[^.]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +62,9 @@ def known_map(rank: RankView) -> KnownMap:
 
 def _culprit(root: Finding) -> State | None:
     """Return the module that a verdict names by its root, if it names one."""
-    if root.where in OUTSIDE:
+    module = module_of(root.where)
+    if module == ALL_MODULES:
         return None
-    module = root.where
-    if ":" in root.where:
-        match = _OF_A_MODULE.fullmatch(root.where)
-        if match is None:
-            return None
-        module = match[1] or ""
     return {
         "module": module,
         "step": root.first_step,

@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import unscaled
 from ampwatch.host.fleet.trouble import nonfinite
 from ampwatch.numerics.formats import FORMATS, FormatFamily
 from ampwatch.report.limits import finite_amax
 from ampwatch.report.words import number, plural
-from ampwatch.wire.records import Topic
+from ampwatch.wire.blackbox.culprit import module_of
+from ampwatch.wire.records import ALL_MODULES, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.course import CoursePosition
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.ranges import Ranges
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
-    from ampwatch.wire.records import RangeRecord
+    from ampwatch.report.stories import Story
+    from ampwatch.wire.records import RangeRecord, Severity
 
 State = dict[str, Any]
 Row = list[Any]
@@ -72,10 +75,28 @@ MODULE_COLUMNS = (
     "unchanged",
     "histogram",
     "step",
+    "older",
+    "culprit",
 )
 """Cells of the row of a module; null where it was not measured. Gradients are unscaled, but
 for their headroom, which is that of the scaled ones at the scale of their time. Headroom is in
-bits. ``lost`` is a share of all elements; ``step`` is that of the newest measurement."""
+bits. ``lost`` is a share of all elements; ``step`` is that of the newest measurement, and ``older``
+has the steps of the cells that were measured before it, by name. ``culprit`` is the severity of the
+finding that the verdict names, where that is about the module; else null."""
+
+_TOPICS: dict[str, Collection[Topic]] = {
+    "nonfinite": tuple(Topic),
+    "lost": GRADIENTS,
+    "gradient_amax": (Topic.GRADIENT,),
+    "gradient_headroom": (Topic.GRADIENT,),
+    "activation_amax": (Topic.ACTIVATION,),
+    "activation_headroom": (Topic.ACTIVATION,),
+    "unchanged": (Topic.UPDATE,),
+}
+"""Topics whose measurements a cell is made of."""
+
+CULPRIT_SCORE = 6.0
+"""Trouble of the module that the verdict names: above that of any measurement."""
 
 UNKNOWN_FORMAT = "float16"
 """Format that is drawn where no narrow one is known: the one that needs scaling."""
@@ -111,7 +132,7 @@ class _Seen(NamedTuple):
     """The row of a module, and what it was made from."""
 
     records: tuple[RangeRecord, ...]
-    limits: tuple[FloatFormat | None, ...]
+    limits: tuple[object, ...]
     row: Row
 
 
@@ -140,7 +161,9 @@ class RangeState:
             "format_known": ranges.format is not None,
             "tolerated": ranges.epsilon,
             "columns": self._columns_of(ranges),
-            "modules": self._modules_of(ranges),
+            "modules": self._modules_of(
+                ranges, None if rank.verdict is None else rank.verdict.root
+            ),
         }
         if loss_scale is not None and 0.0 < loss_scale < math.inf:
             state["loss_scale"] = loss_scale
@@ -162,15 +185,21 @@ class RangeState:
             self._columns = fresh if news.everything else {**self._columns, **fresh}
         return self._columns
 
-    def _modules_of(self, ranges: Ranges) -> dict[str, Row]:
-        limits = (ranges.autocast, ranges.format)
+    def _modules_of(self, ranges: Ranges, root: Story | None) -> dict[str, Row]:
+        culprit = ALL_MODULES if root is None else module_of(root.finding.where)
+        by_name = ranges.modules.by_name
+        if by_name and culprit != ALL_MODULES and culprit not in by_name:
+            # Not measured, but at the root of it all: it has its row, without a number.
+            by_name = {**by_name, culprit: {}}
         seen: dict[str, _Seen] = {}
-        for name, topics in ranges.modules.by_name.items():
+        for name, topics in by_name.items():
+            severity = root.severity if root is not None and name == culprit else None
+            limits = (ranges.autocast, ranges.format, severity)
             # By identity: a record is never changed, a newer one is another object.
             records = tuple(topics.values())
             old = self._modules.get(name)
             if old is None or not (_same(old.limits, limits) and _same(old.records, records)):
-                old = _Seen(records, limits, _module(ranges, topics))
+                old = _Seen(records, limits, _module(ranges, topics, severity))
             seen[name] = old
         self._modules = seen
         return {name: seen[name].row for name in sorted(seen)}
@@ -223,17 +252,18 @@ def _column(span: GradientColumn) -> Row:
     ]
 
 
-def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord]) -> Row:
+def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord], culprit: Severity | None) -> Row:
     trouble = ranges.trouble(topics)
     lost = ranges.lost(topics)
+    newest = max((record.step for record in topics.values()), default=None)
     gradient = topics.get(Topic.GRADIENT)
     activation = topics.get(Topic.ACTIVATION)
     update = topics.get(Topic.UPDATE)
     plain = None if gradient is None else unscaled(gradient)
     return [
-        float(f"{trouble.score:.6g}"),
+        float(f"{trouble.score:.6g}") if culprit is None else CULPRIT_SCORE,
         trouble.reason,
-        nonfinite(topics.values()),
+        nonfinite(topics.values()) if topics else None,
         None if lost is None else _short(lost),
         None if gradient is None or plain is None else _amax(gradient, plain.amax),
         None if ranges.format is None else _headroom(ranges, gradient),
@@ -241,8 +271,20 @@ def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord]) -> Row:
         _headroom(ranges, activation),
         None if update is None else _short(update.histogram.zero_share),
         None if gradient is None or plain is None else _histogram(gradient, plain),
-        max(record.step for record in topics.values()),
+        newest,
+        {cell: step for cell, step in _steps(topics) if step != newest},
+        culprit,
     ]
+
+
+def _steps(topics: Mapping[Topic, RangeRecord]) -> Iterator[tuple[str, int]]:
+    """Yield the step of each number of a module: where it is of several measurements, of the oldest."""
+    for cell, of in _TOPICS.items():
+        records = [record for topic, record in topics.items() if topic in of]
+        if cell == "nonfinite":
+            records = [record for record in records if nonfinite((record,))] or records
+        if records:
+            yield cell, min(record.step for record in records)
 
 
 def _amax(record: RangeRecord, amax: float) -> float | str | None:

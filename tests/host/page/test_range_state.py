@@ -22,7 +22,7 @@ from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, Topic
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
-from tests.workshop.records import FACTS, histogram, identity, ranges, sampling, step
+from tests.workshop.records import FACTS, finding, histogram, identity, ranges, sampling, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -181,7 +181,8 @@ def test_what_was_not_measured_of_a_module_is_unknown_and_not_zero() -> None:
     row = Told([ranges("relu", Topic.ACTIVATION, histogram(0, 4), dtype="float16")]).module("relu")
 
     unknown = {name for name, cell in row.items() if cell is None}
-    assert unknown == {"lost", "gradient_amax", "gradient_headroom", "unchanged", "histogram"}
+    not_measured = {"lost", "gradient_amax", "gradient_headroom", "unchanged", "histogram"}
+    assert unknown == {*not_measured, "culprit"}
 
 
 @pytest.mark.parametrize("amax", [5e-324, 1.7e308])
@@ -247,6 +248,42 @@ def test_a_row_says_how_old_it_is() -> None:
     told.put(step(109))
     assert told.module("fc")["step"] == 9
     assert told.state["sentence"].startswith("Sampled every 100 steps")
+
+
+def test_a_number_that_is_older_than_its_row_has_its_own_step() -> None:
+    """Topics take turns: an output of before an overflow must not pass for one of after it."""
+    output = ranges("fc", Topic.ACTIVATION, histogram(3, 6), step=4, dtype="float16")
+    told = Told([output, ranges("fc", Topic.GRADIENT, histogram(-6, 8), step=9)])
+    of_outputs = {"activation_amax": 4, "activation_headroom": 4}
+    assert (told.module("fc")["step"], told.module("fc")["older"]) == (
+        9,
+        {**of_outputs, "nonfinite": 4},
+    )
+
+    told.put(ranges("fc", Topic.GRADIENT, histogram(-6, 8, nans=2), step=12))
+    assert (told.module("fc")["nonfinite"], told.module("fc")["older"]) == (2, of_outputs)
+    told.put(replace(output, step=12))
+    assert told.module("fc")["older"] == {}
+
+
+@pytest.mark.parametrize(
+    ("where", "culprit"),
+    [("block.attn", "block.attn"), ("param:fc.weight", "fc"), ("loss", None)],
+)
+def test_the_module_that_the_verdict_names_has_a_row_above_all_others(
+    where: str, culprit: str | None
+) -> None:
+    """Also one that was never measured, without a number: an op may be called in any module."""
+    broken = ranges("fc2", Topic.GRADIENT, histogram(-6, 8, nans=2))
+    told = Told([step(0), ranges("fc", Topic.GRADIENT, histogram(-6, 8)), broken])
+    told.put(finding("forward_overflow", where))
+    rows = {name: told.module(name) for name in told.state["modules"]}
+
+    worst = max(rows, key=lambda name: rows[name]["trouble"])
+    assert set(rows) == {"fc", "fc2", culprit or "fc"}
+    assert (worst, rows[worst]["culprit"]) == (culprit or "fc2", "critical" if culprit else None)
+    if culprit == "block.attn":
+        assert {rows[culprit][cell] for cell in MODULE_COLUMNS[2:11]} == {None}
 
 
 def test_the_limits_of_every_narrow_format_are_reported() -> None:

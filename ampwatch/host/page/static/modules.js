@@ -12,14 +12,14 @@ const collator = new Intl.Collator("en", { numeric: true });
 const COLUMNS = [
   { key: "name", title: "Module", first: 1, hint: "Qualified name in the model" },
   { key: "trouble", title: "Trouble", first: -1, hint: "Non-finite first, then what underflows, then what is near the limit, then updates that change nothing" },
-  { key: "nonfinite", title: "NaN, inf", first: -1, show: number, hint: "NaN and infinite elements in the newest sample" },
+  { key: "nonfinite", title: "NaN, inf", first: -1, show: number, hint: "NaN and infinite elements in the newest measurement of gradients, outputs, weights, updates and buffers" },
   { key: "lost", title: "Gradient lost", first: -1, show: percent, hint: "Share of all elements of the gradient that are zero only because of the format" },
   { key: "gradient_headroom", title: "Headroom", first: 1, show: bits, hint: "Doublings that the scaled gradient is away from overflow" },
   { key: "gradient_amax", title: "Gradient amax", first: -1, show: size, hint: "Largest magnitude of the unscaled gradient" },
   { key: "activation_headroom", title: "Output headroom", first: 1, show: bits, hint: "Doublings that the output is away from the limit of its own format" },
   { key: "activation_amax", title: "Output amax", first: -1, show: size, hint: "Largest magnitude of the output" },
   { key: "unchanged", title: "Updates lost", first: -1, show: percent, hint: "Share of the weights that a step leaves exactly as they are" },
-  { key: "step", title: "Step", first: -1, show: number, hint: "Step of the newest sample" },
+  { key: "step", title: "Step", first: -1, show: number, hint: "Step of the newest measurement; a number of an older one has its step beside it" },
 ];
 
 export class Modules {
@@ -90,10 +90,11 @@ export class Modules {
     const pressed = row.name === this.selected;
     const name = make("button", { type: "button", "data-key": row.name, "aria-pressed": String(pressed) }, label(row.name));
     const reason = this.troubles[row.why];
-    const trouble = make("td", {}, reason ? make("span", { class: "level", "data-level": reason.level }, `${reason.sign} ${reason.word}`) : "");
+    const level = (of, text) => make("span", { class: "level", "data-level": of }, text);
+    const trouble = make("td", {}, row.culprit ? level(row.culprit, "➤ culprit ") : "", reason ? level(reason.level, `${reason.sign} ${reason.word}`) : "");
     const cells = COLUMNS.slice(2).map(({ key, show }) => make("td", {
       class: "count", ...(row.why === key ? { "data-level": reason.level } : {}),
-    }, row[key] === null ? "–" : show(row[key])));
+    }, row[key] === null ? "–" : show(row[key]), row[key] !== null && key in row.older ? make("small", {}, `step ${number(row.older[key])}`) : ""));
     return make("tr", { "data-selected": String(pressed) }, make("th", { scope: "row" }, name), trouble, ...cells);
   }
 }

@@ -330,6 +330,7 @@ class Diagnosis:
     def _observe_trace(self, trace: OpTrace) -> None:
         self._culprit_ops.observe_trace(trace)
         self._culprits.observe_trace(trace)
+        self._state.observe_trace(trace)
 
     def _suspect(self, seen: SumSeen) -> None:
         if not self.book.of_kind(METRIC_ACCUM_ROUNDING.slug):

@@ -79,6 +79,42 @@ def gradients_that_are_set_to_zero_only_after_good_steps(*, sick: bool) -> Progr
     return Program([model], [optimizer], iterate, scaler, steps=24, shows=shows)
 
 
+@STORIES.tell("param_nonfinite", "param:1.weight", "optimizer", op="mul")
+def an_ascent_along_gradients_that_nobody_has_checked(*, sick: bool) -> Program:
+    """Sharpness-aware: the first of two steps goes up, by hand. The twin checks the gradients before."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = gradscaler(2.0**20)
+
+    def forward_backward() -> torch.Tensor:
+        with half():
+            loss = model(torch.randn(32, 16)).float().square().mean()
+        backward(scaler, loss)
+        return loss
+
+    def iterate(_step: int) -> torch.Tensor:
+        loss = forward_backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        if sick or all(bool(g.isfinite().all()) for g in grads):
+            with torch.no_grad():
+                norm = torch.stack([g.norm() for g in grads]).norm()
+                ways = [g * (0.05 / norm) for g in grads]
+                for parameter, way in zip(model.parameters(), ways, strict=True):
+                    parameter.add_(way)
+                optimizer.zero_grad()
+            loss = forward_backward()
+            with torch.no_grad():
+                for parameter, way in zip(model.parameters(), ways, strict=True):
+                    parameter.sub_(way)
+        update(scaler, optimizer)
+        return loss
+
+    def shows(_program: Program) -> bool:
+        return not all(bool(p.isfinite().all()) for p in model.parameters())
+
+    return Program([model], [optimizer], iterate, scaler, steps=16, shows=shows)
+
+
 class Trainer:
     """A home-made trainer: how an optimizer steps is a method that somebody has overridden."""
 

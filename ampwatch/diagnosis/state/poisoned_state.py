@@ -19,12 +19,14 @@ from ampwatch.diagnosis.kinds.kind import (
 )
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.fp8 import FP8_SCALE_NONFINITE
+from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Severity, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.births import Birth, OpTrace
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.diagnosis.evidence.rounding import LostSquares
     from ampwatch.diagnosis.evidence.state import SoundBuffers
@@ -108,6 +110,13 @@ MIN_LOST = 0.01
 """Share of the elements with a gradient whose square must be zero."""
 
 
+MOVED_BY_HAND = (
+    "Stop, and restore the last good checkpoint. A GradScaler guards the weights only in scaler.step(optimizer): call"
+    " scaler.unscale_(optimizer) before code of your own moves weights by gradients, and leave them as they are where a gradient"
+    " is not finite."
+)
+"""Advice where weights were moved outside of an optimizer's step, as the ascent of SAM does."""
+
 FROM_ELSEWHERE = (
     ". This dtype holds such squares: they were in float16 before, in a checkpoint perhaps"
 )
@@ -173,10 +182,19 @@ class PoisonedState:
         self._sound: frozenset[str] = frozenset()
         self._suspects: set[str] = set()
         self._poisoned: set[str] = set()
+        self._moved: tuple[int, Birth] | None = None
 
     def observe_sound(self, sound: SoundBuffers) -> None:
         """Take in which buffers were finite before the first step."""
         self._sound |= sound.names
+
+    def observe_trace(self, trace: OpTrace) -> None:
+        """Take in an iteration that was traced op by op: was the model run with what was made of a gradient?"""
+        for birth in trace.births:
+            is_by_hand = birth.phase is Phase.OPTIMIZER and not birth.is_stepping
+            if is_by_hand and birth.gradient and birth.spread_to - {"loss"}:
+                self._moved = trace.step, birth
+                return
 
     def detect(self, iteration: Iteration) -> None:
         """Take in one judged iteration."""
@@ -238,9 +256,16 @@ class PoisonedState:
             return (
                 f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements as of step"
                 f" {since}, most of them in {in_words(where)}: {_words(worst)}; nothing this training does from"
-                f" here on is of use"
+                f" here on is of use{moved}"
             )
 
+        moved, by = "", None
+        if self._moved is not None and self._moved[0] <= iteration.step:
+            by = self._moved[1]
+            moved = (
+                f". {by.op} outside of any optimizer's step made them, at step {self._moved[0]}, of the gradient of"
+                f" {in_words(f'param:{by.gradient}')}, which was not finite"
+            )
         if self._book.again_anywhere(PARAM_NONFINITE.slug, iteration.step, says, **evidence):
             return
         finding = Finding(
@@ -248,7 +273,9 @@ class PoisonedState:
             severity=PARAM_NONFINITE.severity,
             where=where,
             summary=says(iteration.step),
-            advice=PARAM_NONFINITE.advice,
+            advice=PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND,
+            op="" if by is None else by.op,
+            source="" if by is None else by.source,
             phase="optimizer",
             dtype=worst.dtype,
             first_step=iteration.step,

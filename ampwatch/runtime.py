@@ -12,8 +12,12 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ampwatch.errors import RingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the tmpfs POSIX shared memory lives in, not a temp file
 SESSIONS = Path("/run/user")
@@ -159,23 +163,29 @@ def ring_directories(ring_dir: str = "", runtime_dir: str = "") -> list[Path]:
     return places
 
 
-def ring_directories_of_all_users(runtime_dir: str = "") -> list[Path]:
-    """Return the ring directories of every user of this machine, for a machine-wide daemon.
+def search_ring_directories() -> Iterator[Path | None]:
+    """Search the places in which users of this machine have rings, for a machine-wide daemon.
 
-    Anybody can put links and directories where these are looked for. Returned are real
-    directories of the user whose uid is in the path, and this daemon's own.
+    Anybody can fill these places: the caller may stop at any entry, and go on later. Anybody can
+    also put links and directories there: see ``is_of_its_user``.
 
-    Args:
-        runtime_dir: The setting ``runtime_dir``.
+    Yields:
+        For each entry what may be a ring directory by its name, else ``None``.
     """
-    places = [*SHARED_MEMORY.glob("ampwatch-*"), *SESSIONS.glob("*/ampwatch")]
+    places = [(SHARED_MEMORY, "ampwatch-", ""), (SESSIONS, "", "ampwatch")]
     with suppress(RingError):
-        places += _temporary_directory().glob("ampwatch-*")
-    own = ring_directories("", runtime_dir)
-    return [*sorted(p for p in places if _is_of_its_user(p) and p not in own), *own]
+        places.append((_temporary_directory(), "ampwatch-", ""))
+    for place, prefix, inside in places:
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                uid = entry.name.removeprefix(prefix)
+                fits = uid.isdecimal() and entry.name == prefix + uid
+                # The listing says so by itself: no file costs a system call.
+                is_one = fits and entry.is_dir(follow_symlinks=False)
+                yield place / entry.name / inside if is_one else None
 
 
-def _is_of_its_user(path: Path) -> bool:
+def is_of_its_user(path: Path) -> bool:
     """Return whether ``.../ampwatch-<uid>`` or ``<uid>/ampwatch`` is a directory of that uid."""
     uid = path.parent.name if path.parent.parent == SESSIONS else path.name.partition("-")[2]
     try:

@@ -11,10 +11,10 @@ import pytest
 
 from ampwatch import runtime
 from ampwatch.errors import RingError
+from ampwatch.host.daemon.discovery import MachineDirectories
 from ampwatch.runtime import (
     private_directory,
     ring_directories,
-    ring_directories_of_all_users,
     runtime_directory,
 )
 
@@ -143,7 +143,7 @@ def test_a_machine_without_a_temporary_directory_has_shared_memory(machine: Path
     own.mkdir(mode=0o700)
 
     assert ring_directories() == [own]
-    assert own in ring_directories_of_all_users()
+    assert own in MachineDirectories("")()
     with pytest.raises(RingError, match=r"got: No usable.*; set AMPWATCH_RUNTIME_DIR"):
         runtime_directory()
 
@@ -166,7 +166,7 @@ def test_a_daemon_for_all_users_looks_into_the_places_of_each(machine: Path) -> 
         (machine / place).mkdir(parents=True)
         os.chown(machine / place, uid, uid)
 
-    found = ring_directories_of_all_users(str(machine / "daemon"))
+    found = MachineDirectories(str(machine / "daemon"))()
 
     assert found == [
         machine / "run" / "7" / "ampwatch",
@@ -187,6 +187,6 @@ def test_a_daemon_for_all_users_follows_no_links_and_believes_no_names(machine: 
     (machine / "shm" / "ampwatch-x").mkdir()
     (machine / "shm" / f"ampwatch-{uid}").mkdir()
 
-    found = ring_directories_of_all_users(str(machine / "daemon"))
+    found = MachineDirectories(str(machine / "daemon"))()
 
     assert found == [machine / "shm" / f"ampwatch-{uid}", machine / "daemon"]

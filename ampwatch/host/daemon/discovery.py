@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import DaemonError
-from ampwatch.runtime import RING_SUFFIX, ring_directories_of_all_users
+from ampwatch.runtime import (
+    RING_SUFFIX,
+    is_of_its_user,
+    ring_directories,
+    search_ring_directories,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,11 +33,11 @@ MAX_RINGS = 256
 that nobody can make the daemon run out of descriptors by touching files."""
 
 MAX_ENTRIES = 8192
-"""Entries of one directory that are looked at, rings or not. Listing a million takes seconds, twice
-a second."""
+"""Entries of a user's directory that are read, rings or not, and entries that one pass reads in search of
+the directories of users. Listing a million takes seconds, twice a second."""
 
 REFRESH_SECONDS = 5.0
-"""Age at which the list of all users' directories is made anew: /tmp can have very many entries."""
+"""Time between two searches for the directories of users. Unit: s."""
 
 CAP_DAC_OVERRIDE = 1 << 1  # linux/capability.h
 
@@ -154,7 +159,10 @@ def _why(error: OSError) -> str:
 
 
 class MachineDirectories:
-    """The ring directories of all users, listed anew every few seconds.
+    """The ring directories of all users.
+
+    Any user can put a million files where they are searched for. Each call reads a part, and the next
+    one goes on from there; directories that are known do not wait for that.
 
     Args:
         runtime_dir: The setting ``runtime_dir``.
@@ -164,15 +172,27 @@ class MachineDirectories:
     def __init__(self, runtime_dir: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._runtime_dir = runtime_dir
         self._clock = clock
-        self._places: list[Path] = []
+        self._known: set[Path] = set()
+        self._search: Iterator[Path | None] | None = None
         self._next = -math.inf
 
     def __call__(self) -> list[Path]:
-        """Return where rings may be."""
-        if self._clock() >= self._next:
-            self._places = ring_directories_of_all_users(self._runtime_dir)
-            self._next = self._clock() + REFRESH_SECONDS
-        return self._places
+        """Return where rings may be: those of others that are known, and this daemon's own.
+
+        Cost:
+            ``MAX_ENTRIES`` entries read at most, and an ``lstat`` for each whose name fits.
+        """
+        now = self._clock()
+        if self._search is None and now >= self._next:
+            self._search = search_ring_directories()
+        if self._search is not None:
+            read = list(islice(self._search, MAX_ENTRIES))
+            self._known.update(path for path in read if path is not None)
+            if len(read) < MAX_ENTRIES:
+                self._search, self._next = None, now + REFRESH_SECONDS
+        own = ring_directories("", self._runtime_dir)
+        self._known = {path for path in self._known.difference(own) if is_of_its_user(path)}
+        return [*sorted(self._known), *own]
 
 
 def check_may_tidy_all(status: Path = Path("/proc/self/status")) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import tempfile
+from collections import Counter
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ampwatch import runtime
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon import discovery
 from ampwatch.host.daemon.discovery import (
@@ -15,10 +21,15 @@ from ampwatch.host.daemon.discovery import (
     check_may_tidy_all,
     find_rings,
 )
+from ampwatch.host.daemon.watcher import RingWatcher
+from ampwatch.host.fleet import Fleet
+from ampwatch.settings import Settings
+from ampwatch.wire.ring import RingWriter
 from tests.workshop.clocks import Clock
+from tests.workshop.records import end, identity, step
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 OTHER_UID = 54321
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -135,7 +146,7 @@ def test_the_directories_of_all_users_are_listed_anew_after_a_while(
     shared = tmp_path / "shm"
     shared.mkdir()
     monkeypatch.setattr("ampwatch.runtime.SHARED_MEMORY", shared)
-    monkeypatch.setattr("ampwatch.runtime.ring_directories", lambda *_: [])
+    monkeypatch.setattr(discovery, "ring_directories", lambda *_: [])
     clock = Clock()
     places = MachineDirectories(str(tmp_path / "runtime"), clock)
     places()
@@ -177,3 +188,64 @@ def test_of_a_directory_that_somebody_has_filled_a_part_is_looked_at(
         (filled / f"{number}.ring").touch()
 
     assert len(find_rings([filled], any_user=False).rings) == 4
+
+
+@pytest.mark.parametrize("name", ["ampwatch-x{}", "ampwatch-7{}"])
+def test_files_of_a_stranger_in_shared_memory_delay_nobodys_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A pass reads a part of them; known runs are read in each pass, one behind them is found later."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(discovery, "MAX_ENTRIES", most := 512)
+    monkeypatch.setattr(runtime, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(runtime, "SESSIONS", tmp_path / "none")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    of_user = f"ampwatch-{os.geteuid()}"
+    scandir, lstat, did = os.scandir, Path.lstat, Counter[str]()
+
+    def listed(place: Path | int) -> Any:
+        return nullcontext(strangers()) if place == tmp_path / "shm" else scandir(place)
+
+    def strangers() -> Iterator[Any]:
+        for number in range(5000):
+            did["entries"] += 1
+            yield SimpleNamespace(name=name.format(number), is_dir=lambda **_: True)
+
+    def counted(path: Path) -> os.stat_result:
+        did["lstats"] += 1
+        return lstat(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    monkeypatch.setattr(Path, "lstat", counted)
+    clock = Clock()
+    places = MachineDirectories(str(tmp_path / "runtime"), clock)
+    fleet = Fleet(Settings(), clock)
+    watcher = RingWatcher(fleet, places, grace_seconds=600.0, any_user=True, clock=clock)
+
+    def newest() -> dict[str, int]:
+        return {rank.run: rank.newest.step for rank in fleet.ranks() if rank.newest}
+
+    with ExitStack() as undo:
+        undo.callback(watcher.close)
+        writers = []
+        for place in ("shm", "tmp"):
+            writer = RingWriter.create([tmp_path / place / of_user], identity(run=place), slots=64)
+            undo.callback(writer.close, end(), keep=False)
+            writers.append(writer)
+        seen, counts = [], []
+        for number in range(1 + 5000 // most):
+            for writer in writers:
+                writer.put(step(number))
+            did.clear()
+            watcher.poll()
+            counts.append(max(did.values()))
+            seen.append(newest())
+        clock.now += REFRESH_SECONDS
+        writers[1].put(step(99))
+        watcher.poll()
+        again = newest()
+
+    assert max(counts) <= most + 10, "a few of its own"
+    assert [runs["shm"] for runs in seen] == list(range(len(seen)))
+    assert ["tmp" in runs for runs in seen] == [False] * (len(seen) - 1) + [True]
+    assert again["tmp"] == 99

@@ -27,6 +27,8 @@ SERVICE_RUNTIME = Path("/run/ampwatch")
 RING_SUFFIX = ".ring"
 DAEMON_LOCK = "daemon.lock"
 DAEMON_LOG = "daemon.log"
+DAEMON_READ = "daemon.read"
+"""An empty file: its date is until when a daemon has read the rings."""
 
 
 def private_directory(path: Path) -> Path:

@@ -59,6 +59,7 @@ class Outlet:
         self._settings = settings
         self._identity = identity
         self._ring: RingWriter | None = None
+        self._had_daemon = False
         self._said: Said | None = None
         self._checks: deque[WeightCheck] = deque(maxlen=KEPT_CHECKS)
         self._log = FindingLog(identity)
@@ -101,6 +102,7 @@ class Outlet:
             return
         said = self._said
         status = ensure_daemon(settings)
+        self._had_daemon = status.state != "unavailable" and daemon_is_running(settings)
         self._link = DaemonLink(settings, status, self._moved)
         self._log = FindingLog(identity, status.url, said)
         for trouble in (self._ring.fell_back, status.message):
@@ -293,9 +295,9 @@ class Outlet:
         if self._ring is not None:
             if self._link is not None:
                 self._linking.run(self._link.close)
-            # A daemon that runs takes the rest and removes the file; without one
-            # nobody would.
-            keep = daemon_is_running(self._settings)
+            # A daemon takes the rest and removes the file: if this one is gone, the next one does. Where
+            # there never was one nobody would.
+            keep = self._had_daemon or daemon_is_running(self._settings)
             self._ring.close(end, keep=keep)
 
 

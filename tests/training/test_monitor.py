@@ -14,6 +14,7 @@ from torch import nn
 import ampwatch
 from ampwatch.training import outlet
 from ampwatch.training.iteration.ledger import IterationLedger
+from ampwatch.training.launcher import DaemonStatus
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.session import Session
 from ampwatch.wire.blackbox.document import from_json
@@ -428,6 +429,22 @@ ampwatch.monitor(torch.nn.Linear(1, 1), run="ends")
 
     assert isinstance(end, EndRecord)
     assert end.state.value == state
+
+
+@pytest.mark.parametrize(
+    ("begin", "close", "kept"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_the_ring_of_a_run_that_ends_while_its_daemon_is_gone_is_left_for_the_next_one(
+    own_places: Path, monkeypatch: pytest.MonkeyPatch, *, begin: bool, close: bool, kept: bool
+) -> None:
+    """Where there never was one nobody would read it, nor remove it."""
+    is_running = iter((begin, close))
+    monkeypatch.setattr(outlet, "ensure_daemon", lambda _: DaemonStatus("", "running"))
+    monkeypatch.setattr(outlet, "daemon_is_running", lambda _: next(is_running))
+
+    ampwatch.monitor(nn.Linear(1, 1)).close()
+
+    assert len(list((own_places / "rings").rglob("*.ring"))) == kept
 
 
 def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(

@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import math
 import os
 import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
-from ampwatch.runtime import ring_directories, runtime_directory
+from ampwatch.runtime import DAEMON_READ, ring_directories, runtime_directory
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at
 from ampwatch.wire.rendezvous.probe import prover
 from ampwatch.wire.rendezvous.token import SECRET_FILE, ensure_token, read_token
@@ -52,6 +54,10 @@ SIGNALS = STOP_SIGNALS | {signal.SIGHUP}
 STUCK_SECONDS = 30.0
 STUCK_POLLS = 10
 """The loop counts as stuck when the rings were not read for both of these. Unit: s; polls."""
+
+MARK_SECONDS = 10.0
+"""Time between two marks of how far the rings were read. Runs that end after the last one of a daemon
+that is killed are shown by the next one as if they had ended just then. Unit: s."""
 
 COLLECT_SECONDS = 600.0
 """Time between two collections of all objects. Python would begin one whenever there are a quarter
@@ -113,10 +119,13 @@ class Daemon:
             web = web_config.load(options.web_config_file)
         self.fleet = Fleet(settings, clock)
         self._passes: dict[str, CollectorPass] = {}
+        directory = runtime_directory(settings.runtime_dir)
+        self._mark = directory / DAEMON_READ
         self._watcher = RingWatcher(
             self.fleet,
             _directories(settings, options),
             grace_seconds=settings.grace_seconds,
+            read_until_ns=_date_of(self._mark),
             any_user=options.machine,
             # The rings of others go into no directory of theirs: a link there could lead anywhere.
             rescue=None if options.machine else Rescue(settings),
@@ -124,7 +133,6 @@ class Daemon:
         )
         # The daemon of one user finds the rings of that user alone, whose all names are then.
         self._names: KnownNames | None = None
-        directory = runtime_directory(settings.runtime_dir)
         if options.machine:
             self._names = KnownNames(directory, self.fleet.owners)
         self._gpus = gpu_collector(self.fleet, self._passes, settings)
@@ -157,6 +165,7 @@ class Daemon:
         # TLS neither comes nor goes while the daemon runs (protection.py).
         self._scheme = "https" if web.tls else "http"
         self._polled_at = self._busy_at = self._collected_at = time.monotonic()
+        self._marked_at = -math.inf
 
     def _listening(self, site: Site, web: web_config.WebConfig) -> Server:
         host, port, names = self._settings.host, self._settings.port, _own_names(self._options)
@@ -226,6 +235,7 @@ class Daemon:
         was_to_end = False
         try:
             was_to_end = self._loop(lock, listener)
+            self._mark_read()
         finally:
             self._server.shutdown()
             self._server.server_close()
@@ -251,6 +261,8 @@ class Daemon:
         # A scrape reads the passes under this lock, from a thread of the server.
         with self.fleet.lock:
             self._passes["rings"] = CollectorPass(success, self._polled_at - started)
+        if self._polled_at - self._marked_at > MARK_SECONDS:
+            self._mark_read()
         if self._watcher.num_followed or self.fleet.ranks():
             self._busy_at = self._polled_at
         if self._gpus is not None:
@@ -261,6 +273,12 @@ class Daemon:
         if self._polled_at - self._collected_at > COLLECT_SECONDS:
             self._collected_at = self._polled_at
             gc.collect()
+
+    def _mark_read(self) -> None:
+        """Note for the next daemon that the rings were read until now."""
+        self._marked_at = self._polled_at
+        with suppress(OSError):  # no room: that one shows what it does not know of
+            self._mark.touch(0o600)
 
     def _loop(self, lock: DaemonLock, listener: threading.Thread) -> bool:
         """Serve to the end; return whether nobody is to bring the daemon back."""
@@ -302,6 +320,14 @@ class Daemon:
     def _is_stuck(self) -> bool:
         patience = max(STUCK_SECONDS, STUCK_POLLS * self._settings.poll_seconds)
         return time.monotonic() - self._polled_at > patience
+
+
+def _date_of(path: Path) -> float:
+    """Return when a file was written, as Unix time; infinite if it is not known. Unit: ns."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return math.inf
 
 
 def is_of_own_user(signal_info: signal.struct_siginfo) -> bool:

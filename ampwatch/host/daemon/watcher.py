@@ -59,8 +59,9 @@ class _Followed:
     """Monotonic time at which it was read last. Unit: s."""
     is_shown: bool = False
     """True once the fleet knows it."""
-    was_alive: bool = False
-    """True once its writer was seen alive: then its end is seen as well."""
+    is_news: bool = False
+    """True if this daemon is the first that sees its end: its writer was seen alive, or died or ended
+    while no daemon was there."""
     is_silent: bool = False
     """True while its writer is alive and has not ended a step for long."""
 
@@ -71,7 +72,10 @@ class RingWatcher:
     Args:
         fleet: Where the records go.
         directories: Returns where rings may be, each time anew.
-        grace_seconds: A run that was over for longer when its ring was found is not shown.
+        grace_seconds: A run that was over for longer when its ring was found is not shown, if a daemon
+            was there at its end.
+        read_until_ns: When the daemon before this one has read the rings last, as Unix time; infinite if
+            that is not known. Unit: ns.
         any_user: Read every user's rings.
         rescue: Keeps what a process that died or hangs has left; ``None`` for nobody.
         clock: Unix time. Unit: s.
@@ -84,6 +88,7 @@ class RingWatcher:
         directories: Callable[[], Iterable[Path]],
         *,
         grace_seconds: float,
+        read_until_ns: float = math.inf,
         any_user: bool = False,
         rescue: Rescue | None = None,
         clock: Callable[[], float] = time.time,
@@ -92,6 +97,7 @@ class RingWatcher:
         self._fleet = fleet
         self._directories = directories
         self._grace_seconds = grace_seconds
+        self._read_until_ns = read_until_ns
         self._any_user = any_user
         self._rescue = rescue
         self._clock = clock
@@ -187,7 +193,7 @@ class RingWatcher:
         alive = ring.reader.writer_alive()
         records = ring.reader.poll()
         ring.last_ns = max([ring.last_ns, *_times(records)])
-        ring.was_alive = ring.was_alive or alive
+        ring.is_news = ring.is_news or alive or ring.last_ns > self._read_until_ns
         ended_at = self._end_of(ring)
         is_recent = self._clock() - ended_at <= self._grace_seconds
         try:
@@ -229,11 +235,11 @@ class RingWatcher:
     def _end_of(self, ring: _Followed) -> float:
         """Return when the run of a ring ended, if it has. Unit: s.
 
-        That is now where its life was seen, else the last that is known of it: its last record, or
+        That is now where its end is news, else the last that is known of it: its last record, or
         the date that the daemon before this one has put on the file.
         """
         now = self._clock()
-        return now if ring.was_alive else min(now, ring.last_ns / 1e9)
+        return now if ring.is_news else min(now, ring.last_ns / 1e9)
 
     def _show(
         self,
@@ -261,8 +267,9 @@ class RingWatcher:
     ) -> None:
         ring = self._followed.pop(path)
         ring.reader.close()
-        if is_over and ring.was_alive:
-            # A process that hung for an hour before it was killed has old records alone.
+        if is_over and ring.is_news:
+            # A process that hung for an hour before it was killed has old records alone, as has one that
+            # has ended an hour before there was a daemon.
             date(path, ring.signature)
         self._settled[path] = Settled(
             ring.signature,

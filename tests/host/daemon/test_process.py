@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -24,7 +25,9 @@ from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.lock import DaemonLock, look_at, read_info
 from ampwatch.wire.rendezvous.probe import PROOF_HEADER
 from ampwatch.wire.rendezvous.token import SECRET_FILE, proves
+from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import ROOT, eventually
+from tests.workshop.records import end, identity
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -208,6 +211,29 @@ def test_a_run_that_comes_while_the_daemon_is_leaving_makes_it_stay(
     daemon._watcher.close()
     daemon._server.server_close()
     lock.release()
+
+
+@pytest.mark.parametrize("hours_away", [0, 2])
+def test_a_daemon_knows_until_when_the_one_before_it_was_there(
+    place: Place, hours_away: int
+) -> None:
+    """However that one ended. Of a run that has ended since then nobody has heard."""
+    now = time.time()
+    shown = []
+    for _ in range(2):
+        settings = Settings(port=0, ring_dir=str(place.rings), runtime_dir=str(place.runtime))
+        daemon = Daemon(settings, DaemonOptions())
+        daemon.step()
+        shown.append([rank.run for rank in daemon.fleet.ranks()])
+        daemon._watcher.close()
+        daemon._server.server_close()
+        (mark,) = place.runtime.glob("daemon.read")
+        os.utime(mark, (now - hours_away * 3600,) * 2)
+        writer = RingWriter.create([place.rings], identity(), slots=64)
+        writer.close(end(time_ns=int((now - 3600) * 1e9)), keep=True)
+        os.utime(writer.path, (now - 3600,) * 2)
+
+    assert shown == [[], ["gpt"] if hours_away else []]
 
 
 def test_a_secret_that_was_replaced_is_the_one_that_is_proved(place: Place) -> None:

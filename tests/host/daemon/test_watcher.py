@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import time
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from ampwatch.host.daemon.discovery import Signature
 from ampwatch.host.daemon.settled import FLIGHT_RECORDER_SECONDS
 from ampwatch.host.daemon.watcher import RingWatcher
 from ampwatch.host.fleet import Fleet, RankView
+from ampwatch.report.verdict import Level
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader, RingWriter
@@ -43,16 +45,16 @@ class Setting:
         self.watcher = self.new_watcher()
         self.writers: list[RingWriter] = []
 
-    def new_watcher(self) -> RingWatcher:
+    def new_watcher(self, **known: float) -> RingWatcher:
         return RingWatcher(
-            self.fleet, lambda: [self.directory], grace_seconds=GRACE, clock=self.clock
+            self.fleet, lambda: [self.directory], grace_seconds=GRACE, clock=self.clock, **known
         )
 
-    def restart(self) -> None:
-        """End the daemon, and start another one that knows nothing."""
+    def restart(self, read_until: float = math.inf) -> None:
+        """End the daemon, and start another one that knows nothing but when that was."""
         self.watcher.close()
         self.fleet = Fleet(Settings(grace_seconds=GRACE), self.clock)
-        self.watcher = self.new_watcher()
+        self.watcher = self.new_watcher(read_until_ns=read_until * SECOND)
 
     def write(self, run: str = "gpt", **who: Any) -> RingWriter:
         writer = RingWriter.create([self.directory], identity(run=run, **who), slots=64)
@@ -63,7 +65,7 @@ class Setting:
         """Leave the ring of a run that started and died at ``at``, without a farewell."""
         path = self.directory / f"{run}-{at}-{who.get('rank', 0)}.ring"
         writer = self.write(run, started_ns=int(at * SECOND), **who)
-        writer.put(step(0, time_ns=int(at * SECOND)))
+        writer.put(step(0, time_ns=int(at * SECOND)), finding())
         data = bytearray(writer.path.read_bytes())  # a copy: nobody holds its lock
         writer.close(end(), keep=False)
         path.write_bytes(data)
@@ -191,6 +193,38 @@ def test_a_daemon_that_is_started_again_shows_what_the_one_before_it_showed(
     assert shown(setting.fleet) == []
     assert [writer.path.exists() for writer in ended] == [False] * 5
     assert [writer.path.exists() for writer in hung] == [True] * 3, "flight recorders"
+
+
+@pytest.mark.parametrize(("by_itself", "level"), [(True, Level.BROKEN), (False, Level.FAILED)])
+def test_the_end_of_a_run_while_there_was_no_daemon_is_shown_by_the_next_one(
+    setting: Setting, *, by_itself: bool, level: Level
+) -> None:
+    """Hours later, for the grace time, and once: nobody has heard of it, and alerts rest on it."""
+    setting.clock.now = now = time.time()  # dates of files are the system's
+    hour_ago = now - 3600
+    if by_itself:
+        writer = setting.write(started_ns=int(hour_ago * SECOND))
+        writer.put(step(0, time_ns=int(hour_ago * SECOND)), finding())
+        writer.close(end(time_ns=int(hour_ago * SECOND)), keep=True)
+        os.utime(writer.path, (hour_ago, hour_ago))
+    else:
+        setting.crash(at=hour_ago)
+
+    setting.restart(read_until=now - 7200)
+    setting.watcher.poll()
+    verdict = setting.fleet.judge()["gpt"][1]
+    assert (verdict.level, verdict.root.finding) == (level, finding().finding)
+
+    setting.clock.now += GRACE - 60
+    setting.restart(read_until=setting.clock.now)
+    setting.watcher.poll()
+    assert setting.fleet.judge()["gpt"][1].level is level
+
+    setting.clock.now += 120
+    for _ in range(2):
+        setting.watcher.poll()
+        assert setting.states() == {}
+        setting.restart(read_until=setting.clock.now)
 
 
 def test_a_run_that_ended_long_before_the_daemon_came_is_tidied_away(setting: Setting) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ampwatch.settings import Settings
 
 DESCRIPTION = """\
 Print the address of the page of this user's daemon, with the token that it asks for.
@@ -23,6 +27,9 @@ examples:
 
 The token is made once and kept in daemon.token in the runtime directory. Remove that file,
 and the daemon makes another one. AMPWATCH_READERS=all has a daemon ask for none.
+
+The exit status is 1 if no daemon serves, or if it does not show the run. A run that has ended is
+shown for ten minutes; after that `ampwatch report` says what went wrong in it.
 """
 
 
@@ -55,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         SettingsError: If a setting is not usable.
-        DaemonError: If no daemon of this user serves, or there is no token.
+        DaemonError: If no daemon of this user serves, there is no token, or the daemon shows no such run.
     """
     from ampwatch.errors import DaemonError  # noqa: PLC0415 - --help must be quick
     from ampwatch.report.one_line import address  # noqa: PLC0415 - likewise
@@ -68,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error(
             "expected --run NAME with --rank, --step or --finding, which are of a run"
         )
-    directory = runtime_directory(Settings.resolve().runtime_dir)
+    settings = Settings.resolve()
+    directory = runtime_directory(settings.runtime_dir)
     # Whom the lock names, and nobody else: who just listens on the port must not get the token.
     info = serving(directory)
     if info is None:
@@ -82,9 +90,40 @@ def run(args: argparse.Namespace) -> int:
     if args.header:
         print(f"Authorization: Bearer {token}")
     elif args.run:
+        _check_is_shown(args.run, settings)
         secret = token if wants and token is not None else ""
         wanted = {"rank": args.rank, "step": args.step, "finding": args.finding}
         print(address(info.url, args.run, token=secret, **wanted))
     else:
         print(f"{info.url}?{TOKEN_FIELD}={token}" if wants else info.url)
     return 0
+
+
+def _check_is_shown(run: str, settings: Settings) -> None:
+    """Check that the daemon shows a run.
+
+    Raises:
+        DaemonError: If it shows others only.
+    """
+    import shlex  # noqa: PLC0415 - as above
+
+    from ampwatch.cli.daemon_state import DaemonState  # noqa: PLC0415 - likewise
+    from ampwatch.errors import DaemonError, did_you_mean  # noqa: PLC0415 - likewise
+    from ampwatch.host.daemon.remains import find_remains  # noqa: PLC0415 - likewise
+    from ampwatch.report.one_line import printable  # noqa: PLC0415 - likewise
+
+    try:
+        shown = DaemonState(settings).read()["runs"]
+    except DaemonError:  # it wants a password, or is busy: the page says what is not there
+        return
+    if run in shown:
+        return
+    name = run.partition("~")[0]  # what follows is the daemon's, to tell runs of one name apart
+    if find_remains(settings, name).boxes:
+        advice = f"; `ampwatch report {shlex.quote(name)}` says what is known of it"
+    else:
+        otherwise = "a run is there once its training has called ampwatch.monitor()"
+        advice = did_you_mean(run, shown, otherwise)
+    there = ", ".join(sorted(map(printable, shown))) or "no run"
+    msg = f"expected a run that the daemon shows, got {run!r}: it shows {there}{advice}"
+    raise DaemonError(msg)

@@ -14,8 +14,9 @@ import ssl
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ampwatch.errors import DaemonError
+from ampwatch.errors import DaemonError, ReportError
 from ampwatch.runtime import runtime_directory
+from ampwatch.wire.blackbox.files import paths, report_directory
 from ampwatch.wire.rendezvous.lock import reachable, serving
 from ampwatch.wire.rendezvous.probe import ask
 from ampwatch.wire.rendezvous.token import TOKEN_FILE, read_token
@@ -127,7 +128,7 @@ class DaemonState:
         host, port = self._settings.host, self._settings.port
         answer = ask(host, port, [directory]) if port else None
         if answer is None or not answer.is_daemon:
-            msg = f"expected a daemon that shows your runs, found none in {str(directory)!r} nor on port {port}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there"
+            msg = f"expected a daemon that shows your runs, found none in {str(directory)!r} nor on port {port}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there{of_ended_runs(self._settings)}"
             raise DaemonError(msg)
         # No token is sent: the one of this user opens nothing there.
         return _Place(answer.url.partition(":")[0], host, port)
@@ -141,6 +142,18 @@ class DaemonState:
             path = str(self._directory / TOKEN_FILE)
             return f"expected the daemon on {place.address} to take the token in {path!r}, got a refusal; end that daemon, and the next one takes it"
         return f"expected the daemon on {place.address} to answer without a password, got: {said!r}; give name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+
+
+def of_ended_runs(settings: Settings) -> str:
+    """Return the end of a message about what is not shown (any more): the command that still knows of it.
+
+    Empty if no run has left a report. Cost: some entries of a directory are read.
+    """
+    try:
+        is_left = any(True for _ in paths(report_directory(settings.report_dir)))
+    except ReportError:  # no home directory
+        is_left = False
+    return "; `ampwatch report` says what went wrong in runs that ended" if is_left else ""
 
 
 def _wants_password(challenge: str) -> bool:

@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If no daemon of this user serves, there is no token, or the daemon shows no such run.
     """
-    from ampwatch.errors import DaemonError  # noqa: PLC0415 - --help must be quick
+    from ampwatch.cli.daemon_state import of_ended_runs  # noqa: PLC0415 - --help must be quick
+    from ampwatch.errors import DaemonError  # noqa: PLC0415 - likewise
     from ampwatch.report.one_line import address  # noqa: PLC0415 - likewise
     from ampwatch.runtime import runtime_directory  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     # Whom the lock names, and nobody else: who just listens on the port must not get the token.
     info = serving(directory)
     if info is None:
-        msg = f"expected a daemon of this user that serves, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there"
+        msg = f"expected a daemon of this user that serves, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there{of_ended_runs(settings)}"
         raise DaemonError(msg)
     token = read_token(directory)
     wants = args.header or info.wants_token

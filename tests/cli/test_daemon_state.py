@@ -15,8 +15,11 @@ import pytest
 from ampwatch.cli.daemon_state import DaemonState
 from ampwatch.errors import DaemonError
 from ampwatch.settings import Settings
+from ampwatch.wire.blackbox import Box, files
+from ampwatch.wire.records import RunState
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
 from ampwatch.wire.rendezvous.token import ensure_token
+from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,8 +146,19 @@ def test_nobody_who_merely_listens_is_asked(directory: Path) -> None:
     with serving(directory, {"/brief.json": (200, STATE)}, wants_token=False):
         elsewhere = directory.parent / "elsewhere"
         elsewhere.mkdir(mode=0o700)
-        with pytest.raises(DaemonError, match="expected a daemon that shows your runs, found none"):
+        with pytest.raises(DaemonError, match="shows your runs, found none") as refused:
             read(elsewhere)
+    assert "ampwatch report" not in str(refused.value)
+
+
+def test_without_a_daemon_reports_still_tell_of_runs_that_ended(directory: Path) -> None:
+    """Where there are any: after a run that has died its daemon ends as well."""
+    reports = directory / "reports"
+    files.write(reports, Box(identity(), RunState.FAILED, "it broke"), most=4)
+    settings = Settings(runtime_dir=str(directory), port=0, report_dir=str(reports))
+
+    with pytest.raises(DaemonError, match=r"none in .*; `ampwatch report` says what went"):
+        DaemonState(settings).read()
 
 
 def test_a_daemon_that_has_gone_without_a_word_is_said(directory: Path) -> None:

@@ -69,3 +69,11 @@ def test_a_daemon_that_does_not_answer_leaves_it_to_the_page(
         assert main(["url", "--run", "nosuch"]) == 0
 
     assert "#run=nosuch" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("places")
+def test_without_a_daemon_the_report_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is all that is left of a run that ended a while ago."""
+    assert main(["url"]) == 1
+
+    assert "; `ampwatch report` says what went wrong in runs that ended" in capsys.readouterr().err

@@ -310,7 +310,7 @@ def test_each_finding_has_a_link_that_leads_back_to_it(place: Place, page: Page)
 @pytest.mark.parametrize(
     ("fragment", "words"),
     [
-        ("run=nobody", "The run nobody is not here"),
+        ("run=nobody", "If it has ended, ampwatch report nobody says what went wrong in it."),
         ("run=gpt&started=1.000", "started at another time"),
         ("run=gpt&rank=1", "Rank 1 of gpt is not on this machine: shown is rank 0."),
         ("run=gpt&rank=7", "gpt has no rank 7: shown is rank 0."),

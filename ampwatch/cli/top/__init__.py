@@ -67,16 +67,21 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If no daemon serves, or it refuses.
     """
-    from ampwatch.cli.daemon_state import DaemonState  # noqa: PLC0415 - --help must be quick
+    from ampwatch.cli.daemon_state import DaemonState, of_ended_runs  # noqa: PLC0415 - --help must be quick
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
-    source = DaemonState(Settings.resolve())
-    state = source.read()
+    settings = Settings.resolve()
+    source = DaemonState(settings)
+
+    def read() -> dict[str, Any]:
+        return {**source.read(), "ended": of_ended_runs(settings)}
+
+    state = read()
     is_live = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if is_live and not args.once:
         from ampwatch.cli.top.live import watch  # noqa: PLC0415 - likewise
 
-        return watch(source.read, state)
+        return watch(read, state)
     try:
         columns = shutil.get_terminal_size((WIDTH, 40)).columns
         _say(once(state, max(columns, MIN_WIDTH), is_ascii=is_ascii(sys.stdout)))
@@ -87,7 +92,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def once(state: Mapping[str, Any], width: int, *, is_ascii: bool = False) -> str:
-    """Return a state as plain text: the table, then the four lines of each run in trouble."""
+    """Return a state as plain text: the table, then the four lines of each run in trouble.
+
+    Args:
+        state: That of the daemon; and as ``ended`` what to say of runs that it does not show any more.
+        width: Cells of a line.
+        is_ascii: Whether only ASCII can be shown.
+    """
     from textwrap import wrap  # noqa: PLC0415 - --help must be quick
 
     from ampwatch.cli.top.cells import clean, fitted, text_of  # noqa: PLC0415 - --help must be quick
@@ -98,7 +109,8 @@ def once(state: Mapping[str, Any], width: int, *, is_ascii: bool = False) -> str
 
     rows = sorted(rows_of(state), key=Order.TROUBLE.key())
     if not rows:
-        return f"{summary(rows)}; a training that calls ampwatch.monitor() appears here by itself"
+        hint = "; a training that calls ampwatch.monitor() appears here by itself"
+        return f"{summary(rows)}{hint}{state.get('ended', '')}"
     head, table = head_and_lines(rows, width, is_ascii=is_ascii)
     lines: list[Line] = [fitted(line, width) for line in (head, *table)]
     for run, told in state["runs"].items():

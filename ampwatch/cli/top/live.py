@@ -117,4 +117,4 @@ def _take_in(view: View, news: State | Exception | None) -> None:
     elif news is not None:
         rows = rows_of(news)
         now = time.strftime("%H:%M:%S", time.localtime(float(news.get("now", time.time()))))
-        view.show(rows, f"{now}  {summary(rows)}")
+        view.show(rows, f"{now}  {summary(rows)}", news.get("ended", ""))

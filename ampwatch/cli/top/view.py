@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from ampwatch.cli.top.cells import Line, Span, Style, clean, fitted
@@ -58,6 +59,7 @@ class View:
         self._rows: list[Row] = []
         self._summary = ""
         self._trouble = ""
+        self._ended = ""
         self._order = Order.TROUBLE
         self._filter = ""
         self._is_typing = False
@@ -66,12 +68,20 @@ class View:
         self._page: RankPage | None = None
         self._height = 24
 
-    def show(self, rows: Sequence[Row], summary: str) -> None:
-        """Take in a new state; whoever was chosen stays chosen."""
-        self._rows, self._summary, self._trouble = list(rows), summary, ""
+    def show(self, rows: Sequence[Row], summary: str, ended: str = "") -> None:
+        """Take in a new state; whoever was chosen stays chosen.
+
+        Args:
+            rows: Its ranks.
+            summary: The first line.
+            ended: The end of a sentence about ranks that are not shown any more.
+        """
+        self._rows, self._summary, self._trouble, self._ended = list(rows), summary, "", ended
         page = self._page
         if page is not None:
             self._page = next((page.of(row) for row in rows if row.identity == page.identity), page)
+            if all(row.identity != page.identity for row in rows):
+                self.say(f"this rank is not shown any more{ended}")
 
     def say(self, trouble: str) -> None:
         """Show that the newest state could not be had; the last one stays."""
@@ -112,7 +122,7 @@ class View:
     def _table(self, width: int, room: int) -> list[Line]:
         shown = self._shown()
         if not shown:
-            return [[], [Span(self._nothing())]]
+            return [[], *([Span(line)] for line in wrap(self._nothing(), width))]
         place = self._place(shown)
         # More of it where the table leaves room: nothing of what to do first is to be cut.
         limit = max(PANE, room - 1 - len(shown))
@@ -133,10 +143,10 @@ class View:
 
     def _nothing(self) -> str:
         if self._rows:
-            return (
-                f"No rank has {self._filter!r} in its run, host, state or findings. Esc shows all."
-            )
-        return "No run yet. A training that calls ampwatch.monitor() appears here by itself."
+            return f"No rank has {self._filter!r} in its run, host, state or findings. Esc shows all{self._ended}."
+        return (
+            f"No run. A training that calls ampwatch.monitor() appears here by itself{self._ended}."
+        )
 
     def _foot(self) -> list[Line]:
         lines: list[Line] = []

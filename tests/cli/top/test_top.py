@@ -12,10 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ampwatch.cli import main
 from ampwatch.cli.top import once
+from ampwatch.wire.blackbox import Box, files
+from ampwatch.wire.records import RunState
 from tests.cli.terminals import on_a_terminal
+from tests.cli.test_daemon_state import serving
 from tests.cli.top.states import made_up_state, many_ranks
 from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 
     from tests.cli.terminals import Terminal
     from tests.host.daemon.parts import Daemon
+
+NO_RUN = b'{"runs": {}}'
 
 TOP = [sys.executable, "-m", "ampwatch", "top"]
 
@@ -260,5 +267,23 @@ def test_no_line_of_the_plain_table_is_wider_than_asked(width: int) -> None:
 
 
 def test_without_a_run_it_says_how_one_comes() -> None:
-    """Not an empty table."""
-    assert once({"runs": {}}, 80).startswith("no run; a training that calls ampwatch.monitor()")
+    """Not an empty table; and which command knows of those that have ended."""
+    said = once({"runs": {}, "ended": "; as ever"}, 80)
+
+    assert said.startswith("no run; a training that calls ampwatch.monitor()")
+    assert said.endswith("; as ever")
+
+
+def test_a_run_that_ended_a_while_ago_is_in_a_report(
+    own_places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its daemon shows none; what the table cannot say it leaves to the command that can."""
+    reports = own_places / "state" / "ampwatch" / "runs"
+    said = []
+    with serving(own_places / "runtime", {"/brief.json": (200, NO_RUN)}, wants_token=False):
+        for _ in range(2):
+            assert main(["top", "--once"]) == 0
+            said.append("`ampwatch report` says what went wrong" in capsys.readouterr().out)
+            files.write(reports, Box(identity(), RunState.FAILED, "it broke"), most=4)
+
+    assert said == [False, True]

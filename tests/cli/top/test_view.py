@@ -235,3 +235,21 @@ def test_a_terminal_that_shows_ascii_alone_gets_ascii_alone() -> None:
     view.press(Key.ENTER)
 
     assert "\n".join(screen(view)).isascii()
+
+
+@pytest.mark.parametrize("where", ["no run", "filter", "page"])
+def test_what_is_gone_is_looked_for_elsewhere(where: str) -> None:
+    """Not in a table that is empty, nor on a page that does not change any more."""
+    ended = "; `ampwatch report` has it"
+    rows = rows_of(made_up_state())
+    view = view_of(rows)
+    view.press({"filter": "/", "page": Key.ENTER}.get(where, "s"))
+    for key in "gone" if where == "filter" else "":
+        view.press(key)
+    view.show(rows, "", ended)
+    before = "\n".join(screen(view, 60))
+    view.show([r for r in rows if r.run != "gpt" and where != "no run"], "", ended)
+    said = "\n".join(screen(view, 60))
+
+    assert ("`ampwatch" in before) == (where == "filter")
+    assert "`ampwatch" in said

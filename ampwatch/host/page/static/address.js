@@ -24,6 +24,11 @@ export function writeAddress(asked) {
   return `#${written.replace(/%(3A|2F|40)/g, decodeURIComponent)}`;
 }
 
+/** What to say of a run that is not in the state. What follows "~" the daemon has added to its name. */
+export function notHere(run) {
+  return `The run ${run} is not here: it has not begun yet, or this daemon does not watch it (any more). If it has ended, ampwatch report ${run.split("~")[0]} says what went wrong in it.`;
+}
+
 /**
  * Find in the state what is asked for.
  *
@@ -61,7 +66,7 @@ function find(runs, asked, started) {
   const ofThatName = Object.keys(runs).filter((name) => name === asked || name.startsWith(`${asked}~`));
   const then = ofThatName.find((name) => Object.values(runs[name].ranks).some(startedThen));
   if (then !== undefined) return { name: then };
-  if (!(asked in runs)) return { amiss: `The run ${asked} is not here: it has not begun yet, or this daemon does not watch it (any more).` };
+  if (!(asked in runs)) return { amiss: notHere(asked) };
   if (started === null) return { name: asked };
   return { name: asked, amiss: `The run ${asked} that the address asks for is not here any more: shown is one of the same name that started at another time.` };
 }

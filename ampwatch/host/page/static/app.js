@@ -1,6 +1,6 @@
 // The page: follows the daemon, remembers what is selected, and shows it.
 
-import { NOTHING, readAddress, resolve, writeAddress } from "/static/address.js";
+import { NOTHING, notHere, readAddress, resolve, writeAddress } from "/static/address.js";
 import { Charts } from "/static/charts.js";
 import { Compare, titled } from "/static/compare.js";
 import { byId, setText } from "/static/dom.js";
@@ -40,7 +40,7 @@ function show() {
   view.showProblems(state.problems);
   document.getElementById("version").textContent = `ampwatch ${state.version}.`;
   if (isEmpty) {
-    view.showAmiss(asked.run === null ? [] : [`The run ${asked.run} that the address asks for is not here.`]);
+    view.showAmiss(asked.run === null ? [] : [notHere(asked.run)]);
     return;
   }
   shown = resolve(state, asked);

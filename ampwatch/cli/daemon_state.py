@@ -128,7 +128,8 @@ class DaemonState:
         host, port = self._settings.host, self._settings.port
         answer = ask(host, port, [directory]) if port else None
         if answer is None or not answer.is_daemon:
-            msg = f"expected a daemon that shows your runs, found none in {str(directory)!r} nor on port {port}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there{of_ended_runs(self._settings)}"
+            places = f"{str(directory)!r} nor on port {port}" if port else repr(str(directory))
+            msg = f"expected a daemon that shows your runs, found none in {places}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there{of_ended_runs(self._settings)}"
             raise DaemonError(msg)
         # No token is sent: the one of this user opens nothing there.
         return _Place(answer.url.partition(":")[0], host, port)

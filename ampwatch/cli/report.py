@@ -157,7 +157,7 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
         msg = f"expected a run that went wrong or still goes on, found none in {where}; a run that ended well leaves no report"
         raise ReportError(msg)
     others = {box.identity.run for box in find_remains(settings).boxes}
-    names = f"found {', '.join(sorted(others))}" if others else "found no other"
+    names = f"found {', '.join(sorted(others))}" if others else "found none"
     names += f"; to read the directory, write ./{asked}" if Path(asked).is_dir() else ""
     msg = f"expected a run or a file {asked!r}, {names} in {where}; a run that ended well leaves no report{did_you_mean(asked, others)}"
     raise ReportError(msg)

@@ -179,6 +179,8 @@ def test_nothing_to_report_is_said_with_where_it_was_searched_for(
     said = capsys.readouterr().err
     assert f"found none in {runs}, {tmp_path / 'rings'}" in said
     assert "a run that ended well leaves no report" in said
+    assert main(["report", "bert"]) == 1
+    assert f"expected a run or a file 'bert', found none in {runs}" in capsys.readouterr().err
 
     leave(runs, "gpt")
     assert main(["report", "bert"]) == 1

@@ -401,8 +401,9 @@ Generated from `ampwatch/settings.py`; change that file, then run
 - In the training script a setting is a keyword: `ampwatch.monitor(model, scaler, ring_slots=16384)`.
 - Everywhere it is an environment variable: `AMPWATCH_RING_SLOTS=16384`. An empty variable counts as
   not set; a keyword wins over the variable.
-- A setting that is unknown, or whose value is of the wrong type or out of its limits, is an error
-  (`ampwatch.SettingsError`) before anything is attached.
+- A value of the wrong type or out of its limits is an error (`ampwatch.SettingsError`) before anything is
+  attached, in a keyword and in a variable. An unknown keyword is an error as well; an unknown variable
+  has no effect and is warned about.
 - A daemon that `monitor()` starts gets the settings of that process; one that runs already keeps
   its own.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,25 @@ def test_the_committed_page_is_the_generated_one() -> None:
     message = "regenerate it: python -m ampwatch.settings > docs/settings.md"
 
     assert PAGE.read_text(encoding="utf-8") == markdown(), message
+
+
+@pytest.mark.parametrize("page", ["settings.md", "using.md"])
+def test_a_page_says_what_is_an_error_and_what_a_warning(
+    page: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the code does: of what is unknown and of what is wrong, in a keyword and in a variable."""
+    text = " ".join(PAGE.with_name(page).read_text(encoding="utf-8").split())
+
+    assert "An unknown keyword is an error" in text
+    assert refusal(colour="red")
+    assert re.search("an unknown variable (has no effect and is warned about|a warning)", text)
+    assert resolve({"AMPWATCH_COLOUR": "red"}) == Settings()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert re.search(
+        "a wrong value is an error in both|value of the wrong type .* is an error", text
+    )
+    assert refusal(port="http")
+    assert refusal({"AMPWATCH_PORT": "http"})
 
 
 def test_a_variable_that_is_no_setting_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

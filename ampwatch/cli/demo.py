@@ -24,8 +24,8 @@ A character GPT of 1 to 3 M parameters learns the sources of Python's standard l
 float16 autocast with a GradScaler, on CUDA if there, else on the CPU. Nothing is
 downloaded. For a minute all is well. Then a fault is planted in the forward of one
 module, its float16 output overflows, every step is skipped and the loss scale collapses.
-It ends with the story on one screen: what broke, where, what to do first, and where to
-look. It takes two minutes.
+After 120 of these, two minutes from its beginning at the latest, it ends with the story on
+one screen: what broke, where, what to do first, and where to look.
 
 Open the page it prints while it runs. The training loop itself is worth reading:
 ampwatch/demo/training.py is an ordinary AMP loop and one line of ampwatch.

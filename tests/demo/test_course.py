@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 
+from ampwatch.cli.demo import DESCRIPTION
 from ampwatch.demo.course import FAULTY_STEPS, DemoCourse, Limit, Moment, moments, usual_course
 
 
@@ -41,6 +43,17 @@ def test_a_broken_training_is_shown_for_a_while_and_ends() -> None:
 
     assert [m.faulty for m in steps] == [False] * 7 + [True] * FAULTY_STEPS
     assert [m.step for m in steps] == list(range(7 + FAULTY_STEPS))
+
+
+def test_what_is_said_of_the_time_is_so() -> None:
+    """It ends so many steps after the fault, and two minutes from its beginning at the latest."""
+    said = f"{FAULTY_STEPS} steps later, after two minutes at the latest"
+    page = Path(__file__).parents[2] / "docs" / "tutorial.md"
+
+    assert said in page.read_text(encoding="utf-8")
+    assert f"After {FAULTY_STEPS} of these, two minutes from its beginning" in DESCRIPTION
+    assert len(played(usual_course(), 0.25)) == 240 + FAULTY_STEPS  # 90 s
+    assert len(played(usual_course(), 1.0)) == 120
 
 
 def test_a_healthy_training_goes_on_until_its_time_is_over() -> None:

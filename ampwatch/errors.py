@@ -30,20 +30,21 @@ if typing.TYPE_CHECKING:
 
 
 def did_you_mean(
-    given: object, known: Iterable[str], otherwise: str = "", *, prefix: str = ""
+    given: object, known: Iterable[str], otherwise: str = "", *, prefix: str = "", most: int = 1
 ) -> str:
-    """Return the end of a message about a name that is not known: ``; did you mean 'x'?``.
+    """Return the end of a message about a name that is not known: ``; did you mean 'x' or 'y'?``.
 
     Args:
         given: The name, in whatever case.
         known: Names there are.
         otherwise: What the message ends with where none is near, without a semicolon.
         prefix: Begins each of the names, and makes none of them more alike.
+        most: Names that are offered, those that are nearest first.
     """
     by_lower = {name.removeprefix(prefix).lower(): name for name in known}
-    near = get_close_matches(str(given).removeprefix(prefix).lower(), by_lower, n=1)
+    near = get_close_matches(str(given).removeprefix(prefix).lower(), by_lower, n=most)
     if near:
-        return f"; did you mean {by_lower[near[0]]!r}?"
+        return f"; did you mean {' or '.join(repr(by_lower[name]) for name in near)}?"
     return f"; {otherwise}" if otherwise else ""
 
 

@@ -59,6 +59,7 @@ _WORDS = {
 """Words that are allowed in settings of a single word."""
 
 ENVIRONMENT_PREFIX = "AMPWATCH_"
+ALL_LISTED = "docs/settings.md lists them all, and so does `python -m ampwatch.settings`"
 DIRECTORIES = ("runtime_dir", "ring_dir", "report_dir", "record_dir")
 MAX_NAME_LENGTH = 64
 
@@ -311,11 +312,8 @@ class Settings:
         known = {f.name: f for f in fields(cls)}
         if unknown := sorted(set(given) - set(known)):
             there = [*known, *beside]
-            hints = [did_you_mean(name, there) for name in unknown]
-            got = ", ".join(f"{name!r}{hint}" for name, hint in zip(unknown, hints, strict=True))
-            # Where each is only misspelt, a list of all would bury what was meant.
-            those = "" if all(hints) else f" among {', '.join(known)}"
-            msg = f"expected settings{those}, got {got}; see docs/settings.md"
+            got = ", ".join(f"{name!r}{did_you_mean(name, there, most=3)}" for name in unknown)
+            msg = f"expected names of settings, got {got}; {ALL_LISTED}"
             raise SettingsError(msg)
         values = {}
         for name, spec in known.items():

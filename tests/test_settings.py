@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,20 +80,34 @@ def test_other_variables_are_left_alone() -> None:
     assert resolve({"AMPWATCH_SOMETHING_ELSE": "x", "PORT": "1"}) == Settings()
 
 
-def test_an_unknown_keyword_is_refused_with_the_list_of_known_ones() -> None:
-    """A setting that does not exist never goes unnoticed."""
-    message = refusal(colour="red")
-
-    assert message.startswith("expected settings among level, run, ")
-    assert message.endswith(", got 'colour'; see docs/settings.md")
-
-
-def test_a_misspelt_keyword_is_refused_with_what_was_meant() -> None:
-    """Each of them; and nothing else, for a list of all would bury it."""
-    assert refusal(ring_slot=100, levl="light") == (
-        "expected settings, got 'levl'; did you mean 'level'?,"
-        " 'ring_slot'; did you mean 'ring_slots'?; see docs/settings.md"
+@pytest.mark.parametrize(
+    ("given", "got"),
+    [
+        ({"colour": "red"}, "'colour'"),
+        (
+            {"ring_slot": 100, "levl": "light"},
+            "'levl'; did you mean 'level'?, 'ring_slot'; did you mean 'ring_slots'?",
+        ),
+        (
+            {"report": "runs"},
+            "'report'; did you mean 'port' or 'report_dir' or 'report_steps'?",
+        ),
+    ],
+)
+def test_an_unknown_keyword_is_refused_with_what_was_meant(given: dict[str, Any], got: str) -> None:
+    """Each of them, with the nearest names, and where all are; a list of all would bury them."""
+    assert refusal(**given) == (
+        f"expected names of settings, got {got};"
+        " docs/settings.md lists them all, and so does `python -m ampwatch.settings`"
     )
+
+
+def test_the_command_that_an_error_names_lists_all_settings() -> None:
+    """Where there is no checkout, there are no docs."""
+    command = [sys.executable, *refusal(colour="red").split("`")[1].split()[1:]]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert [f.name for f in FIELDS if f"| `{f.name}` |" not in listed] == []
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,7 @@ class Settings:
         environ: Mapping[str, str] | None = None,
         *,
         beside: Iterable[str] = (),
+        warns: bool = True,
     ) -> Settings:
         """Return the settings of this process: ``given`` over the environment over the defaults.
 
@@ -301,8 +302,7 @@ class Settings:
             given: Settings by name; ``None`` values count as not given.
             environ: Environment to read; the process's own if ``None``.
             beside: Names that the caller takes besides settings, and that may have been meant.
-
-        A variable ``AMPWATCH_*`` that is no setting has no effect, and is warned about.
+            warns: Whether to warn of variables ``AMPWATCH_*`` that are no settings, which have no effect.
 
         Raises:
             SettingsError: If a name is unknown, or a value has the wrong type or range.
@@ -327,7 +327,8 @@ class Settings:
             values[name] = os.path.abspath(values[name]) if values.get(name) else ""  # noqa: PTH100 - text, as given
         settings = cls(**values)
         _check_words(settings)
-        _warn_of_unknown(environ, known)
+        for sentence in unknown_variables(environ) if warns else ():
+            logger.warning("%s", sentence)
         return settings
 
     @property
@@ -359,17 +360,20 @@ def _checked(label: str, value: Any, default: Any, limits: Mapping[str, Any]) ->
     return converted
 
 
-def _warn_of_unknown(environ: Mapping[str, str], known: Iterable[str]) -> None:
-    variables = [ENVIRONMENT_PREFIX + name.upper() for name in known]
-    for name in sorted(environ):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in (
-            *variables,
-            REQUIRE_SERVICES,
-            ATTACH,
-        ):
-            prefix = ENVIRONMENT_PREFIX
-            hint = did_you_mean(name, variables, "see docs/settings.md", prefix=prefix)
-            logger.warning("expected settings in AMPWATCH_* variables, got %s%s", name, hint)
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return a sentence for each variable ``AMPWATCH_*`` that is no setting.
+
+    Args:
+        environ: Environment to read; the process's own if ``None``.
+    """
+    prefix = ENVIRONMENT_PREFIX
+    known = [prefix + spec.name.upper() for spec in fields(Settings)]
+    return [
+        f"expected settings in {prefix}* variables, got {name}"
+        + did_you_mean(name, known, "see docs/settings.md", prefix=prefix)
+        for name in sorted(os.environ if environ is None else environ)
+        if name.startswith(prefix) and name not in (*known, REQUIRE_SERVICES, ATTACH)
+    ]
 
 
 def _check_words(settings: Settings) -> None:

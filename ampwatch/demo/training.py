@@ -103,7 +103,7 @@ def prepare_device() -> torch.device:
 
 def _page(url: str) -> str:
     """Return what to open: on a terminal, which keeps nothing, with the token of a new browser."""
-    directory = runtime_path(Settings.resolve().runtime_dir)
+    directory = runtime_path(Settings.resolve(warns=False).runtime_dir)
     token, info = read_token(directory), serving(directory)
     is_ours = info is not None and info.url == url and info.wants_token
     if is_ours and token is not None and sys.stdout.isatty():

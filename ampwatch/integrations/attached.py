@@ -43,7 +43,7 @@ class Attached:
     """
 
     def __init__(self, name: str, *, serve: bool, settings: dict[str, Any]) -> None:
-        Settings.resolve(dict(settings))
+        Settings.resolve(dict(settings), warns=False)
         self.watch: ampwatch.Monitor | None = None
         self.stops: Callable[[Finding], None] | None = None
         self._name = name

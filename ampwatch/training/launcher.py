@@ -26,7 +26,7 @@ from ampwatch.runtime import (
     runtime_path,
     runtime_paths,
 )
-from ampwatch.settings import ATTACH, ENVIRONMENT_PREFIX
+from ampwatch.settings import ENVIRONMENT_PREFIX
 from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at, read_info
 from ampwatch.wire.rendezvous.probe import Answer
@@ -41,9 +41,7 @@ START_SECONDS = 20.0
 
 ASK_AGAIN_SECONDS = 0.05
 
-HARMFUL_VARIABLES = frozenset(
-    {ATTACH, "LD_PRELOAD", "PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONWARNINGS"}
-)
+HARMFUL_VARIABLES = frozenset({"LD_PRELOAD", "PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONWARNINGS"})
 """Variables that are meant for the training process and would profile, stop or break the daemon."""
 
 
@@ -268,7 +266,12 @@ def _command(lock: DaemonLock) -> list[str]:
 
 def _environment(settings: Settings, directory: Path) -> dict[str, str]:
     """Return the environment in which the child has the same settings and the same ampwatch."""
-    environment = {k: v for k, v in os.environ.items() if k not in HARMFUL_VARIABLES}
+    # All settings are given below; what else has the prefix is the training's, or a slip of the pen.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in HARMFUL_VARIABLES and not name.startswith(ENVIRONMENT_PREFIX)
+    }
     # Its working directory is another one, so paths must be absolute.
     given = {f.name: str(getattr(settings, f.name)) for f in fields(settings)}
     given["runtime_dir"] = str(directory.absolute())

@@ -27,7 +27,7 @@ from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, plan_of, records_of
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
 from ampwatch.report.standing import render_json
-from ampwatch.settings import Settings
+from ampwatch.settings import Settings, unknown_variables
 from ampwatch.training.actions.base import Subscription
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
 from ampwatch.training.model.dtypes import unknown_formats
@@ -115,7 +115,8 @@ def monitor(
         sync, no thread of its own (but for the log, once one of several ranks has a
         finding); docs/how-it-works.md has the measurements.
     """
-    resolved = Settings.resolve({"level": level, "run": run, **settings}, beside=ARGUMENTS)
+    given = {"level": level, "run": run, **settings}
+    resolved = Settings.resolve(given, beside=ARGUMENTS, warns=False)
     targets = check_targets(model, scaler, optimizer)
     Monitor.num_asked_for += 1
     for other in tuple(_open):
@@ -145,7 +146,7 @@ def watch_unasked(
         SettingsError: If an ``AMPWATCH_*`` variable is not usable.
     """
     targets = check_targets(model, scaler, optimizer)
-    resolved = Settings.resolve()
+    resolved = Settings.resolve(warns=False)
     for other in tuple(_open):
         other._make_room_for(targets)  # noqa: SLF001 - same module
     return Monitor(targets, resolved, serve=serve, is_unasked=True, step=step)
@@ -203,6 +204,7 @@ class Monitor:
         )
         try:
             self._outlet.agree()
+            self._outlet.warn_once(unknown_variables())
             if serve:
                 self._outlet.serve()
             self._session.install()

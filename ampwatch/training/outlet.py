@@ -40,6 +40,9 @@ logger = logging.getLogger("ampwatch")
 KEPT_CHECKS = 4
 """Newest checks of its weights that a rank leaves for the others."""
 
+_warned: set[str] = set()
+"""Sentences that this process need not say again."""
+
 
 class Outlet:
     """The way out of one monitor.
@@ -84,6 +87,14 @@ class Outlet:
         """Speak with one voice with the other ranks of this machine. Cost: 1 ms."""
         self._said = join(self._directories(), self._identity, "log")
         self._log = FindingLog(self._identity, said=self._said)
+
+    def warn_once(self, sentences: Iterable[str]) -> None:
+        """Warn of what every process of a run comes to: one rank of this machine does, once."""
+        for sentence in sentences:
+            # A process that is forked has been warned as well.
+            if sentence not in _warned and _is_to_say(self._said, sentence):
+                logger.warning("%s", sentence)
+            _warned.add(sentence)
 
     def _directories(self) -> list[Path]:
         return ring_directories(self._settings.ring_dir, self._settings.runtime_dir)

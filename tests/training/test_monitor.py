@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch._dynamo.testing
 from torch import nn
 
 import ampwatch
-from ampwatch.training import outlet
+from ampwatch.training import outlet, said
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.launcher import DaemonStatus
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
@@ -477,6 +479,28 @@ def test_a_misspelt_setting_is_refused_with_what_was_meant() -> None:
     run = build("fp16-foreach")
     with pytest.raises(ampwatch.SettingsError, match="got 'optimisers'; did you mean 'optimizer'"):
         ampwatch.monitor(run.models, run.scaler, serve=False, optimisers=run.optimizers)
+
+
+@pytest.mark.parametrize(("ranks", "times"), [("01", 1), ("10", 1), ("", 2)])
+def test_a_variable_that_is_no_setting_is_warned_of_by_one_process_of_a_run(
+    ranks: str, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, however often it watches; processes that are no ranks of one run are on their own."""
+    monkeypatch.setenv("AMPWATCH_LEVLE", "off")
+    models = [Net() for _ in range(4)]
+    with contextlib.ExitStack() as stack:
+        for number, rank in enumerate(ranks or "--"):
+            monkeypatch.setattr(outlet, "_warned", set())  # another process
+            monkeypatch.setattr(said, "_opened", Counter())
+            if ranks:
+                monkeypatch.setenv("RANK", rank)
+                monkeypatch.setenv("WORLD_SIZE", "2")
+            for model in models[2 * number : 2 * number + 2]:
+                stack.enter_context(ampwatch.monitor(model, serve=False))
+
+    assert [r.getMessage() for r in caplog.records if "AMPWATCH_" in r.getMessage()] == [
+        "expected settings in AMPWATCH_* variables, got AMPWATCH_LEVLE; did you mean 'AMPWATCH_LEVEL'?"
+    ] * times
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

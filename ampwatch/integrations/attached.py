@@ -11,6 +11,7 @@ import ampwatch
 from ampwatch import actions
 from ampwatch.errors import AmpwatchError
 from ampwatch.settings import Settings
+from ampwatch.training.arguments import check_flag
 from ampwatch.training.monitor import monitor_of
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ class Attached:
         settings: Settings of the monitors.
 
     Raises:
-        SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable: here, where it is
-            written down, and not in the middle of the framework.
+        SettingsError: If a setting, ``serve`` or an ``AMPWATCH_*`` variable is not usable: here, where
+            it is written down, and not in the middle of the framework.
 
     Attributes:
         watch: The monitor of the training that runs, or of the last one.
@@ -47,7 +48,7 @@ class Attached:
         self.watch: ampwatch.Monitor | None = None
         self.stops: Callable[[Finding], None] | None = None
         self._name = name
-        self._settings = {"serve": serve, **settings}
+        self._settings = {"serve": check_flag("serve", serve), **settings}
         self._answers: list[tuple[Callable[[Finding], None], dict[str, Any]]] = []
         self._is_mine = False
         self._said: set[str] = set()

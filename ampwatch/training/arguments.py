@@ -35,6 +35,18 @@ def check_count(name: str, value: Any, *, least: int) -> None:
     _check(name, value, "whole number", isinstance(value, Integral), least, None)
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Return a yes or no as a bool, NumPy's and 0 and 1 as well; refuse the rest, as ``"no"``.
+
+    Raises:
+        SettingsError: If it is refused.
+    """
+    if value in (0, 1):
+        return bool(value)
+    msg = f"`{name}`: expected True or False, got {value!r}"
+    raise SettingsError(msg)
+
+
 def _check(
     name: str,
     value: Any,

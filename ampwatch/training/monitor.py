@@ -29,6 +29,7 @@ from ampwatch.report.report import render_boxes
 from ampwatch.report.standing import render_json
 from ampwatch.settings import Settings, unknown_variables
 from ampwatch.training.actions.base import Subscription
+from ampwatch.training.arguments import check_flag
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
 from ampwatch.training.model.dtypes import unknown_formats
 from ampwatch.training.model.facts import ranks
@@ -105,7 +106,7 @@ def monitor(
 
     Raises:
         AttachError: If an argument cannot be watched.
-        SettingsError: If a setting or an ``AMPWATCH_*`` variable is not usable.
+        SettingsError: If a setting, ``serve`` or an ``AMPWATCH_*`` variable is not usable.
 
     Cost:
         Set-up some 10 ms, half a second where the daemon has to be started, a whole one to
@@ -117,6 +118,7 @@ def monitor(
     """
     given = {"level": level, "run": run, **settings}
     resolved = Settings.resolve(given, beside=ARGUMENTS, warns=False)
+    serve = check_flag("serve", serve)
     targets = check_targets(model, scaler, optimizer)
     Monitor.num_asked_for += 1
     for other in tuple(_open):
@@ -355,7 +357,8 @@ class Monitor:
 
         Raises:
             StateError: If the monitor is closed.
-            SettingsError: If the logger is none of these or has no run, or ``every`` is no count.
+            SettingsError: If the logger is none of these or has no run, ``every`` is no count, or
+                ``by_module`` no yes or no.
 
         Cost:
             Some 50 us on the training thread each time, 0.5 us for each module, and 2 us more where

@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo.testing
 from torch import nn
 
 import ampwatch
+from ampwatch.integrations.attached import Attached
 from ampwatch.training import outlet, said
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.launcher import DaemonStatus
@@ -479,6 +482,28 @@ def test_a_misspelt_setting_is_refused_with_what_was_meant() -> None:
     run = build("fp16-foreach")
     with pytest.raises(ampwatch.SettingsError, match="got 'optimisers'; did you mean 'optimizer'"):
         ampwatch.monitor(run.models, run.scaler, serve=False, optimisers=run.optimizers)
+
+
+@pytest.mark.parametrize("given", ["no", "False", "", b"0", None, 2, 0.5, [], [False]])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("serve", lambda _, given: ampwatch.monitor(Net(), serve=given)),
+        ("serve", lambda _, given: Attached("a callback", serve=given, settings={})),
+        ("by_module", lambda watch, given: watch.log_to(print, by_module=given)),
+    ],
+    ids=["monitor", "callback", "log_to"],
+)
+def test_a_yes_or_no_is_not_guessed(name: str, call: Any, given: object) -> None:
+    """``"no"`` would count as a yes, and ``None`` as a no; 0 and NumPy's are as clear as the words."""
+    model: Any = Net()
+    with ampwatch.monitor(model, None, serve=0, level="light") as watch:  # type: ignore[arg-type]
+        watch.log_to(print, by_module=np.bool_(0))
+        words = re.escape(f"`{name}`: expected True or False, got {given!r}")
+        with pytest.raises(ampwatch.SettingsError, match=words):
+            call(watch, given)
+
+        assert (watch.url, watch.closed) == ("", False)
 
 
 @pytest.mark.parametrize(("ranks", "times"), [("01", 1), ("10", 1), ("", 2)])

@@ -13,7 +13,7 @@ from ampwatch.diagnosis.news import News, Reason
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.report.one_line import one_line, printable
 from ampwatch.training.actions.base import Action
-from ampwatch.training.arguments import check_count
+from ampwatch.training.arguments import check_count, check_flag
 from ampwatch.training.courier import Courier
 from ampwatch.training.finding_log import is_worth_a_line
 from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
@@ -79,7 +79,8 @@ class LoggingAction(Action):
         close_seconds: How long the end waits. Unit: s.
 
     Raises:
-        SettingsError: If the logger is none that is known, or ``every`` is no count.
+        SettingsError: If the logger is none that is known, ``every`` is no count, or ``by_module``
+            no yes or no.
 
     Attributes:
         given: The logger as it was handed over.
@@ -104,7 +105,7 @@ class LoggingAction(Action):
         check_count("every", every, least=1)
         self.given = given
         self.every = int(every)
-        self.by_module = by_module
+        self.by_module = check_flag("by_module", by_module)
         self._sink: Sink = recognised(given)
         self._source = source
         self._guard = guard

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch import __version__
 from ampwatch.diagnosis.evidence.plans import OPERANDS
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.exponents import nearest_exponent
@@ -245,10 +246,20 @@ def _why_none(box: Box) -> str:
             "the model has no linear or convolutional layer among the modules that were called; a"
             " matmul of a function is not planned"
         )
+    level = box.settings.get("level")
+    if box.written_by != "training":
+        why = (
+            "the report is of a process that died, and was made from its ring, which has no layers"
+        )
+    elif box.identity.version != __version__:
+        why = f"the report says nothing of the layers: ampwatch {box.identity.version} wrote it"
+    elif level in ("off", "light"):
+        why = f"no layer is measured at level {level}"
+    else:
+        why = "no step in which layers are measured was watched yet"
     return (
-        "the report says nothing of the layers: it was written by a release before plans, by the daemon"
-        " for a process that died, at level light, or before outputs of modules were first measured; ask the running training"
-        " (`ampwatch plan`, watch.plan()) at level standard, after some hundred steps"
+        f"{why}; ask the running training (`ampwatch plan`, watch.plan()) at level standard, with a"
+        " watched model, after some hundred steps"
     )
 
 

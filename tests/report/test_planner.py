@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from ampwatch import __version__
 from ampwatch.diagnosis.evidence.plans import OPERANDS
 from ampwatch.errors import SettingsError
 from ampwatch.report.plan import to_json
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ampwatch.report.plan import Plan, ProductPlan
 
 ROWS, INNER, COLUMNS = 128, 64, 96
+NOW = replace(IDENTITY, version=__version__)
 
 
 def _tensors(seed: int = 0) -> dict[Operand, torch.Tensor]:
@@ -290,16 +292,34 @@ def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, object], 
         plan_of(_box(_layer(_tensors())), **arguments)  # type: ignore[arg-type]
 
 
-def test_a_model_without_layers_and_a_report_that_knows_none_say_what_to_do() -> None:
-    """Reports of older releases have no layers."""
+@pytest.mark.parametrize(
+    ("box", "why"),
+    [
+        (Box(IDENTITY), "the report says nothing of the layers: ampwatch 0.0.0 wrote it"),
+        (Box(IDENTITY, written_by="daemon"), "the report is of a process that died"),
+        (Box(NOW), "no step in which layers are measured was watched yet"),
+        (Box(NOW, settings={"level": "light"}), "no layer is measured at level light"),
+    ],
+)
+def test_where_no_layer_is_known_the_one_reason_is_said_and_what_to_do(box: Box, why: str) -> None:
+    """Nobody who has just begun reads of releases and of processes that died."""
+    plan = plan_of(box)
+
+    assert plan.why_not.startswith(f"{why}")
+    assert plan.why_not.endswith("with a watched model, after some hundred steps")
+    assert (
+        sum(words in plan.why_not for words in ("wrote it", "died", "yet", "at level light")) == 1
+    )
+    assert plan.table() == f"No precision plan: {plan.why_not}\n"
+    with pytest.raises(SettingsError, match="expected a plan to write as code"):
+        plan.code("torchao")
+
+
+def test_a_model_without_layers_says_so() -> None:
+    """It was called, and multiplies nothing that is planned."""
     norm = replace(_layer({}, "norm"), kind="LayerNorm", layer="")
 
     assert "no linear or convolutional layer" in plan_of(Box(IDENTITY, layers=[norm])).why_not
-    old = plan_of(Box(IDENTITY))
-    assert "a release before plans" in old.why_not
-    assert old.table() == f"No precision plan: {old.why_not}\n"
-    with pytest.raises(SettingsError, match="expected a plan to write as code"):
-        old.code("torchao")
 
 
 def test_a_plan_is_json_without_numbers_that_json_lacks() -> None:

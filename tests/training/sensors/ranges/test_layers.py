@@ -232,10 +232,20 @@ def test_a_weight_that_is_computed_is_not_said_to_be_measured(train: Any) -> Non
     assert Operand.WEIGHT in _operands(layers[-1])
 
 
-def test_at_level_light_there_is_no_plan(train: Any) -> None:
-    """And it says what to do."""
-    watch = train(nn.Linear(64, 10), torch.randn(64, 64), steps=5, level="light")
+@pytest.mark.parametrize(
+    ("level", "steps", "why"),
+    [
+        ("standard", 0, "no step in which layers are measured was watched yet; ask "),
+        ("light", 5, "no layer is measured at level light; ask "),
+    ],
+)
+def test_where_nothing_was_measured_there_is_no_plan(
+    train: Any, level: str, steps: int, why: str
+) -> None:
+    """And it says why, and what to do."""
+    watch = train(nn.Linear(64, 10), torch.randn(64, 64), steps=steps, level=level)
 
+    assert watch.plan().why_not.startswith(why)
     assert "at level standard" in watch.plan().why_not
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ampwatch.doctor.check import Check, State, installed_version
 from ampwatch.doctor.daemon import daemon
 from ampwatch.doctor.gpu import gpus
-from ampwatch.doctor.places import rings
+from ampwatch.doctor.places import reports, rings
 from ampwatch.doctor.training import shown_devices, training
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def probes(settings: Settings) -> dict[str, Probe]:
     return {
         "training": partial(training, shown=shown),
         "ring": partial(rings, settings),
+        "report": partial(reports, settings),
         "daemon": partial(daemon, settings),
         "terminal": terminal,
         "GPU": partial(gpus, shown=shown),

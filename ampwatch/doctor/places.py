@@ -1,4 +1,4 @@
-"""Can rings be written: shared memory, the fallback, the runtime directory. No torch here."""
+"""Can rings and reports be written: shared memory, the fallback, the report directory. No torch here."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampwatch.doctor.check import Check, State
-from ampwatch.errors import RingError
+from ampwatch.errors import ReportError, RingError
 from ampwatch.runtime import SHARED_MEMORY, lets_others_in, runtime_path
+from ampwatch.wire.blackbox.files import report_directory, run_directory
 from ampwatch.wire.ring import layout
 from ampwatch.wire.ring.writer import fitting_slots
 
 if TYPE_CHECKING:
     from ampwatch.settings import Settings
+
+RANKS = 8
+"""Rings that a place should have room for: so many ranks a machine with GPUs has as a rule."""
+
+REPORT_BYTES = 2**20
+"""What a report takes at most as a rule."""
 
 
 def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check]:
@@ -28,7 +35,7 @@ def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check
         shared_memory: Where the shared memory is mounted.
 
     Returns:
-        One check per place, the best place first. They block if none of them is ok.
+        One check per place, the best place first. They block if none of them takes a ring.
     """
     if settings.ring_dir:
         places = {"AMPWATCH_RING_DIR": Path(settings.ring_dir)}
@@ -37,24 +44,57 @@ def rings(settings: Settings, shared_memory: Path = SHARED_MEMORY) -> list[Check
         with suppress(RingError):  # the examination of the daemon says why there is none
             places["fallback"] = runtime_path(settings.runtime_dir)
     checks = [_place(name, path, settings.ring_slots) for name, path in places.items()]
-    if any(check.state is State.OK for check in checks):
+    if all(check.blocks for check in checks):
         return checks
-    return [replace(check, blocks=True) for check in checks]
+    return [replace(check, blocks=False) for check in checks]
+
+
+def reports(settings: Settings) -> list[Check]:
+    """Check the directory in which runs leave their reports.
+
+    Args:
+        settings: Where it is, and whether there are any.
+    """
+    if not settings.report_files:
+        why = "none are written, as report_files is 0"
+        return [Check("reports", State.ABSENT, why)]
+    remedy = "set AMPWATCH_REPORT_DIR to a writable directory where there is room"
+    try:
+        directory = report_directory(settings.report_dir)
+    except ReportError as error:
+        return [Check("reports", State.PROBLEM, str(error))]
+    # That of a run alone has to be private, and is made below.
+    if trouble := trouble_with(run_directory(directory, settings.run)):
+        why = f"{directory} cannot be used: {trouble}"
+        return [Check("reports", State.PROBLEM, why, remedy)]
+    free = shutil.disk_usage(_existing(directory)).free
+    if free < REPORT_BYTES:
+        why = f"{directory}: {_size(free)} free, and a report takes up to {_size(REPORT_BYTES)}"
+        return [Check("reports", State.PROBLEM, why, f"make room, or {remedy}")]
+    has = "takes them" if directory.is_dir() else "is made for the first one"
+    return [Check("reports", State.OK, f"{directory} {has}; {_size(free)} free")]
 
 
 def _place(name: str, path: Path, slots: int) -> Check:
-    """Return whether a ring of ``slots`` slots, or fewer if it is small, could be made in ``path``."""
+    """Return whether rings of ``slots`` slots, or fewer if it is small, could be made in ``path``.
+
+    It blocks if not even one could.
+    """
     remedy = "set AMPWATCH_RING_DIR to a new directory, which is made private to you (0700), where there is room, best on a tmpfs"
     if trouble := trouble_with(path):
-        return Check(name, State.PROBLEM, f"{path} cannot be used: {trouble}", remedy)
+        why = f"{path} cannot be used: {trouble}"
+        return Check(name, State.PROBLEM, why, remedy, blocks=True)
     existing = _existing(path)
     size = layout.file_size(fitting_slots(existing, slots))
     usage = shutil.disk_usage(existing)
-    free = f"{path}: {_mib(usage.free)} free of {_mib(usage.total)}"
-    if usage.free < size:
-        why = f"{free}, and a ring takes {_mib(size)}"
-        return Check(name, State.PROBLEM, why, f"make room, or {remedy}")
-    return Check(name, State.OK, f"{free}; a ring takes {_mib(size)}")
+    if not usage.total:  # a tmpfs without a limit
+        return Check(name, State.OK, f"{path}: without a limit; a ring takes {_size(size)}")
+    why = f"{path}: {_size(usage.free)} free of {_size(usage.total)}; a ring takes {_size(size)}"
+    room = usage.free // size
+    if room < RANKS:
+        why += f", so there is room for {room}, and each rank has one"
+        return Check(name, State.PROBLEM, why, f"make room, or {remedy}", blocks=not room)
+    return Check(name, State.OK, why)
 
 
 def trouble_with(path: Path) -> str:
@@ -94,5 +134,5 @@ def _existing(path: Path) -> Path:
     return next(p for p in (path, *path.absolute().parents) if os.path.lexists(p))
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.1f} MiB"
+def _size(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB" if size >= 2**20 else f"{size / 2**10:,.1f} KiB"

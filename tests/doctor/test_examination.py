@@ -56,6 +56,7 @@ def test_every_group_is_probed() -> None:
     assert list(probes(Settings.resolve())) == [
         "training",
         "ring",
+        "report",
         "daemon",
         "terminal",
         "GPU",

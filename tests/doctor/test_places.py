@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ampwatch.doctor.check import State
-from ampwatch.doctor.places import _place, rings, trouble_with
+from ampwatch.doctor.check import Check, State
+from ampwatch.doctor.places import _place, reports, rings, trouble_with
 from ampwatch.errors import RingError
 from ampwatch.runtime import private_directory
 from ampwatch.settings import Settings
@@ -67,12 +68,82 @@ def test_a_ring_directory_that_is_set_is_the_only_place(tmp_path: Path) -> None:
     assert (check.name, check.state) == ("AMPWATCH_RING_DIR", State.OK)
 
 
-def test_a_place_without_room_is_a_problem(tmp_path: Path) -> None:
-    """A small file system, such as /dev/shm of a container, which has 64 MiB by default."""
-    check = _place("shared memory", tmp_path, slots=2**52)
+def small(monkeypatch: pytest.MonkeyPatch, total: int, free: int) -> None:
+    """Have each file system be so large, as /dev/shm of a container, which has 64 MiB by default."""
+    status = SimpleNamespace(f_frsize=4096, f_blocks=total // 4096)
+    monkeypatch.setattr("ampwatch.wire.ring.writer.os.statvfs", lambda _: status)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=total, free=free))
 
-    assert check.state is State.PROBLEM
-    assert "a ring takes 1,099,511,627,776.0 MiB" in check.why
+
+@pytest.mark.parametrize(
+    ("free", "why"),
+    [
+        (0, "0.0 KiB free of 64.0 KiB; a ring takes 20.0 KiB, so there is room for 0, and"),
+        (2**15, "32.0 KiB free of 64.0 KiB; a ring takes 20.0 KiB, so there is room for 1, and"),
+    ],
+)
+def test_a_place_without_room_is_a_problem(
+    free: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the ranks of a machine; it blocks where not even one has room."""
+    small(monkeypatch, 2**16, free)
+
+    (check,) = rings(Settings.resolve({"ring_dir": tmp_path}))
+
+    assert (check.state, check.blocks) == (State.PROBLEM, not free)
+    assert f"{tmp_path}: {why} each rank has one" == check.why
+
+
+def test_a_place_that_has_no_limit_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a tmpfs says that it has 0 bytes, of which 0 are free."""
+    small(monkeypatch, 0, 0)
+
+    assert _place("shared memory", tmp_path, slots=8192) == Check(
+        "shared memory", State.OK, f"{tmp_path}: without a limit; a ring takes 2.0 MiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "given", "state", "said"),
+    [
+        ("runs", {}, State.OK, " is made for the first one; "),
+        ("", {}, State.OK, " takes them; "),
+        ("file", {}, State.PROBLEM, "/file cannot be used: Not a directory"),
+        ("file/runs", {}, State.PROBLEM, "Not a directory"),
+        ("link", {"run": "gpt"}, State.PROBLEM, "it is not a directory (l"),
+        ("", {"report_files": 0}, State.ABSENT, "report_files is 0"),
+    ],
+)
+def test_the_directory_of_reports_is_checked(
+    where: str, given: dict[str, Any], state: State, said: str, tmp_path: Path
+) -> None:
+    """By what a run does with it, which makes a directory of its own in it; nothing is created."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "gpt").symlink_to(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+
+    (check,) = reports(Settings.resolve({"report_dir": tmp_path / where, **given}))
+
+    assert (check.state, check.blocks) == (state, False)
+    assert said in check.why
+    assert bool(check.remedy) is (state is State.PROBLEM)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_reports_want_room_and_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk takes none; and without a home directory one has to be named."""
+    small(monkeypatch, 2**30, 2**15)
+    (full,) = reports(Settings.resolve({"report_dir": tmp_path}))
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    monkeypatch.setattr(Path, "home", lambda: Path("~nobody-at-all").expanduser())
+    (homeless,) = reports(Settings.resolve())
+
+    assert (full.state, homeless.state) == (State.PROBLEM, State.PROBLEM)
+    assert full.why == f"{tmp_path}: 32.0 KiB free, and a report takes up to 1.0 MiB"
+    assert "set AMPWATCH_REPORT_DIR" in homeless.why
 
 
 @pytest.mark.usefixtures("usual_places", "no_temporary_directory")
@@ -87,9 +158,7 @@ def test_a_ring_on_a_small_file_system_is_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The size is the one the writer makes: a 64th of the shared memory of a container."""
-    status = SimpleNamespace(f_frsize=4096, f_blocks=16384)
-    monkeypatch.setattr("ampwatch.wire.ring.writer.os.statvfs", lambda _: status)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=2**26, free=2**26))
+    small(monkeypatch, 2**26, 2**26)
 
     check = _place("shared memory", tmp_path, slots=8192)
 

@@ -51,7 +51,7 @@ Other questions than those of a machine:
 
 GROUPS = {
     "Training": ("training",),
-    "Rings": ("places",),
+    "Rings and reports": ("places",),
     "The daemon": ("daemon",),
     "Terminal, protection": ("examination",),
     "GPUs": ("gpu", "joins"),
@@ -277,9 +277,9 @@ def page() -> str:
                 for line in lines_of(module)
             ]
         parts += [f"## {title}", "\n".join(rows)]
-        if title == "Rings":
+        if "places" in modules:
             parts += [
-                "What may stand for *trouble*, of a ring's place and of the runtime directory:",
+                "What may stand for *trouble*, of a ring's place, of the report directory and of the runtime directory:",
                 "\n".join(f"- {words}" for words in troubles()),
             ]
         for caption, table in TABLES.get(title, ()):

@@ -8,6 +8,7 @@ no torch, so that the daemon and the command line never load it.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,16 @@ def __getattr__(name: str) -> object:
     if home is None:
         msg = f"module 'ampwatch' has no attribute {name!r}; it has {', '.join(__all__)}"
         raise AttributeError(msg)
-    return getattr(import_module(f"ampwatch.{home}"), name)
+    try:
+        return getattr(import_module(f"ampwatch.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        msg = (
+            f"ampwatch.{name}: expected torch in {sys.executable}, got none; run the Python that"
+            " trains, or pip install torch"
+        )
+        raise ModuleNotFoundError(msg, name="torch") from None
 
 
 def __dir__() -> list[str]:

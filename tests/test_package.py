@@ -76,6 +76,21 @@ def test_a_watched_training_loads_nothing_of_the_host_half(nursery: Nursery) -> 
     assert {m for m in loaded if m.startswith("ampwatch.host")} == set()
 
 
+@pytest.mark.parametrize("name", ["monitor", "inject", "LossScaler"])
+def test_a_name_that_needs_torch_says_so_where_there_is_none(name: str) -> None:
+    """What was expected, what was found and what to do; for ``except ImportError`` as well."""
+    code = (
+        "import sys; sys.modules['torch'] = None; import ampwatch\n"
+        f"try: ampwatch.{name}(None)\nexcept ImportError as error: print(error, error.name)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ended.stdout == (
+        f"ampwatch.{name}: expected torch in {sys.executable}, got none; run the Python that"
+        " trains, or pip install torch torch\n"
+    )
+
+
 def test_errors_and_records_can_be_had_without_torch() -> None:
     """A program that only catches errors or reads findings does not pay for torch."""
     assert "torch" not in loaded_by("import ampwatch; ampwatch.SettingsError, ampwatch.Finding")

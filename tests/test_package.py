@@ -124,3 +124,33 @@ def test_the_module_does_not_hide_the_function() -> None:
     import_module("ampwatch.training.monitor")
 
     assert callable(ampwatch.monitor)
+
+
+@pytest.mark.parametrize(
+    ("set_up", "said"),
+    [
+        ("", "ampwatch: the 1st\nampwatch: the 2nd\nampwatch CRITICAL run gpt\n"),
+        ("log.basicConfig(format='%(name)s|%(message)s')",
+         "ampwatch|the 1st\nampwatch.guard|the 2nd\nampwatch|ampwatch CRITICAL run gpt\n"),
+        ("log.getLogger('ampwatch').addHandler(log.NullHandler())", ""),
+        ("log.getLogger('ampwatch').setLevel(log.ERROR)", "ampwatch CRITICAL run gpt\n"),
+        ("log.lastResort = None", ""),
+    ],
+    ids=["nothing", "the root", "a handler", "a level", "silence"],
+)  # fmt: skip
+def test_a_warning_without_logging_says_whose_it_is(set_up: str, said: str) -> None:
+    """Once, whatever it says; what a program has set up gets the words as they are, and alone."""
+    code = f"""
+import logging as log, ampwatch
+{set_up}
+ours = log.getLogger("ampwatch")
+ours.warning("the %s", "1st")
+log.getLogger("ampwatch.guard").warning("the 2nd")
+ours.error("ampwatch CRITICAL run gpt")
+ours.info("watching")
+log.raiseExceptions = False
+ours.warning("%d", "no number")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ended.stderr == said

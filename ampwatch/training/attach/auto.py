@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.optim import Optimizer
 
+from ampwatch import LastResort
 from ampwatch.errors import AmpwatchError
 from ampwatch.guard import Guard
 from ampwatch.report.one_line import NAME, printable
@@ -71,7 +72,7 @@ def _print(text: str) -> None:
 def arm() -> Attacher:
     """Attach to the trainings that this process makes from now on."""
     attacher = Attacher(serve=os.environ.get(ATTACH) != FINDINGS_ONLY)
-    if not logger.handlers:
+    if all(isinstance(handler, LastResort) for handler in logger.handlers):
         logger.addHandler(_ToStderr())
         logger.propagate = False
     atexit.register(attacher.report)

@@ -17,7 +17,8 @@ from ampwatch.wire.records import Finding, Severity
 if TYPE_CHECKING:
     from ampwatch.diagnosis.kinds.kind import Kind
 
-OF_AN_OP = [row.slug for row in ROWS if row.is_explained(When.AT_FAULT)]
+# An exception has one step, and is of what was seen in that one: tests/diagnosis/calls.
+OF_AN_OP = [r.slug for r in ROWS if r.is_explained(When.AT_FAULT) and r.slug != "api_error"]
 AFTERMATHS = [row.slug for row in ROWS if row.is_aftermath]
 AT_ANY_TIME = {
     (row.slug, cause.kind)

@@ -9,11 +9,12 @@ from ampwatch.diagnosis.calls.known_errors import (
     BCE,
     FLOAT16_GRADIENTS,
     KNOWN,
+    OF_NONFINITE,
     RECURRENT,
     KnownError,
 )
 from ampwatch.diagnosis.counting import counted
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, at_fault, certain, since
 from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Finding, Severity
 
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.calls import Raised, RefusedOp
 
+
+def _refuses_nonfinite(error: Finding, _broken: Finding) -> bool:
+    return error.op in {known.op for known in OF_NONFINITE}
+
+
+def _is_of_that_step(error: Finding, cause: Finding) -> bool:
+    """Whether it refuses what was not finite in that step or in the one before."""
+    return _refuses_nonfinite(error, cause) and abs(error.first_step - cause.last_step) <= 1
+
+
 API_ERROR = Kind(
     slug="api_error",
     number=46,
@@ -29,9 +40,14 @@ API_ERROR = Kind(
     meaning="one of the well-known exceptions, explained",
     severities=(Severity.CRITICAL, Severity.WARNING),
     certainty=certain(
-        "the exception that PyTorch has raised says so itself, or an op that it refuses elsewhere was seen"
+        "the exception that was raised says so itself, or an op that PyTorch refuses elsewhere was seen"
     ),
     advice="ampwatch has left the exception as it was.",
+    explained_by=(
+        at_fault(fits=_is_of_that_step)
+        + since("nonfinite_input", fits=_is_of_that_step)
+        + since("param_nonfinite", "buffer_nonfinite", fits=_refuses_nonfinite)
+    ),
 )
 
 

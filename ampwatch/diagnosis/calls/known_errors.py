@@ -65,6 +65,64 @@ FLOAT16_GRADIENTS = _known(
 )
 """Weights that are float16 themselves."""
 
+OF_NONFINITE = (
+    _known(
+        "RuntimeError",
+        r"The total norm of order .* for gradients from .* is non-finite, so it cannot be clipped",
+        "clip_grad_norm_",
+        "optimizer",
+        "the norm of the gradients is NaN or infinite, and clipping was asked to say so",
+        "Find the first non-finite gradient. With a GradScaler clip after scaler.unscale_(optimizer)"
+        " without error_if_nonfinite=True: the scaler skips such steps by itself.",
+    ),
+    _known(
+        "RuntimeError",
+        r"probability tensor contains either `inf`, `nan` or element < 0"
+        r"|invalid multinomial distribution \((sum of probabilities <= 0|encountering probability entry < 0)\)",
+        "multinomial",
+        "forward",
+        "torch.multinomial was handed a row with a probability that is NaN, infinite or negative, or"
+        " with none above zero",
+        "Take the softmax in float32: torch.multinomial(torch.softmax(logits.float(), -1), n). If the"
+        " logits are NaN or infinite already, look for the op that made them; of a row that is masked"
+        " with -inf throughout, the softmax is NaN.",
+    ),
+    _known(
+        "ValueError",
+        r"Expected parameter \w+ \(.*\) of distribution .* to satisfy the constraint",
+        "Distribution",
+        "forward",
+        "a parameter of the distribution breaks its constraint. NaN breaks any of them; in half"
+        " precision a small standard deviation also becomes zero, which has to be above it",
+        "Make the distribution of float32 tensors, outside of the autocast region:"
+        " torch.distributions.Categorical(logits=logits.float()), or the exponential of a float32"
+        " logarithm as standard deviation. If the parameter is NaN already, look for the op that"
+        " made it.",
+    ),
+    _known(
+        "ValueError",
+        r"matrix contains invalid numeric entries",
+        "linear_sum_assignment",
+        "forward",
+        "a cost that scipy's linear_sum_assignment was handed is NaN or minus infinity",
+        "Compute the costs in float32, from predictions.float() inside torch.autocast(device_type,"
+        " enabled=False): a cast of the sum is too late. If the predictions are NaN already, look for"
+        " the op that made them.",
+    ),
+    _known(
+        "ValueError",
+        r"cost matrix is infeasible",
+        "linear_sum_assignment",
+        "forward",
+        "every complete assignment has an infinite cost. A sum that overflows in float16 is infinite, and so"
+        " is a cost that a program sets to infinity to forbid a pair",
+        "If sums overflow, compute the costs in float32, from predictions.float() inside"
+        " torch.autocast(device_type, enabled=False), or divide by the number of elements before"
+        " they are summed. If pairs are forbidden, leave one assignment allowed.",
+    ),
+)
+"""Those of functions that refuse NaN and infinities, wherever these come from."""
+
 KNOWN = (
     _known(
         "RuntimeError",
@@ -201,6 +259,16 @@ KNOWN = (
     ),
     _known(
         "RuntimeError NotImplementedError",
+        r"_amp_foreach_non_finite_check_and_unscale.* not implemented for 'Complex",
+        "unscale_",
+        "optimizer",
+        "parameters are complex, and so are their gradients, which the scaler cannot unscale",
+        "Keep each as a real parameter whose last dimension is 2, and take"
+        " torch.view_as_complex(parameter) in the forward pass; or use bfloat16 autocast or float32"
+        " without a GradScaler.",
+    ),
+    _known(
+        "RuntimeError NotImplementedError",
         r"\"(?P<op>[\w:]+?)(_\w*)?\" not implemented for '(Half|BFloat16|Float8_\w+)'",
         "",
         "",
@@ -229,15 +297,6 @@ KNOWN = (
     ),
     _known(
         "RuntimeError",
-        r"The total norm of order .* for gradients from .* is non-finite, so it cannot be clipped",
-        "clip_grad_norm_",
-        "optimizer",
-        "the norm of the gradients is NaN or infinite, and clipping was asked to say so",
-        "Find the first non-finite gradient. With a GradScaler clip after scaler.unscale_(optimizer)"
-        " without error_if_nonfinite=True: the scaler skips such steps by itself.",
-    ),
-    _known(
-        "RuntimeError",
         r"one of the variables needed for gradient computation has been modified by an inplace"
         r" operation: \[torch\.(\w+\.)?FloatTensor \[\]\]",
         "update",
@@ -245,6 +304,7 @@ KNOWN = (
         "a scaled loss went back after scaler.update() had changed the scale it was multiplied by",
         "Call backward() of every scaled loss before scaler.update().",
     ),
+    *OF_NONFINITE,
 )
 """The exceptions that are explained, the more special before the more general."""
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from torch.distributions import Categorical, Normal
 
+from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.calls.api_errors import explain_error
 from ampwatch.diagnosis.evidence.calls import Raised
 from ampwatch.wire.records import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def raised(type_name: str, message: str, **more: Any) -> Raised:
@@ -118,6 +125,27 @@ CASES = [
         "is_bf16_supported",
     ),
     (
+        "NotImplementedError",
+        "\"_amp_foreach_non_finite_check_and_unscale_cuda\" not implemented for 'ComplexFloat'",
+        "view_as_complex",
+    ),
+    (
+        "RuntimeError",
+        "probability tensor contains either `inf`, `nan` or element < 0",
+        "torch.softmax(logits.float(), -1)",
+    ),
+    (
+        "ValueError",
+        (
+            "Expected parameter logits (Tensor of shape (1, 2)) of distribution"
+            " Categorical(logits: torch.Size([1, 2])) to satisfy the constraint"
+            " IndependentConstraint(Real(), 1), but found invalid values:\ntensor([[nan, nan]])"
+        ),
+        "logits=logits.float()",
+    ),
+    ("ValueError", "matrix contains invalid numeric entries", "predictions.float()"),
+    ("ValueError", "cost matrix is infeasible", "If pairs are forbidden"),
+    (
         "RuntimeError",
         (
             "The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot"
@@ -149,6 +177,8 @@ def test_a_known_exception_is_explained_with_its_remedy(
         ("RuntimeError", "CUDA out of memory. Tried to allocate 2.00 GiB"),
         ("RuntimeError", "The size of tensor a (3) must match the size of tensor b (4)"),
         ("KeyError", "'dtype'"),
+        ("RuntimeError", "cannot sample n_sample > prob_dist.size(-1) samples without replacement"),
+        ("ValueError", "Expected value argument (Tensor of shape ()) to be within the support"),
         ("IndexError", "index out of range in self"),
         ("TypeError", "value cannot be converted to type c10::Half without overflow"),
         ("RuntimeError", "DataLoader worker (pid 4) is killed by signal: Killed."),
@@ -158,6 +188,54 @@ def test_a_known_exception_is_explained_with_its_remedy(
 def test_any_other_exception_is_the_users_own(type_name: str, message: str) -> None:
     """Nothing is said of what has nothing to do with precision."""
     assert explain_error(raised(type_name, message)) is None
+
+
+@pytest.mark.parametrize(
+    ("fail", "op"),
+    [
+        (lambda: torch.multinomial(torch.tensor([math.nan, 0.5]), 1), "multinomial"),
+        (lambda: torch.multinomial(torch.tensor([math.inf, 0.5]), 2), "multinomial"),
+        (
+            lambda: torch.multinomial(torch.tensor([math.nan, 0.5]), 2, replacement=True),
+            "multinomial",
+        ),
+        (lambda: torch.multinomial(torch.zeros(2), 1), "multinomial"),
+        (lambda: Categorical(logits=torch.tensor([math.nan, 0.5])), "Distribution"),
+        (lambda: Normal(torch.zeros(2), torch.tensor([1e-9, 1.0]).half()), "Distribution"),
+    ],
+)
+def test_what_this_pytorch_raises_is_known(fail: Callable[[], object], op: str) -> None:
+    """The text is the one of the version that is installed."""
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        fail()
+
+    assert explained(error.typename, str(error.value)).op == op
+
+
+@pytest.mark.parametrize(
+    ("cause", "seen_last", "op", "is_root"),
+    [
+        ("param_nonfinite", 3, "multinomial", False),
+        ("nonfinite_input", 7, "multinomial", False),
+        ("forward_overflow", 6, "clip_grad_norm_", False),
+        ("forward_overflow", 3, "clip_grad_norm_", True),
+        ("nonfinite_input", 3, "multinomial", True),
+        ("param_nonfinite", 3, "unscale_", True),
+    ],
+)
+def test_what_refuses_nan_is_explained_by_what_has_made_it(
+    cause: str, seen_last: int, op: str, *, is_root: bool
+) -> None:
+    """One incident has one root: broken weights, or the batch of that step; not an earlier batch."""
+    book = FindingBook(lambda _news: None)
+    what = (Severity.CRITICAL, "loss", "what happened", "what to change")
+    broken = Finding(cause, *what, first_step=3, last_step=seen_last)
+    book.make(broken)
+    if cause == "forward_overflow":
+        book.led_to_by(broken)
+    book.make(Finding("api_error", *what, op=op, first_step=7, last_step=7))
+
+    assert book.findings[1].root is is_root
 
 
 def test_an_overflowing_constant_is_placed_in_the_module_that_ran() -> None:

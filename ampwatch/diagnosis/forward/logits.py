@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import combinations
+from itertools import combinations, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,11 +45,14 @@ largest logit is zero in float32, in which PyTorch sums, whatever the dtype of i
 LOUD = SATURATED / 2
 """Largest logit from which growth is a finding."""
 
+LOUD_BOUND = SATURATED
+"""Bound of the largest logit from which its growth is a finding: how far below it any logit is was not seen."""
+
 WATCHED = SATURATED / 8
 """Largest logit from which ops are observed often, and from which growth after a plateau is a finding."""
 
-INTERVALS = ((WATCHED, 8), (WATCHED / 2, 32), (0.0, 64))
-"""Iterations of which one is looked at, by what the largest logit has come to that has risen."""
+INTERVALS = ((WATCHED / LOUD, 8), (WATCHED / LOUD / 2, 32), (0.0, 64))
+"""Iterations of which one is looked at, by the share of what is a finding that a largest logit has risen to."""
 
 MIN_RISEN = 0.5
 """Growth that counts, as a power of two: large logits that stay as they are cost no more than small ones."""
@@ -86,6 +89,12 @@ MIN_RESUMED = 0.4
 
 BEYOND = 1.5
 """How far above a plateau they have to be, as a multiple of how far any measurement of it was."""
+
+NOISE = 4.0
+"""How far above a plateau they have to be, as a multiple of the standard deviation of one measurement."""
+
+MAD = 1.4826
+"""Standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 
 SOON = 200
 """Iterations within which the trend has to reach ``SATURATED`` after a plateau."""
@@ -156,9 +165,10 @@ class LogitGrowth:
         reach = read.reach if 0 < read.reach < math.inf else read.largest
         series.append(_Point(read.step, math.log2(read.largest), math.log2(reach)))
         has_risen = series[-1].log2 - min(point.log2 for point in series) >= MIN_RISEN
-        risen = read.largest if has_risen else 0.0
+        loud = LOUD_BOUND if read.is_bound else LOUD
+        risen = read.largest / loud if has_risen else 0.0
         self._intervals[key] = next(steps for level, steps in INTERVALS if risen >= level)
-        trend = _trend(list(series))
+        trend = _trend(list(series), loud)
         if trend is not None:
             self._say(read, trend)
 
@@ -175,11 +185,13 @@ class LogitGrowth:
             self._book.renew(_finding(read, began))
 
 
-def _trend(points: Sequence[_Point]) -> _Trend | None:
+def _trend(points: Sequence[_Point], loud: float) -> _Trend | None:
     """Return how logits grow; ``None`` if they do not, or not towards saturation."""
     if len(points) < MIN_POINTS:
         return None
-    return _after_a_plateau(points) or _steady(points)
+    # A bound that leaves a plateau far below is no sign of where the logits are.
+    after = _after_a_plateau(points) if loud < SATURATED else None
+    return after or _steady(points, loud)
 
 
 def _after_a_plateau(points: Sequence[_Point]) -> _Trend | None:
@@ -198,14 +210,14 @@ def _after_a_plateau(points: Sequence[_Point]) -> _Trend | None:
     strays = max(point.reach for point in plateau) - level
     risen = median(point.reach for point in newest) - level
     slope = _slope([(point.step, point.reach) for point in points[-RESUMED:]])
-    if risen < max(MIN_RESUMED, BEYOND * strays) or slope <= 0:
+    if risen < max(MIN_RESUMED, BEYOND * strays, NOISE * _noise(points)) or slope <= 0:
         return None
     before = median(point.log2 for point in plateau)
     trend = _Trend(plateau[-1].step, 2**before, 2**now, slope)
     return trend if trend.steps_left <= SOON else None
 
 
-def _steady(points: Sequence[_Point]) -> _Trend | None:
+def _steady(points: Sequence[_Point], loud: float) -> _Trend | None:
     """Return how logits grow that have grown all along."""
     now = median(point.log2 for point in points[-NEWEST:])
     # Medians of neighbours, so that a batch with small logits is no beginning of growth.
@@ -216,10 +228,16 @@ def _steady(points: Sequence[_Point]) -> _Trend | None:
     least = min(log2 for log2, _ in smooth)
     since = max(step for log2, step in smooth if log2 <= least)
     slope = _slope([(point.step, point.log2) for point in points[-FITTED:]])
-    if 2**now < LOUD or now - least < MIN_GROWN or slope <= 0:
+    if 2**now < loud or now - least < MIN_GROWN or slope <= 0:
         return None
     trend = _Trend(since, 2**least, 2**now, slope)
     return trend if trend.steps_left <= AHEAD else None
+
+
+def _noise(points: Sequence[_Point]) -> float:
+    """Return the standard deviation of a measurement, by the differences of neighbours: growth hardly shows in them."""
+    steps = [abs(new.reach - old.reach) for old, new in pairwise(points)]
+    return MAD * median(steps) / math.sqrt(2)
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 SIGNALS = tuple(sorted(number for number in signal.valid_signals() if number < signal.SIGRTMIN))
 """Signals whose handlers wait. Asking for all of those of real time would cost as much again."""
 
+PASSED = "ampwatch.training."
+"""How the names of the modules begin whose frames stand between a program and PyTorch."""
+
 
 def is_of_a_signal(error: BaseException) -> bool:
     """Whether the program's own handler of a signal has raised an exception.
@@ -64,6 +67,30 @@ def is_of_a_signal(error: BaseException) -> bool:
                 return True
         at = inner
     return False
+
+
+def leave_out_own_frames(error: BaseException) -> None:
+    """Take the frames of ampwatch that an exception only passed through out of its traceback.
+
+    For the outermost of these frames, before a bare ``raise``. What is within the last frame of
+    somebody else stays: there ampwatch itself has raised. So does what a handler of a signal has
+    raised, which is known by the frame that it interrupted. Before Python 3.11 the frame that calls
+    this stays, for ``raise`` brings it back.
+
+    Cost: some us, where something was raised.
+    """
+    links, at = [], error.__traceback__
+    while at is not None:
+        links.append(at)
+        at = at.tb_next
+    is_own = [str(x.tb_frame.f_globals.get("__name__")).startswith(PASSED) for x in links]
+    if True not in is_own or False not in is_own or is_of_a_signal(error):
+        return
+    end = len(links) - is_own[::-1].index(False)
+    kept = [x for x, own in zip(links[:end], is_own, strict=False) if not own] + links[end:]
+    for link, inner in pairwise(kept if kept[0] is links[0] else [links[0], *kept]):
+        link.tb_next = inner
+    error.__traceback__ = kept[0]
 
 
 class Suppress(contextlib.suppress):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ampwatch.guard import leave_out_own_frames
 from ampwatch.training.devices import captures, is_unheard
 from ampwatch.training.hooks.compiling import (
     never_compiled,
@@ -159,7 +160,11 @@ class _Tap:
                 return original(instance, *args, **kwargs)
             around = self._around
             if around is not None:
-                result = around(original, instance, args, kwargs)
+                try:
+                    result = around(original, instance, args, kwargs)
+                except BaseException as error:
+                    leave_out_own_frames(error)
+                    raise
                 if result is not NOT_TAKEN:
                     return result
             # Read once: who comes during the call must not get an `after` without its `before`.
@@ -174,12 +179,15 @@ class _Tap:
                     set_compiler(compiler)
                 try:
                     result = original(instance, *args, **kwargs)
-                except BaseException:  # of an interrupt as well: who counts depth would stay inside
+                except (
+                    BaseException
+                ) as error:  # of an interrupt as well: who counts depth would stay inside
                     if compiler is not None:
                         set_compiler(None)
                     for failed, only in fails:
                         if only is None or only is instance:
                             failed(instance)
+                    leave_out_own_frames(error)
                     raise
                 if compiler is not None:
                     set_compiler(None)
@@ -272,7 +280,11 @@ class _FunctionTap(_Tap):
                 return original(*args, **kwargs)
             around = self._around
             if around is not None:
-                result = around(original, args, kwargs)
+                try:
+                    result = around(original, args, kwargs)
+                except BaseException as error:
+                    leave_out_own_frames(error)
+                    raise
                 if result is not NOT_TAKEN:
                     return result
             begins, afters, fails = self._plan
@@ -284,11 +296,12 @@ class _FunctionTap(_Tap):
                     set_compiler(compiler)
                 try:
                     result = original(*args, **kwargs)
-                except BaseException:
+                except BaseException as error:
                     if compiler is not None:
                         set_compiler(None)
                     for failed, _ in fails:
                         failed()
+                    leave_out_own_frames(error)
                     raise
                 if compiler is not None:
                     set_compiler(None)

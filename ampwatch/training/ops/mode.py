@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.guard import is_of_a_signal, unbroken
+from ampwatch.guard import is_of_a_signal, leave_out_own_frames, unbroken
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.places import before_any_forward
@@ -111,6 +111,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         compiler = set_compiler(None)
         try:
             return self._dispatch(func, types, args, kwargs, compiler)
+        except BaseException as error:
+            leave_out_own_frames(error)
+            raise
         finally:
             set_compiler(compiler)
 

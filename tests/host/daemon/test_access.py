@@ -316,13 +316,16 @@ def test_the_command_prints_the_address_that_opens_the_page(running: tuple[Place
             return process.communicate(timeout=60)[0].strip()
 
     url, header = said(), said("--header")
-    deep = said("--run", "gpt", "--rank", "3", "--step", "8", "--finding", "overflow@a.b")
+    with place.writer("linked") as training:
+        eventually(lambda: "linked" in daemon.states(), "the run")
+        deep = said("--run", "linked", "--rank", "3", "--step", "8", "--finding", "overflow@a.b")
+        training.do("finish and keep")
     entered = ask((daemon.info.host, daemon.info.port), f"/?{urlsplit(url).query}")
     name, _, value = header.partition(": ")
     read = ask((daemon.info.host, daemon.info.port), "/sd", **{name: value})
 
     assert url == daemon.address
-    assert deep == f"{url}#run=gpt&rank=3&step=8&finding=overflow@a.b"
+    assert deep == f"{url}#run=linked&rank=3&step=8&finding=overflow@a.b"
     assert entered.status == HTTPStatus.SEE_OTHER
     assert read.status == HTTPStatus.OK
 

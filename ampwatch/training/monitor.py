@@ -89,7 +89,8 @@ def monitor(
             prepared them, and has the scaler.
         scaler: The GradScaler, enabled or not, or an object that holds one; an engine or an
             optimizer of a framework that scales by itself (docs/scalers.md), or a ``LossScaler``;
-            or ``None`` (bfloat16, float32).
+            or ``None`` (bfloat16, float32). A GradScaler that steps an optimizer of the model although
+            nobody handed it in takes over.
         optimizer: The optimizers; those that step through the scaler, or that hold
             parameters of the model, are found by themselves.
         level: How much is watched: ``off``, ``light``, ``standard`` or ``deep``.
@@ -162,6 +163,11 @@ def monitor_of(*things: object) -> Monitor | None:
     """
     known = [thing for thing in things if thing is not None]
     return next((m for m in reversed(_open) if m._watches(*known)), None)  # noqa: SLF001 - same module
+
+
+def follows(scaler: torch.amp.GradScaler) -> bool:
+    """Whether an open monitor watches a scaler now, whatever was handed to it."""
+    return any(monitor._session.bus.scaler is scaler for monitor in _open)  # noqa: SLF001 - same module
 
 
 class Monitor:
@@ -241,8 +247,8 @@ class Monitor:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a scaler that is watched scales the loss: one handed in, or found in a framework's engine."""
-        scaler, foreign = self._scaler, self._loss_scaler
+        """Whether a scaler that is watched scales the loss: one handed in, found in use, or in an engine."""
+        scaler, foreign = self._session.bus.scaler, self._loss_scaler
         if scaler is not None:
             return scaler.is_enabled()
         return foreign is not None and foreign.get_scale is not None

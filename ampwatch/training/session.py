@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +15,13 @@ from ampwatch.guard import Account
 from ampwatch.report.error_budget import ErrorBudget
 from ampwatch.training.devices import HOST, is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
-from ampwatch.training.hooks.events import DevicesKnown, EndCalled, EndReturned, FactsChanged
+from ampwatch.training.hooks.events import (
+    BackwardBegan,
+    DevicesKnown,
+    EndCalled,
+    EndReturned,
+    FactsChanged,
+)
 from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.hooks.sensor import Sensor
@@ -336,7 +343,6 @@ class Session:
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
         self._context = context = Context(
             settings=settings,
-            scaler=targets.scaler,
             home=home,
             names=names,
             trained=trained,
@@ -381,8 +387,8 @@ class Session:
         self._replay = ReplaySensor(context, self._newest_plan) if self._samples else None
         is_taped = self._samples and settings.record_dir
         self._tape = TapeSensor(context, outlet.identity) if is_taped else None
-        is_unknown = targets.scaler is None and targets.loss_scaler is None
-        self._missed_steps = MissedSteps(context) if is_unknown else None
+        self._missed_steps: MissedSteps | None = None
+        self._of_scaler = tuple(self._for_scaler())
         for sensor in self._sensors(samples):
             bus.add(sensor)
         # At `deep` every op is observed, and its region with it.
@@ -401,8 +407,6 @@ class Session:
         where = Whereabouts(context, self.diagnosis, samples=self._samples)
         yield from (Failures(context), where, self._memory)
         yield from (AutocastBackwardSensor(context), ClippingSensor(context))
-        if context.is_scaled:
-            yield GradientUseSensor(context)
         # What is measured belongs to the iteration that the ledger closes: before the ledger.
         if samples is not None:
             if self._replay is not None:
@@ -410,15 +414,13 @@ class Session:
             yield samples
             yield from self._programs()
             yield Planner(context.governor, self.bus)
-            gradients = ScaledGradientSensor if context.is_scaled else DirectGradientSensor
-            yield gradients(context)
+        yield from self._of_scaler
+        if samples is not None:
             if self._layers is not None:
                 yield self._layers
             yield ActivationSensor(context, self._layers)
             yield WeightSensor(context)
             yield UpdateSensor(context)
-            if context.is_scaled:
-                yield FlushedGradientSensor(context)
             if context.peers.world_size > 1:
                 yield ChecksumSensor(context)
             yield context.regions
@@ -435,13 +437,42 @@ class Session:
             yield GradientSums(context)
             yield WeightAdditions(context)
             yield AgedCasts(context)
-            if context.is_scaled:
-                yield from (HandClips(context), AddedTerms(context))
             yield from (RefusedOps(context), WaitSensor(context))
             yield DeferredReads(context.deferred)
             if self._window is not None:
                 yield self._window
         yield from self._of_steps()
+
+    def _for_scaler(self) -> Iterator[Sensor]:
+        """Yield the sensors that are made for the watched scaler, or for a training without one."""
+        context = self._context
+        if context.is_scaled:
+            yield GradientUseSensor(context)
+        if self._samples:
+            yield (ScaledGradientSensor if context.is_scaled else DirectGradientSensor)(context)
+            if context.is_scaled:
+                yield from (FlushedGradientSensor(context), HandClips(context), AddedTerms(context))
+        if context.scaler is not None:
+            yield ReplicaSensor(context)
+            return
+        yield RootLosses(context)
+        if self.bus.loss_scaler is None:
+            self._missed_steps = MissedSteps(context)
+            yield self._missed_steps
+
+    def _change_scaler(self, _step: int) -> None:
+        self.bus.forget_at_boundary(self._change_scaler)
+        self._diagnosing.run(self._exchange)
+
+    def _exchange(self) -> None:
+        """Watch the training with the sensors of a scaler that was not handed in."""
+        old, self._of_scaler = self._of_scaler, tuple(self._for_scaler())
+        self.bus.exchange(old, self._of_scaler)
+        if self._replay is not None:
+            self.bus.ignore(self._replay, BackwardBegan)  # a loss that breaks no weight can wait
+        self._missed_steps, self.bus.infers_scale = None, False
+        self._ledger.settle()
+        self.bus.emit(FactsChanged())
 
     def _of_steps(self) -> Iterator[Sensor]:
         """Yield the sensors of every level: those that follow steps and their time."""
@@ -454,13 +485,8 @@ class Session:
         yield self._ledger
         yield StaleCastSensor(context)
         yield CompiledBackwardSensor(context)
-        if context.scaler is not None:
-            yield ScalerSuccession(context)
-            yield ReplicaSensor(context)
-        else:
-            yield RootLosses(context)
-            if self._missed_steps is not None:
-                yield self._missed_steps
+        if self.bus.loss_scaler is None:
+            yield ScalerSuccession(context, partial(self.bus.call_at_boundary, self._change_scaler))
         yield NoIteration(context, hears_calls=self._replay is not None)
 
     def install(self) -> None:

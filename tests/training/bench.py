@@ -108,7 +108,6 @@ class Bench:
         scaled = scaler is not None and scaler.is_enabled()
         made: dict[str, Any] = {
             "settings": checked,
-            "scaler": scaler,
             "home": home,
             "names": names,
             "trained": trained,

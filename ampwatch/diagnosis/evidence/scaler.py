@@ -14,12 +14,15 @@ class ScalerChange(NamedTuple):
         resumed: The optimizer goes on with what it had: it is the same one, or was restored.
         known_before: Whether the iterations before were of this training, so that the scale
             before it is known.
+        made_anew: A scaler that the program has made meanwhile steps the optimizer of before, and
+            nothing was loaded into either.
     """
 
     step: int
     loaded: bool
     resumed: bool
     known_before: bool = True
+    made_anew: bool = False
 
 
 class StaleCast(NamedTuple):

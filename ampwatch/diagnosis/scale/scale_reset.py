@@ -29,6 +29,10 @@ SCALE_RESET = Kind(
     ),
 )
 
+MAKE_ONCE = (
+    "Make the GradScaler once, before the loop over epochs, and use it in all of them: its scale was found"
+    " in the course of many steps, and a new one begins at its init_scale again."
+)
 
 JUMP = 4.0
 """Factor by which the scale must have gone up: a checkpoint from one growth earlier is no reset."""
@@ -136,7 +140,7 @@ class ScaleReset:
                 severity=Severity.WARNING if change.known_before else Severity.INFO,
                 where="api",
                 summary=summary,
-                advice=_advice(self._before),
+                advice=_advice(change, self._before),
                 phase="config",
                 first_step=since,
                 last_step=step,
@@ -146,8 +150,10 @@ class ScaleReset:
         )
 
 
-def _advice(before: float) -> str:
+def _advice(change: ScalerChange, before: float) -> str:
     """Return what to do; where the scale before is known, which one to begin with."""
+    if change.made_anew:
+        return MAKE_ONCE
     known = "" if math.isnan(before) else scale_argument(before)
     text = SCALE_RESET.advice
     if known:

@@ -227,7 +227,9 @@ class Attacher:
         return any(reference() is optimizer for reference in self._waiting)
 
     def _is_watched(self, scaler: GradScaler) -> bool:
-        return any(of is not None and of() is scaler for _, of in self._watches)
+        from ampwatch.training.monitor import follows  # noqa: PLC0415 - as in `_attach`
+
+        return any(of is not None and of() is scaler for _, of in self._watches) or follows(scaler)
 
     def _attach(
         self,

@@ -9,6 +9,7 @@ list: ``places.PLACES``.
 from __future__ import annotations
 
 import re
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ampwatch.guard import Channel, Guard, Subscriber, unbroken
@@ -26,7 +27,7 @@ from ampwatch.training.hooks.places import (
 from ampwatch.training.hooks.roots import SETTLED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
     from torch import nn
@@ -338,17 +339,49 @@ class Bus:
 
     @unbroken
     def _resume(self) -> None:
-        order: dict[object, int] = {one: place for place, (one, _) in enumerate(self._sensors)}
         rested = {subscriber.sensor for _, subscriber in self._unheard}
         for channel in {channel for channel, _ in self._unheard}:
             mine = [one for of, one in self._unheard if of is channel]
             mine += [one for one in channel.subscribers if one not in mine]
-            channel.subscribers = tuple(sorted(mine, key=lambda one: order[one.sensor]))
+            channel.subscribers = self._in_order(mine)
         self._unheard.clear()
         self._place()
         for sensor, guard in self._sensors:
             if sensor in rested:
                 guard.run(sensor.woken)
+
+    def _in_order(self, subscribers: Iterable[Subscriber]) -> tuple[Subscriber, ...]:
+        order: dict[object, int] = {one: place for place, (one, _) in enumerate(self._sensors)}
+        return tuple(sorted(subscribers, key=lambda one: order[one.sensor]))
+
+    @unbroken
+    def exchange(self, old: Sequence[Sensor], new: Iterable[Sensor]) -> None:
+        """Have sensors take the place of others. To be called between two iterations.
+
+        Args:
+            old: Sensors that were added one after the other. They are told of nothing any more.
+            new: Sensors to be told in their stead; one whose predecessor of that name has failed is not.
+        """
+        self.wake()
+        place = next(place for place, (one, _) in enumerate(self._sensors) if one in old)
+        gone = [guard for one, guard in self._sensors if one in old]
+        failed = {guard.name for guard in gone if guard.off}
+        before, after = self._sensors[:place], self._sensors[place + len(gone) :]
+        self.guards = [guard for guard in self.guards if guard.off or guard not in gone]
+        for channel in (*self._channels.values(), *self._others.values()):
+            channel.subscribers = tuple(s for s in channel.subscribers if s.sensor not in old)
+        for sensor in old:
+            Guard(sensor.name, self.account).run(sensor.removed)
+        self._sensors = []
+        for sensor in new:
+            if sensor.name not in failed:
+                self.add(sensor)
+        added, self._sensors = self._sensors, [*before, *self._sensors, *after]
+        for channel in (*self._channels.values(), *self._others.values()):
+            channel.subscribers = self._in_order(channel.subscribers)
+        self._take_off_unwanted()
+        for sensor, guard in added:
+            guard.run(sensor.installed)
 
     def compile_called(self) -> None:
         """Take note that ``torch.compile`` is called."""
@@ -488,7 +521,7 @@ class Bus:
         """Watch another scaler from now on: it has taken over."""
         before, self.scaler = self.scaler, scaler
         # Of a class of the user's, which may have methods of its own, one instance is listened to.
-        is_plain = type(before) is GradScaler and type(scaler) is GradScaler
+        is_plain = type(before) in {GradScaler, NoneType} and type(scaler) is GradScaler
         if self._is_installed and not is_plain:
             for place in SCALER_PLACES:
                 if place in self._placed:

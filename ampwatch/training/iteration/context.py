@@ -62,8 +62,6 @@ class Context:
 
     Attributes:
         settings: The checked settings.
-        scaler: The scaler that the user has handed in, or ``None``. The one that is watched now
-            is ``bus.scaler``.
         home: Where the training is.
         names: Names of parameters, buffers and modules.
         trained: The parameters that get gradients.
@@ -86,7 +84,6 @@ class Context:
     """
 
     settings: Settings
-    scaler: torch.amp.GradScaler | None
     home: Home
     names: Names
     trained: Trained
@@ -107,18 +104,25 @@ class Context:
     peers: Peers
 
     @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """The watched scaler of torch's, or ``None``. Another one may take over."""
+        return self.bus.scaler
+
+    @property
     def is_scaled(self) -> bool:
-        """Whether the user has handed in a scaler that multiplies the loss."""
-        return self.scaler is not None and self.scaler.is_enabled()
+        """Whether a scaler of torch's that multiplies the loss is watched."""
+        scaler = self.bus.scaler
+        return scaler is not None and scaler.is_enabled()
 
     @property
     def some_scaler(self) -> torch.amp.GradScaler:
-        """The scaler that the user has handed in, for sensors that are made with one only.
+        """The watched scaler, for sensors that are made with one only.
 
         Raises:
             StateError: If there is none.
         """
-        if self.scaler is None:
+        scaler = self.bus.scaler
+        if scaler is None:
             msg = "expected a training with a GradScaler, got one without"
             raise StateError(msg)
-        return self.scaler
+        return scaler

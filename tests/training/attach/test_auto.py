@@ -153,6 +153,17 @@ def test_a_further_optimizer_of_the_same_model_joins_its_monitor(attacher: Attac
     assert watch.last_step.step == 23
 
 
+def test_a_scaler_for_each_epoch_is_followed_by_one_monitor(attacher: Attacher) -> None:
+    run = build("fp16-foreach")
+    run.poison = ()
+    run.loop()
+    run.scaler = scaler()
+    run.loop()
+
+    (watch,) = attacher.watches
+    assert watch.last_step.step == 23
+
+
 def test_a_program_that_asks_for_a_monitor_itself_is_left_alone(
     attacher: Attacher, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,7 +77,7 @@ class CompiledBackwardSensor(Sensor):
         self._iteration = context.iteration
         self._losses = context.losses
         self._observe = context.observe
-        self._is_scaled = context.is_scaled
+        self._context = context
         self._regions: list[_ProtectedRegion] = []
         self._backwards = 0
 
@@ -137,7 +137,7 @@ class CompiledBackwardSensor(Sensor):
                 dtype=region.dtype,
                 nonfinite=sum(bad.values()),
                 parameters=len(bad),
-                is_scaled=self._is_scaled,
+                is_scaled=self._context.is_scaled,
             )
         )
 

@@ -72,7 +72,6 @@ class ClippingSensor(Sensor):
     rests = True
 
     def __init__(self, context: Context, link: Link | None = None) -> None:
-        self._scaler = context.scaler if context.is_scaled else None
         self._bus = context.bus
         self._registry = context.registry
         self._trained = context.trained
@@ -82,6 +81,11 @@ class ClippingSensor(Sensor):
         self._link = link or Link()
         self._readback = Readback(SLOTS, 1, self._link)
         self._calls: list[ClipCall] = []
+
+    @property
+    def _scaler(self) -> torch.amp.GradScaler | None:
+        scaler = self._bus.scaler
+        return scaler if scaler is not None and scaler.is_enabled() else None
 
     def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory."""

@@ -57,7 +57,7 @@ class ActivationSensor(Sensor):
         self._names = context.names
         self._governor = context.governor
         self._measuring = context.measuring
-        self._gradient = OUTPUT_GRADIENT if context.is_scaled else OUTPUT
+        self._context = context
         self._leaves: dict[int, tuple[int, str, weakref.ref[nn.Module]]] = {}
         self._seen: set[str] = set()
         self._focus: AbstractSet[str] = frozenset()
@@ -167,6 +167,5 @@ class ActivationSensor(Sensor):
 
     def _measure_gradient(self, name: str, gradient: torch.Tensor) -> None:
         """Measure a gradient that has come back to an output of the module called ``name``."""
-        self._measuring.measure(
-            Topic.ACTIVATION_GRADIENT, [Item(name, name, gradient)], self._gradient
-        )
+        how = OUTPUT_GRADIENT if self._context.is_scaled else OUTPUT
+        self._measuring.measure(Topic.ACTIVATION_GRADIENT, [Item(name, name, gradient)], how)

@@ -20,7 +20,7 @@ class RootLosses(Sensor):
     With a watched scaler, enabled or not, the ledger takes the losses that are handed to
     ``scaler.scale``. A root that autograd knows to be a loss times a likely scale is divided by it,
     if the scale is known to be one; once a scaler of torch's that is not watched is used, roots are
-    multiples of losses.
+    multiples of losses, and what it is handed is taken.
 
     Args:
         context: Shared parts of the training, without a scaler.
@@ -28,15 +28,18 @@ class RootLosses(Sensor):
 
     name = "losses"
     any_scaler = True
+    waking = frozenset({"scaled"})
 
     def __init__(self, context: Context) -> None:
         self._losses = context.losses
         self._bus = context.bus
 
     def scaled(self, event: Scaled) -> None:
-        """Take note of a scaler that is not watched."""
-        # Nothing wakes this sensor again: the scaler may be used in any later iteration.
-        self.is_dormant = event.scaler.is_enabled()
+        """Take the loss that is handed to a scaler that is not watched."""
+        if event.scaler.is_enabled():
+            # For good: the scaler may be used in any later iteration.
+            self.is_dormant = True
+            self._losses.add(event.outputs)
 
     def backward_began(self, event: BackwardBegan) -> None:
         """Take the losses."""

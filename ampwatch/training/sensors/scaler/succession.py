@@ -1,4 +1,4 @@
-"""Succession of GradScalers: a resumed training may go on with another object or state."""
+"""Succession of GradScalers: one that nobody handed in may step, or another object or state go on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ampwatch.training.model.names import parameters_of
 from ampwatch.training.private import initial_tracker, scale_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch.optim import Optimizer
 
@@ -27,24 +29,28 @@ class ScalerSuccession(Sensor):
     """Follows the training to a scaler that takes over from the watched one.
 
     A scaler takes over when it steps an optimizer that the watched one has stepped, or another
-    one of the same parameters. If the older one then steps again, both are in use, each with a
-    purpose, and it is the older one that is watched from there on.
+    one of the same parameters; where none is watched, or the watched one has stepped nothing, when it
+    steps an optimizer of this training. If the older one then steps again, both are in use, each with
+    a purpose, and it is the older one that is watched from there on.
 
     Args:
-        context: Shared parts of the training, with a scaler.
+        context: Shared parts of the training.
+        taken_over: Called when another scaler is watched, in the iteration that this one is going to end.
     """
 
     name = "succession"
     any_scaler = True
     rests = True
 
-    def __init__(self, context: Context) -> None:
-        self._first = scaler = context.some_scaler
+    def __init__(self, context: Context, taken_over: Callable[[], None]) -> None:
+        self._first = scaler = context.scaler
+        self._taken_over = taken_over
+        self._registry = context.registry
         self._bus = context.bus
         self._iteration = context.iteration
         self._observe = context.observe
         self._is_settled = False
-        self._is_untouched = scaler.is_enabled() and _is_new(scaler)
+        self._is_untouched = scaler is not None and scaler.is_enabled() and _is_new(scaler)
         # By identity: a set compares, and tensors compare by element.
         self._parameters: dict[int, weakref.ref[torch.Tensor]] = {}
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -79,14 +85,26 @@ class ScalerSuccession(Sensor):
             if scaler is self._first:
                 # The older scaler goes on: the other one is no successor.
                 self._is_settled = True
-                self._bus.follow(scaler)
+                self._follow(scaler)
             elif optimizer not in self._strangers and self._is_ours(optimizer):
-                known = optimizer in self._optimizers
-                resumed = known or _has_state(optimizer) or optimizer in self._restored
-                loaded = scaler in self._loaded
-                self._observe(ScalerChange(self._iteration.step, loaded=loaded, resumed=resumed))
+                if self._first is None:
+                    self._first = scaler
+                if self._optimizers:
+                    known, restored = optimizer in self._optimizers, optimizer in self._restored
+                    loaded = scaler in self._loaded
+                    change = ScalerChange(
+                        self._iteration.step,
+                        loaded=loaded,
+                        resumed=known or restored or _has_state(optimizer),
+                        made_anew=known and not (restored or loaded),
+                    )
+                    self._observe(change)
                 self._meet(optimizer)
-                self._bus.follow(scaler)
+                self._follow(scaler)
+
+    def _follow(self, scaler: torch.amp.GradScaler) -> None:
+        self._bus.follow(scaler)
+        self._taken_over()
 
     def _meet(self, optimizer: Optimizer) -> None:
         if self._is_untouched and not self._optimizers and _has_state(optimizer):
@@ -95,6 +113,7 @@ class ScalerSuccession(Sensor):
             )
             self._observe(change)
         self._is_untouched = False
+        self._restored.discard(optimizer)
         self._optimizers.add(optimizer)
         self._newest = weakref.ref(optimizer)
         self._refer_to_parameters(optimizer)
@@ -110,6 +129,8 @@ class ScalerSuccession(Sensor):
         """Whether an optimizer is of this training, or holds parameters of one that is."""
         if optimizer in self._optimizers:
             return True
+        if not self._optimizers:
+            return self._registry.index_of(optimizer) is not None
         if not self._parameters:
             for met in self._optimizers:
                 self._refer_to_parameters(met)

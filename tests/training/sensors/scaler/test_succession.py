@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -9,10 +10,15 @@ import ampwatch
 from tests.stories.stage import gradscaler, half
 
 
-def step(model: nn.Module, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+def step(
+    model: nn.Module,
+    scaler: torch.amp.GradScaler,
+    optimizer: torch.optim.Optimizer,
+    weight: float = 1.0,
+) -> None:
     """Take a step of a small training."""
     with half():
-        loss = model(torch.ones(4, 8)).float().square().mean()
+        loss = weight * model(torch.ones(4, 8)).float().square().mean()
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -46,3 +52,50 @@ def test_the_scaler_of_another_model_is_left_alone() -> None:
         last = watch.last_step
 
     assert (last.step, last.loss_scale) == (2, 64.0)
+
+
+@pytest.mark.parametrize("is_one_handed_in", [False, True])
+def test_a_scaler_that_was_not_handed_in_is_watched(*, is_one_handed_in: bool) -> None:
+    """One for each epoch, and each calibrates anew; that which was handed in is never used."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    skips = 0
+    given = gradscaler() if is_one_handed_in else None
+    with ampwatch.monitor(model, given, level="light", serve=False) as watch:
+        for _ in range(2):
+            scaler = gradscaler(2.0**16)
+            for _ in range(20):
+                before = scaler.get_scale()
+                step(model, scaler, optimizer, weight=1e4)
+                skips += scaler.get_scale() < before
+        seen = watch.summary()
+        assert watch.is_scaled
+
+    assert skips > 4
+    assert (seen["amp/step"], seen["amp/skipped_steps"]) == (39, skips)
+    assert seen["amp/loss_scale"] == scaler.get_scale()
+    assert seen["amp/loss"] > 0.0
+    (found,) = [f for f in watch.findings if f.kind == "scale_reset"]
+    assert found.advice.startswith("Make the GradScaler once, before the loop over epochs")
+
+
+def test_a_scaler_that_is_found_has_the_sensors_of_one_that_was_handed_in() -> None:
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with ampwatch.monitor(model, level="deep", serve=False) as watch:
+        scaler = gradscaler(2.0**10)
+        for _ in range(3):
+            step(model, scaler, optimizer)
+        norm = watch.gradient_norms()["bias"]
+        loss = model(torch.ones(4, 8)).square().mean()
+        (true,) = torch.autograd.grad(loss, model.bias, retain_graph=True)
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(4, 8)).square().mean()).backward()
+        optimizer.step()
+
+    assert norm == pytest.approx(true.norm().item(), rel=0.1)
+    assert {f.kind for f in watch.findings} >= {"clip_before_unscale", "unscaled_step"}

@@ -37,6 +37,7 @@ from ampwatch.diagnosis.evidence.scaler import (
     ReplicaVerdicts,
     ScalerChange,
     StaleCast,
+    UnscaledStep,
 )
 from ampwatch.diagnosis.evidence.state import SoundBuffers
 from ampwatch.diagnosis.evidence.time import DevicePhases
@@ -268,6 +269,7 @@ class Diagnosis:
             LostUpdate: self._updates.observe,
             FlushedGradients: FlushedLater(self.book).observe,
             ScalerChange: self._reset.observe,
+            UnscaledStep: self._gradients.observe,
             CompiledGradients: self._compiled.observe,
             ReplicaVerdicts: Replicas(self.book).observe,
             CheckedWeights: ReplicaDrift(self.book).observe,

@@ -85,6 +85,7 @@ from ampwatch.training.sensors.scaler.no_iteration import NoIteration
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
+from ampwatch.training.sensors.scaler.unscaled_half import UnscaledHalf
 from ampwatch.training.sensors.state.checksums import ChecksumSensor
 from ampwatch.training.sensors.tape.taping import TapeSensor
 from ampwatch.training.sensors.time.phases import PhaseSensor
@@ -452,6 +453,8 @@ class Session:
             yield (ScaledGradientSensor if context.is_scaled else DirectGradientSensor)(context)
             if context.is_scaled:
                 yield from (FlushedGradientSensor(context), HandClips(context), AddedTerms(context))
+        if not context.is_scaled and self.bus.loss_scaler is None:
+            yield UnscaledHalf(context)
         if context.scaler is not None:
             yield ReplicaSensor(context)
             return

@@ -80,8 +80,8 @@ def _tiles() -> tuple[Stat, ...]:
                 shows="The state of the run, that of its worst rank, as on the page of the daemon.",
                 good="healthy, or finished; calibrating at the start.",
                 act="failing, and broken once it has ended: see What broke. stale: a rank hangs, see"
-                " Ranks. failed: see Which rank made the others end? needs attention: a warning, or"
-                " something critical that is over: see the findings.",
+                " Ranks. failed: see Which rank made the others end? needs attention: a warning,"
+                " something critical that is over, or float16 without a scaler: see the findings.",
                 metrics=["ampwatch_run_health"],
             ),
             unit="none",

@@ -104,7 +104,7 @@ IN_STEP = [
 """What is called within a handler, or by PyTorch; handlers have a test of their own."""
 
 
-SELDOM = ("clipping", "losses", "autocast_backward", "missed_steps")
+SELDOM = ("clipping", "losses", "autocast_backward", "missed_steps", "unscaled_half")
 """Guards of what has nothing to do in a loop without a scaler's mistakes."""
 
 
@@ -284,7 +284,7 @@ SCALED = (
     "layers",
     "logits",
 )
-UNWATCHED = ("losses", "missed_steps")
+UNWATCHED = ("losses", "missed_steps", "unscaled_half")
 """Guards of what is there without a scaler only."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,21 @@ def made(
 ) -> FindingRecord:
     record = finding(severity=severity, **changes)
     return FindingRecord(replace(record.finding, summary=summary, advice="Mend it."))
+
+
+def test_float16_without_a_scaler_is_not_called_healthy() -> None:
+    """An info otherwise is nothing that a user has to read first."""
+    steps = calm(100, loss_scale=math.nan)
+    info = {
+        "severity": Severity.INFO,
+        "summary": "Nobody scales.",
+        "where": "api",
+        "phase": "config",
+    }
+    unscaled = made(kind="fp16_without_scaler", **info)
+    assert told([*steps, unscaled]) == ("needs attention", "Nobody scales")
+    assert told([*steps, made(kind="dims_unaligned", **info)])[0] == "healthy"
+    assert told([*steps, unscaled, end()])[1].endswith("; at its end: Nobody scales")
 
 
 def test_a_calm_run_is_healthy_and_says_its_step_its_scale_and_its_skips() -> None:

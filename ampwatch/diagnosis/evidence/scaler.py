@@ -25,6 +25,16 @@ class ScalerChange(NamedTuple):
     made_anew: bool = False
 
 
+class UnscaledStep(NamedTuple):
+    """An optimizer steps with gradients that come out of float16, and no scaler has scaled the loss.
+
+    Attributes:
+        step: The open iteration.
+    """
+
+    step: int
+
+
 class StaleCast(NamedTuple):
     """A graph that was built after a weight had changed uses a cast from before.
 

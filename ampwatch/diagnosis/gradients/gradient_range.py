@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.evidence.scaler import UnscaledStep
     from ampwatch.diagnosis.gradients.culprits import Cap, Culprits
     from ampwatch.diagnosis.gradients.lost_gradients import Gradient, Gradients, LostGradients
     from ampwatch.diagnosis.steps.steps import StepVerdict
@@ -74,7 +75,12 @@ class GradientRange:
         self._agreeing_since = 0
         self._lost_since: dict[str, int] = {}
         self._stillness = _Stillness()
+        self._unscaled: UnscaledStep | None = None
         self._low = LowScale(book)
+
+    def observe(self, seen: UnscaledStep) -> None:
+        """Take in that nobody scales the loss: it is said at the end of that iteration."""
+        self._unscaled = seen
 
     def detect(self, iteration: Iteration, verdict: StepVerdict, judged: Gradients) -> None:
         """Take in one judged iteration.
@@ -90,6 +96,9 @@ class GradientRange:
             self._judge(iteration, gradients)
         elif verdict.applied and not verdict.skipped:
             self._low.check_by_loss(iteration)
+        if self._unscaled is not None:
+            self._say_unmeasured(self._unscaled.step)
+            self._unscaled = None
 
     def count(self, plain: Sequence[Iteration]) -> None:
         """Take in plain iterations in a row."""
@@ -110,7 +119,9 @@ class GradientRange:
         if share < LOST_SHARE or shares[worst] < LOST_OF_ONE:
             self._agreeing = 0
             if iteration.scaler is None and self._samples >= HARMLESS_SAMPLES:
-                self._say_without_scaler(iteration, shares, worst, share, is_harmful=False)
+                # Without it the program may have a scaler of its own.
+                if self._book.of_kind(FP16_WITHOUT_SCALER.slug):
+                    self._say_without_scaler(iteration, shares, worst, share, is_harmful=False)
             elif iteration.scaler is not None and gradients[worst].scale < 1.0:
                 # The range fits: what is wrong is where the scale was left, even if nothing is lost.
                 self._low.stuck(iteration, gradients, worst, share)
@@ -169,6 +180,38 @@ class GradientRange:
     def _is_known(self, worst: str) -> bool:
         return self._book.get(GRAD_UNDERFLOW.slug, f"param:{worst}") is not None
 
+    def _say_unmeasured(self, step: int) -> None:
+        """Say that nobody scales the loss, unless a sample has told more."""
+        if not self._book.of_kind(FP16_WITHOUT_SCALER.slug):
+            self._make_without_scaler(
+                Severity.INFO,
+                "api",
+                f"float16 autocast trains without a loss scaler, since step {step}: no enabled GradScaler"
+                " scales the loss, and what its gradients lose is not measured yet",
+                step,
+                {},
+            )
+
+    def _make_without_scaler(
+        self, severity: Severity, where: str, summary: str, step: int, evidence: dict[str, float]
+    ) -> None:
+        infos = self._book.of_kind(FP16_WITHOUT_SCALER.slug)
+        made = Finding(
+            kind=FP16_WITHOUT_SCALER.slug,
+            severity=severity,
+            where=where,
+            summary=summary,
+            advice=FP16_WITHOUT_SCALER.advice,
+            phase="backward",
+            dtype="float16",
+            first_step=step,
+            last_step=step,
+            evidence=evidence,
+        )
+        self._book.make(made)
+        for info in infos:
+            self._book.explain(info, made)
+
     def _say_without_scaler(
         self,
         iteration: Iteration,
@@ -224,20 +267,7 @@ class GradientRange:
         if newest is not None and not is_new:
             self._book.restate(newest, step, severity, summary, **evidence)
             return
-        self._book.make(
-            Finding(
-                kind=FP16_WITHOUT_SCALER.slug,
-                severity=severity,
-                where=where,
-                summary=summary,
-                advice=FP16_WITHOUT_SCALER.advice,
-                phase="backward",
-                dtype="float16",
-                first_step=step,
-                last_step=step,
-                evidence=evidence,
-            )
-        )
+        self._make_without_scaler(severity, where, summary, step, evidence)
 
     def _too_wide(
         self, iteration: Iteration, gradients: Mapping[str, Gradient], worst: str, share: float

@@ -29,6 +29,9 @@ micro-batches, a conversion of the dtype."""
 _THROUGH = ("Mul", "Div", "Neg", "ToCopy", "Clone", "Alias", "View", "Reshape", "Squeeze")
 """Names of nodes with one child that leave a loss what it is, times a constant."""
 
+_SUMS = ("Add", "Sub")
+"""Names of nodes behind which each of several losses may be scaled."""
+
 
 def constant_of(node: Any) -> torch.Tensor | None:
     """Return the constant that a product was made with, a one-element tensor; ``None`` without one.
@@ -95,9 +98,44 @@ def factor_at_root(
     return None
 
 
+def may_be_scaled(tensors: Sequence[Any], gradients: Sequence[Any]) -> bool:
+    """Whether a loss may be scaled: by a constant that is large, or that host memory does not tell.
+
+    Args:
+        tensors: Tensors, as handed to ``torch.autograd.backward``.
+        gradients: Gradients, as handed to it: some scale there.
+
+    Cost: about 2 us, and more for a sum of several losses. Reads host memory only.
+    """
+    if any(given is not None and _may_scale(given) for given in gradients):
+        return True
+    nodes = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for node in filter(None, nodes):
+            name = node.name().partition("Backward")[0]
+            if name == "Mul" and _may_scale(_constant(node)):
+                return True
+            if name in _THROUGH or name in _SUMS:
+                below += [child for child, _ in node.next_functions]
+        nodes = below
+    return False
+
+
+def _may_scale(constant: object) -> bool:
+    if constant is None:
+        return False
+    value = _on_host(constant)
+    return value is None or not abs(value) < LIKELY_SCALE
+
+
 def _factor(node: Any) -> float | None:
+    return _on_host(_constant(node))
+
+
+def _constant(node: Any) -> torch.Tensor | None:
     try:
-        return _on_host(constant_of(node))
+        return constant_of(node)
     except (RuntimeError, AttributeError):
         return None  # backward itself will raise
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ampwatch.diagnosis.evidence.scaler import UnscaledStep
 from ampwatch.diagnosis.news import Reason
 from ampwatch.numerics.written import scale_argument
 from ampwatch.wire.records import Severity, Topic
@@ -27,21 +28,37 @@ def normal(amplitude: float, count: int = 256, seed: int = 0) -> list[float]:
 def test_float16_without_a_scaler_that_does_no_harm_is_an_info() -> None:
     """It is still told, since it may do harm later."""
     replay = Replay(scaled=False)
+    replay.diagnosis.observe(UnscaledStep(0))
     for _ in range(5):
         replay.take(replay.gradient("w", normal(1.0)))
 
     finding = replay.only("fp16_without_scaler")
     assert (finding.where, finding.severity) == ("api", Severity.INFO)
-    assert finding.count == 3
+    assert finding.count == 4
+
+
+def test_float16_without_a_scaler_is_told_before_anything_is_measured() -> None:
+    """It is known from the calls; and is not said of a loss that may be scaled by something else."""
+    silent, replay = Replay(scaled=False), Replay(scaled=False)
+    replay.diagnosis.observe(UnscaledStep(0))
+    for _ in range(5):
+        silent.take(silent.gradient("w", normal(1.0)))
+        replay.take()
+
+    finding = replay.only("fp16_without_scaler")
+    assert (finding.where, finding.severity, finding.first_step) == ("api", Severity.INFO, 0)
+    assert silent.findings == []
 
 
 def test_harm_that_comes_later_becomes_a_warning() -> None:
     """Gradients shrink as a training goes on."""
     replay = Replay(scaled=False)
+    replay.diagnosis.observe(UnscaledStep(0))
     for amplitude in (1.0, 1.0, 1.0, 1e-2, 1e-4, 1e-5, 1e-9, 1e-9):
         replay.take(replay.gradient("w", normal(amplitude)))
 
-    assert replay.roots == [("fp16_without_scaler", "param:w")]
+    assert [f.where for f in replay.findings if f.root] == ["param:w"]
+    assert replay.findings[-1].severity is Severity.WARNING
 
 
 @pytest.mark.parametrize("dtypes", [(), ("bfloat16",)])

@@ -317,10 +317,6 @@ MODULE_CALLS = (
     _find("nn.Module._wrapped_call_impl", "The frame around that one.").__code__,
 )
 
-own_parameters: Callable[[Any], dict[str, Any]] = attrgetter(
-    _on_instances("nn.Module._parameters", "A parameter, without computing a parametrization.")
-)
-
 ConvNd: Any = _find("nn.modules.conv._ConvNd", "The common class of convolutions.")
 
 is_enabled_region: Callable[[Any], bool] = attrgetter(

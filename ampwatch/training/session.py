@@ -707,8 +707,14 @@ class Session:
         return sentences
 
     def _not_measured(self) -> list[str]:
-        measuring = self._context.measuring
+        measuring, names = self._context.measuring, self._context.names
         sentences = [*measuring.not_measured.values(), *self._context.memory.refused.values()]
+        sentences += names.unread.values()
+        sentences += [
+            f"outputs of the modules in {name or 'the model'} are not measured one by one: it is TorchScript,"
+            " in which no hooks are called"
+            for name in names.scripted()
+        ]
         if why := no_peak(self._home.device, self._context.settings):
             sentences.append(f"shares of the peak are not known: {why}")
         if measuring.dropped:

@@ -14,7 +14,8 @@ from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.machine import gpu_facts
-from ampwatch.training.private import ConvNd, initial_scale, own_parameters
+from ampwatch.training.model.names import own_parameters
+from ampwatch.training.private import ConvNd, initial_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -120,22 +121,24 @@ def _ask(read: Callable[[], object]) -> str:
 
 def layer_shapes(names: Names) -> list[LayerShape]:
     """Return the shape of each linear and convolutional layer; lazy layers have none yet."""
-    shapes = []
-    for name, module in names.modules():
-        if isinstance(module, nn.Linear):
-            kind = OpKind.MATMUL
-            dims = (module.in_features, module.out_features)
-        elif isinstance(module, ConvNd):
-            groups = module.groups
-            kind = OpKind.CONVOLUTION
-            dims = (module.in_channels // groups, module.out_channels // groups)
-        else:
-            continue
-        weight = _stored_weight(module)
-        if weight is not None and not nn.parameter.is_lazy(weight):
-            dtype = name_of(weight.dtype)
-            shapes.append(LayerShape(name, kind, dims, weight.numel(), dtype, weight.device.type))
-    return shapes
+    shapes = (names.read(name, _shape, module, name) for name, module in names.modules())
+    return [shape for shape in shapes if shape is not None]
+
+
+def _shape(module: nn.Module, name: str) -> LayerShape | None:
+    if isinstance(module, nn.Linear):
+        kind = OpKind.MATMUL
+        dims = (module.in_features, module.out_features)
+    elif isinstance(module, ConvNd):
+        groups = module.groups
+        kind = OpKind.CONVOLUTION
+        dims = (module.in_channels // groups, module.out_channels // groups)
+    else:
+        return None
+    weight = _stored_weight(module)
+    if weight is None or nn.parameter.is_lazy(weight):
+        return None
+    return LayerShape(name, kind, dims, weight.numel(), name_of(weight.dtype), weight.device.type)
 
 
 def _stored_weight(module: nn.Module) -> nn.Parameter | None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.jit import ScriptModule
+from torch.nn.parameter import is_lazy
+
+from ampwatch.guard import is_of_a_signal
+from ampwatch.wire.blackbox.exception import words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+T = TypeVar("T")
 
 WRAPPED = frozenset(
     {
@@ -47,11 +54,15 @@ class Names:
 
     Args:
         models: The watched models.
+
+    Attributes:
+        unread: Sentences about the modules that could not be read, by their names.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = tuple(weakref.ref(model) for model in models)
         self._of: dict[int, tuple[weakref.ref[Tensor], str]] = {}
+        self.unread: dict[str, str] = {}
 
     def of_optimizer(self, optimizer: Optimizer, index: int) -> list[tuple[str, Tensor]]:
         """Return name and tensor of each parameter of ``optimizer``, number ``index``.
@@ -88,23 +99,54 @@ class Names:
                 yield prefix + canonical(name, model), parameter
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor of each buffer of the models."""
+        """Yield name and tensor of each buffer of the models; a lazy module has none yet."""
         for prefix, model in self._prefixed():
             for name, buffer in model.named_buffers():
-                yield prefix + canonical(name, model), buffer
+                if not is_lazy(buffer):
+                    yield prefix + canonical(name, model), buffer
 
     def leaf_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield name and module of each module without children; parametrizations are none."""
-        for prefix, model in self._prefixed():
-            for name, module in model.named_modules():
-                if all(child == "parametrizations" for child, _ in module.named_children()):
-                    yield (prefix + canonical(name, model)).rstrip("."), module
+        """Yield name and module of each module without children; parametrizations are none.
+
+        A module of TorchScript counts as one of them: Python does not call those in it.
+        """
+        for name, module in self.modules():
+            children = (child for child, _ in module.named_children())
+            if isinstance(module, ScriptModule) or all(c == "parametrizations" for c in children):
+                yield name, module
+
+    def scripted(self) -> list[str]:
+        """Return the names of the modules of TorchScript that hold others."""
+        names: list[str] = []
+        for name, module in self.modules():
+            is_outer = not any(name.startswith(f"{outer}.".lstrip(".")) for outer in names)
+            if (
+                is_outer
+                and isinstance(module, ScriptModule)
+                and any(True for _ in module.children())
+            ):
+                names.append(name)
+        return names
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Yield name and module of each module."""
         for prefix, model in self._prefixed():
             for name, module in model.named_modules():
                 yield (prefix + canonical(name, model)).rstrip("."), module
+
+    def read(self, name: str, read: Callable[..., T], module: nn.Module, *rest: Any) -> T | None:
+        """Return ``read(module, *rest)``; ``None``, and a sentence in ``unread``, where it raises.
+
+        Attributes of a module may be code of the user's, which raises what it likes.
+        """
+        try:
+            return read(module, *rest)
+        except Exception as error:
+            if is_of_a_signal(error):
+                raise
+            kind, why = type(module).__name__, words_of(error)
+            self.unread[name] = f"module {name} ({kind}) is not watched as a layer: {why}"
+            return None
 
     def canonical(self, name: str) -> str:
         """Return the name that stands for ``name`` here, wherever wrappers are part of it or not."""
@@ -161,6 +203,11 @@ def _is_parallel(owner: nn.Module | None) -> bool:
 def parameters_of(optimizer: Optimizer) -> list[Any]:
     """Return the parameters of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that a module holds itself, without computing a parametrization."""
+    return dict(module.named_parameters(recurse=False, remove_duplicate=False))
 
 
 def module_of(name: str) -> str:

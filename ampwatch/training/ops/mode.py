@@ -31,6 +31,7 @@ from ampwatch.training.private import (
     num_function_modes,
     pop_mode,
     push_mode,
+    schema_of,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ if TYPE_CHECKING:
 
 TRANSFORMS = "torch._functorch."
 """How the names of the modules begin that transform functions; each has its frame while one runs."""
+
+REFUSES_NUMBER = "Expected a value of type 'Tensor'"
+"""Part of what an op raises, before it does anything, that is given a number for a tensor.
+
+A mode gets the constants of code that ``torch.jit.trace`` has made as numbers, and not every op takes
+those back: ``equal`` and ``item``, which TorchScript calls while it optimizes, do not."""
 
 
 class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is not typed
@@ -164,7 +171,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
             keys: Dispatch keys of autocast for what the op calls in its turn.
             compiler: Compiles what the op calls; see ``set_compiler``.
         """
-        return _run(func, args, kwargs, keys, compiler)
+        try:
+            return _run(func, args, kwargs, keys, compiler)
+        except RuntimeError as error:
+            if REFUSES_NUMBER not in str(error):
+                raise
+            return _run(func, _with_tensors(func, args), kwargs, keys, compiler)
 
     def _is_apart(self, types: Any) -> bool:
         """Whether an op on tensors of these types, here and now, is not one to report."""
@@ -323,6 +335,18 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], co
                 return func(*args, **kwargs)
     set_compiler(compiler)
     return func(*args, **kwargs)
+
+
+def _with_tensors(func: Any, args: Sequence[Any]) -> list[Any]:
+    """Return the arguments of an op, with tensors in place of numbers where its schema has tensors."""
+    # In the dtypes that PyTorch gives to numbers itself.
+    dtypes = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+    return [
+        torch.tensor(arg, dtype=dtypes[type(arg)], device="cpu")
+        if row.type.kind() == "TensorType" and type(arg) in dtypes
+        else arg
+        for arg, row in zip(args, schema_of(func).arguments, strict=False)
+    ]
 
 
 def has_modes_of_user() -> bool:

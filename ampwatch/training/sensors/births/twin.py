@@ -136,9 +136,13 @@ def _check_forwards(model: nn.Module) -> None:
 
     Raises:
         ReplayRefusedError: If one was replaced by a function on the instance: a copy of the module has
-            the same function, and what that refers to is the model.
+            the same function, and what that refers to is the model; or is no Python, in which calls
+            of modules cannot be followed.
     """
     for module in model.modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            why = f"its {module.original_name} is TorchScript"
+            raise ReplayRefusedError(why)
         forward = module.__dict__.get("forward")
         if (
             forward is not None

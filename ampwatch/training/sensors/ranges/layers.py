@@ -20,7 +20,8 @@ from ampwatch.numerics.exponents import merged
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.private import ConvNd, own_parameters, version_of
+from ampwatch.training.model.names import own_parameters
+from ampwatch.training.private import ConvNd, version_of
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.records import (
@@ -103,7 +104,11 @@ class LayerSensor(Sensor):
         names = {id(parameter): name for name, parameter in self._names.parameters()}
         for name, module in self._names.leaf_modules():
             if len(self._layers) < MAX_PLANNED:
-                self._layers[name] = _new(module, name, names)
+                self._layers[name] = self._new(module, name, names)
+
+    def _new(self, module: nn.Module, name: str, names: dict[int, str]) -> _Layer:
+        layer = self._names.read(name, _new, module, name, names)
+        return _Layer(_record(module, name)) if layer is None else layer
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes of what is kept, as an estimate."""
@@ -149,7 +154,7 @@ class LayerSensor(Sensor):
             if layer is None and len(self._layers) >= MAX_PLANNED:
                 return None
             names = {id(parameter): known for known, parameter in self._names.parameters()}
-            layer = self._layers[name] = _new(module, name, names)
+            layer = self._layers[name] = self._new(module, name, names)
             self._places = None
         record = layer.record
         self._calls += 1
@@ -161,7 +166,7 @@ class LayerSensor(Sensor):
         if isinstance(given, torch.Tensor):
             record.input_elements = given.numel()
             # A transposed convolution spreads each position of its input.
-            is_spread = getattr(module, "transposed", False)
+            is_spread = record.layer == CONVOLUTION and module.transposed
             channels: Any = module.in_channels if is_spread else record.columns * record.groups
             record.rows = (given if is_spread else output).numel() // max(channels, 1)
             source = self._source_of(given)
@@ -290,8 +295,8 @@ def _of_each_size(blocks: Sequence[BlockHistogram]) -> tuple[BlockHistogram, ...
     return tuple(merged_blocks(blocks, size) for size in BLOCK_SIZES) if blocks else ()
 
 
-def _new(module: nn.Module, name: str, names: dict[int, str]) -> _Layer:
-    record = LayerRecord(
+def _record(module: nn.Module, name: str) -> LayerRecord:
+    return LayerRecord(
         module=name,
         kind=type(module).__name__,
         layer="",
@@ -305,6 +310,10 @@ def _new(module: nn.Module, name: str, names: dict[int, str]) -> _Layer:
         dtype="",
         source="",
     )
+
+
+def _new(module: nn.Module, name: str, names: dict[int, str]) -> _Layer:
+    record = _record(module, name)
     weight = own_parameters(module).get("weight")
     if not isinstance(module, (nn.Linear, ConvNd)) or weight is None:
         return _Layer(record)

@@ -219,7 +219,7 @@ class UpdateSensor(Sensor):
     def _room_for(self, optimizer: Optimizer) -> int:
         """Return how many elements of an optimizer's parameters the memory has room for."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        size = max((p.element_size() for p in parameters), default=0)
+        size = max((p.dtype.itemsize for p in parameters), default=0)
         left = self._memory.left()
         room = left.host if all(p.device.type == HOST for p in parameters) else left.device
         return min(MAX_TOGETHER, room // (COPIES * max(size, torch.float32.itemsize)))

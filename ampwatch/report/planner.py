@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch import __version__
 from ampwatch.diagnosis.evidence.plans import OPERANDS
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.exponents import nearest_exponent
@@ -251,8 +250,6 @@ def _why_none(box: Box) -> str:
         why = (
             "the report is of a process that died, and was made from its ring, which has no layers"
         )
-    elif box.identity.version != __version__:
-        why = f"the report says nothing of the layers: ampwatch {box.identity.version} wrote it"
     elif level in ("off", "light"):
         why = f"no layer is measured at level {level}"
     else:

@@ -172,12 +172,12 @@ def test_bad_arguments_are_explained(
     assert said in capsys.readouterr().err
 
 
-def test_a_report_of_an_older_release_says_what_to_do(
+def test_a_report_without_layers_says_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It has no layers."""
-    path = tmp_path / "old.json"
+    """It was written before any was measured."""
+    path = tmp_path / "early.json"
     path.write_text(to_json([Box(IDENTITY)]))
 
     assert main(["plan", str(path)]) == 1
-    assert "no precision plan: the report says nothing of the layers" in capsys.readouterr().err
+    assert "no precision plan: no step in which layers are measured" in capsys.readouterr().err

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.optim import Optimizer
 
-from ampwatch import LastResort
 from ampwatch.errors import AmpwatchError
 from ampwatch.guard import Guard
+from ampwatch.last_resort import LastResort
 from ampwatch.report.one_line import NAME, printable
 from ampwatch.settings import ATTACH, FINDINGS_ONLY
 from ampwatch.training.announcement import announce

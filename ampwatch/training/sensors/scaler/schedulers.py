@@ -113,8 +113,8 @@ class SchedulerSensor(Sensor):
         rates: list[float] = []
         for group in optimizer.param_groups:
             # A rate that is a tensor is not compared: on a device that would be a sync.
-            if isinstance(group["lr"], float):
-                rates.append(group["lr"])  # noqa: PERF401 - a comprehension is a call
+            if isinstance(rate := group.get("lr"), float):
+                rates.append(rate)  # noqa: PERF401 - a comprehension is a call
         before = self._rates.get(id(optimizer), rates)
         self._rates[id(optimizer)] = rates
         if moved or rates == before:

@@ -119,6 +119,21 @@ def test_a_scheduler_of_another_optimizer_is_not_ours(watch: Callable[[], Watche
     assert watched.moved(mine) is False
 
 
+def test_an_optimizer_without_a_rate_hides_no_scheduler_of_others(
+    watch: Callable[[], Watched],
+) -> None:
+    """Its groups have no ``lr``; the sensor goes on."""
+    mine, without = _optimizer(), _optimizer()
+    for group in without.param_groups:
+        del group["lr"]
+    scheduler = lrs.LinearLR(mine)
+    watched = watch()
+    seen = [watched.moved(without), watched.moved(mine)]
+    scheduler.step()
+
+    assert [*seen, watched.moved(without), watched.moved(mine)] == [False, False, False, True]
+
+
 def test_a_schedule_that_is_loaded_or_restarted_is_no_step(watch: Callable[[], Watched]) -> None:
     """A count that falls is not a step of the scheduler."""
     optimizer = _optimizer()

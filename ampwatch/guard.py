@@ -3,7 +3,8 @@
 Whatever a sensor does inside a step it does behind its ``Guard``: called by a ``Channel``, which
 hands one kind of event to all sensors that want it, or through ``Guard.run`` where something else
 than an event begins the work. The first exception switches that sensor off for good, is logged
-once with its traceback and counted; training does not notice.
+once with its traceback and counted; training does not notice. One that comes because the program has
+filled the stack, or out of a log handler, is not the sensor's.
 
 Other broad ``except`` clauses of the training half stand where no sensor runs: in the code that
 attaches itself to a program (`training/attach`), and around functions that a user has handed to
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     Handler = Callable[[int, FrameType | None], object]
+    _Adapter = logging.LoggerAdapter[Any]
+else:
+    _Adapter = logging.LoggerAdapter  # which Python 3.10 cannot subscript
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-logger = logging.getLogger(__name__)
 
 SIGNALS = tuple(sorted(number for number in signal.valid_signals() if number < signal.SIGRTMIN))
 """Signals whose handlers wait. Asking for all of those of real time would cost as much again."""
@@ -93,6 +95,18 @@ def leave_out_own_frames(error: BaseException) -> None:
     error.__traceback__ = kept[0]
 
 
+ROOM = 100
+"""Calls within one another that a sensor may need."""
+
+
+def has_room(calls: int = ROOM) -> bool:
+    """Whether the stack has room for so many calls within one another."""
+    try:
+        return calls == 0 or has_room(calls - 1)
+    except RecursionError:
+        return False
+
+
 class Suppress(contextlib.suppress):
     """As ``contextlib.suppress``; what the program's own handler of a signal has raised goes on.
 
@@ -109,6 +123,29 @@ class Suppress(contextlib.suppress):
         """Return whether the error ends here."""
         is_expected = bool(super().__exit__(kind, error, traceback))
         return is_expected and error is not None and not is_of_a_signal(error)
+
+
+class Log(_Adapter):
+    """A logger of the program's, whose handlers and filters raise nothing into who writes to it.
+
+    Args:
+        target: The logger, or its name.
+    """
+
+    def __init__(self, target: str | logging.Logger | _Adapter = "ampwatch") -> None:
+        super().__init__(logging.getLogger(target) if isinstance(target, str) else target, {})
+
+    def process(self, msg: object, kwargs: Any) -> tuple[object, Any]:
+        """Leave a line as it is."""
+        return msg, kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        """Write a line, as of the line of code that says so."""
+        with Suppress(Exception):
+            super().log(level, msg, *args, **({"stacklevel": 2} | kwargs))
+
+
+logger = Log(__name__)
 
 
 class _Waiting:
@@ -296,7 +333,8 @@ class Guard:
 
     Attributes:
         errors: Exceptions kept from training so far; at most one per sensor.
-        missed: Calls so far that came while another thread was in one.
+        missed: Calls so far that came while another thread was in one, or where the program had filled
+            the stack.
     """
 
     __slots__ = (
@@ -362,15 +400,19 @@ class Guard:
             return None
         try:
             try:
+                # First: where there is no room for the calls in it, nothing is marked.
+                account.begin(me, depth)
                 if holders.setdefault(key, me) != me:
                     self.missed += 1
                     return None
-                account.begin(me, depth)
                 return work(*arguments)
-            except Exception as error:  # the fail-open boundary
-                if is_of_a_signal(error):
-                    raise
-                self.switch_off(error)
+            except Exception as error:  # noqa: BLE001 - the fail-open boundary
+                try:
+                    if is_of_a_signal(error):
+                        raise
+                    self.switch_off(error)
+                except RecursionError:
+                    self.missed += 1
                 return None
             finally:
                 self.let_go(me)
@@ -388,20 +430,25 @@ class Guard:
             del self._holders[key]
 
     def switch_off(self, error: Exception) -> None:
-        """Count an exception that was kept from training, report it, and log it."""
+        """Count an exception that was kept from training, report it, and log it.
+
+        Where the program has filled the stack it says nothing about the sensor, whatever its class:
+        the call is one that was missed.
+        """
+        if not has_room():
+            self.missed += 1
+            return
         self.errors += 1
         if self._failed is not None:
             # What is broken may break here as well; the first error is the one that tells why.
             with Suppress(Exception):
                 self._failed(self, error)
-        # A log handler is user code and may raise as well.
-        with Suppress(Exception):
-            logger.warning(
-                "ampwatch switched its sensor %r off after an error of its own; training is not"
-                " affected, but what this sensor watches is not seen any more",
-                self.name,
-                exc_info=error,
-            )
+        logger.warning(
+            "ampwatch switched its sensor %r off after an error of its own; training is not"
+            " affected, but what this sensor watches is not seen any more",
+            self.name,
+            exc_info=error,
+        )
 
 
 class Sleeper(Protocol):
@@ -506,10 +553,14 @@ class Channel:
                 break
             except Exception as error:  # noqa: BLE001 - the fail-open boundary
                 try:
+                    # In line: where the stack is full each call of a function of Python's raises.
+                    if me:
+                        guard._holders.pop(me if guard._is_thread_safe else 0, None)  # noqa: SLF001
                     if is_of_a_signal(error):
                         raise
                     guard.switch_off(error)
-                    guard.let_go(me)
+                except RecursionError:
+                    guard.missed += 1
                 except BaseException:
                     self._abandon(subscribers, me, depth)
                     raise

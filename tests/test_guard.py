@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch import guard as guards
-from ampwatch.guard import Account, Channel, Guard, Subscriber
+from ampwatch.guard import Account, Channel, Guard, Log, Subscriber
 from tests.workshop.clocks import Clock
 
 if TYPE_CHECKING:
@@ -61,10 +61,23 @@ def test_a_log_handler_that_raises_is_kept_from_training_too() -> None:
     handler = Broken()
     logger = logging.getLogger("ampwatch.guard")
     logger.addHandler(handler)
+    guard = Guard("s")
     try:
-        Guard("s").run(_fail)
+        guard.run(guards.logger.warning, "a line of a sensor")
+        assert not guard.off
+        guard.run(_fail)
     finally:
         logger.removeHandler(handler)
+    assert guard.off
+
+
+def test_a_line_in_the_log_is_of_the_code_that_wrote_it(caplog: pytest.LogCaptureFixture) -> None:
+    """A format of the user's with ``%(filename)s`` shows where it comes from; Python 3.10 cannot skip a frame."""
+    Log("ampwatch").warning("%d", 1, extra={"finding": 2})
+    (record,) = caplog.records
+
+    assert (record.name, record.getMessage(), vars(record)["finding"]) == ("ampwatch", "1", 2)
+    assert sys.version_info < (3, 11) or record.pathname == __file__
 
 
 def test_a_guard_returns_what_the_work_returns_and_none_once_it_is_off() -> None:
@@ -171,6 +184,51 @@ def test_the_first_error_switches_the_sensor_off_and_is_logged_once(
     assert (part.guard.errors, part.guard.off, seen) == (1, True, [1])
     assert [r.args for r in caplog.records] == [("part",)]
     assert caplog.records[0].exc_info is not None
+
+
+@either_way
+def test_a_stack_that_the_program_has_filled_is_no_error_of_the_sensor(reach: Reach) -> None:
+    """Wherever in a call it is full, also where another exception is made of that; the next call is taken."""
+    account = Account()
+    seen: list[str] = []
+
+    def note(event: str) -> None:
+        seen.append(event)
+
+    def work(event: str) -> None:
+        try:
+            note(event)
+        except RecursionError:
+            msg = "argument 2: RecursionError"  # as ctypes does
+            raise ValueError(msg) from None
+
+    part = Part(work, account=account)
+    call = reach(part, account)
+
+    def fill(calls: int) -> None:
+        call("deep")
+        fill(calls + 1)
+
+    with pytest.raises(RecursionError):
+        fill(0)
+    missed = part.guard.missed
+    call("after")
+
+    assert (seen[-1], part.guard.off, account.is_mine) == ("after", False, False)
+    assert 0 < missed == part.guard.missed
+
+
+@either_way
+def test_a_sensor_that_fills_the_stack_itself_is_switched_off(reach: Reach) -> None:
+    """It would do so with each call."""
+
+    def endless(event: object) -> None:
+        endless(event)
+
+    part = Part(endless)
+    reach(part, Account())(1)
+
+    assert (part.guard.errors, part.guard.missed) == (1, 0)
 
 
 @either_way

@@ -8,13 +8,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from accelerate.tracking import GeneralTracker
 
 import ampwatch
-from ampwatch.guard import Guard
+from ampwatch.guard import Guard, Log
 from ampwatch.training.monitor import monitor_of
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from accelerate import Accelerator
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 
 def track(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import ampwatch
 from ampwatch import actions
 from ampwatch.errors import AmpwatchError
+from ampwatch.guard import Log
 from ampwatch.settings import Settings
 from ampwatch.training.arguments import check_flag
 from ampwatch.training.monitor import monitor_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.records import Finding, Severity
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 _of_callbacks: weakref.WeakSet[ampwatch.Monitor] = weakref.WeakSet()
 """Monitors that callbacks have made: where one is found, a second callback has nothing to do."""
@@ -127,9 +127,7 @@ class Attached:
         """Log one sentence, once."""
         if words not in self._said:
             self._said.add(words)
-            # A log handler is user code.
-            with contextlib.suppress(Exception):
-                logger.log(level, "%s: %s", self._name, words)
+            logger.log(level, "%s: %s", self._name, words)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the monitor behind where the callback is copied or sent to another process."""

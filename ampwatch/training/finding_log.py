@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections import Counter
@@ -13,7 +12,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.news import News, Reason
-from ampwatch.guard import Guard, Suppress
+from ampwatch.guard import Guard, Log, Suppress
 from ampwatch.report.one_line import address, level_of, one_line, short_line
 from ampwatch.wire.records import Severity
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ampwatch.training.said import Said
     from ampwatch.wire.records import Finding, RunIdentity
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 PATIENCE_SECONDS = 0.5
 """Time that a line of one of several ranks waits for the ranks that find the same."""

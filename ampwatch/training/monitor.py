@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import multiprocessing
 import os
 import socket
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import SettingsError, StateError, did_you_mean
-from ampwatch.guard import Guard, is_of_a_signal
+from ampwatch.guard import Guard, Log, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
 from ampwatch.report.logged import METRICS, TOTALS, flat
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LastStep", "Monitor", "monitor"]
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 ARGUMENTS = ("model", "scaler", "optimizer", "serve")
 """Arguments of ``monitor`` that are no settings."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from msgspec import json
 
 from ampwatch.diagnosis.evidence.replicas import WeightCheck
 from ampwatch.errors import RingError
-from ampwatch.guard import Guard, Suppress
+from ampwatch.guard import Guard, Log, Suppress
 from ampwatch.report.one_line import address, printable
 from ampwatch.runtime import ring_directories
 from ampwatch.training.announcement import announce
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.blackbox import Box, Newest
     from ampwatch.wire.records import Finding, RangeRecord, Record, RunIdentity, RunState
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 KEPT_CHECKS = 4
 """Newest checks of its weights that a rank leaves for the others."""
@@ -147,9 +146,7 @@ class Outlet:
         """Take note of where the daemon is from now on; one of the ranks says it."""
         self._log.point_to(url)
         if _is_to_say(self._said, topic):
-            # A log handler is user code; the link to the daemon must outlive what that raises.
-            with Suppress(Exception):
-                logger.warning("%s", sentence)
+            logger.warning("%s", sentence)
 
     def remember(self, *, is_durable: bool, describe: Callable[[Box], None]) -> None:
         """Keep the newest evidence, for reports; on disk as well when something goes wrong.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
-from ampwatch.guard import Account
+from ampwatch.guard import Account, Log
 from ampwatch.report.error_budget import ErrorBudget
 from ampwatch.training.devices import HOST, is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
@@ -114,7 +113,7 @@ if TYPE_CHECKING:
     from ampwatch.training.targets import Targets
     from ampwatch.wire.records import CensusRecord, LayerRecord, PlanRecord, WindowRecord
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 SAMPLED_LEVELS = ("standard", "deep")
 """Levels at which values are measured and ops are observed, now and then or always."""

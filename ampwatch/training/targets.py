@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampwatch.errors import AttachError
+from ampwatch.guard import Log
 from ampwatch.training.model.scaler import check_scaler
 from ampwatch.training.scalers.loss_scaler import LossScaler
 from ampwatch.training.scalers.rows import Row, grad_scaler_in, living, row_of
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError, StopTraining
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.report.one_line import level_of, one_line
 from ampwatch.training.actions.base import Action, makes_callback
 from ampwatch.training.actions.webhook import Webhook
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checkpoint", "log", "stop", "webhook"]
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 
 @makes_callback
@@ -170,7 +170,7 @@ class _Log(Action):
     def notify(self, news: News) -> None:
         line = one_line(news, self._run, self._ranks)
         extra = {"finding": news.finding}
-        self._out.log(level_of(news), "%s", line, extra=extra)
+        Log(self._out).log(level_of(news), "%s", line, extra=extra)
 
 
 class _Checkpoint(Action):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError
+from ampwatch.guard import Log
 from ampwatch.report.accounts import place
 from ampwatch.report.one_line import named
 from ampwatch.training.actions.base import Action
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.records import Finding, RunIdentity
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 BODY_VERSION = 1
 """Version of the JSON body; a field that is added is no new version."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.errors import SettingsError, StateError, did_you_mean
-from ampwatch.guard import Guard
+from ampwatch.guard import Guard, Log
 from ampwatch.training.arguments import check_count, check_number
 from ampwatch.training.inject.faults import ActivationFault, Fault, GradientFault, StallFault
 from ampwatch.training.model.names import MODULE, Names
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ampwatch.training.session import Session
     from ampwatch.wire.records import Finding
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 GRADIENT = {"inf_grad": math.inf, "nan_grad": math.nan}
 ACTIVATION = {"inf_activation": math.inf, "nan_activation": math.nan}

@@ -7,7 +7,6 @@ the values that are still on the device through the readback, and delivers each
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import weakref
@@ -16,6 +15,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
+from ampwatch.guard import Log
 from ampwatch.training.hooks.events import (
     FactsChanged,
     IterationArrived,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from ampwatch.training.transfer.measuring import Sample
     from ampwatch.training.transfer.readback import Readback, Row
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 SCALE_BEFORE, SCALE, TRACKER, LOSS, FOUND_INF = range(5)
 """Columns of a row; those of the verdicts begin at the last."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ampwatch.diagnosis.news import News, Reason
+from ampwatch.guard import Log
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.report.one_line import one_line, printable
 from ampwatch.training.actions.base import Action
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ampwatch.training.loggers.sinks import Sink
     from ampwatch.wire.records import Finding, RangeRecord, RunIdentity
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 QUEUE_SIZE = 64
 """What may wait for a logger that is slow."""
@@ -162,7 +161,7 @@ class LoggingAction(Action):
             self._guard.run(self._last_words)
         given_up = self._courier.close(max(0.0, until - time.monotonic()))
         if given_up is not None:
-            _say(
+            logger.warning(
                 "%r: expected the logger to take the last numbers within %g s, gave up %d and those on"
                 " their way",
                 self,
@@ -170,7 +169,7 @@ class LoggingAction(Action):
                 given_up,
             )
         if self.dropped:
-            _say("%r: points and findings that were dropped: %d", self, self.dropped)
+            logger.warning("%r: points and findings that were dropped: %d", self, self.dropped)
 
     def _point(self) -> None:
         if self._is_off or self._pid != os.getpid():
@@ -213,7 +212,7 @@ class LoggingAction(Action):
     def _put(self, parcel: Parcel, *, spare: int = 0, wait_s: float = 0.0) -> None:
         before = self._courier.dropped
         if not self._courier.put(parcel, spare=spare, wait_s=wait_s) and not before:
-            _say(
+            logger.warning(
                 "%r: expected a logger that keeps up, got one that is slow or hangs: what does not fit into"
                 " the queue is dropped, training goes on",
                 self,
@@ -237,11 +236,11 @@ class LoggingAction(Action):
                 self._sink.tell(parcel)
             else:
                 self._sink.end(parcel)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others; it would end the thread
+        except (Exception, SystemExit) as error:
             self._is_off = True
             what = str(error) if isinstance(error, ClosedError) else printable(words_of(error))
             trace = error if self._sink.wants_traceback else None
-            _say(
+            logger.warning(
                 "%r: expected it to take what is logged, got: %s; nothing more is handed to it, training"
                 " goes on",
                 self,
@@ -256,9 +255,3 @@ def _plain(record: RangeRecord) -> Exponents:
     plain = histogram.shifted(-nearest_exponent(scale)) if scale > 0 else histogram
     name = "" if record.module == ALL_MODULES else f"/{record.module or ROOT}"
     return Exponents(EXPONENTS + name, record.step, plain.first, plain.counts)
-
-
-def _say(words: str, *values: object, exc_info: BaseException | None = None) -> None:
-    # A log handler is user code and may raise as well.
-    with suppress(Exception):
-        logger.warning(words, *values, exc_info=exc_info)

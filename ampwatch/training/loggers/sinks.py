@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ampwatch.errors import SettingsError
+from ampwatch.guard import Log
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 WANTED = (
     "a SummaryWriter, a W&B run, mlflow, (client, run_id) of MLflow, or a function that takes the"

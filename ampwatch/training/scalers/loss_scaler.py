@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,14 +11,14 @@ import torch
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 from ampwatch.errors import AttachError
-from ampwatch.guard import Suppress, is_of_a_signal
+from ampwatch.guard import Log, Suppress, is_of_a_signal
 from ampwatch.training.devices import HOST, is_readable
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 GROWTH_FACTOR = 2.0
 """Factor of a growth where nothing else is said: that of every published scaler."""

@@ -8,7 +8,6 @@ rows are copied into pinned memory behind an event and read some iterations late
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,7 +15,7 @@ from weakref import ref
 
 import torch
 
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.settings import Settings
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import TensorRange
     from ampwatch.training.kernels.base import Kernel
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 SLABS = 3
 """Samples of one device that may be on their way at a time."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from typing import TYPE_CHECKING
 
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.wire.blackbox.files import report_directory, write
 from ampwatch.wire.records import RunState, StepRecord
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from ampwatch.wire.blackbox.recorder import Recorder
     from ampwatch.wire.records import Record
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 AT_ONCE = 16
 """Findings that are written the moment they are made. A broken large model makes one after

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
 import re
 import resource
@@ -22,7 +21,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import RingError
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.runtime import RING_SUFFIX, private_directory
 from ampwatch.wire.ring import layout, lock
 from ampwatch.wire.ring.encoding import encode, encode_identity
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.records import EndRecord, Record, RunIdentity
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 _UNWRITABLE = (
     struct.error,
@@ -303,8 +302,7 @@ class RingWriter:
         self.trouble = (
             f"the ring {self.path} cannot be written as it was: {what}. Training is not affected"
         )
-        with suppress(Exception):  # a log handler is user code
-            logger.warning("%s", self.trouble)
+        logger.warning("%s", self.trouble)
 
     def _restore(self) -> str:
         """Take the lock again if it was lost, and make the file whole again if it was cut.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from threading import get_ident
 from typing import TYPE_CHECKING
 
 import torch
 
+from ampwatch.guard import Log
 from ampwatch.training.hooks.events import RootCalled
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.private import version_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from ampwatch.training.iteration.context import Context
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 MAX_BACKWARDS = 32
 """Calls of backward without the end of an iteration after which is looked at what becomes of their

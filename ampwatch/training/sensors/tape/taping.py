@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import math
 import weakref
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.errors import SettingsError
-from ampwatch.guard import is_of_a_signal
+from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.events import ForwardReturned, RootCalled
 from ampwatch.training.hooks.places import before_node
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.info import OpInfo
     from ampwatch.wire.records import RunIdentity
 
-logger = logging.getLogger("ampwatch")
+logger = Log()
 
 MAX_WAITING = 4096
 """Recorded steps whose outcome is still on its way."""

@@ -201,10 +201,6 @@ kinds: $(INSTALLED) ## Run the programs of docs/diagnoses, write down what they 
 kind-pictures: $(INSTALLED) ## Take the pictures of the page on docs/diagnoses; two minutes (ARGS=forward_overflow)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.diagnoses.pictures $(ARGS)
 
-.PHONY: framework-pictures
-framework-pictures: $(INSTALLED) $(FRAMEWORKS_INSTALLED) $(LOGGERS_INSTALLED) ## Take the pictures of TensorBoard on docs/integrations; a minute (ARGS=lightning)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.frameworks.pictures $(FRAMEWORKS_VENV)/bin/python $(ARGS)
-
 .PHONY: site
 site: $(SITE_INSTALLED) ## Make a site of docs/ in build/site; a link that leads nowhere fails (ARGS=serve watches)
 	@# The theme's makers ask for attention on stderr otherwise.

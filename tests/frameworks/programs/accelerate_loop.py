@@ -7,11 +7,10 @@ from typing import Any
 
 import accelerate
 import torch
-from accelerate.tracking import GeneralTracker, TensorBoardTracker, on_main_process
+from accelerate.tracking import GeneralTracker, on_main_process
 
 from shared import (
     BATCH,
-    BOARD,
     LOG_EVERY,
     MODE,
     TRACKED,
@@ -34,8 +33,7 @@ class Recorder(GeneralTracker):
 
 
 settle()
-trackers = [Recorder(), *([TensorBoardTracker("", BOARD)] if BOARD else [])]
-accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, log_with=trackers)
+accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, log_with=[Recorder()])
 accelerator.init_trackers("project")
 accelerator.state._mixed_precision = "fp16"
 accelerator.native_amp = True

@@ -24,7 +24,6 @@ from shared import (
     BATCH,
     BESIDE,
     BFLOAT16,
-    BOARD,
     LOG_EVERY,
     MODE,
     STEPS,
@@ -65,8 +64,6 @@ class Followed(TrainerCallback):
         course.log(logs, state.global_step)
 
 
-if BOARD:
-    os.environ["TENSORBOARD_LOGGING_DIR"] = BOARD
 settle()
 config = GPT2Config(
     vocab_size=64, n_positions=8, n_embd=32, n_layer=2, n_head=2, attn_pdrop=0.0, resid_pdrop=0.0
@@ -82,7 +79,7 @@ with tempfile.TemporaryDirectory() as directory:
         max_steps=STEPS,
         per_device_train_batch_size=BATCH // 4,
         max_grad_norm=0.0,
-        report_to="tensorboard" if BOARD else "none",
+        report_to="none",
         save_strategy="no",
         logging_steps=LOG_EVERY,
         disable_tqdm=True,

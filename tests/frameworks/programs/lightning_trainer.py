@@ -24,7 +24,6 @@ from shared import (
     BATCH,
     BESIDE,
     BFLOAT16,
-    BOARD,
     LOG_EVERY,
     MODE,
     Course,
@@ -74,7 +73,6 @@ settle()
 model = Module()
 scaler = new_scaler()
 course = Course(model, "net." + Net.overflows_in, "net." + Net.infinite)
-boards = [pl.loggers.TensorBoardLogger(BOARD, name="", version="")] if BOARD else []
 trainer = pl.Trainer(
     accelerator="cpu",
     devices=devices,
@@ -86,7 +84,7 @@ trainer = pl.Trainer(
         else plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
     ],
     callbacks=[Followed(), *callbacks("lightning")],
-    logger=[Recorder(), *boards],
+    logger=[Recorder()],
     log_every_n_steps=LOG_EVERY,
     enable_checkpointing=False,
     enable_progress_bar=False,

@@ -36,9 +36,8 @@ GROWTH_INTERVAL = 10
 
 OVERFLOW, GRADIENT = "overflow", "gradient"
 
-LOG_EVERY = int(os.environ.get("PROGRAM_LOG_EVERY", "10"))
-BOARD = os.environ.get("PROGRAM_BOARD", "")
-"""Where programs with a callback also write for TensorBoard; nowhere, if it is empty."""
+LOG_EVERY = 10
+"""Iterations between two rows of what a framework logs."""
 
 FAILS_AT = 30
 MODE = os.environ.get("PROGRAM_MODE", "")

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
-import shutil
-import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import kubernetes_validate
 import pytest
@@ -43,19 +41,6 @@ def test_every_object_is_valid(name: str, version: str) -> None:
     """By the schema that Kubernetes publishes; a key that it does not know is refused."""
     for thing in kustomized(DIRECTORIES[name]):
         kubernetes_validate.validate(thing, version, strict=True)
-
-
-@pytest.mark.parametrize("name", DIRECTORIES)
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not on this machine")
-def test_kubectl_makes_the_same_of_it(name: str) -> None:
-    """Manifests that the other tests read are those that a cluster would get."""
-    command = ["kubectl", "kustomize", str(DIRECTORIES[name])]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-
-    def sort(things: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return sorted(things, key=lambda thing: (thing["kind"], thing["metadata"]["name"]))
-
-    assert sort(list(yaml.safe_load_all(done.stdout))) == sort(kustomized(DIRECTORIES[name]))
 
 
 def test_there_is_one_config_map_for_each_dashboard() -> None:

@@ -69,11 +69,6 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_checkout_without_history_has_the_digest_of_its_code(copied: Path) -> None:
-    """Only the files are read."""
-    assert code.digest(copied) == code.digest()
-
-
 @pytest.mark.parametrize(
     ("file", "line"),
     [

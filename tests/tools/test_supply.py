@@ -149,15 +149,6 @@ def test_two_builds_are_the_same_bytes(built: list[Path], tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_another_time_is_another_build_and_said_in_words(built: list[Path], tmp_path: Path) -> None:
-    """The comparison is one that can fail."""
-    again = build(ROOT, tmp_path / "dist", "1600000000", only="wheel")
-
-    with pytest.raises(ReleaseError, match=r"same bytes, got others; what is in them is the same"):
-        check_same(built[:1], again)
-
-
-@pytest.mark.nightly
 def test_the_wheel_holds_the_package_and_what_it_ships(built: list[Path]) -> None:
     """C, page, dashboards, deployments and pages of kinds; no test, and nothing else."""
     names = zipfile.ZipFile(built[0]).namelist()

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import ssl
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.cli import main
 from tests.host.daemon.certificates import make_certificates
-from tests.host.daemon.parts import ROOT
 from tests.integration.prometheus import free_port
-from tests.operate.grafana.conftest import PROMETHEUS, Commands, Said, grafana_python, small, write
+from tests.operate.grafana.conftest import PROMETHEUS, Commands, Said
 from tests.operate.grafana.standin import TOKEN, Grafana, serving
 
 if TYPE_CHECKING:
@@ -172,41 +169,6 @@ def test_tls_is_verified(commands: Commands, dashboards: Path, tmp_path: Path) -
     assert (trusted.status, trusted.err, unverified.status) == (0, "", 0)
     assert plain.status == 1
     assert "is it http:// there?" in no_tls.err
-
-
-@pytest.mark.nightly
-def test_a_reader_who_has_read_enough_does_not_end_a_push(dashboards: Path) -> None:
-    """A reader may stop early, as `head -1` does; a terminal of ASCII alone is no trouble."""
-    grafana = Grafana()
-    grafana.folders["ampwatch"] = "ampwatch"
-    write(dashboards, small("run", title="\N{GREEK SMALL LETTER ALPHA}"))
-    grafana.save(small("run", title="\N{GREEK SMALL LETTER BETA}"), "ampwatch", "")
-    argv = ("-m", "ampwatch", "grafana", "push", *PROMETHEUS, "--dashboards", str(dashboards))
-    with serving(grafana) as url:
-        environment = {"GRAFANA_URL": url, "GRAFANA_TOKEN": TOKEN, "PYTHONIOENCODING": "ascii"}
-        process = subprocess.Popen(
-            [grafana_python(), *argv],
-            cwd=ROOT,
-            env=os.environ | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        process.stdout.close()
-        _, said = process.communicate(timeout=60)
-        refused = process.returncode, said
-        done = subprocess.run(
-            f"{grafana_python()} {' '.join(argv)} --force | head -c 1",
-            cwd=ROOT,
-            env=os.environ | environment,
-            shell=True,
-            capture_output=True,
-            check=False,
-        )
-
-    assert (refused[0], b"Traceback" in refused[1]) == (1, False)
-    assert b"saved by hand" in refused[1]
-    assert done.stderr == b""
-    assert grafana.dashboards["ampwatch-run"]["title"] == "\N{GREEK SMALL LETTER ALPHA}"
 
 
 def test_without_the_client_the_command_says_how_to_get_it(

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.operate.grafana.conftest import PROMETHEUS, Said, small, write
+from tests.operate.grafana.conftest import PROMETHEUS, Said
 from tests.operate.grafana.standin import EVERYTHING, Grafana
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Command = Callable[..., Said]
 
@@ -121,19 +120,3 @@ def test_a_permission_that_is_missing_is_named(
     assert said.status == 1
     assert f"Permissions needed: {permission}" in said.err
     assert f"the role Editor (Admin for datasources) or the permission {permission}" in said.err
-
-
-def test_a_folder_that_may_be_read_but_not_written_is_reported_before_anything_is_written(
-    ampwatch: Command, grafana: Grafana, dashboards: Path
-) -> None:
-    """Grafana says so with each dashboard."""
-    ampwatch("push", *PROMETHEUS)
-    grafana.meta["ampwatch-run"]["canSave"] = False
-    write(dashboards, small("overview", title="New"))
-    write(dashboards, small("run", title="New"))
-    grafana.asked.clear()
-
-    said = ampwatch("push")
-
-    assert (said.status, grafana.writes) == (1, [])
-    assert "dashboard ampwatch-run: the token may not save it" in said.err

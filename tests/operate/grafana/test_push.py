@@ -162,16 +162,6 @@ def test_a_dashboard_of_that_uid_that_no_push_has_saved_is_not_overwritten(
     assert grafana.writes == []
 
 
-def test_a_dashboard_that_was_moved_stays_where_it_is(ampwatch: Command, grafana: Grafana) -> None:
-    """Until it is forced back."""
-    ampwatch("push", *PROMETHEUS)
-    grafana.meta["ampwatch-run"].update(folderUid="team", folderTitle="Our team")
-
-    assert "moved to the folder 'Our team'" in ampwatch("push").err
-    assert ampwatch("push", "--force").status == 0
-    assert grafana.meta["ampwatch-run"]["folderUid"] == "ampwatch"
-
-
 def test_a_dashboard_in_the_newer_format_is_replaced_only_by_force(
     ampwatch: Command, grafana: Grafana
 ) -> None:

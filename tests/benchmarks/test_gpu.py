@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import textwrap
 import time
@@ -16,8 +15,7 @@ import torch
 
 from benchmarks.gpu.__main__ import main
 from benchmarks.gpu.page import as_markdown
-from benchmarks.gpu.steps import GREEN, LEFT_OUT, RED, STEPS, Outcome, Step, run
-from benchmarks.gpu.trainings import Size, gpt2
+from benchmarks.gpu.steps import GREEN, RED, STEPS, Outcome, Step, run
 
 GOOD = """
     import json, sys
@@ -100,33 +98,6 @@ def _state(pid: int) -> str:
         return ""
 
 
-def test_a_step_that_leaves_something_behind_does_not_hold_up_the_next(tmp_path: Path) -> None:
-    """A daemon has the output of its step open for as long as it lives."""
-    code = f"""
-    import subprocess
-    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
-    """
-    outcome = outcome_of(textwrap.dedent(code) + textwrap.dedent(GOOD), tmp_path)
-    os.kill(int((tmp_path / "pid").read_text()), 9)
-
-    assert outcome.state == GREEN
-
-
-def test_when_the_time_is_up_steps_are_left_out_in_words(tmp_path: Path) -> None:
-    """The page tells what was not looked at from what is well."""
-    outcome = outcome_of(GOOD, tmp_path, left_s=-1.0)
-
-    assert (outcome.state, outcome.said) == (LEFT_OUT, "the time was up")
-
-
-def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
-    """The Python of a machine with a GPU may lack some, and no network brings them."""
-    outcome = outcome_of(GOOD, tmp_path, needs=("json", "no_such_package"))
-
-    assert (outcome.state, outcome.said) == (LEFT_OUT, "not installed: no_such_package")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device on this machine")
 def test_without_a_gpu_there_is_one_sentence_and_no_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -170,14 +141,6 @@ def test_the_page_says_what_ran_where_and_how_to_see_what_is_red_alone() -> None
     assert "rehearsal" not in page
 
 
-def test_a_page_without_red_has_no_heading_for_it_and_a_rehearsal_says_so() -> None:
-    """Nobody is to take the figures of a rehearsal for some of a GPU."""
-    page = as_markdown([MACHINE, SLOW], "2026-01-02", "cpu")
-
-    assert "## Red" not in page
-    assert "A rehearsal without a GPU" in page
-
-
 IN_PROCESSES = ("tests", "overhead")
 """Steps that set the environment of their process, or run pytest in it."""
 
@@ -196,14 +159,6 @@ def test_each_step_runs_on_a_cpu(step: Step) -> None:
     assert found.reds == []
     assert found.said
     assert json.loads(json.dumps(found.as_dict()))["rows"] == found.rows
-
-
-def test_the_model_is_gpt2_of_124_million_parameters() -> None:
-    """Those of the published one, whose head has the weights of the embedding."""
-    with torch.device("meta"):
-        model = gpt2(Size())
-
-    assert sum(p.numel() for p in model.parameters()) == 124_439_808
 
 
 @pytest.mark.nightly

@@ -80,33 +80,3 @@ def test_the_module_of_the_first_frame_with_an_infinity_counts() -> None:
 
     assert found["module"] == "blocks.2.down"
     assert (found["op"], found["line"], found["remedy"]) == (False, False, False)
-
-
-def test_an_op_further_down_is_wrong_and_not_nothing() -> None:
-    """Anomaly mode sees the first NaN of the backward pass, which is the last op of the forward pass."""
-    text = "Error detected in LogSoftmaxBackward0. Traceback of forward call that caused the error:"
-
-    assert _answers("set_detect_anomaly(True)", text, status=1)["op"] == "wrong"
-
-
-def test_a_statistic_that_is_nan_names_its_module() -> None:
-    """Of a tool without a form of its own the first line with an alarm counts."""
-    text = "blocks.1.up_activation_max value=1.5\nblocks.2.down_activation_max value=nan\nblocks.1.up_gradient_max value=nan"
-
-    assert _answers("nvdlfw-inspect", text)["module"] == "blocks.2.down"
-
-
-def test_what_is_said_without_an_overflow_says_nothing_of_it() -> None:
-    """Numbers aside, for times and addresses differ from run to run."""
-    healthy = "step 12: 4 ops, one of them mul, none is nan\nall is well"
-
-    assert told.news("step 13: 5 ops, one of them mul, none is nan\nall is well", healthy) == ""
-    assert not any(_answers("any tool", healthy, healthy=healthy).values())
-
-
-def test_a_program_that_dies_was_noticed() -> None:
-    """Even if it does not say why."""
-    text = "ValueError: The histogram is empty, please file a bug report."
-
-    assert _answers("TensorBoard add_histogram", text, status=1)["noticed"] == text
-    assert _answers("TensorBoard add_histogram", text, healthy=text)["noticed"] is False

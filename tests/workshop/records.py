@@ -392,23 +392,3 @@ H100 = FactsRecord(
     }
 )
 """Facts of a GPU whose peak in float16 is 132 * 4096 * 1.83e9 FLOP/s."""
-
-
-BUILDERS = {
-    StepRecord: step,
-    OptimizerRecord: optimizer,
-    RangeRecord: ranges,
-    SamplingRecord: sampling,
-    CensusRecord: census,
-    WindowRecord: window,
-    FactsRecord: facts,
-    FindingRecord: finding,
-    EndRecord: end,
-    SensorFailureRecord: failure,
-    ChecksumRecord: checksum,
-    DevicePhasesRecord: device_phases,
-    MemoryRecord: memory,
-    PlanRecord: planned,
-    BudgetRecord: budgeted,
-}
-"""The builder of each type; without arguments it gives a plain record."""

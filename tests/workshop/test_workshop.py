@@ -1,4 +1,4 @@
-"""Tests of the workshop: it builds every record, and it alone does."""
+"""Tests of the workshop: it alone builds records, and what it keeps of a compiler is used."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ import pytest
 from ampwatch.diagnosis.evidence.iteration import Iteration
 from ampwatch.training.kernels import native
 from ampwatch.wire.records import KernelRow, OpRow, Record, RunIdentity
-from ampwatch.wire.ring import RingReader, RingWriter
-from tests.workshop import records
 from tests.workshop.compiler import put_in_front
 
 ROOT = Path(__file__).parents[2]
@@ -26,31 +24,6 @@ ENVELOPES = {"FactsRecord", "FindingRecord", "EndRecord"}
 
 BUILT = {kind.__name__ for kind in (*KINDS, RunIdentity, Iteration, OpRow, KernelRow)} - ENVELOPES
 """Types with many fields, whose constructors are called in the workshop only."""
-
-
-def builder(kind: type[Record]) -> typing.Callable[[], Record]:
-    return records.BUILDERS[kind]
-
-
-def test_the_workshop_builds_every_record() -> None:
-    """A new type of record gets a builder here, from which every test and benchmark has it."""
-    assert set(records.BUILDERS) == set(KINDS)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_record_without_arguments_can_be_written_and_read(
-    kind: type[Record], tmp_path: Path
-) -> None:
-    """A reader of the ring gets it as it was put."""
-    record = builder(kind)()
-    writer = RingWriter.create([tmp_path], records.identity(), slots=64)
-    reader = RingReader(writer.path)
-    writer.put(record)
-
-    assert type(record) is kind
-    assert repr(reader.poll()) == repr([record])  # repr: NaN is not equal to itself
-    reader.close()
-    writer.close(records.end(), keep=False)
 
 
 def test_a_field_that_is_added_is_added_in_one_place() -> None:

@@ -21,16 +21,6 @@ def gpu(uuid: str, index: int = 0, **changes: object) -> Gpu:
     return Gpu(index, uuid, {"name": uuid}, {Feature.POWER: {"": 300.0}}, **changes)
 
 
-def test_gpus_are_in_the_order_of_their_numbers() -> None:
-    """Whatever the order in which they were seen."""
-    gpus = Gpus()
-
-    gpus.apply(Pass(Reason.OK, [gpu("GPU-a", 1)]))
-    gpus.apply(Pass(Reason.OK, [gpu("GPU-a", 1), gpu("GPU-b", 0)]))
-
-    assert [g.uuid for g in gpus.all()] == ["GPU-b", "GPU-a"]
-
-
 def test_a_gpu_that_is_not_there_any_more_is_kept_as_gone() -> None:
     """With its name and number, without its values; it is a failure until it is back."""
     gpus = Gpus()

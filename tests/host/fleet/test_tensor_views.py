@@ -194,16 +194,6 @@ def test_hardware_that_tells_nothing_of_this_rank_is_left_out(
     assert set(rank.tensor_views.conflicts()) == {"kernels_arithmetic"}
 
 
-def test_a_gpu_that_two_ranks_name_tells_nothing_of_either() -> None:
-    """One process may hold them both."""
-    rank, other = Training(tensor=0.1), Training(tensor=0.1)
-
-    _minute(ViewComparison(), rank, 0.9, other)
-
-    assert rank.tensor_views.hardware is None
-    assert other.tensor_views.hardware is None
-
-
 def test_a_lasting_conflict_is_reported_once_a_minute() -> None:
     """The finding is counted as time goes by, not with each look into the rings."""
     rank, keeper = Training(tensor=0.1), ViewComparison()

@@ -13,7 +13,6 @@ from ampwatch.host.fleet.gpus import Feature, Gpu, Pass, Reason
 from ampwatch.host.gpu.collector import GpuCollector
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord
-from tests.host.daemon.parts import eventually
 from tests.workshop.clocks import Clock
 from tests.workshop.records import identity
 
@@ -240,16 +239,3 @@ def test_why_nvml_cannot_be_opened_is_logged_once(caplog: pytest.LogCaptureFixtu
 
     said = [record.getMessage() for record in caplog.records]
     assert [line.rpartition(": ")[2] for line in said] == ["535", "550"]
-
-
-def test_the_thread_reads_until_it_is_stopped() -> None:
-    """Everything that was opened is closed."""
-    source = Script(Pass(Reason.OK, [gpu()]))
-    fleet = Fleet(Settings())
-    collector = GpuCollector(fleet, {}, lambda: source, 0.01)
-
-    collector.start()
-    eventually(fleet.gpus.all)
-    collector.stop()
-
-    eventually(lambda: source.num_closed == 1)

@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.host.fleet.gpus import Feature, Reason
 from ampwatch.host.gpu import gpm
-from ampwatch.host.gpu.gpm import MEANS, TOTALS, Gpm, nothing
+from ampwatch.host.gpu.gpm import Gpm, nothing
 from ampwatch.host.gpu.nvml import Nvml
 from tests.workshop.clocks import Clock
 
@@ -61,15 +61,6 @@ def test_samples_that_are_too_close_are_not_taken(bench: Bench) -> None:
     assert len(bench.taken) == 2
 
 
-def test_two_samples_take_turns(bench: Bench) -> None:
-    """However often it reads, no third one is allocated."""
-    for _ in range(7):
-        bench.read(5)
-
-    assert len(bench.taken) == 7
-    assert len({id(sample) for sample in bench.taken}) == 2
-
-
 def test_a_mean_over_a_long_sleep_is_nobodys_present(bench: Bench) -> None:
     """The machine was suspended: it starts over."""
     bench.read(0)
@@ -87,10 +78,3 @@ def test_a_sample_that_cannot_be_taken_is_the_reason(bench: Bench) -> None:
 
     assert refused == nothing(Reason.NO_PERMISSION)
     assert bench.active(5) == pytest.approx(0.02)
-
-
-def test_every_number_of_nvml_is_asked_for_once() -> None:
-    """A number twice would be one pipe under the name of another."""
-    numbers = [metric.number for metric in (*MEANS, *TOTALS)]
-
-    assert len(set(numbers)) == len(numbers)

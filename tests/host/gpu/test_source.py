@@ -226,21 +226,6 @@ def test_an_error_without_a_name_is_logged_once(
     ]
 
 
-def test_eight_gpus_are_kept_apart(driver: Standin) -> None:
-    """Each with its own numbers, also those that need two samples."""
-    driver.plays(gpus=8)
-
-    gpus = read(driver)
-
-    assert [gpu.uuid for gpu in gpus] == [f"GPU-0000000{i}" for i in range(8)]
-    assert [gpu.number(Feature.UTILIZATION) for gpu in gpus] == [
-        pytest.approx(0.40 + i / 100) for i in range(8)
-    ]
-    assert [gpu.number(Feature.SM_ACTIVE) for gpu in gpus] == [
-        pytest.approx(0.02 + i * 0.00125) for i in range(8)
-    ]
-
-
 def test_a_gpu_in_mig_mode_has_instances(driver: Standin) -> None:
     """Memory and tensor pipes are theirs; utilisation does not exist then."""
     driver.plays(mig=1)

@@ -42,6 +42,7 @@ NO_SCALER_TILE = "No GradScaler in use"
 """Words for tiles, which have room for a few in letters that can be read."""
 
 NO_SAMPLE = "No gradient was sampled in this time; the level light takes no samples at all"
+NO_NORM = "No finite gradient was sampled in this time; the level light takes no samples at all"
 NO_BLOCKS = "No blocks were measured in this time: the level light takes no samples, and block_formats may be off"
 NO_MAGNITUDE = (
     "No gradient other than zero was sampled in this time; the level light takes no samples"

@@ -23,6 +23,7 @@ from dashboards.source.measures import (
     NO_BLOCKS,
     NO_GRADIENT,
     NO_MAGNITUDE,
+    NO_NORM,
     NO_SAMPLE,
     SEVERAL_SAMPLES,
     UNDERFLOW,
@@ -247,7 +248,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_norm"],
             ),
             unit="sci",
-            no_value=NO_SAMPLE,
+            no_value=NO_NORM,
             queries=(
                 Query(f"max by (run) ({of('ampwatch_gradient_norm')})", legend="norm {{run}}"),
             ),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.dashboards.odd_runs import openmetrics_of_odd_runs
-from tests.dashboards.states_of_runs import openmetrics_of_states
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.workshop.history import openmetrics
 
@@ -24,14 +23,6 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Promethe
     """A Prometheus that has scraped the made-up run, and the time of its newest sample."""
     now = float(int(time.time()))
     with prometheus(tmp_path_factory.mktemp("history"), "", openmetrics(RANKS, now)) as server:
-        yield server, now
-
-
-@pytest.fixture(scope="session")
-def states(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, float]]:
-    """A Prometheus that has scraped a run in each state, and the time of its newest sample."""
-    now = float(int(time.time()))
-    with prometheus(tmp_path_factory.mktemp("states"), "", openmetrics_of_states(now)) as server:
         yield server, now
 
 

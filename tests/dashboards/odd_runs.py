@@ -40,6 +40,9 @@ def _scrape(minute: int, now: float) -> dict[str, float]:
     for what in ("report", "applied_step"):
         found[f"ampwatch_last_{what}_timestamp_seconds{done}}}"] = now - ENDED_SECONDS
     found[f"ampwatch_loss_scale{done}}}"] = 65536.0
+    for what, each in ("", 1000.0), ("underflow_", 10.0):
+        sampled = each * min(minute, MINUTES // 2)
+        found[f"ampwatch_gradient_{what}elements_total{done}}}"] = sampled
     for number in range(8):
         of = rank("wide", number, "running", world=8)
         # Rank 0 speaks for its machine, but for three of nine modules beyond module_series.

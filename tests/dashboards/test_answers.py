@@ -111,6 +111,8 @@ def test_a_run_is_one_row_with_its_worst_rank(history: tuple[Prometheus, float])
     assert shown["Worst finding"][("gpt",)] == 3
     assert shown["Loss"] == {("gpt",): 1, ("bert",): 0}
     assert shown["Finding seen"].keys() == {("gpt",)}
+    (critical,) = panel("overview", 104)["targets"]
+    assert [asking.newest(s) for s in asking.answer(server, critical, now)] == [1]
 
 
 def test_the_heatmap_gets_buckets_that_grafana_can_sort(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -25,35 +24,12 @@ from dashboards.source.fields import (
     NOTE,
     WARN,
 )
-from dashboards.source.page import Page, Row
-from dashboards.source.panels import Stat
-from dashboards.source.queries import Query, of
 from dashboards.source.states import ADVICE_WORDS, HEALTH_WORDS
 from tests.dashboards import documents
 from tests.dashboards.documents import drawn as panels
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-TEXT: dict[str, Any] = {
-    "title": "How many?",
-    "description": "Some.",
-    "unit": "none",
-    "no_value": "Nothing to count",
-}
-
-
-def stat(number: int, width: int = 8, height: int = 4) -> Stat:
-    return Stat(id=number, width=width, height=height, queries=(Query("vector(1)"),), **TEXT)
-
-
-def page(*rows: Row) -> dict[str, Any]:
-    return Page("ampwatch-test", "ampwatch / Test", "A test.", rows).plain()
-
-
-def places(dashboard: dict[str, Any]) -> dict[int, tuple[int, int]]:
-    shown = [*dashboard["panels"], *panels(dashboard)]
-    return {p["id"]: (p["gridPos"]["x"], p["gridPos"]["y"]) for p in shown}
 
 
 def test_what_is_committed_is_what_the_code_makes() -> None:
@@ -85,32 +61,6 @@ def test_a_dashboard_that_was_edited_by_hand_is_reported_and_put_right(
     assert "ampwatch-overview.json" not in said
 
 
-def test_the_file_of_a_dashboard_has_the_name_of_its_address() -> None:
-    for name, build in BOOK.items():
-        assert build().plain()["uid"] == name.removesuffix(".json")
-
-
-def test_panels_flow_from_left_to_right_and_rows_follow_one_another() -> None:
-    dashboard = page(
-        Row(100, "First?", (stat(101, 8, 4), stat(102, 12, 6), stat(103, 8, 3))),
-        Row(200, "Folded?", (stat(201), stat(202)), collapsed=True),
-        Row(300, "Last?", (stat(301),)),
-    )
-
-    assert places(dashboard) == {
-        100: (0, 0),
-        101: (0, 1),
-        102: (8, 1),
-        103: (0, 7),
-        200: (0, 10),
-        201: (0, 11),
-        202: (8, 11),
-        300: (0, 11),
-        301: (0, 12),
-    }
-    assert [p["id"] for p in dashboard["panels"]] == [100, 101, 102, 103, 200, 300, 301]
-
-
 @pytest.mark.parametrize("name", BOOK)
 def test_a_panel_has_a_number_of_its_row(name: str) -> None:
     dashboard = BOOK[name]().plain()
@@ -140,18 +90,6 @@ def test_the_words_of_an_empty_tile_can_be_read(name: str) -> None:
             assert len(words_of_it) <= 14 * shown["gridPos"]["w"], shown["title"]
 
 
-@pytest.mark.parametrize("name", BOOK)
-def test_what_the_sdk_adds_by_itself_is_gone(name: str) -> None:
-    """Grafana 10.4 does not know it, and newer ones hide links and annotations for it."""
-    dashboard = BOOK[name]().plain()
-    text = json.dumps(dashboard)
-
-    for key in ("placement", "allowCustomValue", "auto_min", "repeatDirection"):
-        assert f'"{key}"' not in text
-    for link in _data_links(dashboard):
-        assert link.keys() == {"title", "url", "targetBlank"}
-
-
 def _data_links(value: Any) -> list[dict[str, Any]]:
     """Every link of a value, wherever it stands."""
     if isinstance(value, list):
@@ -168,12 +106,6 @@ def test_links_out_of_grafana_lead_to_the_docs_and_to_daemons(name: str) -> None
         docs = "https://github.com/ampwatch/ampwatch/blob/main/docs/"
         daemon = 'http://${__data.fields["Machine"]}/'
         assert link["url"].startswith(("/d/ampwatch-", docs, f"{daemon}#run=", f"{daemon}explain/"))
-
-
-@pytest.mark.parametrize("name", ["ampwatch_lossscale", "ampwatch_step_duration_seconds"])
-def test_a_metric_that_nobody_exports_cannot_be_built_in(name: str) -> None:
-    with pytest.raises(KeyError):
-        of(name)
 
 
 @pytest.mark.parametrize("name", BOOK)
@@ -214,14 +146,3 @@ def test_a_state_has_the_word_and_the_colour_of_the_page() -> None:
     for level in Level:
         shown = next(x for x in HEALTH_WORDS.options.values() if x.text == level.value)
         assert shown.color == told.get(level.value, GOOD), level
-
-
-def test_a_table_is_sorted_by_all_columns_that_it_names() -> None:
-    """Else a run that died without a finding would be the last one of Overview."""
-    overview = BOOK["ampwatch-overview.json"]().plain()
-    (runs,) = (p for p in panels(overview) if p["title"] == "Runs")
-
-    assert runs["options"]["sortBy"] == [
-        {"displayName": "State", "desc": True},
-        {"displayName": "Worst finding", "desc": True},
-    ]

@@ -101,63 +101,6 @@ def test_a_mistake_is_found(expression: str, legend: str, problem: str) -> None:
     assert set(Names().problems(expression, legend)) == {problem}
 
 
-@pytest.mark.parametrize(
-    ("expression", "legend"),
-    [
-        ('max by (run) (ampwatch_run_state{state=~"stale|failed"})', "{{run}}"),
-        ('rate(ampwatch_step_duration_seconds_bucket{job=~"$job"}[$__rate_interval])', "{{le}}"),
-        ('sum by (dtype) (rate(ampwatch_flops_total{dtype=~"float8.*|mx"}[1h]))', "{{dtype}}"),
-        (
-            "ampwatch_gpu_power_watts * on (uuid) group_left (run, rank) ampwatch_gpu_process_info",
-            "{{run}} {{rank}} {{gpu}}",
-        ),
-        ('label_replace(DCGM_FI_DEV_GPU_TEMP, "uuid", "$1", "UUID", "(.+)")', "{{uuid}}"),
-        ("topk(5, ampwatch_module_gradient_amax)", "{{module}}"),
-        ("ampwatch_loss or ampwatch_loss_scale > 1", "{{run}}"),
-        ("sum without (kind) (rate(ampwatch_gradient_nonfinite_elements_total[5m]))", "{{rank}}"),
-        ('count_values("scale", ampwatch_loss_scale)', "{{scale}}"),
-        ("histogram_quantile(0.9, rate(ampwatch_gradient_magnitude_bucket[5m]))", "{{run}}"),
-        ("1 - vector(0)", ""),
-        ("ALERTS and ignoring (alertstate) ALERTS_FOR_STATE", "{{alertname}}"),
-    ],
-)
-def test_what_is_right_passes(expression: str, legend: str) -> None:
-    """All of PromQL that the dashboards need is understood."""
-    assert Names().problems(expression, legend) == []
-
-
-@pytest.mark.parametrize(
-    ("expression", "labels"),
-    [
-        ("ampwatch_loss", "job instance run rank"),
-        ("sum(ampwatch_loss)", ""),
-        ("ampwatch_loss / on (run) ampwatch_loss_scale", "run"),
-        ("ampwatch_loss / ignoring (rank) ampwatch_loss_scale", "job instance run"),
-        ("2 * ampwatch_loss", "job instance run rank"),
-        ("ampwatch_loss and on (run) ampwatch_run_info", "job instance run rank"),
-        (
-            "ampwatch_loss * on (run) group_left (torch) ampwatch_run_info",
-            "job instance run rank torch",
-        ),
-        ('label_join(up, "who", "-", "job", "instance")', "job instance who"),
-        ("scalar(ampwatch_loss)", ""),
-    ],
-)
-def test_the_labels_of_an_answer_are_those_that_prometheus_gives_it(
-    expression: str, labels: str
-) -> None:
-    """The documentation of vector matching and aggregation says so."""
-    assert Labels(Names().labels_of).of(parse(expression)) == set(labels.split())
-
-
-def test_recorded_series_count_as_known_once_they_are_given() -> None:
-    """Rules may read rules."""
-    expression = "run:ampwatch_loss:max > 1"
-
-    assert Names().problems(expression) == ["run:ampwatch_loss:max: no such metric"]
-    assert Names({"run:ampwatch_loss:max": ["run"]}).problems(expression, "{{run}}") == []
-
-
 def test_labels_with_a_vocabulary_have_the_one_that_the_docs_list() -> None:
     """Every value that a matcher may ask for stands on the page of metrics."""
     # The text on optimizers has a range in place of a list; dtypes of casts refer to those of ops.

@@ -44,6 +44,11 @@ def test_a_run_that_is_gone_has_no_number_as_if_it_were_here(
     assert shown(odd_runs, "run", tile, "run").keys() == runs
 
 
+def test_the_share_lost_is_that_of_the_newest_sample_however_old_it_is(odd_runs: History) -> None:
+    """It is older than the five minutes that the tile is about otherwise."""
+    assert shown(odd_runs, "run", 113, "run") == {("done",): pytest.approx(0.01)}
+
+
 def test_modules_that_another_rank_speaks_for_are_not_missing(odd_runs: History) -> None:
     """Rank 0 has six of nine modules, and the other seven ranks none."""
     assert shown(odd_runs, "layers", 601) == {(): 3}

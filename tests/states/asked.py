@@ -29,6 +29,30 @@ TELLS = re.compile(
 )
 """What a query reads that is compared here."""
 
+CLAIMS: dict[str, str] = {
+    r"No such run is known": "ampwatch_run_info",
+    r"(No|This) run (is|was) (not )?watched": "ampwatch_run_info",
+    r"No GradScaler|No run here has a GradScaler": "ampwatch_loss_scale",
+    r"No watched rank is": "ampwatch_gpu_process_info",
+    r"No GPU is read": "ampwatch_gpu_up",
+    r"No sample within an hour": "increase(ampwatch_gradient_elements_total[1h]) > 0",
+    r"No gradient was sampled": "increase(ampwatch_gradient_elements_total[10m]) > 0",
+    r"No gradient other than zero": "max_over_time(ampwatch_scaled_gradient_amax_max[10m]) > 0",
+    r"No rank has ended|No iteration was": "ampwatch_steps_total > 0",
+    r"No step has ended|No step in this": "rate(ampwatch_step_duration_seconds_count[5m]) > 0",
+    r"No finite loss was seen": "ampwatch_loss < Inf > -Inf",
+    r"No optimizer (has|step)|No step in 10": "increase(ampwatch_optimizer_steps_total[10m]) > 0",
+    r"No loss was seen": "ampwatch_loss",
+    r"No ampwatch target": "ampwatch_build_info",
+    r"Nothing was sampled|Nothing is sampled": "ampwatch_samples_total > 0",
+    r"The parameters were not looked at": "ampwatch_parameter_nonfinite_elements",
+    r"Not looked at": "ampwatch_parameter_nonfinite_elements",
+    r"No rank has failed": 'ampwatch_run_state{state="failed"} == 1',
+    r"Nothing was found": "ampwatch_finding_last_seen_timestamp_seconds",
+    r"Nothing is wrong now": "ampwatch_root_info",
+}
+"""Words of panels without an answer, and a query without an answer where they are true."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
@@ -97,6 +121,46 @@ def _write(server: Prometheus, body: bytes) -> None:
 def shown(server: Prometheus, instance: str, now: float) -> list[Shown]:
     """Return all that the panels show of what ``instance`` exports, with every run of it chosen."""
     return [each for board in BOARDS for each in _of_board(server, board, instance, now)]
+
+
+def untrue(server: Prometheus, instance: str, run: str, now: float) -> list[str]:
+    """Return what is not so of a chosen run: words of panels without an answer, and bands over each other."""
+    found: list[str] = []
+    for document in map(documents.load, documents.FILES):
+        for panel in documents.drawn(document):
+            said = panel["fieldConfig"]["defaults"]["noValue"]
+            claim = next((query for words, query in CLAIMS.items() if re.match(words, said)), None)
+            if claim is None or ", or " in said:
+                continue
+            if any(
+                asking.answer(server, target, now, instance=instance, run=run)
+                for target in panel["targets"]
+            ):
+                continue
+            # What has been there for less than an interval of the dashboard is on no chart yet.
+            early, late = (
+                [
+                    one["metric"]
+                    for one in asking.get(server, "query", query=claim, time=at)["result"]
+                    if one["metric"].get("instance") == instance
+                    and one["metric"].get("run", run) == run
+                ]
+                for at in (now - 60, now)
+            )
+            if early and late:
+                place = f"{document['title']}: {panel['title']}"
+                found.append(f"{place}: says {said!r} beside {late}")
+        bands = [
+            series["metric"]["run"]
+            for annotation in document["annotations"]["list"]
+            if annotation.get("expr") and annotation["enable"]
+            for series in asking.answer(
+                server, {"expr": annotation["expr"], "instant": True}, now, run=run
+            )
+        ]
+        if bands not in ([], [run]):
+            found.append(f"{document['title']}: bands of {bands} on the charts of {run}")
+    return found
 
 
 def _of_board(server: Prometheus, board: str, instance: str, now: float) -> Iterator[Shown]:

@@ -17,6 +17,7 @@ from tests.states.words import matches, strangers, visible
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.states.asked import Shown
     from tests.states.rules import Alert
     from tests.states.score import Seen
     from tests.states.series import Scraped
@@ -422,7 +423,7 @@ def alert_texts(seen: Seen, row: Row) -> list[str]:
 def boards(seen: Seen, row: Row) -> list[str]:
     """Queries of the dashboards."""
     mine = [s for s in seen.shown if s.labels.get("run", row.run) == row.run]
-    complaints: list[str] = []
+    complaints = [*seen.untrue[row.run], *_tables_of_trouble(row, mine)]
     for shown in mine:
         place = f"{shown.board}: {shown.panel}"
         if _is_state(shown) and not shown.text.startswith(row.level):
@@ -443,6 +444,21 @@ def boards(seen: Seen, row: Row) -> list[str]:
     if row.lost == 1.0 and not any(_is_lost(s) for s in mine):
         complaints.append("no panel shows the share that is lost")
     return complaints
+
+
+def _tables_of_trouble(row: Row, mine: list[Shown]) -> Iterator[str]:
+    """Complain about the rows that say what broke, and whose end made the others end."""
+    for board in ("overview", "run"):
+        broke = (s for s in mine if s.board == board and s.panel.startswith("What broke"))
+        yield from _root_info(row, [{"op": "", **s.labels} for s in broke])
+    for board in ("ranks", "run"):
+        ended = (s for s in mine if s.board == board and s.panel.startswith("Which rank made"))
+        causes = [
+            (int(s.labels["rank"]), s.labels["error"]) for s in ended if s.labels["cause"] == "true"
+        ]
+        wanted = [] if row.cause is None else [row.cause]
+        if causes != wanted:
+            yield _wrong(f"{board}: cause of the end", wanted, causes)
 
 
 def _is_state(shown: Any) -> bool:

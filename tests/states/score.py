@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.alerts.rules import ROOT
 from tests.states.acts import ACTS
-from tests.states.asked import server_of, shown
+from tests.states.asked import server_of, shown, untrue
 from tests.states.played import Played
 from tests.states.rules import evaluate
 from tests.states.series import Scraped, alerts_as_series
@@ -48,6 +48,7 @@ class Seen:
         evaluated: What the rules make of that.
         messages: What somebody is told when he looks.
         shown: What the dashboards show then.
+        untrue: What they say of each run without an answer, and is not so.
     """
 
     played: Played
@@ -55,6 +56,7 @@ class Seen:
     evaluated: Evaluated
     messages: list[Message]
     shown: list[Shown]
+    untrue: dict[str, list[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -163,7 +165,15 @@ def watch(
         for name in names:
             board = shown(server, instance_of(name), looks[name])
             found.seen[name] = Seen(
-                plays[name], scraped[name], evaluated[name], messages[name], board
+                plays[name],
+                scraped[name],
+                evaluated[name],
+                messages[name],
+                board,
+                {
+                    row.run: untrue(server, instance_of(name), row.run, looks[name])
+                    for row in TABLE[name]
+                },
             )
     yield found
 

@@ -360,31 +360,6 @@ def test_an_address_without_a_rank_leads_to_the_one_that_has_the_finding(
         page.says("#amiss", f"Rank 1 has no finding {OVERFLOW.key}; rank 2 of this run has it.")
 
 
-def test_a_step_is_marked_from_the_page_and_from_the_address(place: Place, page: Page) -> None:
-    """It is a part of the address; no new place to go back to."""
-    with runs(place, "gpt"):
-        page.says("#run h1", "gpt")
-        before = page.run("return history.length")
-        page.browser.find_element(By.ID, "step").send_keys("12", Keys.ENTER)
-
-        assert page.run(HASH) == "#run=gpt&rank=0&step=12"
-        assert page.run("return history.length") == before
-        page.browser.find_element(By.ID, "step").send_keys(Keys.BACKSPACE * 2, Keys.ENTER)
-        assert page.run(HASH) == "#run=gpt&rank=0"
-
-
-def test_going_past_the_bar_leaves_the_address_alone(place: Place, page: Page) -> None:
-    """It says what is shown."""
-    with runs(place, "one", "two"):
-        page.says("#run h1", "two")
-        page.choose("one")
-        page.browser.find_element(By.CSS_SELECTOR, ".skip-link").send_keys(Keys.ENTER)
-
-        assert page.run("return document.activeElement.id") == "main"
-        assert page.run(HASH) == "#run=one"
-        page.says("#run h1", "one")
-
-
 # Two of them.
 
 STEPS = "#compare-figures tbody tr:nth-child(4)"
@@ -433,12 +408,3 @@ def test_two_runs_stand_side_by_side(place: Place, page: Page) -> None:
         eventually(lambda: page.run("return window.compared") == [None, 0], "the end of it")
         page.browser.back()
         page.says("#compare .legend", "calm, rank 0")
-
-
-def test_with_a_single_rank_there_is_nothing_to_choose(trainer: Trainer, page: Page) -> None:
-    """Neither a list of runs, nor one to compare with, nor a count of ranks."""
-    trainer.train(30)
-    page.says("#run h1", "healthy")
-
-    for one in ("runs", "compare", "ranks-counts", "ranks-beat", "amiss"):
-        assert not page.browser.find_element(By.ID, one).is_displayed()

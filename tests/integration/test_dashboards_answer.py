@@ -10,7 +10,7 @@ import yaml
 from selenium.webdriver.common.by import By
 
 from ampwatch.host.metrics.catalog import CATALOG
-from tests.dashboards.board import OF_EACH_KIND, board, panel
+from tests.dashboards.board import OF_EACH_KIND
 from tests.dashboards.queries import ROOT, shipped_dashboards, unanswered
 from tests.host.daemon.parts import eventually
 from tests.integration.prometheus import prometheus as run_prometheus
@@ -101,34 +101,6 @@ def test_both_generations_of_dcgm_exporter_are_seen(prometheus: Prometheus) -> N
     hosts = {series.labels["host"] for series in question.ask(client)}
 
     assert hosts == {instance.partition(":")[0] for instance in DCGM_INSTANCES}
-
-
-def test_a_query_that_nothing_answers_is_reported_with_its_panel(prometheus: Prometheus) -> None:
-    """A renamed metric, a label that is not there, a division of nothing, a slip of the pen."""
-    place = (0, 0, 12, 8)
-    known = 'ampwatch_steps_total{job=~"$job"}'
-    broken = board(
-        panel("stat", "Good", place, known, f"rate({known}[$__rate_interval])"),
-        panel("stat", "Renamed", place, 'ampwatch_step_total{job=~"$job"}'),
-        panel("stat", "Label", place, known, 'ampwatch_steps_total{stage=~"$run"}'),
-        panel("stat", "Nothing", place, f"0 * {known} / 0"),
-        panel("stat", "Slip", place, f"sum({known}"),
-        panel("stat", "Unknown", place, 'ampwatch_steps_total{job=~"$jib"}'),
-    )
-    broken["templating"]["list"][4]["query"]["query"] = "label_values(ampwatch_run_info, ranks)"
-    broken["annotations"]["list"][0]["expr"] = 'ALERTS{alertname="Other"}'
-
-    gaps = unanswered(prometheus, [broken], scrape_seconds=SCRAPE_SECONDS)
-
-    assert [(gap.place, gap.reason) for gap in gaps if gap.place != "Slip"] == [
-        ("variable rank", "no values"),
-        ("Renamed", "no series"),
-        ("Label", "no series"),
-        ("Nothing", "nothing but NaN"),
-        ("Unknown", "no series"),
-        ("annotation Alerts", "no series"),
-    ]
-    assert [gap.query for gap in gaps if gap.place == "Slip"] == [f"sum({known}"]
 
 
 def test_the_preview_shows_what_prometheus_answers(

@@ -6,23 +6,21 @@ import math
 import random
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.native import NATIVE_SCHEMA
-from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.settings import Settings
 from tests.host.daemon.parts import OPEN, eventually
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import made_up_fleet, put
-from tests.workshop.records import finding, identity, step
+from tests.workshop.fleets import put
+from tests.workshop.records import identity, step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,35 +94,3 @@ def test_quantiles_are_those_of_the_observations(tmp_path: Path) -> None:
         assert value is not None
         assert expected / WIDTH <= value <= expected * WIDTH, quantile
     assert below == pytest.approx(1000 / 1050)
-
-
-def key_of(name: str, labels: dict[str, str]) -> tuple[Any, ...]:
-    # To Prometheus a label that is empty is none.
-    return (name, *sorted((label, value) for label, value in labels.items() if value))
-
-
-def test_every_other_series_is_that_of_the_text(tmp_path: Path) -> None:
-    """Names, labels and values of the whole catalog; a histogram is one series for three kinds."""
-    fleet = made_up_fleet()
-    put(fleet, "nasty", identity(run='a"\\\né'), [step(0, loss=math.inf), finding(count=3)])
-    text = PrometheusExporter(fleet, {}).render()[0].decode()
-    expected = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if family.type == "histogram":
-                labels = {k: v for k, v in sample.labels.items() if k != "le"}
-                expected[key_of(family.name, labels)] = "histogram"
-            else:
-                expected[key_of(sample.name, sample.labels)] = repr(sample.value)
-
-    with scraping(tmp_path, fleet) as server:
-        series = eventually(lambda: server.query('{__name__=~"ampwatch_.*"}'), "a scrape")
-
-    found = {}
-    for one in series:
-        labels = {k: v for k, v in one["metric"].items() if k not in {"job", "instance"}}
-        name = labels.pop("__name__")
-        found[key_of(name, labels)] = (
-            repr(float(one["value"][1])) if "value" in one else "histogram"
-        )
-    assert found == expected

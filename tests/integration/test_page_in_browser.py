@@ -67,26 +67,6 @@ def test_a_finding_appears_with_its_advice_and_its_symptom_below(
     assert page.run("return window.broken") is None
 
 
-def test_a_finding_is_gone_to_by_its_key_also_where_it_is_folded_away(
-    trainer: Trainer, page: Page
-) -> None:
-    """An address names it; a symptom is within its root."""
-    root = finding("forward_overflow", "decoder", last_step=29).finding
-    symptom = finding("scale_collapse", root=False, caused_by=root.key, last_step=29)
-    trainer.train(30)
-    trainer.write(FindingRecord(root))
-    trainer.write(symptom)
-    page.says("#findings", "explains 1 more")
-
-    page.browser.execute_script(
-        "location.hash = `finding=${encodeURIComponent(arguments[0])}`", symptom.finding.key
-    )
-
-    focus = "return document.activeElement.dataset.key"
-    eventually(lambda: page.run(focus) == symptom.finding.key, "the focus on the symptom")
-    assert page.run("return document.querySelectorAll('#findings details[open]').length") == 2
-
-
 def test_a_remedy_that_was_tried_is_marked_by_more_than_a_colour(
     trainer: Trainer, page: Page
 ) -> None:
@@ -255,18 +235,6 @@ def test_the_ranks_of_a_run_beat_side_by_side_and_can_be_chosen(place: Place, pa
     page.says("#figures", "29")
     for rank in ranks:
         rank.finish()
-
-
-def test_a_finished_run_says_that_it_has_finished(place: Place, page: Page) -> None:
-    """The last state stays to be read."""
-    trainer = Trainer(place)
-    trainer.train(30)
-    page.says("#run h1", "healthy")
-
-    trainer.finish()
-
-    page.says("#run h1", "train · ■ finished at step 29")
-    page.says("#run-cause", "loss scale 2¹⁶, no step skipped")
 
 
 def test_an_address_from_a_log_leads_to_its_own_run_of_two_of_one_name(

@@ -9,7 +9,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ampwatch.numerics.units.ops import Fallback, OpKind
-from ampwatch.wire.records import FallbackTotal, KernelTotal, OpTotal
+from ampwatch.wire.records import KernelTotal, OpTotal
 from tests.host.daemon.parts import Place, eventually
 from tests.integration.browsing import Page, Trainer
 from tests.workshop.fleets import PRECISION
@@ -257,30 +257,3 @@ def test_trouble_of_the_hardware_is_reported_in_words(
     assert [
         line.removeprefix("\N{BLACK UP-POINTING TRIANGLE} ") for line in text.split("\n") if line
     ] == words
-
-
-def test_on_a_phone_nothing_is_wider_than_the_screen(rank: Trainer, page: Page) -> None:
-    """Wide tables scroll in their own frame."""
-    long = "model." + "encoder.layers." * 10 + "out_proj"
-    for record in PRECISION:
-        rank.write(record)
-    rank.write(
-        census(
-            op_row(long, fallback=Fallback.CUSTOM_FUNCTION),
-            op_row("", module=long),
-            ops=(OpTotal(OpKind.MATMUL, "float8_e4m3fn", 1, 3, 3, 0),),
-            fallbacks=(FallbackTotal(Fallback.CUSTOM_FUNCTION, 3, 10**12),),
-        )
-    )
-    page.says("#ops", long)
-    size = page.browser.get_window_size()
-    page.browser.set_window_size(500, 900)
-    fits = """return ['#precision', '#tensor-cores', '#gpus-box'].flatMap((id) => [...document.querySelectorAll(
-        `${id} .precision, ${id} > .chart-head, ${id} table:not(.dense)`)]).filter(
-        (e) => e.getBoundingClientRect().right > innerWidth).map((e) => e.id || e.className)"""
-
-    eventually(lambda: page.run(fits) == [], "sections as wide as the window")
-    # Charts take the new width one after the other.
-    narrow = "return document.documentElement.scrollWidth <= innerWidth"
-    eventually(lambda: page.run(narrow), "a page as wide as the window")
-    page.browser.set_window_size(**size)

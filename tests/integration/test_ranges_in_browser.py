@@ -400,26 +400,6 @@ def test_without_a_scaler_there_is_no_loss_scale_to_go_back_to(
     page.says("#whatif-value", "none")
 
 
-def test_each_rank_has_ranges_of_its_own(place: Place, page: Page) -> None:
-    """A choice made for one of them is not carried to another."""
-    ranks = [Sampled(place, "ranks", rank=rank, world_size=2) for rank in (0, 1)]
-    ranks[0].sample(16, modules={"fc": histogram(-20, 5)})
-    ranks[1].sample(8, modules={"head": histogram(-20, 5)})
-    page.choose("ranks")
-    page.says("#modules", "fc")
-    page.click("#modules [data-key='fc']")
-    dial(page).send_keys(Keys.ARROW_LEFT)
-    page.says("#whatif-value", "2¹⁵")
-
-    page.click("#ranks [data-key='1']")
-
-    page.says("#modules", "head")
-    page.says("#whatif-of", "all gradients")
-    page.says("#whatif-value", "2⁸ = 256")
-    for rank in ranks:
-        rank.finish()
-
-
 def random_histogram(rng: random.Random) -> ExponentHistogram:
     """Any: narrow, wide, empty in the middle, a subsample, all zeros, beyond every format."""
     counts = [rng.choice([0, 0, 1, rng.randrange(10**6)]) for _ in range(rng.randrange(1, 60))]

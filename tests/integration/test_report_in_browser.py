@@ -73,16 +73,3 @@ def test_it_runs_and_loads_nothing(page: WebDriver) -> None:
     assert page.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert EVIL in page.execute_script("return document.body.innerText")
     assert page.get_log("browser") == []
-
-
-def test_it_follows_light_and_dark(page: WebDriver) -> None:
-    """Colours are as the reader's system is set."""
-    grounds = []
-    for theme in ("light", "dark"):
-        feature = {"name": "prefers-color-scheme", "value": theme}
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-        grounds.append(
-            page.execute_script("return getComputedStyle(document.body).backgroundColor")
-        )
-
-    assert grounds == ["rgb(247, 247, 245)", "rgb(20, 22, 26)"]

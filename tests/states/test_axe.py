@@ -142,21 +142,3 @@ def test_two_runs_side_by_side_are_clean(
         eventually(lambda: browser.execute_script(COMPARED), "two runs side by side")
 
         assert _in_both_themes(browser) == CLEAN
-
-
-def test_axe_sees_what_is_wrong(
-    browser: WebDriver,  # noqa: F811
-    plays: dict[str, Played],
-) -> None:
-    """A clean page is clean because it was looked at."""
-    row = TABLE["healthy"][0]
-    with served(plays["healthy"].daemon) as address:
-        _show(browser, address_of(address, row), row.run)
-        browser.execute_script(
-            "document.getElementById('run-cause').style.color = '#dddddd';"
-            "document.getElementById('theme').textContent = '';"
-        )
-        found = _complaints(browser, {})
-
-    assert any(each.startswith("color-contrast: #run-cause") for each in found)
-    assert any(each.startswith("button-name: #theme") for each in found)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 from ampwatch.diagnosis.scale.scale_words import quicker_growth
-from ampwatch.wire.records import Finding, Severity
-from tests.diagnosis.words import Known, ReadDiagnosis, Reader, complaints_of
+from ampwatch.wire.records import Severity
+from tests.diagnosis.words import ReadDiagnosis, Reader
 from tests.workshop import replay as workshop
-from tests.workshop.iterations import iteration
 from tests.workshop.replay import Replay
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 OK, INF = False, True
 LEFT, HELD = "and it was left there", ScalerSettings(2.0, 0.5, 30)
-DEFAULT = HELD._replace(growth_interval=2000)
 
 
 @pytest.fixture(autouse=True)
@@ -150,99 +148,6 @@ def test_what_lasts_is_shown_as_it_is_beside_the_newest_step() -> None:
 
     assert run.step - 1 - shown.last_step < 32
     assert (shown.first_step, shown.count) == (50, shown.last_step - 50 + 1)
-
-
-# --- the reader itself
-
-
-def _honest() -> Finding:
-    run = history((50, OK), (20, INF), (20, OK))
-    return copy.deepcopy(run.only("scale_collapse"))
-
-
-def test_the_reader_has_nothing_against_an_honest_finding() -> None:
-    """Else what it finds in others says nothing."""
-    assert list(complaints_of(_honest(), Known(DEFAULT))) == []
-
-
-@pytest.mark.parametrize(
-    ("old", "lie"),
-    [
-        ("65536 to", "32768 to"),
-        ("2^-4", "2^-5"),
-        ("steps 50 and 69", "steps 50 and 70"),
-        ("steps 50 and 69", "steps 51 and 69"),
-        (LEFT, f"{LEFT} for 21 steps"),
-        (LEFT, f"{LEFT}: 12% of it"),
-        (LEFT, f"{LEFT} since step 69"),
-        (LEFT, f"{LEFT} by param:weight"),
-        (LEFT, f"{LEFT}, see scale_below_one@api"),
-        (LEFT, f"{LEFT} for 1 steps"),
-        (LEFT, f"{LEFT}."),
-        (LEFT, f"{LEFT} without tensor cores"),
-    ],
-)
-def test_a_lie_in_a_summary_is_found(old: str, lie: str) -> None:
-    """A wrong number, a wrong step, a share of nothing, a place that is not in words."""
-    finding = _honest()
-    assert old in finding.summary
-    finding.summary = finding.summary.replace(old, lie)
-
-    assert list(complaints_of(finding, Known(DEFAULT)))
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        "Call scaler.update(new_scale).",
-        "Call scaler.update(65536).",
-        "Call scaler.update(131072.0).",
-        "Call scaler.update(2.0**-4).",
-        "Take GradScaler(growth_interval=100).",
-        "Take GradScaler(growth_interval=30).",
-        "Call scaler.set_growth_interval(2000).",
-        "Wait for 77 steps.",
-        "Wait..",
-        "Wait",
-    ],
-)
-def test_a_lie_in_advice_is_found(lie: str) -> None:
-    """An API is called with what fits the scaler that is there; anything else is in the evidence."""
-    finding = _honest()
-    finding.advice = lie
-
-    assert list(complaints_of(finding, Known(HELD)))
-
-
-@pytest.mark.parametrize(
-    ("summary", "skips"),
-    [
-        (
-            "The loss scale is collapsing: 20 steps skipped in a row since step 50, scale now 2^-4",
-            [],
-        ),
-        ("The loss scale is stuck at 2^-4", []),
-        ("The loss scale was low; it has recovered since", []),
-        ("The loss scale was low; no step has been skipped since", [75]),
-    ],
-)
-def test_a_sentence_that_came_true_and_is_no_longer_is_found(
-    summary: str, skips: list[int]
-) -> None:
-    """It was right when it was reported, and the steps since have refuted it."""
-    reader, finding = Reader(), _honest()
-    finding.summary = summary
-    for step in range(200):
-        skipped = step in range(50, 70) or step in skips
-        taken = iteration(
-            step=step, found_inf={0: skipped}, scaler=HELD, scale_before=8.0, loss_scale=8.0
-        )
-        reader.begin(taken)
-        if step == 69:
-            reader.hear(finding)
-        reader.end(taken)
-
-    assert [c for c in reader.complaints if "nowhere" not in c.why]
 
 
 def test_a_burst_does_not_make_a_range_too_wide_that_fitted_before() -> None:

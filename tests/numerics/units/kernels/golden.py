@@ -16,10 +16,7 @@ TRACELENS = "https://github.com/AMD-AGI/TraceLens (tests/traces)"
 HTA = "https://github.com/facebookresearch/HolisticTraceAnalysis (tests/data)"
 KINETO = "https://github.com/pytorch/kineto (tb_plugin/samples, at 94979607^)"
 KINETO_1041 = "https://github.com/pytorch/kineto/issues/1041"
-APEX_530 = "https://github.com/NVIDIA/apex/issues/530"
-PYTORCH_54324 = "https://github.com/pytorch/pytorch/issues/54324"
 NSYS_AI_582 = "https://github.com/GindaChen/nsys-ai/pull/582"
-MOJO_410 = "https://github.com/gabrieldemarmiesse/torch-mojo-backend/pull/410"
 CUTLASS_981 = "https://github.com/NVIDIA/cutlass/issues/981"
 CUTLASS_NAMES = "https://github.com/NVIDIA/cutlass (media/docs/cpp/profiler.md)"
 CUBLAS = "cuBLAS, as torch.profiler writes it in public traces"
@@ -53,29 +50,17 @@ class Golden(NamedTuple):
 
 VOLTA_AND_TURING = [
     Golden("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", PYPROF, TENSOR, "float16", 70, 8),
-    Golden("volta_h884gemm_256x64_ldg8_tn", PYPROF, TENSOR, "float16", 70, 8),
-    Golden("volta_s884cudnn_fp16_256x64_ldg8_relu_exp_small_nhwc_tn_v1", PYPROF, TENSOR, "float16", 70, 8),
-    Golden("volta_fp16_s884cudnn_fp16_256x64_ldg8_relu_f2f_exp_small_nhwc2nchw_tn_v1", PYTORCH_54324, TENSOR, "float16", 70, 8),
-    Golden("turing_fp16_s1688cudnn_fp16_256x128_ldg8_relu_filter1x1_stg8_interior_nchw_nn_v1", APEX_530, TENSOR, "float16", 75, 8),
-    Golden("turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn", PYPROF, TENSOR, "float16", 75, 8),
     Golden("turing_h1688gemm_128x128_ldg8_nn", PYPROF, TENSOR, "float16", 75, 8),
     Golden("volta_sgemm_64x64_nt", KINETO, CUDA, "float32", 70),
-    Golden("volta_sgemm_64x32_sliced1x4_tn", KINETO, CUDA, "float32", 70),
     Golden("volta_scudnn_128x128_stridedB_splitK_small_nn_v1", KINETO, CUDA, "float32", 70, split_k=True),
     Golden("volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1", KINETO, CUDA, "float32", 70, 1),
     Golden("volta_dgemm_64x64_nn", CUBLAS, CUDA, "float64", 70),
 ]  # fmt: skip
 
 AMPERE = [
-    Golden("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_tn", CUBLAS, TENSOR, "float16", 80, 8),
     Golden("ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_32x3_nn", CUBLAS, TENSOR, "bfloat16", 80, 8),
     Golden("ampere_bf16_s1688gemm_128x64_nn", CUBLAS, TENSOR, "bfloat16", 80),
-    Golden("ampere_fp16_s1688gemm_fp16_128x128_ldg8_relu_f2f_stages_32x1_tn", CUBLAS, TENSOR, "float16", 80, 8),
-    Golden("ampere_s16816gemm_bf16_128x64_ldg8_stages_64x3_nn", CUBLAS, TENSOR, "bfloat16", 80, 8),
-    Golden("ampere_h16816gemm_128x64_ldg8_stages_64x3_nn", CUBLAS, TENSOR, "float16", 80, 8),
-    Golden("ampere_sgemm_32x32_sliced1x4_tn", HTA, CUDA, "float32", 80),
     Golden("cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1", HTA, CUDA, "float32", 80),
-    Golden("cudnn_infer_ampere_scudnn_128x64_relu_xregs_large_nn_v1", CUDNN, CUDA, "float32", 80),
     Golden("ampere_gcgemm_64x64_nt", HTA, UNKNOWN, "complex64", 80),
 ]  # fmt: skip
 
@@ -86,23 +71,8 @@ CUTLASS = [
         TRACELENS, TENSOR, "bfloat16", 80, 8,
     ),
     Golden(
-        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2>"
-        "(cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_64x3_tn_align2::Params)",
-        TRACELENS, TENSOR, "bfloat16", 80, 2,
-    ),
-    Golden(
         "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8>"
         "(cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8::Params)",
-        TRACELENS, TENSOR, "bfloat16", 80, 8,
-    ),
-    Golden(
-        "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1>"
-        "(cutlass_75_tensorop_bf16_s1688gemm_bf16_128x128_tn_align1::Params)",
-        TRACELENS, TENSOR, "bfloat16", 75, 1,
-    ),
-    Golden(
-        "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_bf16_s16816fprop_optimized_bf16_256x64_32x4_nhwc_align8>"
-        "(cutlass_tensorop_bf16_s16816fprop_optimized_bf16_256x64_32x4_nhwc_align8::Params)",
         TRACELENS, TENSOR, "bfloat16", 80, 8,
     ),
     Golden("cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4", HTA, TENSOR, "tf32", 80, 4),
@@ -112,18 +82,9 @@ CUTLASS = [
         HTA, TENSOR, "tf32", None, 4,
     ),
     Golden("cutlass_tensorop_f16_s16816gemm_f16_256x128_32x3_nn_align8", CUTLASS_981, TENSOR, "float16", 80, 8),
-    Golden("cutlass_tensorop_s1688tf32gemm_f32_128x256_16x3_nt_align4", CUTLASS_NAMES, TENSOR, "tf32", None, 4),
     Golden("cutlass_tensorop_d884gemm_128x128_16x3_nt_align1", CUTLASS_NAMES, TENSOR, "float64", None, 1),
     Golden("cutlass_tensorop_i16832gemm_s8_256x128_64x3_tn_align16", CUTLASS_NAMES, TENSOR, "int8", 80, 16),
     Golden("cutlass_80_simt_sgemm_128x64_8x5_nt_align1", HTA, CUDA, "float32", 80, 1),
-    Golden(
-        "void cutlass::Kernel2<cutlass_80_simt_sgemm_64x64_8x5_tn_align1>(cutlass_80_simt_sgemm_64x64_8x5_tn_align1::Params)",
-        CUBLAS, CUDA, "float32", 80, 1,
-    ),
-    Golden(
-        "cutlass3x_sm90_tensorop_s64x128x16gemm_f16_f16_f32_f16_f16_128x128x64_2x1x1_0_tnn_align8_warpspecialized_cooperative_epi_tma",
-        CUTLASS_NAMES, TENSOR, "float16", 90, 8,
-    ),
     Golden(
         "cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_128x128x128_2x1x1_0_tnt_align16_warpspecialized",
         CUTLASS_NAMES, TENSOR, "float8", 90, 16,
@@ -131,10 +92,6 @@ CUTLASS = [
     Golden(
         "cutlass3x_sm100_tensorop_s256x256x8tf32gemm_f32_f32_f32_f32_f32_256x256x32_2x1x1_0_tnn_align4_2sm",
         CUTLASS_NAMES, TENSOR, "tf32", 100, 4,
-    ),
-    Golden(
-        "cutlass3x_sm100_simt_sgemm_f32_f32_f32_f32_f32_64x64x16_1x1x1_3_tnn_align1_bias_f32_relu",
-        CUBLAS, CUDA, "float32", 100, 1,
     ),
     Golden(
         "void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm9x<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, int, int>, "
@@ -164,16 +121,8 @@ XMMA = [
         HTA, TENSOR, "tf32", 80,
     ),
     Golden(
-        "sm80_xmma_dgrad_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x16_stage4_warpsize2x2x1_g1_tensor16x8x8_kernel_cudnn",
-        HTA, TENSOR, "tf32", 80,
-    ),
-    Golden(
         "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas",
         TRACELENS, TENSOR, "bfloat16", 90,
-    ),
-    Golden(
-        "sm90_xmma_gemm_f32f32_tf32f32_f32_nt_n_tilesize128x128x32_warpgroupsize2x1x1_execute_segment_k_off_kernel__5x_cublas",
-        MOJO_410, TENSOR, "tf32", 90,
     ),
     Golden(
         "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x64x64_stage4_warpsize2x2x1_tensor16x8x32_algo2_execute_kernel__5x_cublas",
@@ -185,10 +134,6 @@ XMMA = [
         CUBLAS, CUDA, "float32", 80, 4,
     ),
     Golden("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8", NSYS_AI_582, CUDA, "float32", 80),
-    Golden(
-        "sm80_xmma_fprop_implicit_gemm_indexed_f32f32_f32f32_f32_nchwkcrs_nchw_tilesize32x32x8_stage3_warpsize1x2x1_g1_ffma_aligna4_alignc4_execute_kernel__5x_cudnn",
-        CUDNN, CUDA, "float32", 80, 4,
-    ),
 ]  # fmt: skip
 
 NVJET = [
@@ -197,7 +142,6 @@ NVJET = [
     Golden("nvjet_tst_192x128_64x5_2x1_v_bz_coopB_NNT", CUBLAS, TENSOR, "bfloat16"),
     Golden("nvjet_sm100_tst_64x8_64x16_2x4_h_bz_splitK_TNT", CUBLAS, TENSOR, "bfloat16", 100, split_k=True),
     Golden("nvjet_sm103_tst_256x128_64x5_2x2_2cta_h_bz_TNT", CUBLAS, TENSOR, "bfloat16", 103),
-    Golden("nvjet_sm120_tst_mma_128x64x64_4_32x64x64_tmaAB_alignCD4_bz_TNNN", CUBLAS, TENSOR, "bfloat16", 120),
     Golden("nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT", CUBLAS, TENSOR, "float8"),
     Golden("nvjet_qqtst_128x256_128x6_2x2_2cta_h_bz_Avec32UE8M0_Bvec32UE8M0_TNT", CUBLAS, TENSOR, "mx"),
     Golden("nvjet_sss_tf32_128x256_TNT", CUBLAS, TENSOR, "tf32"),
@@ -225,10 +169,6 @@ ATTENTION = [
         FLASH_ATTENTION, TENSOR, "float16", 80,
     ),
     Golden(
-        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<pytorch_flash::Flash_bwd_kernel_traits<64, 64, 128, 8, 4, 4, 4, false, true, cutlass::bfloat16_t> >(pytorch_flash::Flash_bwd_params)",
-        FLASH_ATTENTION, TENSOR, "bfloat16", 80,
-    ),
-    Golden(
         "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, "
         "cute::tuple<cute::C<128>, cute::C<176>, cute::C<128> >, 128, cutlass::bfloat16_t, float> > > >(flash::Params)",
         FLASH_ATTENTION, TENSOR, "bfloat16", 90,
@@ -239,12 +179,10 @@ ATTENTION = [
     ),
     Golden("fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t, cutlass::arch::Sm80>::Params)", EFFICIENT, TENSOR, "bfloat16", 80),
     Golden("fmha_cutlassB_f16_aligned_64x64_k64_sm75(PyTorchMemEffAttention::AttentionBackwardKernel<cutlass::half_t>::Params)", EFFICIENT, TENSOR, "float16", 75),
-    Golden("fmha_cutlassF_f16_notaligned_64x64_rf_sm70", EFFICIENT, TENSOR, "float16", 70),
     Golden("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, cutlass::arch::Sm80, true, 64, 64, 64, true, true>::Params)", EFFICIENT, TENSOR, "tf32", 80),
     Golden("fmha_cutlassF_f32_aligned_64x64_rf_sm75", EFFICIENT, CUDA, "float32", 75),
     Golden("fmha_cutlassF_f16_aligned_64x64_rf_sm50", EFFICIENT, CUDA, "float16", 50),
     Golden("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_cga1x1x1_kernel0_0", CUDNN, TENSOR, "", 90),
-    Golden("cudnn_generated_fort_native_sdpa_sm80_flash_bprop_wmma_f16_knob_3_64x64x128_4x1x1_kernel0_0", CUDNN, TENSOR, "", 80),
     Golden("attn_fwd", AOTRITON, UNKNOWN),
     Golden("void flashinfer::BatchDecodeWithPagedKVCacheKernel<(flashinfer::PosEncodingMode)0, 2u, 8u, flashinfer::DecodeParams<__half> >(flashinfer::DecodeParams<__half>)", "https://github.com/flashinfer-ai/flashinfer (include/flashinfer/attention)", UNKNOWN, "float16"),
 ]  # fmt: skip
@@ -271,7 +209,6 @@ HELPERS = [
     Golden("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", TRACELENS, OTHER),
     Golden("void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float, float, 32u, 8u>(long, long, float const*)", ATEN, OTHER),
     Golden("void at::native::vectorized_elementwise_kernel<4, at::native::lgamma_kernel_cuda(at::TensorIteratorBase&)::{lambda()#1}, std::array<char*, 2ul> >(int)", ATEN, OTHER),
-    Golden("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}, std::array<char*, 2ul> >(int)", ATEN, OTHER),
     Golden("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float, float, int> >(long, int volatile*, TensorListMetadata<4>)", "https://github.com/NVIDIA/apex (csrc)", OTHER),
 ]  # fmt: skip
 
@@ -295,7 +232,6 @@ GENERAL_PURPOSE = [
 
 TEMPLATES = [
     Golden("triton_tem_fused_mm_0", INDUCTOR, UNKNOWN),
-    Golden("triton_tem_fused_flex_attention_1", INDUCTOR, UNKNOWN),
     Golden("triton_red_fused_mm_0", INDUCTOR, UNKNOWN),
     Golden("fused_moe_kernel", VLLM, UNKNOWN),
     Golden("void marlin::Marlin<half, 256, 1, 8, 8, 4>(int4 const*, int4 const*)", VLLM, UNKNOWN, "float16"),
@@ -303,7 +239,6 @@ TEMPLATES = [
 
 AMD = [
     Golden("Cijk_Ailk_Bjlk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x256x64_MI16x16x1_CMS_SN_LDSB0_ISA950_IU1_K1", ROCM_3230, TENSOR, "bfloat16"),
-    Golden("Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT16x16x128_MI16x16x1_SN_LDSB0_ISA942_IU1_K1", TRACELENS, TENSOR, "bfloat16"),
     Golden("Cijk_Ailk_Bljk_S_B_Bias_HA_S_SAV_UserArgs_MT256x128x16_MI32x32x1_SN_LDSB1_ISA942.kd", TRACELENS, TENSOR, "float32"),
     Golden("Cijk_Ailk_Bjlk_DB_MT48x64x4_SE_APM1_AF0EM1_ISA906_IU1_K1_KLA_TT6_4_TLDS0_WG8_16_1_WGM4", TENSILE_1061, UNKNOWN, "float64"),
     Golden("void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm<ck::half_t> >(ck::Argument)", COMPOSABLE_KERNEL, TENSOR, "float16"),

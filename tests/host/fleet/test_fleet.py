@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet import Fleet, RankView
-from ampwatch.host.fleet.jobs import Job
 from ampwatch.settings import Settings
 from ampwatch.wire.records import RunIdentity, RunState
 from tests.workshop.clocks import SECOND, START, Clock
@@ -46,19 +45,6 @@ def test_ranks_come_by_run_and_rank(fleet: Fleet) -> None:
     put(fleet, "a", identity(run="a"), [])
 
     assert labels(fleet) == [("a", 0), ("b", 9), ("b", 10)]
-
-
-def test_records_of_one_ring_go_to_one_rank(fleet: Fleet) -> None:
-    """Batch after batch is folded into the same view, and no other."""
-    put(fleet, "0", identity(), [step(0)])
-    put(fleet, "1", identity(rank=1), [])
-    put(fleet, "0", identity(), [step(1), step(2)], lost=3, dropped=4)
-
-    first, second = fleet.ranks()
-
-    assert (newest_step(first), first.records_lost, first.ring_dropped) == (2, 3, 4)
-    assert sum(bucket.num_steps for bucket in first.history.buckets) == 3
-    assert second.newest is None
 
 
 def test_two_live_runs_of_one_name_are_kept_apart(fleet: Fleet) -> None:
@@ -299,25 +285,3 @@ def test_a_reader_that_holds_the_lock_sees_no_change(
     writer.join()
 
     assert (during, newest_step(rank)) == (0, 1)
-
-
-def test_a_sweep_is_kept_apart_without_asking_every_job_of_every_other(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The daemon does so several times a second: 300 runs of one name ask hundreds, not 45 000."""
-    for number in range(300):
-        put(fleet, f"{number:03}", later(number, world_size=1), [])
-    asked = 0
-    admits = Job.admits
-
-    def counted(job: Job, view: RankView) -> bool:
-        nonlocal asked
-        asked += 1
-        return admits(job, view)
-
-    monkeypatch.setattr(Job, "admits", counted)
-
-    assert sorted(labels(fleet)) == sorted(
-        ("gpt" if n == 1 else f"gpt~{n}", 0) for n in range(1, 301)
-    )
-    assert asked <= 300

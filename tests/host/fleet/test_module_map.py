@@ -98,16 +98,6 @@ def test_each_kind_of_trouble_keeps_how_bad_it_is(
         assert bytes_of(run, "fc", other)[0] < NOTABLE
 
 
-@pytest.mark.parametrize("reason", MAP_REASONS)
-def test_a_larger_byte_is_a_larger_amount(reason: str) -> None:
-    """Columns are merged by the larger byte."""
-    amounts = [amount_of(reason, byte) for byte in range(NOTABLE, 256)]
-
-    assert amounts == sorted(amounts)
-    assert amounts[-1] == 1.0
-    assert [byte_of(reason, amount) for amount in amounts] == list(range(NOTABLE, 256))
-
-
 @pytest.mark.parametrize(
     ("skip", "topic", "byte"),
     [
@@ -217,16 +207,6 @@ def test_the_largest_of_a_subsample_is_that_of_all() -> None:
 
     (low,), (high,) = bytes_of(run, "fc", OUTPUT_ENDS), bytes_of(run, "fc", OUTPUT_ENDS + 1)
     assert ends_of(low, high) == (0, math.ceil(math.log2(40000.0)))
-
-
-def test_modules_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model of any size takes no more memory than the limit allows."""
-    monkeypatch.setattr(module_map, "MAX_MAPPED", 3)
-    run = run_of([output(FINE, f"m{i}") for i in range(5)])
-
-    assert list(run.map.dtypes) == ["m0", "m1", "m2"]
-    assert run.map.left_out == 2
-    assert all(len(plane) == 3 for plane in run.map.spans[0].planes)
 
 
 def test_a_sample_that_never_ends_takes_no_more_memory_than_the_limit(

@@ -49,15 +49,6 @@ def test_a_value_is_above_the_bound_before_and_not_above_its_own(value: float, s
     assert upper_bound(index - 1, schema) < value <= upper_bound(index, schema)
 
 
-@pytest.mark.parametrize("schema", range(MIN_SCHEMA, MAX_SCHEMA + 1))
-def test_a_bound_is_in_the_bucket_that_it_bounds(schema: int) -> None:
-    """All bounds of a power of two and its neighbours; the next larger float is in the next bucket."""
-    for index in range(-(2**schema) if schema > 0 else -5, 2 ** max(schema, 2) + 1):
-        bound = upper_bound(index, schema)
-        assert bucket_index(bound, schema) == index
-        assert bucket_index(math.nextafter(bound, math.inf), schema) == index + 1
-
-
 @given(st.lists(POSITIVE, max_size=300), SCHEMAS)
 def test_buckets_that_become_too_many_are_merged(values: list[float], schema: int) -> None:
     """The counts are those of a scan under the schema that is left, and none is lost."""
@@ -88,19 +79,6 @@ def test_the_coarsest_schema_has_room_for_all_floats() -> None:
 
     assert (buckets.schema, len(buckets.counts)) == (MIN_SCHEMA, 74)
     assert sum(buckets.counts.values()) == len(values)
-
-
-def test_memory_of_a_full_histogram_is_bounded() -> None:
-    """As the documentation of the class says it, with indices and counts that Python does not share."""
-    histogram = NativeHistogram()
-    for index in range(1000, 1000 + MAX_NATIVE_BUCKETS):
-        histogram.observe(upper_bound(index, NATIVE_SCHEMA), 2**40)
-
-    counts = histogram._counts
-    numbers = sum(sys.getsizeof(number) for pair in counts.items() for number in pair)
-
-    assert len(counts) == MAX_NATIVE_BUCKETS
-    assert sys.getsizeof(counts) + numbers < 10_000
 
 
 @pytest.mark.parametrize("value", [0.0, 5e-324, ZERO_THRESHOLD])

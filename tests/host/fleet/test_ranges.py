@@ -24,19 +24,6 @@ def ranges_of(*records: RangeRecord | SamplingRecord, **knobs: Any) -> Ranges:
     return made
 
 
-def test_the_newest_records_hold() -> None:
-    """Of all modules together, of each module, and the totals."""
-    whole, part = ranges(step=2), ranges("fc", step=3)
-    made = ranges_of(sampling(step=1), ranges(step=1), whole, part, sampling(step=3))
-
-    assert made.newest(Topic.GRADIENT) == made.newest(Topic.GRADIENT, ALL_MODULES) == whole
-    assert made.newest(Topic.GRADIENT, "fc") == part
-    assert made.newest(Topic.WEIGHT, "fc") is None
-    assert made.newest(Topic.GRADIENT, "fc2") is None
-    assert made.totals == sampling(step=3)
-    assert list(made.modules.by_name) == ["fc"]
-
-
 def test_series_are_given_when_a_sample_is_complete() -> None:
     """Not to the module that happens to be written first."""
     healthy = [ranges(f"layer{i}", exponents=histogram(0, 1)) for i in range(4)]

@@ -90,20 +90,6 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
     assert _states(ranges()).of(RUN, "1", None) is None
 
 
-def test_it_is_made_once_until_there_are_newer_blocks() -> None:
-    """Pages ask every few seconds."""
-    fleet = Fleet(Settings(), Clock(START + 20))
-    put(fleet, "/a.ring", identity(), [FACTS, _measured(_values(), step=3)])
-    states = BlockStates(fleet)
-    first = states.of(RUN, "0", None)
-    assert states.of(RUN, "0", None) is first
-
-    put(fleet, "/a.ring", identity(), [_measured(_values(), step=4)])
-    newer = states.of(RUN, "0", None)
-    assert newer is not None
-    assert newer["step"] == 4
-
-
 def test_the_blocks_that_are_kept_are_bounded() -> None:
     """By as many modules as are measured at most."""
     fleet = Fleet(Settings(), Clock(START + 20))

@@ -65,19 +65,6 @@ def test_pages_that_come_at_different_times_all_know_what_a_new_one_gets() -> No
     assert set(pages[MAX_BEHIND + 4].names) == {"full"}
 
 
-def test_what_is_sent_is_made_once_for_all_pages() -> None:
-    """The same bytes, not equal ones: 64 pages of 256 ranks would be some hundred MB."""
-    clock = Clock(START + 20)
-    channel = Broadcast(Feed(made_up_fleet(), clock)).channel(Shown())
-    seen, (first,) = channel.since(0, 1.0)
-    assert channel.since(0, 1.0)[1][0].packed is first.packed
-
-    clock.now += 1.0
-    _, (change,) = channel.since(seen, 1.0)
-    assert change.plain.startswith(b"event: delta\n")
-    assert channel.since(seen, 1.0)[1][0] is change
-
-
 def test_pages_of_the_same_ranks_share_their_events_for_as_long_as_one_is_open() -> None:
     """A page that has gone leaves nothing behind."""
     broadcast = Broadcast(Feed(made_up_fleet(), Clock(START + 20)))

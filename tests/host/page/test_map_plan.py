@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.map_state import Maps
-from ampwatch.report.planner import plan_of, records_of
 from ampwatch.settings import Settings
 from ampwatch.wire.records import MAX_PLANNED, PRODUCTS, Topic
-from tests.report.test_planner import _box, _layer, _tensors
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
 from tests.workshop.records import FACTS, histogram, identity, planned, ranges, sampling
@@ -134,16 +132,4 @@ def test_a_plan_of_a_hostile_ring_is_bounded() -> None:
         "no cheaper format was considered",
         "no loss; not x",
         "-inf dB",
-    ]
-
-
-def test_the_numbers_are_those_of_the_plan() -> None:
-    """What the training sends is what the table says."""
-    plan = plan_of(_box(_layer(_tensors(), "decoder.up")), limit=25.0)
-    (layer, *_) = plan.layers
-
-    sent = map_of(*records_of(plan, 7))["plan"]
-    assert cells(sent)["decoder.up"] == [product.format for product in layer.products]
-    assert sent["details"]["decoder.up"] == [
-        f"{p.sqnr_db:.1f} dB; not {p.why}" for p in layer.products
     ]

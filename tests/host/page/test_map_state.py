@@ -289,19 +289,3 @@ def test_a_map_follows_what_is_new_and_what_was_merged() -> None:
 
     assert mapped.maps.answer("gpt", "0") == fresh
     assert mapped.reasons("fc").count("nonfinite") == 1
-
-
-def test_pages_share_a_map_until_something_of_it_is_new() -> None:
-    """Making one of 2000 modules takes a tenth of a second; steps alone change nothing of it."""
-    mapped = Mapped()
-    mapped.sample(0, output("fc"))
-    made = mapped.maps.answer("gpt", "0")
-    mapped.put(step(1), step(2))
-
-    assert mapped.maps.answer("gpt", "0") is made
-    mapped.sample(3, output("fc", 3, nans=5))
-    later = mapped.maps.answer("gpt", "0")
-    assert later is not None
-    assert made is not None
-    assert later.etag != made.etag
-    assert sent(later)["worst"]["modules"][0][:2] == ["fc", "nonfinite"]

@@ -148,17 +148,6 @@ def test_a_variable_that_is_not_set_does_not_mean_the_directory_one_is_in(
     assert list(here.iterdir()) == []
 
 
-def test_another_port_is_said_to_be_needed_by_trainings_as_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """They would start a daemon of their own on the usual one."""
-    main(["deploy", str(tmp_path / "a")])
-    assert "AMPWATCH_PORT" not in capsys.readouterr().out
-
-    main(["deploy", str(tmp_path / "b"), "--port", "12345"])
-    assert "AMPWATCH_PORT=12345" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("target", "told"), [("localhost:1", 1), ("node-a", 0)])
 def test_loopback_is_said_to_mean_another_machine_in_a_container(
     target: str, told: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

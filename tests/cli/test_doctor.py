@@ -9,7 +9,7 @@ import pytest
 
 from ampwatch import __version__
 from ampwatch.cli import main
-from ampwatch.cli.doctor import as_text, print_with_rich
+from ampwatch.cli.doctor import as_text
 from ampwatch.doctor.check import Check, State
 from tests.host.daemon.parts import Place
 
@@ -101,16 +101,3 @@ def test_the_text_keeps_to_its_columns(width: int) -> None:
     assert wrapped
     assert all(line[column] != " " for line in wrapped)
     assert "-> install a build with-hyphens" in as_text(FOUND, width)
-
-
-def test_a_terminal_gets_a_table(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With everything in it, and brackets as they are."""
-    monkeypatch.setenv("COLUMNS", "100")
-
-    print_with_rich(FOUND)
-
-    said = capsys.readouterr().out
-    for words in ("training", "+ ok", "- absent", "! problem", "[no] room", "-> install"):
-        assert words in said

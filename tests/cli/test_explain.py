@@ -34,17 +34,6 @@ def test_without_a_name_everything_is_listed_with_a_sentence(
     assert {"Forward range", "Alerts", "Guides"} <= set(said.splitlines())
 
 
-def test_no_line_of_the_list_is_wider_than_the_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sentence goes on below itself."""
-    monkeypatch.setenv("COLUMNS", "90")
-
-    main(["explain"])
-
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 90
-
-
 def test_pages_are_printed_in_the_order_in_which_they_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -39,20 +39,6 @@ def test_what_takes_long_is_said(has_rich: bool) -> None:  # noqa: FBT001 - a fi
     assert has_rich or said == "ampwatch: reading reports ...\nampwatch: drawing [red] ...\n"
 
 
-def test_what_is_quick_is_not_worth_a_word(has_rich: bool) -> None:  # noqa: FBT001 - likewise
-    """No line is written, and no thread stays behind."""
-    stream = Tty()
-    before = threading.active_count()
-    with progress("reading reports", stream, seconds=60.0) as shown:
-        shown.update("reading more")
-
-    assert stream.getvalue() == ""
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join(60)
-    assert threading.active_count() <= before
-
-
 def test_a_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever reads the error stream reads errors."""
     stream = io.StringIO()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.cli.run import STARTUP, command_of, cut
-from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,37 +199,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     assert (ours.returncode, ours.stdout) == (0, "5\n"), ours.stderr
     assert watched(ours) == 1
-
-
-@pytest.mark.nightly
-def test_it_is_served_like_any_run(tmp_path: Path) -> None:
-    """A page is there while it trains; the daemon that was started ends by itself."""
-    place = Place(tmp_path)
-    (tmp_path / "train.py").write_text(
-        HEAD
-        + """
-from ampwatch.training.launcher import ensure_daemon
-from ampwatch.settings import Settings
-step()
-print(ensure_daemon(Settings.resolve()).url)
-"""
-    )
-    ended = {"AMPWATCH_IDLE_EXIT_SECONDS": "1", "AMPWATCH_GRACE_SECONDS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "ampwatch", "run", "--run", "mine", "train.py"],
-        cwd=tmp_path,
-        env=place.environment | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | ended,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    eventually(lambda: place.info() is None, "the daemon ends by itself")
-
-    assert done.returncode == 0, done.stderr
-    page = done.stdout.strip()
-    assert done.stderr.startswith(f"ampwatch: watching run mine: {page}#run=mine&started=")
-    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

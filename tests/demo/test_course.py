@@ -62,15 +62,3 @@ def test_a_healthy_training_goes_on_until_its_time_is_over() -> None:
 
     assert len(steps) == 240
     assert not any(m.faulty for m in steps)
-
-
-@pytest.mark.parametrize("step_seconds", [0.01, 0.2, 5.0])
-def test_the_bar_runs_from_left_to_right_in_each_phase(step_seconds: float) -> None:
-    """It starts at nothing, never goes back, and never leaves its frame."""
-    steps = played(usual_course(), step_seconds)
-
-    for faulty in (False, True):
-        shares = [m.share for m in steps if m.faulty is faulty]
-        assert shares[0] < 0.1
-        assert shares == sorted(shares)
-        assert shares[-1] < 1.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import logging
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 
 from ampwatch import LastStep
 from ampwatch.demo.course import Moment
-from ampwatch.demo.display import LogDisplay, Status, open_display
+from ampwatch.demo.display import Status, open_display
 from ampwatch.demo.meter import Meter
 from ampwatch.demo.rich_display import RichDisplay
 from tests.demo.recorder import Recorder
@@ -30,30 +29,6 @@ class Terminal(io.StringIO):
 def test_a_status_is_one_line_with_all_that_matters() -> None:
     """Loss, scale, skipped steps, time of a step."""
     assert str(STATUS) == "step 12  loss 2.50  scale 65536  skipped 1  100 ms/step"
-
-
-def test_a_log_gets_plain_lines() -> None:
-    """No control character gets into a file."""
-    stream = io.StringIO()
-
-    with open_display(stream) as display:
-        display.show(STATUS)
-        display.say("hello")
-
-    assert isinstance(display, LogDisplay)
-    assert stream.getvalue() == f"healthy  25%  {STATUS}\nhello\n"
-
-
-def test_a_terminal_without_rich_gets_the_lines_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo needs no extra."""
-    monkeypatch.setitem(sys.modules, "rich", None)
-    stream = Terminal()
-
-    with open_display(stream) as display:
-        display.show(STATUS)
-
-    assert isinstance(display, LogDisplay)
-    assert stream.getvalue() == f"healthy  25%  {STATUS}\n"
 
 
 def test_a_terminal_with_rich_gets_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,19 +74,6 @@ def test_little_is_open_to_the_daemon(unit: Path, line: str, replaced: str, stat
 
 
 @pytest.mark.parametrize("path", [UNIT, DROP_IN], ids=["unit", "drop-in"])
-def test_every_line_has_its_reason_above_it(path: Path) -> None:
-    """So that whoever takes one out knows what for it was there."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    bare = [
-        line
-        for before, line in zip(["", *lines], lines, strict=False)
-        if re.match(r"[A-Z]\w+=", line) and not before.startswith("#")
-    ]
-
-    assert bare == []
-
-
-@pytest.mark.parametrize("path", [UNIT, DROP_IN], ids=["unit", "drop-in"])
 def test_the_daemon_takes_the_arguments(path: Path) -> None:
     """Read by the command line itself."""
     (command,) = re.findall(r"^ExecStart=(.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
-import pytest
-
-from ampwatch.doctor.check import State, installed_version
+from ampwatch.doctor.check import State
 from ampwatch.doctor.examination import terminal, web_config
 
 
@@ -37,11 +33,3 @@ def test_with_the_extras_it_tells_their_versions() -> None:
     assert [check.state for check in checks] == [State.OK] * 3
     for check, package in zip(checks, ("rich", "pyyaml", "bcrypt"), strict=True):
         assert f"1.2.3-{package}" in check.why
-
-
-@pytest.mark.parametrize("distribution", ["prometheus-client", "no-such-distribution-here"])
-def test_versions_are_those_of_this_environment(distribution: str) -> None:
-    """None for what is not there."""
-    there = {d.metadata["Name"].replace("_", "-") for d in metadata.distributions()}
-
-    assert (installed_version(distribution) is not None) == (distribution in there)

@@ -49,18 +49,6 @@ def test_one_place_is_enough(tmp_path: Path) -> None:
     assert not memory.blocks
 
 
-@pytest.mark.usefixtures("usual_places")
-def test_no_place_at_all_blocks(tmp_path: Path) -> None:
-    """No ring, no page: that is the main job."""
-    (tmp_path / "file").write_text("")
-    settings = Settings.resolve({"runtime_dir": tmp_path / "file"})
-
-    checks = rings(settings, tmp_path / "file")
-
-    assert [check.blocks for check in checks] == [True, True]
-    assert "AMPWATCH_RING_DIR" in checks[0].remedy
-
-
 def test_a_ring_directory_that_is_set_is_the_only_place(tmp_path: Path) -> None:
     """The places are those of the training process."""
     (check,) = rings(Settings.resolve({"ring_dir": tmp_path}))
@@ -152,17 +140,6 @@ def test_a_machine_without_a_temporary_directory_has_shared_memory(tmp_path: Pat
     (memory,) = rings(Settings.resolve(), tmp_path / "shm")
 
     assert memory.state is State.OK
-
-
-def test_a_ring_on_a_small_file_system_is_small(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The size is the one the writer makes: a 64th of the shared memory of a container."""
-    small(monkeypatch, 2**26, 2**26)
-
-    check = _place("shared memory", tmp_path, slots=8192)
-
-    assert check.why.endswith("64.0 MiB free of 64.0 MiB; a ring takes 1.0 MiB")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,26 +119,6 @@ def _last_losses(output: str) -> dict[str, float]:
             r"^(b?float\d+): loss .*, ([\d.]+) in the last", output, re.MULTILINE
         )
     }
-
-
-def test_the_efficientnet_reads_cifar_10_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the binary version: a label, then all red, green and blue pixels. A folder without it is refused."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    cifar = runpy.run_path(str(EXAMPLES / "cifar_efficientnet.py"))["cifar"]
-    with pytest.raises(SystemExit, match="data_batch_1"):
-        cifar(tmp_path)
-
-    for file, label in (("data_batch_1.bin", 3), ("data_batch_2.bin", 7)):
-        row = bytes([label, *[255] * 1024, *[0] * 1024, *range(256), *[51] * 768])
-        (tmp_path / file).write_bytes(row)
-    images, labels = cifar(tmp_path)
-
-    assert labels.tolist() == [3, 7]
-    assert images.shape == (2, 3, 32, 32)
-    assert [images[0, colour, 0, 0].item() for colour in range(3)] == [1.0, -1.0, -1.0]
-    assert images[1, 2, 1, 0].item() == pytest.approx(32 / 127.5 - 1)
 
 
 @pytest.mark.nightly

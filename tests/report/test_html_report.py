@@ -173,25 +173,6 @@ def test_gradients_that_are_gone_are_drawn_as_they_were() -> None:
     assert "drawn as it was in step 29, at the loss scale of step 40." in said
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"before": None, "before_step": -1},
-        {"flushed": -1},
-        {"loss_scale": 0.0},
-        {"loss_scale": math.inf},
-    ],
-)
-def test_what_is_not_known_to_have_been_flushed_is_drawn_as_it_is(changes: dict[str, Any]) -> None:
-    """Zeros, and no word of another step."""
-    finding = alarm("grad_underflow", "param:fc.weight", phase="backward", dtype="float16")
-    made = Box(IDENTITY, findings=[finding], ranges=[flushed_record("fc", **changes)])
-    page = render_html([made])
-
-    assert re.findall(r'class="bar (\w+)"', page) == ["zeros", "zeros"]
-    assert "drawn as it was" not in page
-
-
 def test_updates_are_held_against_the_spacing_of_numbers() -> None:
     """Below half of it they round away: 2^-9 of the weight in bfloat16."""
     every = histogram(-12, 5, *([0] * 9), 3, zeros=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -220,24 +219,6 @@ def test_without_a_daemon_it_says_who_starts_one(place: Place) -> None:
         "ampwatch: expected a daemon that shows your runs, found none in "
     )
     assert said.stderr.count("\n") == 1
-
-
-@pytest.mark.nightly
-def test_a_reader_that_has_read_enough_is_no_trouble(watched: Place) -> None:
-    """As `head` does."""
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "wb") as closed:
-        done = subprocess.run(
-            TOP,
-            cwd=ROOT,
-            env=watched.environment,
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_the_plain_table_has_the_story_of_each_run_in_trouble() -> None:

@@ -195,13 +195,6 @@ def test_prometheus_takes_what_was_written(asked: Path, name: str) -> None:
     )  # which would be the warning that there are no targets
 
 
-@pytest.mark.services
-def test_alertmanager_takes_what_was_written(asked: Path) -> None:
-    """With the template beside it."""
-    file = asked / "deploy/alertmanager/alertmanager.yml"
-    subprocess.run([require("amtool"), "check-config", str(file)], check=True, capture_output=True)
-
-
 @pytest.mark.parametrize(
     ("text", "checked"),
     [

@@ -45,17 +45,6 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "stack"
 
 
-def test_a_new_directory_has_what_was_to_be_written(tmp_path: Path) -> None:
-    """Below directories that were not there either."""
-    todo = plan(tmp_path / "x" / "stack", FILES)
-    assert set(todo.changes.values()) == {FileChange.NEW}
-    assert not (tmp_path / "x").exists()  # planning changes nothing
-
-    write(todo)
-
-    assert contents(tmp_path / "x" / "stack") == FILES
-
-
 def test_containers_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
     """They run as other users, and mount the files."""
     before = os.umask(0o077)

@@ -210,16 +210,6 @@ def test_a_process_that_cannot_be_begun_is_one_that_has_failed(
     assert len(scene.said) == len(scene.helpers) == 1
 
 
-def test_a_process_that_hangs_is_given_up(own_places: Path) -> None:
-    """Another one is begun later."""
-    scene = Scene(own_places)
-    scene.lock.let_go()
-    scene.due(LOOK_SECONDS + START_SECONDS + 60.0)
-
-    assert scene.helpers[0].was_killed
-    assert len(scene.helpers) > 1
-
-
 def test_a_process_that_hangs_with_the_lock_is_one_that_has_failed(own_places: Path) -> None:
     """It was handed the lock, which is free once it has ended; it is said, and tried again later."""
     scene = Scene(own_places)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,13 +26,6 @@ from tests.wire.rendezvous.impostors import NOBODY, another_users, answering, he
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-RANK = """
-from ampwatch.training.launcher import ensure_daemon
-from ampwatch.settings import Settings
-status = ensure_daemon(Settings.resolve())
-print(status.state, status.url, status.message)
-"""
 
 
 @pytest.fixture
@@ -65,13 +57,6 @@ def published(place: Place, **changes: Any) -> DaemonLock:
     assert lock is not None
     lock.publish(replace(usual, **changes))
     return lock
-
-
-def test_the_launcher_loads_neither_torch_nor_prometheus() -> None:
-    """It is part of every training process."""
-    code = "import sys, ampwatch.training.launcher; print({'torch', 'prometheus_client'} & sys.modules.keys())"
-
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "set()\n"
 
 
 def test_a_daemon_is_started_and_then_found(place: Place) -> None:
@@ -130,20 +115,6 @@ def test_the_standard_library_is_not_hidden_from_an_installed_daemon(
     monkeypatch.setattr(launcher.sysconfig, "get_path", lambda _: str(ROOT))
 
     assert "PYTHONPATH" not in launcher._environment(settings(), place.runtime)
-
-
-@pytest.mark.nightly
-def test_eight_ranks_at_once_start_exactly_one(place: Place) -> None:
-    """Processes, as torchrun starts them."""
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for _ in range(8)
-    ]
-    said = [rank.communicate(timeout=200)[0].split(maxsplit=2) for rank in ranks]
-
-    assert sorted(words[0] for words in said) == ["running"] * 7 + ["started"]
-    assert {words[1] for words in said} == {place.info().url}
-    assert all(len(words) == 2 for words in said)
 
 
 def test_of_eight_that_begin_to_start_a_daemon_one_does(place: Place) -> None:

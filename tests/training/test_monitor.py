@@ -477,13 +477,6 @@ def test_a_grouping_of_ops_that_does_not_exist_is_refused() -> None:
         watch.op_table(wrong)
 
 
-def test_a_misspelt_setting_is_refused_with_what_was_meant() -> None:
-    """Also where an argument of monitor() was meant."""
-    run = build("fp16-foreach")
-    with pytest.raises(ampwatch.SettingsError, match="got 'optimisers'; did you mean 'optimizer'"):
-        ampwatch.monitor(run.models, run.scaler, serve=False, optimisers=run.optimizers)
-
-
 @pytest.mark.parametrize("given", ["no", "False", "", b"0", None, 2, 0.5, [], [False]])
 @pytest.mark.parametrize(
     ("name", "call"),

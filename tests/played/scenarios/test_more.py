@@ -335,25 +335,6 @@ def sharded(run: Run) -> list[Any]:
     return [losses, model, optimizer, scaler]
 
 
-def moved(run: Run) -> list[Any]:
-    """The model goes to the other device and back between two steps."""
-    model, scaler = layers(run.place), run.scaler()
-    batch = run.batch(4, 16)
-    losses = []
-    with run.open(model, scaler):
-        for place in ("played:0", "played:1", "played:0"):
-            model.zero_grad()
-            model.to(place)
-            scaler = run.scaler() if place != "played:0" else scaler
-            optimizer = fused(model)
-            for _ in range(5):
-                with run.autocast():
-                    loss = model(batch.to(place)).float().square().mean()
-                losses.append(learn(run, model, optimizer, scaler, loss))
-            del loss, optimizer
-    return [losses, model, scaler]
-
-
 def interrupted(run: Run) -> list[Any]:
     """The user interrupts backward, forward and a step, and goes on with the next batch."""
     model, scaler = layers(run.place), run.scaler()
@@ -432,34 +413,6 @@ def out_of_memory(run: Run) -> list[Any]:
     return [losses, model, optimizer, scaler]
 
 
-def changing(run: Run) -> list[Any]:
-    """Layers are frozen, thawed, replaced and added; the scale is set by hand; a state is loaded."""
-    model, scaler = layers(run.place), run.scaler()
-    optimizer = fused(model)
-    batch = run.batch(4, 16)
-    losses = []
-    with run.open(model, scaler):
-        for step in range(11):
-            if step in (2, 5):
-                model[0].requires_grad_(step == 5)
-            if step == 4:
-                scaler.update(new_scale=64.0)
-            if step == 6:
-                model[3] = nn.Linear(32, 4).to(run.place)
-                optimizer.add_param_group({"params": model[3].parameters()})
-            if step == 8:
-                model.append(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)).to(run.place))
-                optimizer.add_param_group({"params": model[4].parameters()})
-            if step == 10:
-                scaler.load_state_dict(scaler.state_dict() | {"scale": 32.0})
-                model.load_state_dict(model.state_dict())
-                optimizer.load_state_dict(optimizer.state_dict())
-            with run.autocast():
-                loss = model(batch).float().square().mean()
-            losses.append(learn(run, model, optimizer, scaler, loss))
-    return [losses, model, optimizer, scaler]
-
-
 PROGRAMS: tuple[Callable[[Run], list[Any]], ...] = (
     on_a_side_stream,
     replicated,
@@ -469,11 +422,9 @@ PROGRAMS: tuple[Callable[[Run], list[Any]], ...] = (
     in_backward,
     reduced,
     sharded,
-    moved,
     interrupted,
     elsewhere,
     out_of_memory,
-    changing,
 )
 
 IN_SHORT = (elsewhere, recomputed, recomputed_reentrant)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -122,47 +122,6 @@ def test_a_planted_activation_is_found_in_its_module(
     assert found.evidence["injected"] == 1.0
     if steps > 1:
         assert found.severity is Severity.CRITICAL
-
-
-class Pair(NamedTuple):
-    index: torch.Tensor
-    value: torch.Tensor
-
-
-class Structured(nn.Module):
-    """Returns tensors within other things, as models of libraries do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.shape = "pair"
-
-    def forward(self, x: torch.Tensor) -> Any:
-        out = self.inner(x)
-        index = torch.arange(8)
-        return Pair(index, out) if self.shape == "pair" else {"index": index, "all": [out, out]}
-
-
-class Outer(nn.Module):
-    def __init__(self, shape: str) -> None:
-        super().__init__()
-        self.structured = Structured()
-        self.structured.shape = shape
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        given = self.structured(x)
-        return given.value if isinstance(given, Pair) else given["all"][0]
-
-
-@pytest.mark.parametrize("shape", ["pair", "dict"])
-def test_an_activation_is_found_inside_of_what_a_module_returns(shape: str) -> None:
-    """The first floating-point tensor; types stay."""
-    run = healthy(model=Outer(shape))
-    with watched(run) as watch:
-        ampwatch.inject(watch, "inf_activation", module="structured", step=3)
-        run.loop()
-
-    assert [i for i, loss in enumerate(run.losses) if not math.isfinite(loss)] == [3]
 
 
 def test_evaluation_is_not_broken() -> None:
@@ -326,19 +285,6 @@ def test_a_slip_in_the_middle_of_a_training_does_not_end_it(
     assert run.digest() == alone.digest()
     (line,) = [m for m in caplog.messages if "no fault is planted" in m]
     assert words in line
-
-
-def test_a_scale_cannot_collapse_without_a_scaler() -> None:
-    """Said at once, rather than never planted."""
-    run = healthy(scaled=False)
-    with watched(run) as watch, pytest.raises(ampwatch.SettingsError, match="GradScaler"):
-        ampwatch.inject(watch, "collapsed_scale")
-
-
-def test_what_is_no_monitor_is_refused() -> None:
-    """The model is a likely slip."""
-    with pytest.raises(ampwatch.SettingsError, match="expected what ampwatch"):
-        ampwatch.inject(Net(), "collapsed_scale")  # type: ignore[arg-type]
 
 
 def test_a_closed_monitor_takes_no_fault() -> None:

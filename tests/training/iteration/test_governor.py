@@ -196,13 +196,6 @@ def test_a_beginning_that_nobody_notices_is_sampled_in_each_iteration() -> None:
     assert len(training.sampled) < 2 * OPENING
 
 
-def test_an_advance_is_paid_back() -> None:
-    """Over a long time a training costs what it is allowed to, its beginning included."""
-    training = Training(cost_s=0.02, overhead_budget=0.01).run(10_000)
-
-    assert training.spent_ns / 1e9 <= 0.01 * training.seconds + training.cost_s
-
-
 def test_an_iteration_that_takes_long_for_a_reason_of_its_own_is_no_cost() -> None:
     """An evaluation within one that is sampled must not keep later ones from being sampled."""
     free, other = Training(cost_s=0.001), Training(cost_s=0.001)
@@ -440,15 +433,6 @@ def test_nothing_is_sampled_while_a_profiler_records() -> None:
 
     assert while_held == 0
     assert len(training.samples) > before
-
-
-def test_deep_is_held_as_well() -> None:
-    """A profiler and a dispatch mode at once measure each other."""
-    training = Training(level="deep").run(3)
-    training.governor.is_held = True
-    training.governor.next(0.1)
-
-    assert training.governor.wanted == frozenset()
 
 
 def test_what_was_spent_outside_is_paid_like_the_rest() -> None:

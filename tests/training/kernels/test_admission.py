@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ampwatch.numerics.encodings import DTYPES
 from ampwatch.numerics.exponents import merged
 from ampwatch.training.kernels import admission, reference
 from ampwatch.training.kernels.admission import (
@@ -26,17 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ampwatch.training.kernels.base import Kernel
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_dense_tensor_is_taken_as_it_is(dtype: str) -> None:
-    """The tensor itself, no copy and no view."""
-    tensor = torch.ones(3, 4).to(oracle.TORCH_DTYPES[dtype])
-
-    ((piece,), reason) = admit(tensor)
-
-    assert piece is tensor
-    assert reason == ""
 
 
 @pytest.mark.parametrize(
@@ -234,11 +222,6 @@ def test_of_a_sparse_tensor_the_stored_values_are_measured(layout: str, kernel: 
     (histogram,) = oracle.measured(kernel, pieces)
     assert histogram.zeros == 0
     assert set(histogram.by_exponent()) == ({0, 1} if layout == "uncoalesced" else {0, 1, 2, 3})
-
-
-def test_a_sparse_tensor_of_integers_is_refused() -> None:
-    """Dense tensors of integers are refused with the same word."""
-    assert admit(torch.eye(3, dtype=torch.int32).to_sparse()) == ([], "integer")
 
 
 @contextlib.contextmanager

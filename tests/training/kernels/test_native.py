@@ -228,16 +228,6 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(
 
 
 @needs_compiler
-def test_without_a_place_for_the_library_there_is_no_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some machines have a temporary directory that is full or gone."""
-    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path / "nowhere"))
-
-    assert native.load() is None
-
-
-@needs_compiler
 def test_a_library_that_may_not_be_loaded_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some temporary directories are mounted without the right to execute."""
 

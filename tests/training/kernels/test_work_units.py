@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.training.kernels.work_units import ALIGNMENT, MAX_KEPT_BYTES, LaunchTable, WorkUnits
+from ampwatch.training.kernels.work_units import MAX_KEPT_BYTES, LaunchTable, WorkUnits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,42 +48,6 @@ def test_units_cover_every_piece_once_and_nothing_else() -> None:
     }
 
 
-def test_units_are_read_from_multiples_of_16_bytes_on() -> None:
-    """Wherever the piece begins; only its first step has elements before it."""
-    memory = torch.empty(10_000, dtype=torch.bfloat16)
-    for off in range(9):
-        ((_, units),) = _units().of([memory[off:]], CPU)
-
-        assert len(units) > 1
-        assert all(address % ALIGNMENT == 0 for address in units[:, 0].tolist())
-        assert units[0, 1] == off % 8
-        assert units[1:, 1].eq(0).all()
-        if off % 8:
-            assert units[0, 2] <= STEP
-
-
-def test_the_number_of_units_does_not_grow_with_the_elements() -> None:
-    """The units are as many as were asked for, and at most one more for each piece."""
-    for numel in (1_000, 100_000, 3_000_000):
-        ((_, units),) = _units(per_processor=4).of([torch.empty(numel)], CPU)
-        assert 3 <= len(units) <= 4
-
-
-def test_hundreds_of_small_tensors_are_one_launch() -> None:
-    """One for a dtype, not one for a tensor."""
-    launches = _units().of([torch.empty(10 + i) for i in range(300)], CPU)
-
-    assert [(launch.dtype, len(launch.units)) for launch in launches] == [("float32", 300)]
-
-
-def test_a_small_piece_is_one_unit_whatever_its_alignment() -> None:
-    """A bias that lies in a bucket costs no more than another."""
-    whole = torch.empty(100, dtype=torch.bfloat16)
-    ((dtype, units),) = _units(per_processor=1).of([whole[:50], whole[1:50], whole[8:50]], CPU)
-
-    assert (dtype, units[:, 3].tolist()) == ("bfloat16", [0, 1, 2])
-
-
 def test_the_table_is_made_again_only_when_an_address_a_length_or_a_dtype_changes() -> None:
     """A known list costs no upload, in whatever order lists take turns."""
     units = _units()
@@ -95,16 +59,6 @@ def test_the_table_is_made_again_only_when_an_address_a_length_or_a_dtype_change
     assert units.of([memory[4:104]], CPU) is other
     assert units.of([memory[:99]], CPU) is not first
     assert units.of([memory[:100].view(torch.float16)[:100]], CPU) is not first
-
-
-def test_the_lists_of_a_whole_turn_of_modules_are_remembered() -> None:
-    """A list for each of 400 modules, in turn again and again: the tables are made once."""
-    units = _units(per_processor=1056)  # eight for each of 132 multiprocessors
-    memory = torch.zeros(1_000_000)
-    first = [units.of([memory[4 * i :]], CPU) for i in range(400)]
-
-    for _ in range(2):
-        assert all(units.of([memory[4 * i :]], CPU) is known for i, known in enumerate(first))
 
 
 def test_what_is_remembered_is_bounded() -> None:

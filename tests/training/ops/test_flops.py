@@ -159,26 +159,6 @@ def test_attention_with_fewer_heads_for_keys_counts_the_heads_of_queries() -> No
     assert forward == 2 * (2 * 2 * 8 * 10 * 12 * 16)
 
 
-@pytest.mark.parametrize(
-    ("func", "before"),
-    [
-        (aten._flash_attention_forward.default, ()),
-        (aten._efficient_attention_forward.default, (None,)),
-    ],
-)
-def test_several_sequences_in_a_row_are_counted_without_reading_their_lengths(
-    func: Any, before: tuple[Any, ...]
-) -> None:
-    """Reading would wait for the device; three of four tokens each, two heads."""
-    row = (12, 2, 8) if func is aten._flash_attention_forward.default else (1, 12, 2, 8)
-    offsets = _on_meta(4)  # a read of it would raise
-    q = _on_meta(*row)
-
-    flops = _flops(func, q, q, q, *before, offsets, offsets, 4, 4)
-
-    assert flops == 2 * (2 * 3 * 2 * 4 * 4 * 8)
-
-
 @pytest.mark.parametrize(("is_backward", "products"), [(False, 2), (True, 5)])
 def test_attention_over_sequences_of_any_length_is_counted_as_by_hand(
     *, is_backward: bool, products: int

@@ -277,16 +277,6 @@ def test_more_tensors_than_a_slab_has_rows_are_dropped_and_counted() -> None:
     assert device.measuring.dropped == 1
 
 
-def test_pinned_memory_is_taken_once() -> None:
-    """However many samples there are."""
-    device = Device()
-    device.link.arrived = True
-    for _ in range(20):
-        device.measuring.take(device.sample([1.0]))
-
-    assert device.link.log.count("pin") == SLABS
-
-
 class Compiled:
     """Notes the dtypes that it had to be compiled for."""
 

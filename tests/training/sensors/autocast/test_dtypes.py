@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from typing_extensions import Self
 
@@ -50,26 +48,3 @@ def test_a_disabled_region_asks_for_nothing() -> None:
         _region(torch.float16, enabled=False)
 
     assert watched.changes == []
-
-
-def test_a_decorated_function_is_a_region_too() -> None:
-    """``@torch.autocast(...)`` enters a region at each call."""
-
-    @torch.autocast("cpu", dtype=torch.bfloat16)
-    def forward() -> None:
-        pass
-
-    with Watched() as watched:
-        forward()
-
-    assert watched.changes == [["bfloat16"]]
-
-
-def test_the_old_spelling_is_heard_as_well() -> None:
-    """``torch.cpu.amp.autocast`` derives from ``torch.autocast``."""
-    with warnings.catch_warnings(), Watched() as watched:
-        warnings.simplefilter("ignore")
-        with torch.cpu.amp.autocast(dtype=torch.bfloat16):
-            pass
-
-    assert watched.changes == [["bfloat16"]]

@@ -308,15 +308,6 @@ def test_scale_and_loss_come_with_the_rest() -> None:
     assert following.arrive().loss_nonfinite is None
 
 
-def test_what_is_multiplied_by_the_scale_is_none_of_an_ops_doing() -> None:
-    """The log agrees with reading at once."""
-    following = Following()
-    scale = following.set_scale(torch.tensor(1e30))
-    following.follow(lambda: torch.tensor(1e30) * scale)
-
-    assert [b.origin for b in following.arrive().births] == [Origin.OTHER]
-
-
 def test_what_an_optimizer_writes_is_not_measured() -> None:
     """Writes of an optimizer cost nothing and are blamed on no op; earlier rows of the storage are dropped."""
     following = Following()

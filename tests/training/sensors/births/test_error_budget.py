@@ -281,18 +281,6 @@ def test_a_budget_survives_json() -> None:
             from_dict(wrong)
 
 
-def test_the_table_shows_as_many_lines_as_wanted() -> None:
-    """In ASCII, names and all."""
-    torch.manual_seed(0)
-    budget = budget_of(MODELS["gpt"](), batch("gpt"), torch.bfloat16)
-    table = budget.table(3)
-
-    assert table.isascii()
-    assert table.count(budget.rows[0].op) >= 1
-    assert f"(3 of {len(budget.modules)})" in table
-    assert str(budget).count("\n") > table.count("\n")
-
-
 # What it says where there is none.
 
 

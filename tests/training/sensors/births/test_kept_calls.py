@@ -12,7 +12,6 @@ from torch import nn
 
 from ampwatch.training.sensors.births.kept_calls import (
     MAX_UNCHANGED,
-    READ_EVERY,
     Draws,
     KeptCall,
     RandomNumbers,
@@ -107,16 +106,6 @@ def test_autocast_is_kept_as_it_was() -> None:
 
     assert [(a.device_type, a.dtype) for a in inside.autocast] == [("cpu", torch.float16)]
     assert kept().autocast == ()
-
-
-def test_the_state_is_read_seldom_where_no_number_is_drawn() -> None:
-    """And known all the same: nobody has drawn any since the last reading."""
-    numbers = RandomNumbers()
-    states = [numbers.at_call(()) for _ in range(MAX_UNCHANGED + 1 + READ_EVERY)]
-
-    assert all(state.is_certain for state in states[: MAX_UNCHANGED + 1])
-    assert sum(state.is_certain for state in states[MAX_UNCHANGED + 1 :]) <= 2
-    assert all(map(numbers.knows, states))
 
 
 def test_a_number_that_was_drawn_after_the_last_reading_makes_a_call_uncertain() -> None:

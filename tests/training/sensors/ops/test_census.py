@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from ampwatch.guard import Guard
 from ampwatch.numerics.units.ops import OpKind, Phase
 from ampwatch.training.sensors.ops import census as census_module
 from tests.training.sensors.counting import Counted
@@ -339,16 +338,6 @@ def test_an_iteration_without_an_op_is_given_up_at_some_point() -> None:
     assert given_up
 
 
-def test_what_another_monitor_does_is_not_counted() -> None:
-    """Each sees the training, and nothing of ampwatch's own work."""
-    model = nn.Linear(8, 8)
-    with Counted(model) as counted:
-        y = model(x())
-        Guard("of another monitor").run(y.exp)
-
-    assert counted.by("op") == {"addmm": 1}
-
-
 def test_an_iteration_with_very_many_ops_is_cut() -> None:
     """An evaluation of a whole epoch that no update of the scaler ends."""
     model = nn.Linear(8, 8)
@@ -359,49 +348,6 @@ def test_an_iteration_with_very_many_ops_is_cut() -> None:
                 model(x())
 
     assert counted.sum() == 10
-
-
-def test_the_iteration_after_begins_at_nothing() -> None:
-    """Two censuses of the same step are the same."""
-    model = Net()
-    optimizer = sgd(model)
-    counted = Counted(model)
-    counted.bench.install()
-    censuses = []
-    for _ in range(3):
-        counted.sensor.begin()
-        model(x()).sum().backward()
-        optimizer.step()
-        censuses.append(counted.sensor.end(0, 1.0))
-    between = counted.sensor.end(0, 1.0)
-    counted.bench.remove()
-
-    assert between is None
-    first, second, third = (c.tallies for c in censuses if c is not None)
-    assert second == third
-    assert first.keys() <= second.keys()
-
-
-def test_removing_in_the_middle_of_a_forward_takes_everything_off() -> None:
-    """A monitor may be closed from anywhere."""
-    hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)
-
-    class Closing(nn.Module):
-        def forward(self, y: torch.Tensor) -> torch.Tensor:
-            counted.bench.remove()
-            return y.exp()
-
-    model = nn.Sequential(nn.Linear(8, 8), Closing(), nn.Linear(8, 8))
-    counted = Counted(model)
-    with counted:
-        model(x()).sum().backward()
-        depth = torch._C._len_torch_dispatch_stack()
-
-    assert (depth, counted.census) == (0, None)
-    assert hooks == (
-        len(torch_module._global_forward_hooks),
-        len(torch_module._global_forward_pre_hooks),
-    )
 
 
 def test_no_tensor_is_kept_alive() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.hooks.events import OptimizerStepping, Unscaling
 from ampwatch.training.sensors.ranges.gradients import DirectGradientSensor, ScaledGradientSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
@@ -153,14 +152,6 @@ def test_an_iteration_that_is_not_sampled_is_left_alone(benches: Any) -> None:
         assert bench.notes == []
 
 
-def test_reading_does_not_change_what_the_scaler_knows(benches: Any) -> None:
-    """An optimizer that was never stepped has no entry, and must not get one."""
-    bench = benches(scaler())
-    bench.sensor.unscaling(Unscaling(bench.scaler, bench.optimizer))
-
-    assert dict(bench.scaler._per_optimizer_states) == {}
-
-
 def test_parameters_without_a_gradient_are_left_out(benches: Any) -> None:
     """A frozen layer has none."""
     bench = benches()
@@ -184,16 +175,6 @@ def test_a_parameter_of_no_watched_model_is_called_by_its_place() -> None:
         parts.remove()
 
     assert [n.name for n in parts.notes.notes] == ["optimizer0.0"]
-
-
-def test_a_step_within_a_step_is_measured_once(benches: Any) -> None:
-    """A class that calls ``super().step()`` is hooked twice."""
-    bench = benches()
-    bench.backward()
-    bench.sensor.optimizer_stepping(OptimizerStepping(bench.optimizer))
-    bench.sensor.optimizer_stepping(OptimizerStepping(bench.optimizer))
-
-    assert len(bench.notes) == 2
 
 
 def test_a_skip_is_measured_before_the_user_clips(benches: Any) -> None:

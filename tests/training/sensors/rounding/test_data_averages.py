@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.sensors.rounding.data_averages import DataAverages
 from tests.training.sensors.listening import EVALUATED, OUTSIDE, Listening, inside
 
@@ -177,15 +176,3 @@ def test_memory_that_is_used_again_has_no_history() -> None:
             )
 
     assert listening.seen == []
-
-
-def test_parameters_can_be_swapped_meanwhile() -> None:
-    """PyTorch refuses to swap what is weakly referred to."""
-    model = nn.Linear(4, 4).bfloat16()
-    listening = Listening(DataAverages, model)
-    listening.place = inside("", Phase.FORWARD)
-    with listening, torch.no_grad():
-        model.weight.mul_(KEPT).add_(torch.ones(4, 4).bfloat16(), alpha=NEW)
-        torch.utils.swap_tensors(model.weight, nn.Parameter(torch.ones(4, 4)))
-
-    assert model.weight.dtype is torch.float32

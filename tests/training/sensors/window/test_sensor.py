@@ -18,7 +18,6 @@ from ampwatch.training.iteration.governor import OPENING
 from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.sensors.window import recording as kineto
 from ampwatch.training.sensors.window import sensor as window
-from ampwatch.training.sensors.window.requests import Requests
 from ampwatch.training.sensors.window.schedule import (
     MEMORY_LIMIT,
     STEPS,
@@ -426,20 +425,6 @@ def test_the_census_comes_from_the_window_where_it_is_wanted(bench: Any) -> None
     assert plain.sensor.census(plain.step) is None
 
 
-def test_a_census_is_made_from_a_window_on_a_gpu_as_well(made_up: Any) -> None:
-    """Of the ops that have launched its kernels."""
-    events = [*steps_of_a_gpu(), op("aten::bmm", 3, "float", "float", _start=10)]
-    one = made_up(events, window_iterations=1, op_census="window")
-    one.until_open()
-    one.until_closed()
-
-    census = one.sensor.census(one.step - 1)
-    assert {(key.op, tally.calls) for key, tally in census.tallies.items()} == {
-        ("mm", 1),
-        ("bmm", 1),
-    }
-
-
 # Whom it gives way to
 
 
@@ -680,23 +665,6 @@ def test_training_is_bit_for_bit_the_same_with_a_window_in_it(one_thread: None) 
     assert watched.digest() == bare.digest()
 
 
-def test_an_exception_of_the_users_leaves_a_window_that_ends_later(bench: Any) -> None:
-    """At the next boundary, or with the sensor."""
-    one = bench()
-    one.until_open()
-    one.run(1)
-    with pytest.raises(ZeroDivisionError):
-        one.run(1, lambda: 1 / 0)
-    assert one.sensor.is_open
-    one.until_closed(matmuls)
-    assert one.records[-1].windows == 1
-
-    one.until_open()
-    one.run(1)
-    one.remove()
-    assert not torch.autograd._profiler_enabled()
-
-
 @pytest.mark.parametrize("method", ["prepare", "begin", "close"])
 def test_a_fault_of_the_profiler_switches_the_sensor_off_and_closes_it(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -776,40 +744,6 @@ def ask(ring: Path, place: Path, **more: Any) -> Request:
     return request
 
 
-def test_a_request_is_checked_for_four_times_a_second(ring: Path, tmp_path: Path) -> None:
-    """However short the steps are."""
-    asked = []
-
-    class Out:
-        def put(self, _record: object) -> None:
-            """Nothing is recorded."""
-
-        @property
-        def ring_path(self) -> Path:
-            asked.append(1)
-            return ring
-
-    requests = Requests(Out())
-    for ms in range(2000):
-        requests.newest(10**9 + ms * 10**6)
-
-    assert len(asked) == 8
-
-
-def test_a_request_that_is_taken_back_writes_nothing(
-    bench: Any, ring: Path, tmp_path: Path
-) -> None:
-    """Nobody waits for it any more."""
-    one = bench(ring=ring)
-    ask(ring, tmp_path / "x.json")
-    one.run(1)
-    withdraw(ring)
-    one.until_closed(matmuls)
-
-    assert (tmp_path / "x.json").stat().st_size == 0
-    assert not answer_path(ring).exists()
-
-
 def test_a_request_that_meets_another_profiler_is_refused_with_the_reason(
     bench: Any, ring: Path, tmp_path: Path
 ) -> None:
@@ -826,21 +760,6 @@ def test_a_request_that_meets_another_profiler_is_refused_with_the_reason(
     with torch.profiler.profile():
         pass
     assert (read_answer(ring).token, "has begun" in read_answer(ring).why_not) == ("u", True)
-
-
-def test_a_request_that_meets_an_evaluation_comes_after_it(
-    bench: Any, ring: Path, tmp_path: Path
-) -> None:
-    """The request is not forgotten."""
-    one = bench(window_seconds=0.0, ring=ring)
-    ask(ring, tmp_path / "x.json")
-    one.run(1)
-    nn.Linear(1, 1).eval()
-    assert not one.sensor.is_open
-    one.run(1)
-    one.until_closed(matmuls)
-
-    assert read_answer(ring).why_not == ""
 
 
 def test_a_request_is_refused_where_forks_never_let_a_window_end(

@@ -8,7 +8,9 @@ no torch, so that the daemon and the command line never load it.
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -112,6 +114,13 @@ def __getattr__(name: str) -> object:
             " trains, or pip install torch"
         )
         raise ModuleNotFoundError(msg, name="torch") from None
+    except (OSError, MemoryError) as error:
+        number = getattr(error, "errno", errno.ENOMEM)
+        if number not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        # No class of ampwatch.errors, which could not be loaded either.
+        msg = f"expected to load ampwatch.{home}, got: {os.strerror(number)}; import ampwatch.{name} where the program begins, or raise the limit that was met (`ulimit -a` lists them)"
+        raise OSError(number, msg) from error
 
 
 def __dir__() -> list[str]:

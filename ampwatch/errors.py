@@ -7,7 +7,7 @@ The tree, each class also a built-in so that ordinary ``except`` clauses work::
     AmpwatchError
     ├── SettingsError   (ValueError)    a setting or an AMPWATCH_* variable is not usable
     ├── AttachError     (TypeError)     what was handed to monitor() cannot be watched
-    ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed
+    ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed, or there is no memory
     ├── RingError       (OSError)       a ring file cannot be created or understood
     ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
     ├── AskError        (RuntimeError)  what was asked of a training cannot be had
@@ -22,6 +22,7 @@ Every message says what was expected, what was given and what to do.
 
 from __future__ import annotations
 
+import errno
 import typing
 from difflib import get_close_matches
 
@@ -46,6 +47,17 @@ def did_you_mean(
     if near:
         return f"; did you mean {' or '.join(repr(by_lower[name]) for name in near)}?"
     return f"; {otherwise}" if otherwise else ""
+
+
+LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG)
+"""What the kernel says where a process has come to a limit, and another place would not help."""
+
+RAISE_THE_LIMIT = "raise the limit of this process that was met (`ulimit -a` lists them)"
+
+
+def remedy_of(error: OSError, otherwise: str) -> str:
+    """Return what to do: ``otherwise``, unless a limit of the process was met."""
+    return RAISE_THE_LIMIT if error.errno in LIMITS else otherwise
 
 
 class AmpwatchError(Exception):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwatch.errors import RingError
+from ampwatch.errors import RingError, remedy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,8 @@ def private_directory(path: Path) -> Path:
         # Not ``stat``: a link in a directory that all may write to could lead to somebody else's.
         status = path.lstat()
     except OSError as error:
-        msg = f"expected to create or find the directory {str(path)!r}, got: {error.strerror}; set AMPWATCH_RUNTIME_DIR to a writable directory"
+        remedy = remedy_of(error, "set AMPWATCH_RUNTIME_DIR to a writable directory")
+        msg = f"expected to create or find the directory {str(path)!r}, got: {error.strerror}; {remedy}"
         raise RingError(msg) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         msg = f"expected {str(path)!r} to be a directory of uid {os.geteuid()}, got mode {stat.filemode(status.st_mode)} of uid {status.st_uid}; remove it or set AMPWATCH_RUNTIME_DIR"

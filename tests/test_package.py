@@ -41,6 +41,25 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert {m for m in loaded if m.startswith("ampwatch")} == {"ampwatch"}
 
 
+def test_a_name_that_cannot_be_loaded_for_want_of_descriptors_says_what_to_do() -> None:
+    """And is loaded once there are some again."""
+    code = """
+import resource, ampwatch
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+try:
+    ampwatch.Finding
+except OSError as error:
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    print(error, ampwatch.Finding.__name__)
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert "expected to load ampwatch.wire.records, got: Too many open files" in said.stdout
+    assert "import ampwatch.Finding where the program begins, or raise the limit" in said.stdout
+    assert said.stdout.endswith(" Finding\n")
+
+
 def test_the_host_half_runs_without_torch() -> None:
     """No import of the daemon's side loads torch, not even through a parent package."""
     assert "torch" not in loaded_by(f"import {HOST_HALF}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
-from ampwatch.errors import SettingsError, StateError, did_you_mean
+from ampwatch.errors import RAISE_THE_LIMIT, SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard, Log, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
@@ -107,6 +107,7 @@ def monitor(
     Raises:
         AttachError: If an argument cannot be watched.
         SettingsError: If a setting, ``serve`` or an ``AMPWATCH_*`` variable is not usable.
+        StateError: If there is no memory for a monitor.
 
     Cost:
         Set-up some 10 ms, half a second where the daemon has to be started, a whole one to
@@ -123,7 +124,11 @@ def monitor(
     Monitor.num_asked_for += 1
     for other in tuple(_open):
         other._make_room_for(targets)  # noqa: SLF001 - same module
-    return Monitor(targets, resolved, serve=serve)
+    try:
+        return Monitor(targets, resolved, serve=serve)
+    except MemoryError as error:  # while its parts are made: nothing is attached yet
+        msg = f"expected memory for a monitor, got {words_of(error)}; {RAISE_THE_LIMIT}"
+        raise StateError(msg) from error
 
 
 def watch_unasked(
@@ -234,8 +239,9 @@ class Monitor:
             if not isinstance(error, (OSError, MemoryError)) or is_of_a_signal(error):
                 raise
             logger.warning(
-                "expected room for a monitor, got: %s; this run is not watched, training is not affected",
+                "expected room for a monitor, got: %s; this run is not watched, training is not affected; %s",
                 words_of(error),
+                RAISE_THE_LIMIT,
             )
             self.settings = replace(settings, level="off")  # which is what it is
 
@@ -401,7 +407,8 @@ class Monitor:
         if format not in _FORMATS:
             msg = f"expected `format` to be text, json or html, got {format!r}"
             raise ValueError(msg)
-        return _FORMATS[format]([self.box()])
+        text = _FORMATS[format]([self.box()])
+        return text.encode(errors="backslashreplace").decode()  # a file's name may be no UTF-8
 
     def box(self) -> Box:
         """Return what a report rests on. Cost: some ms."""

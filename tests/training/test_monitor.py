@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import re
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.integrations.attached import Attached
+from ampwatch.training import monitor as watching
 from ampwatch.training import outlet, said
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.launcher import DaemonStatus
@@ -308,9 +309,59 @@ def test_a_machine_that_has_no_room_leaves_the_run_unwatched(
     (line,) = caplog.messages
     assert "this run is not watched, training is not affected" in line
     assert str(refusal) in line
+    assert "raise the limit" in line
     assert torch.amp.GradScaler.update is before
     assert not watch.findings
     assert not watch.last_step.skipped
+
+
+def test_no_memory_for_the_parts_of_a_monitor_is_an_error_that_says_what_to_do(
+    serving: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is placed: nothing is left behind, and the same call works later."""
+
+    def refuse(*_arguments: object, **_more: object) -> None:
+        raise MemoryError
+
+    before = torch.amp.GradScaler.update
+    run = build("fp16-foreach")
+    with monkeypatch.context() as refusing:
+        refusing.setattr(watching, "Session", refuse)
+        with pytest.raises(ampwatch.StateError, match="got MemoryError; raise the limit"):
+            ampwatch.monitor(run.models, run.scaler)
+    left = list(serving.rglob("*"))
+
+    assert torch.amp.GradScaler.update is before
+    assert left == []
+    with ampwatch.monitor(run.models, run.scaler, serve=False):
+        assert torch.amp.GradScaler.update is not before
+
+
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+def test_names_that_are_no_utf8_are_watched_and_printed_as_escapes(
+    level: str, serving: Path
+) -> None:
+    """Of a module, and of the program's file: a lone surrogate can be neither written nor printed."""
+    model = nn.Sequential(OrderedDict({"caf\udce9": nn.Linear(4, 2)}))
+    model.register_buffer("t\udce9", torch.ones(2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = """
+with ampwatch.monitor(model, None, optimizer=optimizer, level=level) as watch:
+    for step in range(3):
+        loss = model(torch.full((2, 4), math.nan if step == 1 else 1.0)).sum()
+        loss.backward()
+        optimizer.step()
+"""
+    found = {**globals(), "model": model, "optimizer": optimizer, "level": level}
+    exec(compile(program, "train\udce9.py", "exec"), found)
+    watch = found["watch"]
+    broken = set() if level == "light" else {"param:caf\\udce9.weight"}
+
+    assert watch._outlet._ring.dropped == 0
+    assert watch._not_seen() == []
+    assert {f.where for f in watch.findings if f.kind == "param_nonfinite"} == broken
+    for written in (watch.report("text"), watch.report("json"), watch.report("html")):
+        assert written.encode()
 
 
 def test_an_interrupt_while_closing_still_takes_everything_off(

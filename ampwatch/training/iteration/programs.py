@@ -119,11 +119,15 @@ def program_of(modules: Iterable[tuple[str, Any]]) -> str:
     """
     digest = blake2b(digest_size=16)
     for frame in _frames_of_user():
-        digest.update(f"{frame.f_code.co_filename}:{frame.f_lineno}\n".encode())
+        digest.update(
+            f"{frame.f_code.co_filename}:{frame.f_lineno}\n".encode(errors="backslashreplace")
+        )
         _add(digest, frame.f_code)
     for name, module in modules:
         kind = type(module)
-        digest.update(f"{name} {kind.__module__}.{kind.__qualname__}\n".encode())
+        digest.update(
+            f"{name} {kind.__module__}.{kind.__qualname__}\n".encode(errors="backslashreplace")
+        )
         forward = getattr(getattr(kind, "forward", None), "__code__", None)
         if forward is not None:
             _add(digest, forward)

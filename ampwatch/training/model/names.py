@@ -178,15 +178,16 @@ def canonical(name: str, model: nn.Module | None = None) -> str:
     Cost: 0.2 us; some 0.2 us more for each part of a name in which something is left out.
     """
     parts = name.split(".")
-    if not any(part == MODULE or part in WRAPPED for part in parts):
-        return name
-    kept = []
-    owner = model
-    for part in parts:
-        if part not in WRAPPED and not (part == MODULE and _is_parallel(owner)):
-            kept.append(part)
-        owner = None if owner is None else _part(owner, part)
-    return ".".join(kept)
+    if any(part == MODULE or part in WRAPPED for part in parts):
+        kept = []
+        owner = model
+        for part in parts:
+            if part not in WRAPPED and not (part == MODULE and _is_parallel(owner)):
+                kept.append(part)
+            owner = None if owner is None else _part(owner, part)
+        name = ".".join(kept)
+    # A lone surrogate, as of a file name that is no UTF-8, can be neither written nor printed.
+    return name if name.isascii() else name.encode(errors="backslashreplace").decode()
 
 
 def _part(owner: nn.Module, name: str) -> nn.Module | None:

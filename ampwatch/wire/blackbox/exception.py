@@ -10,8 +10,8 @@ MAX_WORDS = 2000
 
 
 def words_of(error: BaseException) -> str:
-    """Return ``Type: text`` of an exception, also of one that cannot say its text."""
-    text = f"{type(error).__name__}: {text_of(error)}"
+    """Return ``Type: text`` of an exception, also of one that has no text or cannot say it."""
+    text = ": ".join(filter(None, (type(error).__name__, text_of(error))))
     return text if len(text) <= MAX_WORDS else f"{text[:MAX_WORDS]}..."
 
 

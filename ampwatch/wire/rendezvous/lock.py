@@ -14,7 +14,7 @@ import os
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.errors import DaemonError
+from ampwatch.errors import DaemonError, remedy_of
 from ampwatch.runtime import DAEMON_LOCK
 from ampwatch.wire.ring.text import parse_json
 
@@ -252,4 +252,5 @@ def serving(directory: Path) -> DaemonInfo | None:
 
 
 def _trouble(path: Path, error: OSError) -> str:
-    return f"expected to lock {str(path)!r}, got: {error.strerror}; set AMPWATCH_RUNTIME_DIR to a writable directory on a local file system"
+    place = "set AMPWATCH_RUNTIME_DIR to a writable directory on a local file system"
+    return f"expected to lock {str(path)!r}, got: {error.strerror}; {remedy_of(error, place)}"

@@ -19,7 +19,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ampwatch.errors import DaemonError
+from ampwatch.errors import DaemonError, remedy_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,8 @@ def ensure_token(directory: Path, name: str = TOKEN_FILE) -> str:
             with suppress(FileExistsError):
                 os.link(draft, path)
     except OSError as error:
-        msg = f"expected to make the token {str(path)!r}, got: {error.strerror}; set AMPWATCH_RUNTIME_DIR to a writable directory"
+        remedy = remedy_of(error, "set AMPWATCH_RUNTIME_DIR to a writable directory")
+        msg = f"expected to make the token {str(path)!r}, got: {error.strerror}; {remedy}"
         raise DaemonError(msg) from error
     finally:
         with suppress(OSError):

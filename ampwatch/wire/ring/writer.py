@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from threading import get_ident
 from typing import TYPE_CHECKING
 
-from ampwatch.errors import RingError
+from ampwatch.errors import RingError, remedy_of
 from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.runtime import RING_SUFFIX, private_directory
 from ampwatch.wire.ring import layout, lock
@@ -124,15 +124,17 @@ class RingWriter:
         run = re.sub(r"[^A-Za-z0-9_-]", "_", identity.run)[:64]
         name = f"{run}-{identity.rank}-{os.getpid()}-{secrets.token_hex(4)}{RING_SUFFIX}"
         refused: list[str] = []
+        remedy = "set AMPWATCH_RING_DIR to a new directory where there is room"
         for directory in directories:
             try:
                 descriptor, memory, header = _make_file(directory, name, encoded, slots)
             except OSError as error:  # RingError of private_directory is one, too
                 refused.append(f"{directory} could not be used ({error})")
+                remedy = remedy_of(error, remedy)
                 continue
             fell_back = f"the ring is in {directory}: {'; '.join(refused)}" if refused else ""
             return cls(directory / name, descriptor, memory, header, fell_back)
-        msg = f"expected a directory for a ring of {layout.file_size(slots)} bytes, got none: {'; '.join(refused)}; set AMPWATCH_RING_DIR to a new directory where there is room"
+        msg = f"expected a directory for a ring of {layout.file_size(slots)} bytes, got none: {'; '.join(refused)}; {remedy}"
         raise RingError(msg)
 
     def put(self, *records: Record) -> None:

@@ -279,7 +279,8 @@ except RingError as error:
         said = heard(process)
 
     assert why in said
-    assert "set AMPWATCH_RING_DIR" in said
+    assert "raise the limit" in said
+    assert "AMPWATCH_RING_DIR" not in said
     assert list(directory.iterdir()) == []
 
 

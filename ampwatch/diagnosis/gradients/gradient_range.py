@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.gradients.kinds import (
@@ -11,7 +12,12 @@ from ampwatch.diagnosis.gradients.kinds import (
     RAISE_THE_SCALE,
     RANGE_TOO_WIDE,
 )
-from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16, flush_of, of_parameters
+from ampwatch.diagnosis.gradients.lost_gradients import (
+    FLOAT16,
+    SIMILAR,
+    flush_of,
+    of_parameters,
+)
 from ampwatch.diagnosis.gradients.low_scale import STILL_STEPS, LowScale
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_words import fitting_scale
@@ -19,7 +25,7 @@ from ampwatch.numerics.written import power_of_two, scale_argument, scale_text
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
@@ -75,6 +81,8 @@ class GradientRange:
         self._agreeing_since = 0
         self._lost_since: dict[str, int] = {}
         self._stillness = _Stillness()
+        self._keeps_nothing = 0.0
+        self._say_again: Callable[[Iteration], None] | None = None
         self._unscaled: UnscaledStep | None = None
         self._low = LowScale(book)
 
@@ -93,9 +101,11 @@ class GradientRange:
         self._low.follow(iteration, verdict)
         gradients = of_parameters(judged, out_of=FLOAT16)
         if gradients and not verdict.skipped:
+            self._say_again = None
             self._judge(iteration, gradients)
         elif verdict.applied and not verdict.skipped:
             self._low.check_by_loss(iteration)
+            self._go_on(iteration)
         if self._unscaled is not None:
             self._say_unmeasured(self._unscaled.step)
             self._unscaled = None
@@ -103,6 +113,13 @@ class GradientRange:
     def count(self, plain: Sequence[Iteration]) -> None:
         """Take in plain iterations in a row."""
         self._low.count(plain)
+        self._go_on(plain[-1])
+
+    def _go_on(self, newest: Iteration) -> None:
+        """Say it again of an iteration that was not measured, at a scale at which nothing can be left."""
+        if self._say_again is not None and 0.0 < newest.scale_before <= self._keeps_nothing:
+            self._stillness.go_on(newest.step)
+            self._say_again(newest)
 
     def _judge(self, iteration: Iteration, gradients: Mapping[str, Gradient]) -> None:
         self._samples += 1
@@ -146,9 +163,19 @@ class GradientRange:
         is_shown = any(g.histogram.amax for g in gradients.values()) or bool(
             flush_of(list(gradients.values())).whole
         )
-        self._say_underflow(
-            iteration, worst, scale, shares[worst], share, root, fits, is_shown=is_shown
+        say = partial(
+            self._say_underflow,
+            worst=worst,
+            share_here=shares[worst],
+            share=share,
+            root=root,
+            fits=fits,
+            is_shown=is_shown,
         )
+        say(iteration)
+        largest = max(self._lost.true_amax(name) or 0.0 for name in gradients)
+        self._say_again = say
+        self._keeps_nothing = self._stillness.keeps_nothing(largest)
 
     def _follow_losses(self, step: int, shares: Mapping[str, float]) -> None:
         """Remember since when each parameter has lost so much of its gradient."""
@@ -340,16 +367,15 @@ class GradientRange:
     def _say_underflow(
         self,
         iteration: Iteration,
+        *,
         worst: str,
-        scale: float,
         share_here: float,
         share: float,
         root: Finding | None,
         fits: float | None,
-        *,
         is_shown: bool,
     ) -> None:
-        where, step = f"param:{worst}", iteration.step
+        where, step, scale = f"param:{worst}", iteration.step, iteration.scale_before
         made = self._book.get(GRAD_UNDERFLOW.slug, where)
         evidence = {"loss_scale": scale, "lost_share": share, "lost_share_here": share_here}
         advice = GRAD_UNDERFLOW.advice if is_shown else UNKNOWN_SCALE
@@ -408,21 +434,37 @@ class _Stillness:
         self._samples = 0
         self._since = 0
         self._newest = 0
+        self._goes_on = False
 
     def follow(self, step: int, gradients: Mapping[str, Gradient]) -> None:
         """Take in a sample."""
         if any(g.histogram.amax or g.histogram.nonfinite for g in gradients.values()):
             self._samples = 0
+            self._goes_on = False
             return
         if not self._samples:
             self._since = step
         self._samples += 1
         self._newest = step
 
+    def go_on(self, step: int) -> None:
+        """Take in an iteration that was not measured, and in which no gradient can be left."""
+        self._goes_on = True
+        self._newest = step
+
+    def keeps_nothing(self, largest: float) -> float:
+        """Return the scale up to which nothing can be left of gradients up to eight times as large as before.
+
+        0 where the newest sample has some, or it is not known how large they were.
+        """
+        known = self._samples and largest
+        return FLOAT16.flush_at / (SIMILAR * largest) if known else 0.0
+
     @property
     def has_stopped(self) -> bool:
         """Whether no weight has had a gradient for so long that the training learns nothing."""
-        return self._samples >= STILL_SAMPLES and self._newest - self._since >= STILL_STEPS
+        is_seen = self._samples >= STILL_SAMPLES or self._goes_on
+        return is_seen and self._newest - self._since >= STILL_STEPS
 
     @property
     def says(self) -> str:

@@ -278,10 +278,13 @@ class LostGradients:
         if _is_zero_loss(iteration):
             return
         loss = _magnitude_of_loss(iteration)
+        # What comes to a gradient in float32 has come through the others: it is as zero as they are.
+        formats = [g.format for g in sample.values() if g.format is not None]
+        fmt = min(formats, key=lambda fmt: fmt.max, default=None)
         foretold = [
-            _above_the_floor(g, memory, loss)
+            _above_the_floor(g.scale, fmt, memory, loss)
             for key, g in sample.items()
-            if (memory := self._memory(key)) is not None
+            if fmt is not None and (memory := self._memory(key)) is not None
         ]
         # Zeros that were true at every scale stay so.
         is_flushed: bool | None = 0.0 < max(foretold, default=0.0) < 1.0
@@ -347,17 +350,15 @@ class LostGradients:
             self._befores[key] = Before(histogram, scale, step)
 
 
-def _above_the_floor(gradient: Gradient, memory: _Memory, loss: float) -> float:
-    """Return how far above what its format flushes a gradient would be at the scale and loss of now.
+def _above_the_floor(scale: float, fmt: FloatFormat, memory: _Memory, loss: float) -> float:
+    """Return how far above what a format flushes a gradient would be at the scale and loss of now.
 
     1 is where a gradient that is nothing but zeros cannot have been flushed any more.
     """
-    if gradient.format is None:
-        return 0.0
     amax = memory.amax_at(loss)
-    has_fallen = gradient.scale < memory.scale or amax < memory.amax
-    floor = gradient.format.min_normal * (SUMMED if has_fallen else 1.0)
-    return amax * gradient.scale / floor
+    has_fallen = scale < memory.scale or amax < memory.amax
+    floor = fmt.min_normal * (SUMMED if has_fallen else 1.0)
+    return amax * scale / floor
 
 
 def _magnitude_of_loss(iteration: Iteration) -> float:

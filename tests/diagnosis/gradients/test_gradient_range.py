@@ -374,6 +374,30 @@ def test_a_training_without_a_scaler_that_stops_again_is_critical_again() -> Non
     assert reasons.count(Reason.WORSE) == 2
 
 
+@pytest.mark.parametrize(("exponent", "is_certain"), [(-60, True), (-20, False)])
+def test_a_scale_at_which_nothing_can_be_left_is_told_of_between_samples(
+    exponent: int, *, is_certain: bool
+) -> None:
+    """Samples may not come for long; at a scale that loses nearly all, others may have gradients."""
+    values = [1e-2, *normal(1e-4, 500)]
+    replay = Replay(scale=65536.0)
+    for _ in range(3):
+        replay.take(replay.gradient("w", values))
+    replay.scale = 2.0**exponent
+    for _ in range(2):
+        replay.take(replay.gradient("w", [1e-3 * v for v in values]))
+    for _ in range(60):
+        replay.take()
+    finding = replay.only("grad_underflow")
+
+    assert (finding.severity is Severity.CRITICAL) is is_certain
+    assert finding.last_step == (64 if is_certain else 4)
+    assert list(complaints_of(finding, Known())) == []
+    replay.scale = 65536.0
+    replay.take(replay.gradient("w", values))
+    assert finding.severity is Severity.WARNING
+
+
 def test_underflow_that_stopped_a_training_recedes_when_it_learns_again() -> None:
     """Nothing is lost since, so it is not counted any more; what it says is brought up to date."""
     replay = Replay(scale=1024.0)

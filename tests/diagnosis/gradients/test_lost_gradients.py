@@ -290,3 +290,25 @@ def test_one_parameter_that_learns_is_no_standstill() -> None:
         replay.take(replay.gradient("w", normal(1e-6)), replay.gradient("b", normal(1.0, 4)))
 
     assert replay.only("grad_underflow").severity is Severity.WARNING
+
+
+def test_gradients_in_float32_are_as_zero_as_those_that_they_come_through() -> None:
+    """Of outputs: those of a norm are in float32, and float32 would have kept them."""
+    replay = Replay(scale=1024.0)
+
+    def outputs(values: list[float]) -> list[TensorRange]:
+        scaled = [replay.scale * v for v in values]
+        dtypes = {"linear": "float16", "norm": "float32"}
+        return [
+            measured(Topic.ACTIVATION_GRADIENT, name, scaled, dtype, scaled=True)
+            for name, dtype in dtypes.items()
+        ]
+
+    replay.take(*outputs(normal(1e-2)))
+    replay.scale = 2.0**-60
+    replay.take(*outputs([0.0] * 256))
+
+    assert {name: newest(replay, name).flushed for name in ("linear", "norm")} == {
+        "linear": 256,
+        "norm": 256,
+    }

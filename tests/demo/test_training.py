@@ -10,13 +10,14 @@ import torch
 
 from ampwatch.demo.corpus import source_text
 from ampwatch.demo.course import DemoCourse, Limit
+from ampwatch.demo.model import Size
 from ampwatch.demo.training import FAULTY_MODULE, train
 from tests.demo.recorder import Recorder
-from tests.demo.test_model import TINY
 
 if TYPE_CHECKING:
     import ampwatch
 
+TINY = Size(layers=3, heads=2, width=16, context=8, batch=2)
 CPU = torch.device("cpu")
 TEXT = source_text()[:50_000]
 

@@ -24,7 +24,6 @@ def test_a_module_is_near_its_own_tests_and_farther_from_those_of_what_imports_i
         ("ampwatch/host/page/static/page.js", "tests/host/page/test_page.py"),
         ("docs/metrics.md", "tests/docs/test_links.py"),
         ("tests/errors.txt", "tests/test_errors.py"),
-        ("tests/workshop/records.py", "tests/workshop/test_workshop.py"),
         ("tests/tools/test_near.py", "tests/tools/test_near.py"),
     ],
 )

@@ -56,9 +56,11 @@ def test_without_a_scaler_the_loss_is_what_goes_backward(monkeypatch: pytest.Mon
     assert losses(monkeypatch) == [0.0, 4.0, 8.0]
 
 
-def test_what_an_unknown_scaler_has_multiplied_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows by how much."""
-    assert all(math.isnan(loss) for loss in losses(monkeypatch, gradscaler(64.0)))
+def test_the_loss_is_what_a_scaler_is_handed_that_was_not_handed_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is watched from its first step on, and not what it has made of the loss."""
+    assert losses(monkeypatch, gradscaler(64.0)) == [0.0, 4.0, 8.0]
 
 
 def test_a_method_of_the_compiler_is_heard_while_it_compiles() -> None:

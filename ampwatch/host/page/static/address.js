@@ -39,7 +39,7 @@ export function notHere(run) {
 export function resolve(state, asked) {
   const amiss = [];
   const found = find(state.runs, asked.run, asked.started);
-  if (asked.run !== null && found.amiss) amiss.push(found.amiss);
+  if (found.amiss) amiss.push(found.amiss);
   const name = found.name ?? worst(state.runs);
   if (asked.run !== null && !found.name) amiss.push(`Shown is ${name}.`);
   const run = state.runs[name];
@@ -61,6 +61,7 @@ function worst(runs) {
 /** The run of a name. Of several of one name the daemon numbers those that started later, which
  * a log of the training cannot know: the time at which its rank started tells which one it is. */
 function find(runs, asked, started) {
+  if (asked === null) return {};
   const since = Number.parseFloat(started);
   const startedThen = (rank) => Math.abs(rank.started - since) < SAME_START;
   const ofThatName = Object.keys(runs).filter((name) => name === asked || name.startsWith(`${asked}~`));

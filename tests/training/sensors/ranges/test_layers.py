@@ -132,7 +132,11 @@ def test_an_input_is_that_of_the_module_that_makes_it_now() -> None:
     made = {"relu": nn.ReLU(), "tanh": nn.Tanh()}
     layers = {"left": nn.Linear(4, 4), "right": nn.Linear(4, 4)}
     modules = made | layers
-    names = SimpleNamespace(parameters=lambda: iter(()), leaf_modules=modules.items)
+    names = SimpleNamespace(
+        parameters=lambda: iter(()),
+        leaf_modules=modules.items,
+        read=lambda _name, make, *given: make(*given),
+    )
     context = SimpleNamespace(
         names=names, observe=None, out=None, memory=SimpleNamespace(add=lambda *_: None)
     )

@@ -87,12 +87,7 @@ def _own() -> Iterator[tuple[str, Callable[[str, list[Monitor]], None]]]:
 def _run_own(build: Callable[[], stage.Program], level: str, monitors: list[Monitor]) -> None:
     stage.seed()
     program = build()
-    models = program.models if program.watched == "models" else program.watched
-    if isinstance(models, list) and len(models) == 1:
-        (models,) = models
-    with ampwatch.monitor(
-        models, program.scaler, level=level, serve=False, **program.settings
-    ) as watch:
+    with stage.watched(program, level) as watch:
         monitors.append(watch)
         program.run()
 

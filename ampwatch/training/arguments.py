@@ -41,7 +41,8 @@ def check_flag(name: str, value: Any) -> bool:
     Raises:
         SettingsError: If it is refused.
     """
-    if value in (0, 1):
+    # An array is neither, and says so by an exception of its own.
+    if not getattr(value, "shape", ()) and value in (0, 1):
         return bool(value)
     msg = f"`{name}`: expected True or False, got {value!r}"
     raise SettingsError(msg)

@@ -193,14 +193,18 @@ def watch(build: Callable[[], Program], level: str, **settings: object) -> tuple
     """Run a program under ``ampwatch.monitor``."""
     seed()
     program = build()
-    watched = program.models if program.watched == "models" else program.watched
-    if isinstance(watched, list) and len(watched) == 1:
-        (watched,) = watched
-    with ampwatch.monitor(
-        watched, program.scaler, level=level, serve=False, **program.settings, **settings
-    ) as monitor:
+    with watched(program, level, **settings) as monitor:
         program.run()
     return program, monitor
+
+
+def watched(program: Program, level: str, **settings: object) -> Monitor:
+    """Return the monitor of a program, which is still to be run."""
+    models = program.models if program.watched == "models" else program.watched
+    if isinstance(models, list) and len(models) == 1:
+        (models,) = models
+    given: Any = {**program.settings, **settings}
+    return ampwatch.monitor(models, program.scaler, level=level, serve=False, **given)
 
 
 @cache

@@ -528,7 +528,9 @@ def test_a_grouping_of_ops_that_does_not_exist_is_refused() -> None:
         watch.op_table(wrong)
 
 
-@pytest.mark.parametrize("given", ["no", "False", "", b"0", None, 2, 0.5, [], [False]])
+@pytest.mark.parametrize(
+    "given", ["no", "False", "", b"0", None, 2, 0.5, [], [False], np.array([True, False])]
+)
 @pytest.mark.parametrize(
     ("name", "call"),
     [

@@ -168,7 +168,7 @@ class LogitGrowth:
         loud = LOUD_BOUND if read.is_bound else LOUD
         risen = read.largest / loud if has_risen else 0.0
         self._intervals[key] = next(steps for level, steps in INTERVALS if risen >= level)
-        trend = _trend(list(series), loud)
+        trend = _trend(list(series), loud, is_bound=read.is_bound)
         if trend is not None:
             self._say(read, trend)
 
@@ -185,12 +185,12 @@ class LogitGrowth:
             self._book.renew(_finding(read, began))
 
 
-def _trend(points: Sequence[_Point], loud: float) -> _Trend | None:
+def _trend(points: Sequence[_Point], loud: float, *, is_bound: bool) -> _Trend | None:
     """Return how logits grow; ``None`` if they do not, or not towards saturation."""
     if len(points) < MIN_POINTS:
         return None
     # A bound that leaves a plateau far below is no sign of where the logits are.
-    after = _after_a_plateau(points) if loud < SATURATED else None
+    after = None if is_bound else _after_a_plateau(points)
     return after or _steady(points, loud)
 
 

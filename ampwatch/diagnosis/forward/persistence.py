@@ -2,8 +2,9 @@
 
 Gradients are proportional to the loss scale. What comes again from the same line at an eighth of it, and has
 not become smaller with any fall on the way there, is no gradient that is too large, whatever the op is called. A
-step that is taken in between shows that the scale was the cure. Two backwards may share a line, as
-those of two networks that take turns do: then one's are compared with the other's, but not each time.
+step that is taken in between shows that the scale was the cure. Of two backwards that share a line, as those of two
+networks that take turns may, a gradient of the one is now and then compared with one of the other; but some falls of
+the scale lie between two of the same backward, and a gradient becomes smaller with these.
 """
 
 from __future__ import annotations

@@ -231,9 +231,9 @@ def _is_left_over(birth: Birth) -> bool:
     What was there is overwritten when the sum is seen. No sum of finite numbers is NaN, and none of
     float32 is infinite that is far from its end.
     """
-    if (birth.phase, birth.op, birth.is_unseen) != (Phase.BACKWARD, "add_", False) or birth.parents:
+    is_sum = birth.phase is Phase.BACKWARD and birth.op == "add_" and len(birth.inputs) == 2
+    if not is_sum or birth.is_unseen or birth.parents:
         return False
-    before, *added = birth.inputs or (birth.out,)
+    before, added = birth.inputs
     is_overwritten = birth.answer.fault is Fault.UNKNOWN and math.isnan(before.amax)
-    is_far = all(FAR * values.amax < limit_of(birth.out.dtype) for values in added)
-    return is_overwritten and bool(added) and is_far
+    return is_overwritten and FAR * added.amax < limit_of(birth.out.dtype)

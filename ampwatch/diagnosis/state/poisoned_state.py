@@ -183,6 +183,7 @@ class PoisonedState:
         self._suspects: set[str] = set()
         self._poisoned: set[str] = set()
         self._moved: tuple[int, Birth] | None = None
+        self._by_hand = ""
 
     def observe_sound(self, sound: SoundBuffers) -> None:
         """Take in which buffers were finite before the first step."""
@@ -256,18 +257,17 @@ class PoisonedState:
             return (
                 f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements as of step"
                 f" {since}, most of them in {in_words(where)}: {_words(worst)}; nothing this training does from"
-                f" here on is of use{moved}"
+                f" here on is of use{self._by_hand}"
             )
 
-        moved, by = "", None
-        if self._moved is not None and self._moved[0] <= iteration.step:
-            by = self._moved[1]
-            moved = (
-                f". {by.op} outside of any optimizer's step made them, at step {self._moved[0]}, of the gradient of"
-                f" {in_words(f'param:{by.gradient}')}, which was not finite"
-            )
         if self._book.again_anywhere(PARAM_NONFINITE.slug, iteration.step, says, **evidence):
             return
+        by = self._mover()
+        if by is not None:
+            self._by_hand = (
+                f". {by.op} outside of any optimizer's step made them of the gradient of"
+                f" {in_words(f'param:{by.gradient}')}, which was not finite"
+            )
         finding = Finding(
             kind=PARAM_NONFINITE.slug,
             severity=PARAM_NONFINITE.severity,
@@ -283,6 +283,13 @@ class PoisonedState:
             evidence=evidence,
         )
         self._book.make(finding)
+
+    def _mover(self) -> Birth | None:
+        """Return what has moved weights by hand, if none were seen to be finite since."""
+        if self._moved is None:
+            return None
+        step, birth = self._moved
+        return birth if self._weights_held is None or self._weights_held < step else None
 
     def _say_lost_eps(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
         """Say that ``eps`` is zero in the dtype, if finite gradients have broken the weights."""

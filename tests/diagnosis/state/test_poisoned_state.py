@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.diagnosis.evidence.state import SoundBuffers
+from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Severity, Topic
+from tests.workshop.births import outside, traced
 from tests.workshop.replay import Replay, measured
 
 if TYPE_CHECKING:
@@ -29,6 +31,30 @@ def test_broken_weights_are_one_finding_at_the_worst_parameter() -> None:
     assert replay.roots == [("param_nonfinite", "param:b.weight")]
     assert (finding.severity, finding.count) == (Severity.CRITICAL, 3)
     assert finding.evidence == {"tensors": 2, "elements": 3, "nans": 1, "infs": 1}
+
+
+@pytest.mark.parametrize(
+    ("moved_at", "spread_to", "is_named"),
+    [(2, {"a"}, True), (0, {"a"}, False), (2, {"loss"}, False)],
+)
+def test_what_moves_weights_by_hand_is_named_unless_they_were_finite_after_it(
+    moved_at: int, spread_to: set[str], *, is_named: bool
+) -> None:
+    """And only where the model ran with what was made of a gradient."""
+    replay = Replay(scaled=False, dtypes=())
+    sound, broken = (measured(Topic.WEIGHT, "a.weight", [value]) for value in (1.0, nan))
+    made = outside(
+        "mul", phase=Phase.OPTIMIZER, gradient="a.weight", spread_to=spread_to, source="train.py:7"
+    )
+    for step, ranges in enumerate(([], [sound], [broken], [broken])):
+        if step == moved_at:
+            replay.diagnosis.observe(traced(made, step=step))
+        replay.take(*ranges)
+
+    finding = replay.only("param_nonfinite")
+    assert (finding.op, finding.source) == (("mul", "train.py:7") if is_named else ("", ""))
+    assert ("mul outside of any optimizer's step made them" in finding.summary) is is_named
+    assert ("scaler.unscale_(optimizer)" in finding.advice) is is_named
 
 
 @pytest.mark.parametrize("topic", [Topic.WEIGHT, Topic.BUFFER])

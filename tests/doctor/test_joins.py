@@ -88,6 +88,15 @@ def test_a_gpu_that_is_lost_counts_and_has_no_name() -> None:
     assert visible("0,2", found).refused == "2"
 
 
+@pytest.mark.parametrize("setting", ["", " ", "-1"])
+def test_all_gpus_can_be_hidden_on_purpose(setting: str) -> None:
+    """Nothing is wrong then."""
+    (check,) = visible_devices({"CUDA_VISIBLE_DEVICES": setting}, ALL)
+
+    assert check.state is State.ABSENT
+    assert "hides all GPUs" in check.why
+
+
 def test_numbers_are_cudas_own_unless_the_order_is_that_of_the_bus() -> None:
     """Of one GPU, and of uuids, there is no order."""
 

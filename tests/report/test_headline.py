@@ -79,6 +79,17 @@ def calm(count: int, **changes: Any) -> list[Record]:
     return [step(i, growth_tracker=i + 1, **changes) for i in range(count)]
 
 
+def test_a_failing_run_says_since_when_what_where_and_what_to_do() -> None:
+    """The four lines that somebody reads who was just woken up."""
+    assert of_run([*calm(10), FindingRecord(OVERFLOW)]) == Headline(
+        state="failing, since step 7, 4 min ago",
+        cause="mul in blocks.2.mlp overflowed float16",
+        where="module blocks.2.mlp, op mul, in float16, forward pass, at train.py:31",
+        remedy="Keep this op in float32.",
+        is_tried=False,
+    )
+
+
 def test_the_ranks_that_found_it_are_named_among_all() -> None:
     """One rank of three, one of which is elsewhere."""
     lines = of_run(calm(10), [*calm(10), FindingRecord(OVERFLOW)], world_size=3)
@@ -126,6 +137,16 @@ def test_where_nothing_that_was_tried_cures_it_the_advice_of_the_kind_comes_firs
     tried = [Tried(one, cures=False, then_op="mul", then_module="c") for one in REMEDIES]
 
     assert first_remedy(after_trying(tried)) == ("Keep this op in float32.", False)
+
+
+def test_a_healthy_run_says_what_is_healthy() -> None:
+    """Scale and skips; the scale as the chart writes it."""
+    assert of_run(calm(200), calm(200)) == Headline(
+        state="healthy, at step 199, 4 min after the start",
+        cause="loss scale 2^16, no step skipped in the last 200",
+        where="ranks 0-1",
+        remedy="Nothing to do.",
+    )
 
 
 def test_a_healthy_run_does_not_hide_what_was_found_before() -> None:

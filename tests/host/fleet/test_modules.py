@@ -27,6 +27,17 @@ def measure(modules: Modules, name: str, lost: int) -> None:
     modules.put(ranges(name, Topic.GRADIENT, histogram(-25, lost, 16 - lost)))
 
 
+def test_a_small_model_has_series_for_all_its_modules() -> None:
+    """Also for those without trouble, and for one that shows up later."""
+    modules = modules_of({"a": 0, "b": 4}, max_series=3)
+    modules.choose(judge)
+    measure(modules, "c", 0)
+    modules.choose(judge)
+
+    assert modules.tracked == ["b", "a", "c"]
+    assert modules.num_untracked == 0
+
+
 def test_of_a_large_model_half_the_series_go_to_those_with_the_most_trouble() -> None:
     """The other half waits for modules whose trouble becomes notable later."""
     modules = modules_of({f"layer{i}": 0 for i in range(8)} | {"worst": 9, "bad": 5}, max_series=4)

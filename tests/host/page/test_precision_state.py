@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import (
     KERNEL_COLUMNS,
+    MAX_KERNELS,
+    MAX_LINES,
     OP_COLUMNS,
     PrecisionState,
     kernel_names,
 )
-from ampwatch.numerics.units.ops import OpKind
+from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
+from ampwatch.wire.records import KernelTotal, Record
 from tests.host.metrics.test_prometheus import fleet_of
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import PRECISION, made_up_fleet
-from tests.workshop.records import census, op_row
-
-if TYPE_CHECKING:
-    from ampwatch.wire.records import Record
+from tests.workshop.records import census, kernel, op_row, window
 
 NOW = Clock(START + 20)
 
@@ -86,6 +86,37 @@ def test_what_was_profiled_is_reported_with_its_kernels() -> None:
     first = dict(zip(KERNEL_COLUMNS, kernels["rows"][0], strict=True))
     assert (first["name"], first["unit"], first["seconds"]) == ("gemm", "tensor", 0.6)
     assert kernels["left_out"] == 0
+
+
+def full_census() -> Record:
+    """More rows than a ring can hold: long names, each another one."""
+    rows = [
+        op_row(
+            "",
+            "bfloat16",
+            kind,
+            f"transformer.encoder.layers.{i}.attention.out_proj",
+            phase=phase,
+            flops=10**12 + i,
+            fallback=Fallback.CUSTOM_FUNCTION,
+        )
+        for i in range(300)
+        for kind in (OpKind.MATMUL, OpKind.CAST)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+    ]
+    ops = [op_row(f"op{i}", fallback=Fallback.CUSTOM_FUNCTION) for i in range(200)]
+    return census(*rows, *ops)
+
+
+def test_the_state_of_a_large_model_is_bounded() -> None:
+    """Below 100 kB a rank, and what is left out is counted."""
+    kernels = tuple(kernel(f"{'x' * 195}{i}") for i in range(100))
+    state = told(full_census(), window(KernelTotal("tensor", "float16", 1), kernels=kernels))
+
+    assert len(json.dumps(state)) < 100_000
+    assert len(state["ops"]["tables"]["module"]) == MAX_LINES
+    assert state["ops"]["left_out"]["module"] == 300 - MAX_LINES
+    assert state["kernels"]["left_out"] == 100 - MAX_KERNELS
 
 
 def test_a_newer_census_replaces_the_older_one() -> None:

@@ -305,6 +305,17 @@ def test_a_root_is_posted_as_bad_as_its_story_and_a_symptom_with_its_root() -> N
     assert second["finding"]["severity"] == "warning"
 
 
+def test_numbers_that_are_not_finite_are_words_in_the_body() -> None:
+    """Strict JSON, for parsers in other languages."""
+    with Server().running() as server:
+        hook = patient(server.url)
+        hook(made(evidence={"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.5}))
+        hook.close()
+
+    evidence = server.bodies[0]["finding"]["evidence"]
+    assert evidence == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}
+
+
 def test_a_webhook_tries_again_and_counts(caplog: pytest.LogCaptureFixture) -> None:
     """After 503 and 429, but not after 403; secrets of the address are in no log."""
     with Server(503, 429, 204, 403).running() as server:

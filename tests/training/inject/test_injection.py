@@ -287,6 +287,19 @@ def test_a_slip_in_the_middle_of_a_training_does_not_end_it(
     assert words in line
 
 
+def test_a_scale_cannot_collapse_without_a_scaler() -> None:
+    """Said at once, rather than never planted."""
+    run = healthy(scaled=False)
+    with watched(run) as watch, pytest.raises(ampwatch.SettingsError, match="GradScaler"):
+        ampwatch.inject(watch, "collapsed_scale")
+
+
+def test_what_is_no_monitor_is_refused() -> None:
+    """The model is a likely slip."""
+    with pytest.raises(ampwatch.SettingsError, match="expected what ampwatch"):
+        ampwatch.inject(Net(), "collapsed_scale")  # type: ignore[arg-type]
+
+
 def test_a_closed_monitor_takes_no_fault() -> None:
     """Nothing would take it off again."""
     run = healthy()

@@ -53,6 +53,15 @@ def _over(work: Work) -> None:
     work.is_over = True
 
 
+def test_one_that_is_over_is_read(known: Pending) -> None:
+    """Nobody need wait for it in this process's code."""
+    result, work = torch.ones(4), Work()
+    known.begin(work, [result])
+    _over(work)
+
+    assert admit(result)[1] == ""
+
+
 def test_a_handle_that_the_program_lets_go_of_still_counts(known: Pending) -> None:
     """It may have kept the future: until the collective is over, its memory is written."""
     result = torch.ones(4)
@@ -134,3 +143,11 @@ def test_a_number_of_results_that_never_end_is_remembered(
     known.begin(Work(), results[2:])
 
     assert is_pending(results[2])
+
+
+def test_a_sparse_tensor_has_no_memory_to_ask_for(known: Pending) -> None:
+    """It is measured as ever."""
+    work, sparse = Work(), torch.eye(3).to_sparse()
+    known.begin(work, [torch.ones(4), sparse])
+
+    assert admit(sparse)[1] == ""

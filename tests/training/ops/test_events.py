@@ -235,6 +235,17 @@ def test_a_sensor_that_follows_gets_all_ops_until_it_does_not() -> None:
     assert choosy.glanced == []
 
 
+def test_while_one_sensor_wants_the_event_all_get_it() -> None:
+    """A glance that is enough for one of them saves the event only if it is enough for all."""
+    content, ear = Choosy("log"), Ear()
+    with Listened(listeners=[content, ear], count=False):
+        _program()
+
+    assert content.heard == ["log"] * 3
+    assert content.glanced == []
+    assert ear.heard.count("log") == 3
+
+
 def _call() -> OpCall:
     x = torch.ones(2)
     func = torch.ops.aten.exp.default

@@ -42,6 +42,12 @@ def test_a_scalar_is_read_as_item_reads_it(dtype: torch.dtype, value: float) -> 
     assert host_scalar(tensor.new_tensor([0, value])[1]) == tensor.item()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_nan_is_read_as_nan(dtype: torch.dtype) -> None:
+    """A NaN loss arrives as NaN."""
+    assert math.isnan(host_scalar(torch.tensor(math.nan, dtype=dtype)))
+
+
 def test_an_unknown_dtype_is_refused_by_name() -> None:
     """The error names what is expected and what was given."""
     with pytest.raises(TypeError, match=r"float or an int scalar, got torch\.complex64"):

@@ -22,7 +22,8 @@ from ampwatch.diagnosis.evidence.calls import (
 )
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
-from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
+from ampwatch.training.sensors.calls.gradient_contents import GradContents
+from ampwatch.training.sensors.calls.gradient_use import FOLLOWED, GradientUseSensor
 from tests.training.bench import Bench
 
 if TYPE_CHECKING:
@@ -576,3 +577,27 @@ def test_a_backward_that_raised_does_not_end_the_watch() -> None:
         t.optimizer.step()
 
     assert [type(o) for o in observations(program, steps=2)] == [ScaledStep] * 2
+
+
+def test_parameters_that_no_optimizer_holds_are_not_searched_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the head is trained, and nobody has frozen the rest: its gradients stay for ever."""
+    searches: list[int] = []
+    before = GradContents.before
+
+    def counted(self: GradContents, parameters: Any) -> Any:
+        searches.append(1)
+        return before(self, parameters)
+
+    monkeypatch.setattr(GradContents, "before", counted)
+    training = Training(growth_interval=100)
+    training.optimizer = torch.optim.SGD(training.model[2].parameters(), lr=1e-4)
+
+    def program(t: Training) -> None:
+        t.scaler.scale(t.loss()).backward()
+        t.finish()
+        t.optimizer.zero_grad()
+
+    assert observations(program, training, steps=3 * FOLLOWED) == []
+    assert len(searches) <= FOLLOWED + 1

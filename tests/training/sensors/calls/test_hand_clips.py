@@ -11,6 +11,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.training.sensors.calls import hand_clips
+from ampwatch.training.sensors.calls.hand_clips import HandClips
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -278,6 +279,28 @@ def test_functions_of_pytorch_are_reported_once_a_step(clip: Clip) -> None:
 
     assert "clip_grad_" in finding.summary
     assert finding.count == 12
+
+
+def test_nothing_is_looked_at_in_iterations_whose_ops_are_not_observed() -> None:
+    """It sleeps, and refers to no gradient."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    with ampwatch.monitor(model, scaler, level="standard", serve=False) as watch:
+        (sensor,) = (s for s in watch._session.bus.sensors if isinstance(s, HandClips))
+        slept = []
+        for _ in range(100):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(2, 4)).sum()).backward()
+            with torch.no_grad():
+                by_value(list(model.parameters()))
+            slept.append(sensor.is_dormant)
+            scaler.step(optimizer)
+            scaler.update()
+        assert sensor._gradients is None or not sensor.is_dormant
+
+    assert True in slept
 
 
 def test_a_clamp_is_told_where_the_host_does_not_know_the_scale(

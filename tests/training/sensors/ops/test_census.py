@@ -350,6 +350,28 @@ def test_an_iteration_with_very_many_ops_is_cut() -> None:
     assert counted.sum() == 10
 
 
+def test_removing_in_the_middle_of_a_forward_takes_everything_off() -> None:
+    """A monitor may be closed from anywhere."""
+    hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)
+
+    class Closing(nn.Module):
+        def forward(self, y: torch.Tensor) -> torch.Tensor:
+            counted.bench.remove()
+            return y.exp()
+
+    model = nn.Sequential(nn.Linear(8, 8), Closing(), nn.Linear(8, 8))
+    counted = Counted(model)
+    with counted:
+        model(x()).sum().backward()
+        depth = torch._C._len_torch_dispatch_stack()
+
+    assert (depth, counted.census) == (0, None)
+    assert hooks == (
+        len(torch_module._global_forward_hooks),
+        len(torch_module._global_forward_pre_hooks),
+    )
+
+
 def test_no_tensor_is_kept_alive() -> None:
     """Tensors go while the iteration goes on, and after it."""
     model = nn.Linear(8, 8)

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
+from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from tests.training.bench import Bench
 
@@ -162,6 +165,24 @@ def test_a_model_that_is_traced_is_not_observed() -> None:
 
     assert [n.kind() for n in traced.graph.nodes()] == ["prim::GetAttr"] * 2 + ["aten::linear"]
     assert watching.seen == []
+
+
+def test_the_hook_is_in_place_only_while_it_is_wanted() -> None:
+    """Each iteration says so anew; taking it out twice is nothing."""
+    model = Taking()
+    watching = Watching(model)
+    before = len(torch_module._global_forward_pre_hooks)
+    counts = []
+    with watching:
+        watching.bench.context.governor.is_opening = False
+        for wanted in (False, True, True, False, False):
+            attention = Attention(inputs=wanted)
+            watching.bench.bus.emit(IterationPlanned(0, attention))
+            counts.append(len(torch_module._global_forward_pre_hooks) - before)
+            model(batch(math.nan))
+
+    assert counts == [0, 1, 1, 0, 0]
+    assert len(watching.seen) == 2
 
 
 def test_where_compiled_code_runs_it_stays_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 from dataclasses import dataclass
@@ -193,6 +194,20 @@ def test_integer_outputs_are_left_out(watch: Any) -> None:
     bench.model(torch.randn(2, 3))
 
     assert [n.values.dtype for n in bench.parts.notes.notes] == [torch.float32]
+
+
+def test_the_hook_is_there_only_while_modules_are_sampled(watch: Any) -> None:
+    """The hook is PyTorch's global one, so a copy of the model has no trace of it."""
+    bench = watch(mlp(), OUTPUTS)
+    during = len(torch_module._global_forward_hooks)
+    copied = copy.deepcopy(bench.model)
+    bench.next(Topic.GRADIENT)
+    after = len(torch_module._global_forward_hooks)
+    copied(torch.randn(2, 4))
+    bench.model(torch.randn(2, 4))
+
+    assert (during, after) == (1, 0)
+    assert bench.parts.notes.notes == []
 
 
 def test_a_graph_that_outlives_its_iteration_is_not_measured_later(watch: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 import ampwatch
 from ampwatch.diagnosis.evidence.iteration import TensorRange
@@ -162,6 +163,31 @@ def test_an_input_is_that_of_the_module_that_makes_it_now() -> None:
         found.append([(o.step, o.histogram.amax) for r in records for o in r.operands])
 
     assert found == [[(step, amax)] * 2 for step, amax in enumerate((1.0, 2.0, 2.0, 1.0))]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(24, 32), (4, 7, 24)),
+        (nn.Conv2d(4, 8, 3, padding=1, stride=2, groups=2), (2, 4, 8, 8)),
+        (nn.ConvTranspose2d(4, 8, 3, stride=2), (2, 4, 5, 5)),
+    ],
+)
+def test_flops_are_those_that_pytorch_counts(
+    train: Any, layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """Of forward, in one call."""
+    x = torch.randn(shape)
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(10))
+    model(x)
+    record = train(model, x).box().layers[0]
+
+    assert (
+        2 * record.rows * record.inner * record.columns * record.groups == counter.get_total_flops()
+    )
+    assert (record.kind, record.input_elements) == (type(layer).__name__, x.numel())
 
 
 def test_a_plan_of_a_live_training_rests_on_its_steps(train: Any) -> None:

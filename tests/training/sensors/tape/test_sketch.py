@@ -49,3 +49,11 @@ def test_every_dtype_has_a_sketch(dtype: torch.dtype) -> None:
 
     assert float(Sketcher().sketch(tensor)[NUM_BUCKETS]) == 2.0
     assert not torch.equal(Sketcher().sketch(tensor), Sketcher().sketch(tensor.flip(0)))
+
+
+def test_no_random_number_is_drawn() -> None:
+    """The random state is what it was."""
+    before = torch.get_rng_state()
+    Sketcher().sketch(torch.ones(9))
+
+    assert torch.equal(torch.get_rng_state(), before)

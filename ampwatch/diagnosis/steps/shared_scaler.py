@@ -42,9 +42,9 @@ SHARED_SCALER_DESYNC = Kind(
 
 
 RELAPSES = 5
-"""Skips below a scale at which the optimizer has already stepped, since it was first seen or the
-scale set by hand. Gradients that vary around the limit make one or two of them, those that grow at
-the start of a training another one or two."""
+"""Falls from a scale at which the optimizer has already stepped, since it was first seen or the
+scale set by hand, and skips far below one. Gradients that vary around the limit make one or two of
+them, those that grow at the start of a training another one or two."""
 
 RATE = 0.25
 """Share of its steps that an optimizer is skipped in, from which it is no noise."""
@@ -80,8 +80,8 @@ class _Account:
     Attributes:
         attempts: Steps attempted.
         skips: Of those, skipped.
-        relapses: Of those, at a scale at which it had stepped.
-        deep: Of those, far below it.
+        relapses: Of those, right after a step and below a scale at which it had stepped, or `deep`.
+        deep: Of those, far below a scale at which it had stepped.
         nonfinite: Of the skips since it last stepped, those with a loss that was not finite.
         largest: The largest scale that it has stepped with; 0 before.
         since: The first skip that is held against it.
@@ -110,13 +110,14 @@ class _Account:
             self.take_applied(scale, 1)
             return
         self.attempts += 1
-        self.streak = 0
         self.skips += 1
         self.nonfinite += nonfinite_loss
-        # At a scale that it has stepped with: no search of the scaler is behind this skip. At the
-        # largest one itself it may be, as gradients vary.
-        self.relapses += scale < self.largest
-        self.deep += scale <= FAR_BELOW * self.largest
+        # Below a scale that it has stepped with: the scaler searches again where gradients have
+        # grown, and skips in a row are one search. At the largest scale itself they vary.
+        is_deep = scale <= FAR_BELOW * self.largest
+        self.deep += is_deep
+        self.relapses += is_deep or (self.streak > 0 and scale < self.largest)
+        self.streak = 0
         if self.since < 0 and (self.relapses or not self.largest):
             self.since, self.since_attempts = step, self.attempts - 1
 

@@ -200,8 +200,14 @@ def test_any_other_exception_is_the_users_own(type_name: str, message: str) -> N
             "multinomial",
         ),
         (lambda: torch.multinomial(torch.zeros(2), 1), "multinomial"),
-        (lambda: Categorical(logits=torch.tensor([math.nan, 0.5])), "Distribution"),
-        (lambda: Normal(torch.zeros(2), torch.tensor([1e-9, 1.0]).half()), "Distribution"),
+        (
+            lambda: Categorical(logits=torch.tensor([math.nan, 0.5]), validate_args=True),
+            "Distribution",
+        ),
+        (
+            lambda: Normal(torch.zeros(2), torch.tensor([1e-9, 1.0]).half(), validate_args=True),
+            "Distribution",
+        ),
     ],
 )
 def test_what_this_pytorch_raises_is_known(fail: Callable[[], object], op: str) -> None:

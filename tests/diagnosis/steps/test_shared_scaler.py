@@ -12,11 +12,11 @@ from tests.workshop.simulation import Simulation
 OK, INF = False, True
 
 
-def step(run: Simulation, *verdicts: bool) -> None:
-    """Take one step of each optimizer, and one update."""
+def step(run: Simulation, *verdicts: bool, of: int = 0) -> None:
+    """Take one step of each optimizer, from optimizer ``of`` on, and one update."""
     before = run.scale
     run._move(found_inf=any(verdicts))
-    iteration = run.iteration(dict(enumerate(verdicts)))
+    iteration = run.iteration(dict(enumerate(verdicts, of)))
     iteration.scale_before = before
     run.take(iteration)
 
@@ -73,3 +73,13 @@ def test_a_louder_optimizer_that_makes_all_the_probes_is_silent(
         loud, quiet = (s * grown * draw.lognormvariate(0.0, spread) for s in (0.05, 0.002))
         step(run, run.scale * quiet > 65504.0, run.scale * loud > 65504.0)
     assert "shared_scaler_desync" not in run.kinds
+
+
+def test_one_search_after_gradients_have_grown_is_one_fall() -> None:
+    """A generator steps a sixth as often as its critic: six skips in a row from 2^19, 2^14 fits, twice."""
+    run = Simulation(scale=2.0**20)
+    for found_inf in (OK, OK, *6 * [INF], OK, INF, OK, INF):
+        for _ in range(5):
+            step(run, OK)
+        step(run, found_inf, of=1)
+    assert run.kinds == []

@@ -261,6 +261,25 @@ class OneAtATime:
         return True
 
 
+class Modes(NamedTuple):
+    """What the program has on that sees each op of a thread: it is put aside while ampwatch is at work.
+
+    Attributes:
+        num: Returns how many modes are on in the calling thread, whosever they are.
+        others: Returns those of the program.
+        take_off: Takes these off.
+        put_on: Puts them on again.
+    """
+
+    num: Callable[[], int]
+    others: Callable[[], list[Any]]
+    take_off: Callable[[list[Any]], None]
+    put_on: Callable[[list[Any]], None]
+
+
+NO_MODES = Modes(int, list, lambda _: None, lambda _: None)
+
+
 class Account:
     """Host time spent by the guards that share it.
 
@@ -275,13 +294,23 @@ class Account:
     within a ``try``, and takes back twice if the first time was interrupted: taking back again
     does no harm. Without the GIL, the time of two threads may be counted wrongly, and nothing else
     rests on it.
+
+    Args:
+        modes: What is put aside during the outermost call of a thread: it is not to see, nor to draw
+            random numbers for, what the training alone would not do.
+
+    Attributes:
+        aside: The modes that are put aside, by thread.
+        modes: As given.
     """
 
     _depths: ClassVar[dict[int, int]] = {}
+    aside: ClassVar[dict[int, list[Any]]] = {}
 
-    __slots__ = ("_began_ns", "_counted", "_depth", "_ended_ns")
+    __slots__ = ("_began_ns", "_counted", "_depth", "_ended_ns", "modes")
 
-    def __init__(self) -> None:
+    def __init__(self, modes: Modes = NO_MODES) -> None:
+        self.modes = modes
         # The thread whose outermost call is counted, 0 without one, and its depth before that.
         self._counted = self._depth = 0
         self._began_ns = self._ended_ns = 0
@@ -309,9 +338,34 @@ class Account:
             self._began_ns = began
             self._depth = depth
             self._counted = me
+        if not depth and self.modes.num():
+            self.step_aside(me)
+
+    def step_aside(self, me: int) -> None:
+        """Put the modes of the program aside, if there are any."""
+        others = self.modes.others()
+        if others:
+            # What is taken off here must be put on again below.
+            if not has_room():
+                raise RecursionError
+            self._put_aside(me, others)
+
+    @unbroken
+    def _put_aside(self, me: int, others: list[Any]) -> None:
+        self.aside[me] = others
+        self.modes.take_off(others)
+
+    @unbroken
+    def come_back(self, me: int) -> None:
+        """Put the modes of the program on again. Idempotent."""
+        if me in self.aside:
+            self.modes.put_on(self.aside[me])
+            del self.aside[me]
 
     def end(self, me: int, depth: int) -> None:
         """End what ``begin`` has begun with the same arguments, if it has. Idempotent."""
+        if not depth and me in self.aside:
+            self.come_back(me)
         if depth:
             self._depths[me] = depth
         else:
@@ -530,6 +584,8 @@ class Channel:
                             account._began_ns = began  # noqa: SLF001
                             account._depth = depth  # noqa: SLF001
                             account._counted = me  # noqa: SLF001
+                        if not depth and account.modes.num():
+                            account.step_aside(me)
                     holders, key = guard._holders, me if guard._is_thread_safe else 0  # noqa: SLF001
                     if key in holders and (depth or holders.get(key) != me):
                         guard.missed += holders.get(key, 0) != me
@@ -546,6 +602,8 @@ class Channel:
                     if depth:
                         depths[me] = depth
                     else:
+                        if me in account.aside:
+                            account.come_back(me)
                         depths.pop(me, None)
                     if account._counted == me and account._depth == depth:  # noqa: SLF001
                         account._ended_ns += perf_counter_ns() - account._began_ns  # noqa: SLF001
@@ -554,8 +612,9 @@ class Channel:
             except Exception as error:  # noqa: BLE001 - the fail-open boundary
                 try:
                     # In line: where the stack is full each call of a function of Python's raises.
-                    if me:
-                        guard._holders.pop(me if guard._is_thread_safe else 0, None)  # noqa: SLF001
+                    key = me if guard._is_thread_safe else 0  # noqa: SLF001
+                    if guard._holders.get(key) == me:  # noqa: SLF001
+                        guard._holders.pop(key, None)  # noqa: SLF001
                     if is_of_a_signal(error):
                         raise
                     guard.switch_off(error)

@@ -26,6 +26,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from turns import Stopwatch
 
+from ampwatch.guard import NO_MODES
+from ampwatch.training import session
+
 STEPS = 60
 FAULTY = range(40, 44)
 """Steps in which the factor of one module is far too large."""
@@ -125,6 +128,8 @@ def main() -> None:
     name, place = sys.argv[1], Path(sys.argv[2])
     counts, healthy = "--syncs" in sys.argv, {"--healthy", "--syncs"} & set(sys.argv)
     reads, copies = Reads(), Copies()
+    if counts:
+        session.USERS_MODES = NO_MODES  # else ampwatch hides from modes what it computes itself
     tempfile.tempdir = str(place)
     os.chdir(place)
     training, companion = Planted(), COMPANIONS[name]

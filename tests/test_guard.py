@@ -7,13 +7,14 @@ import itertools
 import logging
 import sys
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ampwatch import guard as guards
-from ampwatch.guard import Account, Channel, Guard, Log, Subscriber
+from ampwatch.guard import Account, Channel, Guard, Log, Modes, Subscriber
 from tests.workshop.clocks import Clock
 
 if TYPE_CHECKING:
@@ -322,6 +323,33 @@ def test_the_account_counts_nested_calls_once(
     assert (account.spent_ns, account.is_mine) == (30, False)
 
 
+def account_beside(on: list[str]) -> Account:
+    """Return an account of a program in whose thread some modes are on."""
+    return Account(Modes(lambda: len(on), on.copy, lambda _: on.clear(), on.extend))
+
+
+@either_way
+@pytest.mark.parametrize("error", [None, ValueError(), KeyboardInterrupt()])
+def test_modes_of_the_program_are_put_aside_while_a_sensor_is_at_work(
+    reach: Reach, error: BaseException | None
+) -> None:
+    """In its outermost call, and put on again however that ends."""
+    on, seen = ["mode"], list[list[str]]()
+    account = account_beside(on)
+    inner = reach(Part(lambda _: seen.append(on.copy()), account=account), account)
+
+    def work(event: int) -> None:
+        inner(event)
+        seen.append(on.copy())
+        if error is not None:
+            raise error
+
+    with suppress(KeyboardInterrupt):
+        reach(Part(work, account=account), account)(1)
+
+    assert (seen, on, account.aside) == ([[], []], ["mode"], {})
+
+
 def after_calls(code: CodeType) -> set[int]:
     """Return where Python may raise an interrupt in ``code``: at what follows a call."""
     instructions = list(dis.get_instructions(code))
@@ -336,7 +364,8 @@ def test_an_interrupt_between_any_two_calls_of_a_channel_is_that_interrupt(
     """It is ``KeyboardInterrupt``; the next event is taken, and nothing counts as running."""
     code = Channel.emit.__code__
     places = after_calls(code)
-    account = Account()
+    on = ["mode"]
+    account = account_beside(on)
 
     def interrupt_at(place: int) -> Callable[..., Any]:
         def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
@@ -363,7 +392,7 @@ def test_an_interrupt_between_any_two_calls_of_a_channel_is_that_interrupt(
             pass
         finally:
             sys.settrace(before)
-        assert not account.is_mine
+        assert (account.is_mine, on) == (False, ["mode"])
         emit("again")
         rested = account.spent_ns
         assert (seen[-1], part.guard.missed) == ("again", 0)

@@ -39,6 +39,7 @@ from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
+from ampwatch.training.ops.mode import USERS_MODES
 from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.training.private import SEES_COMPILED
 from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
@@ -294,7 +295,7 @@ class Session:
         self, targets: Targets, settings: Settings, outlet: Outlet, *, first_step: int = 0
     ) -> None:
         self._first_step = first_step
-        self._account = account = Account()
+        self._account = account = Account(USERS_MODES)
         self._iteration = OpenIteration(first_step)
         names = Names(targets.models)
         self.bus = bus = Bus(
@@ -493,13 +494,17 @@ class Session:
 
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
+        account, me = self._account, get_ident()
         try:
+            account.begin(me, 0)
             self._notices.record_facts()
             self.bus.install()
             self._notices.record_memory()
             self.diagnosis.check_layers()
-            self._account.restart()
+            account.end(me, 0)
+            account.restart()
         except BaseException:
+            account.end(me, 0)
             self.remove()
             raise
 

@@ -11,11 +11,20 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch
+from ampwatch.guard import NO_MODES
+from ampwatch.training import session
 from ampwatch.training.iteration.governor import OPENING
 from tests.promises.conftest import ahead, each_recipe
 from tests.trainings import Run, build
 
 pytestmark = ahead
+
+
+@pytest.fixture(autouse=True)
+def sees_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the modes here see what ampwatch does, which those of a user do not."""
+    monkeypatch.setattr(session, "USERS_MODES", NO_MODES)
+
 
 READ = "aten::_local_scalar_dense"
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch
-from tests.promises.conftest import ahead, each_recipe
+from tests.promises.conftest import MOST, ahead, each_recipe
 from tests.trainings import build
 
 pytestmark = ahead
@@ -24,6 +28,40 @@ def test_losses_scales_weights_and_random_state_are_the_same(recipe: str, level:
     ):
         watched.loop()
 
+    assert watched.digest() == bare.digest()
+
+
+class Drawing(TorchDispatchMode):
+    """A mode of the user: counts ops, and draws a random number for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops += 1
+        torch.rand(1)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("level", ["light", "standard", "deep"])
+@pytest.mark.parametrize("recipe", MOST)
+def test_a_mode_of_the_user_sees_the_ops_of_the_training_alone(recipe: str, level: str) -> None:
+    """From before ``monitor()`` until after ``close()``: as many ops, and the bits that come of its random numbers."""
+    bare = build(recipe)
+    with Drawing() as alone:
+        bare.loop()
+    watched = build(recipe)
+    with (
+        Drawing() as beside,
+        ampwatch.monitor(
+            watched.models, watched.scaler, optimizer=watched.optimizers, level=level, serve=False
+        ) as watch,
+    ):
+        watched.loop()
+        watch.report()
+
+    assert beside.ops == alone.ops
     assert watched.digest() == bare.digest()
 
 

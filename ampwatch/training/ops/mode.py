@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.guard import is_of_a_signal, leave_out_own_frames, unbroken
+from ampwatch.guard import Account, Modes, is_of_a_signal, leave_out_own_frames, unbroken
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
 from ampwatch.training.hooks.places import before_any_forward
@@ -350,9 +350,28 @@ def _with_tensors(func: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def has_modes_of_user() -> bool:
-    """Whether the calling thread is in a mode that is not ampwatch's."""
+    """Whether the calling thread is in a mode that is not ampwatch's, if it is put aside just now."""
     others = any(not isinstance(mode, OpMode) for mode in dispatch_modes())
-    return others or num_function_modes() > 0
+    return others or get_ident() in Account.aside or num_function_modes() > 0
+
+
+def _others() -> list[Any]:
+    modes = dispatch_modes()
+    # Where PyTorch traces nothing is put aside: what is traced is no tensor without its mode.
+    return [] if _traces(modes) else [mode for mode in modes if not isinstance(mode, OpMode)]
+
+
+def _take_off(others: list[Any]) -> None:
+    _restack([mode for mode in dispatch_modes() if not any(mode is other for other in others)])
+
+
+def _put_on(others: list[Any]) -> None:
+    # On top: a mode of ampwatch's that was put on meanwhile lies below, as always.
+    _restack([*dispatch_modes(), *others])
+
+
+USERS_MODES = Modes(num_dispatch_modes, _others, _take_off, _put_on)
+"""The dispatch modes of the user."""
 
 
 def _is_in_other_mode() -> bool:

@@ -157,7 +157,9 @@ class ReplaySensor(Sensor):
         self._kept: deque[_Kept] = deque()
         self._newest = NewestCalls()
         # An account of its own: as a debt it would end all sampling.
-        self._budgeting = context.bus.guard("error_budget", account=Account())
+        self._budgeting = context.bus.guard(
+            "error_budget", account=Account(context.bus.account.modes)
+        )
         self._pace = Pace()
         self._inquiry: Generator[None, None, None] | None = None
         self._listening_since = 0

@@ -125,7 +125,9 @@ class WindowSensor(Sensor):
         self._bus = context.bus
         # An account of its own: the first start of a profiler takes a second; as a debt it would
         # end all sampling.
-        self._guard = context.bus.guard(self.name, account=Account(), sweep=self.failed)
+        self._guard = context.bus.guard(
+            self.name, account=Account(context.bus.account.modes), sweep=self.failed
+        )
         self.guard = self._guard
         self._out = context.out
         self._clock = context.clock

@@ -103,6 +103,10 @@ current_node: Callable[[], Any] = _find(
     "_C._current_autograd_node", "The node of the graph that runs in backward, or None."
 )
 
+MAX_NODES_SEEN = 24_000
+"""Nodes of one graph that are asked for in a backward. PyTorch 2.13 frees nodes that Python has seen one
+within the other: 38 000 in a row overflow a stack of 8 MiB, which ends the process."""
+
 next_sequence_number: Callable[[], int] = _find(
     "_C._autograd._get_sequence_nr",
     "The number that the next node of a graph gets: which module's forward made a node.",

@@ -134,3 +134,45 @@ def test_it_ends_as_if_nobody_watched(fault: str, outcomes: dict[str, Any]) -> N
 
     assert end["status"] == 0, outcomes["stderr"]
     assert end["digest"] == outcomes["unwatched"]
+
+
+DEEP = """
+import sys
+import torch
+import ampwatch
+torch.set_num_threads(1)
+
+class Long(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        y = self.layer(x)
+        for _ in range(60_000):
+            y = y * 0.9999
+        return y
+
+model, scaler = Long(), torch.amp.GradScaler("cpu")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+with ampwatch.monitor(model, scaler, optimizer=optimizer, level="deep", serve=False):
+    for step in range(4):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model(torch.ones(3, 2)).float().sum() * (1.0 if step < 2 else float("inf"))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        del loss
+"""
+
+
+@pytest.mark.nightly
+def test_a_graph_of_very_many_nodes_ends_no_process(nursery: Nursery) -> None:
+    """PyTorch frees nodes that Python has seen one within the other, and a stack has an end.
+
+    Where steps are followed, and where the one that fails is replayed.
+    """
+    program = nursery.start(DEEP)
+
+    assert program.wait() == 0, program.stderr

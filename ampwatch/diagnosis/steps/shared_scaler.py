@@ -42,8 +42,8 @@ SHARED_SCALER_DESYNC = Kind(
 
 
 RELAPSES = 5
-"""Falls from a scale at which the optimizer has already stepped, since it was first seen or the
-scale set by hand, and skips far below one. Gradients that vary around the limit make one or two of
+"""Skips below a scale at which the optimizer has already stepped that are of no search of the scaler,
+since it was first seen or the scale set by hand. Gradients that vary around the limit make one or two of
 them, those that grow at the start of a training another one or two."""
 
 RATE = 0.25
@@ -80,13 +80,14 @@ class _Account:
     Attributes:
         attempts: Steps attempted.
         skips: Of those, skipped.
-        relapses: Of those, right after a step and below a scale at which it had stepped, or `deep`.
-        deep: Of those, far below a scale at which it had stepped.
+        relapses: Of those, below a scale at which it had stepped, and of no search of the scaler.
+        deep: Of those, far below one.
         nonfinite: Of the skips since it last stepped, those with a loss that was not finite.
         largest: The largest scale that it has stepped with; 0 before.
         since: The first skip that is held against it.
         since_attempts: How many attempts there had been before that.
         streak: Steps taken in a row.
+        longest: The most of them that have ended in a skip.
     """
 
     attempts: int = 0
@@ -98,6 +99,7 @@ class _Account:
     since: int = -1
     since_attempts: int = 0
     streak: int = 0
+    longest: int = 0
 
     @property
     def is_stuck(self) -> bool:
@@ -112,11 +114,14 @@ class _Account:
         self.attempts += 1
         self.skips += 1
         self.nonfinite += nonfinite_loss
-        # Below a scale that it has stepped with: the scaler searches again where gradients have
-        # grown, and skips in a row are one search. At the largest scale itself they vary.
+        # At the largest scale that it has stepped with gradients may vary. Below it the scaler
+        # searches again because they have grown: skips in a row are one search, unless they go on
+        # far below, and a growth that slows down lets more steps pass before each search.
         is_deep = scale <= FAR_BELOW * self.largest
-        self.deep += is_deep
-        self.relapses += is_deep or (self.streak > 0 and scale < self.largest)
+        held = self.streak <= self.longest if self.streak else is_deep
+        self.relapses += held and scale < self.largest
+        self.deep += held and is_deep
+        self.longest = max(self.longest, self.streak)
         self.streak = 0
         if self.since < 0 and (self.relapses or not self.largest):
             self.since, self.since_attempts = step, self.attempts - 1

@@ -72,6 +72,10 @@ known before."""
 UNNOTICED_START_NS = 0.1e9
 """Debt with which samples are taken while that is not known. Unit: ns."""
 
+FOLLOWED_START_NS = 1e9
+"""Debt with which ops are followed while that is not known: so dear a first iteration has thousands of
+parameters or ops, and the next ones would be as dear. Unit: ns."""
+
 ALARMED = 4
 """Iterations after an alarm that are all sampled."""
 
@@ -393,8 +397,11 @@ class Governor:
     @property
     def is_short(self) -> bool:
         """Whether ops are followed for being in the opening: iterations are short, or nobody knows yet."""
-        is_known = len(self._bare_ns) >= UNKNOWN
-        return self.step < self._opening and not (is_known and min(self._bare_ns) >= SHORT_NS)
+        if self.step >= self._opening:
+            return False
+        if len(self._bare_ns) >= UNKNOWN:
+            return min(self._bare_ns) < SHORT_NS
+        return self._owed_ns <= FOLLOWED_START_NS
 
     @property
     def _is_free(self) -> bool:

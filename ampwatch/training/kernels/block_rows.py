@@ -44,6 +44,7 @@ BLOCK_DTYPES = ("float32", "float16", "bfloat16")
 that anybody leaves for one of 4 bits."""
 
 _ROW = struct.Struct(f"={BLOCK_ROW_WORDS}I")
+_NOTHING = bytes(BLOCK_ROW_BYTES)
 _EMPTY = (0,) * LEVEL_WORDS
 _NO_LEVEL = BlockLevel()
 
@@ -59,8 +60,10 @@ def decode_blocks(row: bytes, histogram: ExponentHistogram) -> tuple[BlockHistog
         The histograms; none if no block was measured.
 
     Cost:
-        5 us.
+        5 us; 0.1 us where no block was measured, as of a tensor that is smaller than one.
     """
+    if row == _NOTHING:
+        return ()
     words = _ROW.unpack(row)
     top = floor_exponent(histogram.amax) if histogram.amax else 0
     found = []
@@ -73,4 +76,4 @@ def decode_blocks(row: bytes, histogram: ExponentHistogram) -> tuple[BlockHistog
             of_level = BlockLevel(held[:NUM_DISTANCES], held[NUM_DISTANCES:])
             levels.append(_NO_LEVEL if is_empty else of_level)
         found.append(BlockHistogram(size, top, tuple(levels), words[begin + ZERO_BLOCKS]))
-    return tuple(found) if any(h.blocks for h in found) else ()
+    return tuple(found)

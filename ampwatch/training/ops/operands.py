@@ -87,7 +87,7 @@ def made_unseen(place: OpPlace, read: Iterable[Tensor]) -> list[Tensor]:
 
     Outside of such code that is whatever was computed: what it has made, and nobody saw being made.
     """
-    return [*place.unseen, *(tensor for tensor in read if tensor.grad_fn is not None)]
+    return [*place.unseen, *(tensor for tensor in read if not tensor.is_leaf)]
 
 
 def nonfinite_number(call: OpCall) -> float | None:

@@ -83,3 +83,13 @@ def test_one_search_after_gradients_have_grown_is_one_fall() -> None:
             step(run, OK)
         step(run, found_inf, of=1)
     assert run.kinds == []
+
+
+def test_growth_that_slows_down_is_silent() -> None:
+    """The scale follows it by one more power of two each time, after more steps than the last."""
+    run = Simulation(scale=2.0**18)
+    for steps_between in (3, 4, 5, 6, 7, 8, 9, 10, 11, 12):
+        for _ in range(steps_between):
+            step(run, OK, OK)
+        step(run, OK, INF)
+    assert run.kinds == []

@@ -277,8 +277,8 @@ class KeptCall:
             why = "it was called by a transform of torch.func"
             raise ReplayRefusedError(why, is_lasting=False)
         # Of the same memory and with the same version counter, but of no graph. Most are of none.
-        kept = tensor if tensor.grad_fn is None else tensor.detach()
-        self.is_fed = self.is_fed or tensor.grad_fn is not None
+        kept = tensor if tensor.is_leaf else tensor.detach()
+        self.is_fed = self.is_fed or not tensor.is_leaf
         self.tensors.append((kept, version_of(kept)))
         return kept
 

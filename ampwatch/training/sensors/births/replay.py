@@ -24,7 +24,13 @@ from ampwatch.training.ops.events import OpPlace
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.ops.mode import OpMode, has_modes_of_user
 from ampwatch.training.ops.operands import is_dense, overwritten_by
-from ampwatch.training.private import OpOverload, graph_task, schema_of, storage_key
+from ampwatch.training.private import (
+    MAX_NODES_SEEN,
+    OpOverload,
+    graph_task,
+    schema_of,
+    storage_key,
+)
 from ampwatch.training.sensors.births.kept_calls import Autocast, Draws, ReplayRefusedError
 from ampwatch.training.sensors.births.twin import Twin
 
@@ -322,13 +328,19 @@ class Replay:
 
     def _noting(self, note: Note, infos: Callable[[Any], OpInfo]) -> Callable[..., None]:
         thread = get_ident()
+        num_backward = 0
 
         def noted(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+            nonlocal num_backward
             if not isinstance(func, OpOverload):
                 return
             info = infos(func)
             if info.is_ignored:
                 return
+            num_backward += graph_task() != -1
+            if num_backward > MAX_NODES_SEEN:
+                why = f"its backward has more than {MAX_NODES_SEEN} ops"
+                raise ReplayRefusedError(why)
             note(OpCall(func, info, args, kwargs, out), self._place(thread))
 
         return noted

@@ -25,7 +25,13 @@ from ampwatch.training.ops.events import HostRead, Op, OpPlace, OpsBegan, OpsEnd
 from ampwatch.training.ops.frames import FramePlaces, runs_elsewhere
 from ampwatch.training.ops.info import OpInfo, op_info
 from ampwatch.training.ops.mode import OpMode
-from ampwatch.training.private import NAME_OF_OP, SEES_COMPILED, OpOverload, graph_task
+from ampwatch.training.private import (
+    MAX_NODES_SEEN,
+    NAME_OF_OP,
+    SEES_COMPILED,
+    OpOverload,
+    graph_task,
+)
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.wire.records import CensusSource
 
@@ -46,7 +52,7 @@ if TYPE_CHECKING:
 
 MAX_OPS = 200_000
 """Ops counted in one iteration. A longer one (an evaluation of a whole epoch that no update of the
-scaler ends) is cut there."""
+scaler ends) is cut there, and one with a very long backward at ``MAX_NODES_SEEN`` ops of that."""
 
 HIGHER_ORDER = OpInfo(
     "", OpKind.OTHER, None, (), (), is_ignored=True, is_own=True, has_fp32_policy=bool
@@ -175,6 +181,7 @@ class OpCensusSensor(Sensor):
         self._stack.clear()
         self._frames.clear()
         self._num_ops = 0
+        self._most_in_backward = MAX_OPS
         self._num_calls = 0
         self._is_counting = False
         self._was_forced = False
@@ -397,7 +404,7 @@ class OpCensusSensor(Sensor):
             route is None
             or route.glances is None
             or self._op.subscribers is not self._subscribers
-            or self._num_ops + 1 >= MAX_OPS
+            or self._num_ops + 1 >= (self._most_in_backward if in_backward else MAX_OPS)
             or (in_backward and self._newest is not Phase.BACKWARD)  # its first op begins a phase
             or is_capturing()  # nothing is observed from here on
         ):
@@ -473,7 +480,8 @@ class OpCensusSensor(Sensor):
         if info is None:
             info = self._learn(func)
         is_view = info.is_ignored or (info.may_copy and is_view_of(out, args[0]))
-        if is_view or self._num_ops >= MAX_OPS:
+        most = self._most()
+        if is_view or self._num_ops >= most:
             self._note_read(OpCall(func, info, args, kwargs, out))
             return
         if is_capturing():
@@ -481,7 +489,8 @@ class OpCensusSensor(Sensor):
             self.stop()
             return
         self._num_ops += 1
-        if self._num_ops == MAX_OPS and self._mode is not None:
+        if self._num_ops == most and self._mode is not None:
+            self._num_ops = MAX_OPS
             self._mode.silence()
         call = OpCall(func, info, args, kwargs, out)
         if self._by_frames:
@@ -499,6 +508,14 @@ class OpCensusSensor(Sensor):
         if self._notifies:
             place = OpPlace(phase, module, self._stack.is_inside())
             self._emit(Op(call, place))
+
+    def _most(self) -> int:
+        """Return the number of ops at which the iteration is cut."""
+        if not _is_backward():
+            return MAX_OPS
+        if self._newest is not Phase.BACKWARD:
+            self._most_in_backward = min(MAX_OPS, self._num_ops + MAX_NODES_SEEN)
+        return self._most_in_backward
 
     def _note_read(self, call: OpCall) -> None:
         if call.info.name == READ and self._notifies and not is_capturing():

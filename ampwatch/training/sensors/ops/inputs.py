@@ -87,7 +87,7 @@ class InputSensor(Sensor):
             return
         args = event.args
         # A tensor with a node was computed by a model, maybe by another one that is watched.
-        given = [t for t in tensors_in(args) if t.dtype in FLOATS and t.grad_fn is None]
+        given = [t for t in tensors_in(args) if t.dtype in FLOATS and t.is_leaf]
         tensors = [part for t in given if (part := local_part(t)) is not None and _is_plain(part)]
         if not tensors or not torch.is_grad_enabled():
             return

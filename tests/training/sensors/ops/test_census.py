@@ -350,6 +350,25 @@ def test_an_iteration_with_very_many_ops_is_cut() -> None:
     assert counted.sum() == 10
 
 
+def test_a_backward_through_very_many_nodes_is_cut() -> None:
+    """Each for itself: those of 8 ops are whole, of a longer one 10 are seen, and none of what follows it."""
+
+    def loss(ops: int) -> torch.Tensor:
+        y = model(x()).sum()
+        for _ in range(ops):
+            y = y.exp()
+        return y
+
+    model = nn.Linear(8, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(census_module, "MAX_NODES_SEEN", 10)
+        with Counted(model) as counted:
+            for ops in (5, 5, 20, 5):
+                loss(ops).backward()
+
+    assert counted.sum(phase=Phase.BACKWARD) == 8 + 8 + 10
+
+
 def test_removing_in_the_middle_of_a_forward_takes_everything_off() -> None:
     """A monitor may be closed from anywhere."""
     hooks = len(torch_module._global_forward_hooks), len(torch_module._global_forward_pre_hooks)

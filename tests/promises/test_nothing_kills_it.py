@@ -137,7 +137,6 @@ def test_it_ends_as_if_nobody_watched(fault: str, outcomes: dict[str, Any]) -> N
 
 
 DEEP = """
-import sys
 import torch
 import ampwatch
 torch.set_num_threads(1)

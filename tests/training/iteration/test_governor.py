@@ -196,6 +196,18 @@ def test_a_beginning_that_nobody_notices_is_sampled_in_each_iteration() -> None:
     assert len(training.sampled) < 2 * OPENING
 
 
+@pytest.mark.parametrize(("cost_s", "is_followed"), [(0.9, True), (1.1, False)])
+def test_a_first_iteration_that_costs_more_than_a_second_is_not_followed_by_others(
+    cost_s: float, *, is_followed: bool
+) -> None:
+    """How long an iteration takes is not known by then; three would be as dear."""
+    training = Training(step_s=1.0, cost_s=cost_s)
+    first = training.governor.is_short
+    training.run(1)
+
+    assert (first, training.governor.is_short) == (True, is_followed)
+
+
 def test_an_iteration_that_takes_long_for_a_reason_of_its_own_is_no_cost() -> None:
     """An evaluation within one that is sampled must not keep later ones from being sampled."""
     free, other = Training(cost_s=0.001), Training(cost_s=0.001)

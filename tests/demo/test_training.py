@@ -6,11 +6,12 @@ import linecache
 import math
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from ampwatch.demo.corpus import source_text
 from ampwatch.demo.course import DemoCourse, Limit
-from ampwatch.demo.model import Size
+from ampwatch.demo.model import CPU_SIZE, Size
 from ampwatch.demo.training import FAULTY_MODULE, train
 from tests.demo.recorder import Recorder
 
@@ -22,11 +23,17 @@ CPU = torch.device("cpu")
 TEXT = source_text()[:50_000]
 
 
-def trained(steps: int, fault_after: float = math.inf) -> tuple[Recorder, ampwatch.Monitor]:
-    """Train the tiny model, without a daemon."""
+SMALL = Size(layers=6, heads=4, width=64, context=16, batch=2)
+"""As deep as the demo's, so that what grows from block to block does, at a tenth of the price."""
+
+
+def trained(
+    steps: int, fault_after: float = math.inf, size: Size = TINY
+) -> tuple[Recorder, ampwatch.Monitor]:
+    """Train a model, the tiny one where none is given, without a daemon."""
     display = Recorder()
     course = DemoCourse(Limit(steps=steps), Limit(steps=fault_after))
-    watch = train(TEXT, size=TINY, device=CPU, course=course, display=display, serve=False)
+    watch = train(TEXT, size=size, device=CPU, course=course, display=display, serve=False)
     return display, watch
 
 
@@ -54,3 +61,17 @@ def test_the_fault_collapses_the_scale_and_is_reported() -> None:
     assert "scale_collapse" in watch.report()
     # It is said once.
     assert sum(FAULTY_MODULE in text for text in display.said) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("size", "steps"), [(CPU_SIZE, 250), (SMALL, 2500)])
+def test_nothing_is_wrong_in_the_demo_that_stays_healthy(size: Size, steps: int) -> None:
+    """As long as the demo lasts, and ten times as long: the first thing that a newcomer sees.
+
+    What a CPU has not got, and that so small a model saves no memory, may be said.
+    """
+    _, watch = trained(steps, size=size)
+
+    said = [(f.kind, f.where, f.first_step) for f in watch.findings if f.severity != "info"]
+    assert said == []
+    assert watch.metrics()["amp/step"] == steps - 1

@@ -323,32 +323,30 @@ class Bus:
         if self._unheard:
             self._resume()
 
-    @unbroken
     def _rest(self, step: int) -> None:
+        # What was placed for them stays: on Python 3.13 and newer a class whose methods were replaced a
+        # thousand times has its attributes, and those of all its subclasses, looked up slowly for good.
         resting = [
             sensor for sensor, guard in self._sensors if sensor.rests and guard.run(sensor.may_rest)
         ]
         for event in EACH_STEP:
             channel = self.channel(event)
             unheard = [s for s in channel.subscribers if s.sensor in resting]
-            # Known before it is taken out: what fails half-way is put back.
+            # Known before it is taken out: what an interrupt has left half-way is put back.
             self._unheard += [(channel, subscriber) for subscriber in unheard]
             channel.subscribers = tuple(s for s in channel.subscribers if s not in unheard)
         self._wake_at = next_heard(step + 1)
-        self._take_off_unwanted()
 
-    @unbroken
     def _resume(self) -> None:
         rested = {subscriber.sensor for _, subscriber in self._unheard}
         for channel in {channel for channel, _ in self._unheard}:
             mine = [one for of, one in self._unheard if of is channel]
             mine += [one for one in channel.subscribers if one not in mine]
             channel.subscribers = self._in_order(mine)
-        self._unheard.clear()
-        self._place()
         for sensor, guard in self._sensors:
             if sensor in rested:
                 guard.run(sensor.woken)
+        self._unheard.clear()
 
     def _in_order(self, subscribers: Iterable[Subscriber]) -> tuple[Subscriber, ...]:
         order: dict[object, int] = {one: place for place, (one, _) in enumerate(self._sensors)}
@@ -490,9 +488,11 @@ class Bus:
                     raise
 
     def _is_wanted(self, place: Place) -> bool:
+        resting = [channel for channel, _ in self._unheard]
         return not place.events or any(
             event in self._timed
             or self.channel(event).subscribers
+            or self.channel(event) in resting
             or self.of_other_scalers(event).subscribers
             for event in place.events
         )

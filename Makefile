@@ -35,7 +35,7 @@ PROSE := README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs examples/README
 # What pytest makes of a test to explain its failures is kept, also where Python is told to write nothing.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=8 --dist=worksteal
 # Bytecode is for the processes that tests start, also where Python is told to write none.
-BEFORE_TESTS := .ci/system-packages; $(BIN)/python -m compileall -q ampwatch examples tests tools
+BEFORE_TESTS := .ci/system-packages; $(BIN)/python -m tools.native; $(BIN)/python -m compileall -q ampwatch examples tests tools
 
 .PHONY: help
 help: ## List the targets
@@ -228,6 +228,10 @@ fuzz: $(INSTALLED) ## Feed hostile input to all that reads from outside (ARGS="-
 soak: $(INSTALLED) ## Train a million watched steps, and a day of a daemon, and hold them flat (ARGS="--steps 20000")
 	OMP_NUM_THREADS=1 nice $(BIN)/python -m benchmarks.soak $(ARGS)
 
+.PHONY: wheel
+wheel: $(INSTALLED) ## Build the wheel for this machine's kind of processor, with the C part, in dist/
+	$(BIN)/python -m hatchling build -t wheel
+
 .PHONY: lock
 lock: $(RELEASE_INSTALLED) ## Write the files of versions with hashes again, from constraints.txt
 	@# PyPI is named, so that the index of a machine gets into no file. An older pin stays unless constraints.txt has another.
@@ -262,4 +266,5 @@ gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without net
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
 	rm -rf $(VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(PEERS_VENV) $(SITE_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -f ampwatch/training/native/*.so
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

@@ -139,7 +139,7 @@ class Settings:
     )
     cpu_kernel: str = _knob(
         "auto",
-        "What measures ranges on a CPU: auto (C, compiled at the start where there is a compiler) or torch (PyTorch alone, three times as slow).",
+        "What measures ranges on a CPU: auto (C, where ampwatch was installed with its C part) or torch (PyTorch alone, three times as slow).",
     )
     block_formats: str = _knob(
         "on",

@@ -13,7 +13,6 @@ from zlib import crc32
 import hypothesis
 import pytest
 
-from tests.workshop.compiler import put_in_front
 from tests.workshop.examples import run_example  # noqa: F401 - a fixture of all folders
 from tests.workshop.nursery import nursery  # noqa: F401 - a fixture of all folders
 from tests.workshop.times import Times
@@ -108,12 +107,6 @@ def directory_of_all(
     own = tmp_path_factory.getbasetemp()
     # Not by the variable that names the worker: tests that a test starts inherit it, and are none.
     return own.parent if hasattr(request.config, "workerinput") else own
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_compilation(directory_of_all: Path) -> None:
-    """Have the kernel for tensors of the host compiled once for all processes of the tests."""
-    put_in_front(directory_of_all / "compiled")
 
 
 @pytest.fixture(autouse=True)

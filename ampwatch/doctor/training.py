@@ -276,11 +276,15 @@ def _device(device: Shown, kind: str, beside: str) -> Check:
 
 
 def cpu_kernel(load: Load) -> Check:
-    """Return whether the C kernel can be compiled and loaded here, by doing it."""
-    if load("ampwatch.training.kernels.native").load() is not None:
-        return Check("ranges, CPU", State.OK, "measured by C, compiled here when a training starts")
-    why = "no C compiler whose library can be loaded: measured by PyTorch, which takes longer"
-    remedy = "install gcc or clang; the temporary directory must allow programs"
+    """Return whether ampwatch has its C part here."""
+    core = load("ampwatch.training.native").core
+    if core is not None:
+        return Check("ranges, CPU", State.OK, f"measured in C, with {core.instructions()[0]}")
+    why = "ampwatch was installed without its C part: measured by PyTorch, which takes three times as long"
+    remedy = (
+        "install a wheel for this machine, or gcc and the headers of this Python (Debian:"
+        " python3-dev) and then ampwatch again"
+    )
     return Check("ranges, CPU", State.ABSENT, why, remedy)
 
 

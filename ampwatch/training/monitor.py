@@ -110,8 +110,8 @@ def monitor(
         StateError: If there is no memory for a monitor.
 
     Cost:
-        Set-up some 10 ms, half a second where the daemon has to be started, a whole one to
-        compile the CPU kernel; on a GPU some seconds, the first time on a machine, to compile
+        Set-up some 10 ms, half a second where the daemon has to be started;
+        on a GPU some seconds, the first time on a machine, to compile
         its kernel. In training 0.1 to 0.3 ms a step on the training thread; at
         ``standard`` sampled steps cost more, within ``overhead_budget`` of the whole. No host
         sync, no thread of its own (but for the log, once one of several ranks has a

@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 ONE_DEVICE = Devices("CUDA", "12.8", (Shown(0, "H100"),))
 
 
-def _native(kernel: object) -> Any:
-    return lambda _name: SimpleNamespace(load=lambda: kernel)
-
-
-def test_a_kernel_that_can_be_compiled_is_fine_and_none_is_not_a_problem() -> None:
+def test_the_c_part_says_with_what_it_measures_and_none_is_not_a_problem() -> None:
     """PyTorch measures then; it says what to install."""
-    compiled, absent = cpu_kernel(_native(object())), cpu_kernel(_native(None))
+    core = SimpleNamespace(instructions=lambda: ["AVX2", "SSE4.2"])
+    there, absent = (cpu_kernel(lambda _, is_=x: SimpleNamespace(core=is_)) for x in (core, None))
 
-    assert (compiled.state, absent.state) == (State.OK, State.ABSENT)
+    assert (there.state, absent.state) == (State.OK, State.ABSENT)
+    assert there.why == "measured in C, with AVX2"
     assert "PyTorch" in absent.why
     assert "gcc" in absent.remedy
 

@@ -57,7 +57,7 @@ def test_a_watched_step_runs_no_file_that_the_digest_leaves_out(level: str) -> N
 @pytest.fixture
 def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of a few files, a folder of them and one that no step runs, which are all that counts."""
-    paths = ("guard.py", "diagnosis/scale", "training/kernels", "training/launcher.py")
+    paths = ("guard.py", "diagnosis/scale", "training/native", "training/launcher.py")
     monkeypatch.setattr(code, "PATHS", tuple(f"ampwatch/{path}" for path in paths))
     for path in code.PATHS:
         source, target = code.ROOT / path, tmp_path / path
@@ -74,7 +74,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("ampwatch/guard.py", "added = 1"),
         ("ampwatch/diagnosis/scale/added.py", "added = 1"),
-        ("ampwatch/training/kernels/histogram.c", "static int added;"),
+        ("ampwatch/training/native/histogram.c", "static int added;"),
     ],
 )
 def test_a_line_of_code_changes_the_digest(copied: Path, file: str, line: str) -> None:
@@ -91,7 +91,7 @@ def test_words_do_not_change_the_digest(copied: Path) -> None:
     before = code.digest(copied)
     for file, line in {
         "ampwatch/guard.py": "# A comment.",
-        "ampwatch/training/kernels/histogram.c": "/* A comment. */ // Another one.",
+        "ampwatch/training/native/histogram.c": "/* A comment. */ // Another one.",
         "ampwatch/training/launcher.py": "added = 1",
     }.items():
         with (copied / file).open("a", encoding="utf-8") as source:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.training.kernels.native import FiniteCheck
 
 _native = cache(load)
-"""Compiled once per process."""
+"""One in each process."""
 
 
 def _triton() -> Kernel:
@@ -37,12 +37,10 @@ def finite_checks(settings: Settings) -> Mapping[torch.dtype, FiniteCheck]:
     """Return what says quickly whether memory of the host holds finite numbers, by dtype.
 
     Returns:
-        ``NativeKernel.finite_checks``; nothing without a compiler, or where the user wants none.
+        ``NativeKernel.finite_checks``; nothing without the C part, or where the user wants none.
 
     Args:
         settings: ``cpu_kernel``.
-
-    Cost: the first time up to a second, when the C kernel is compiled.
     """
     kernel = _native() if settings.cpu_kernel == "auto" else None
     return {} if kernel is None else kernel.finite_checks
@@ -55,7 +53,7 @@ KERNELS: dict[str, Callable[[], Kernel]] = {"cuda": _triton}
 class KernelSelector:
     """Selects a kernel once per type of device.
 
-    On a CPU the C kernel where the machine has a compiler, else the one in PyTorch. On CUDA
+    On a CPU the C kernel where ampwatch was installed with it, else the one in PyTorch. On CUDA
     and ROCm the Triton kernel where Triton is installed, as it is with PyTorch's own wheels.
     On other accelerators, and without Triton, none: PyTorch's ``bincount`` waits for the device.
 
@@ -72,8 +70,6 @@ class KernelSelector:
 
         Raises:
             StateError: If there is none for this type of device, or Triton is not installed.
-
-        Cost: the first time on a CPU up to a second, when the C kernel is compiled.
         """
         if device.type not in self._chosen:
             self._chosen[device.type] = self._choose(device)

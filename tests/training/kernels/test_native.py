@@ -1,14 +1,12 @@
-"""The native kernel: how it is compiled, and what it does not do."""
+"""The native kernel: what it says with each set of instructions, and what it does not do."""
 
 from __future__ import annotations
 
-import _ctypes
 import math
-import os
-import platform
-import shutil
-import subprocess
-from typing import TYPE_CHECKING, Any
+import sys
+import threading
+import time
+from typing import Any
 
 import pytest
 import torch
@@ -16,17 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.training.kernels import native, reference
 from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES
 from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.kernels.rows import ROW_WORDS
+from ampwatch.training.native import core
 from tests.training.kernels import oracle
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, native.COMPILERS)),
-    reason="the native kernel needs a C compiler: cc, gcc or clang",
-)
 
 
 class OpCounter(TorchDispatchMode):
@@ -39,29 +31,6 @@ class OpCounter(TorchDispatchMode):
     ) -> Any:
         self.ops.append(func.name())
         return func(*args, **(kwargs or {}))
-
-
-def _compilers(directory: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put one compiler on the path: a shell script."""
-    directory.mkdir()
-    compiler = directory / "cc"
-    compiler.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    compiler.chmod(0o755)
-    monkeypatch.setenv("PATH", str(directory))
-
-
-@pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory that temporary ones are made in."""
-    places = tmp_path / "temporary"
-    places.mkdir()
-    monkeypatch.setattr(native.tempfile, "tempdir", str(places))
-    return places
-
-
-def _works(kernel: native.NativeKernel | None) -> bool:
-    tensor = torch.randn(100)
-    return kernel is not None and oracle.measured(kernel, [tensor]) == [reference.histogram(tensor)]
 
 
 def test_measuring_calls_no_op(native_kernel: native.NativeKernel) -> None:
@@ -117,15 +86,47 @@ def test_where_there_is_no_memory_nothing_is_known_to_be_finite(
     native_kernel: native.NativeKernel,
 ) -> None:
     """An address of nothing is not read."""
-    assert [check(0, 8) for check in native_kernel.finite_checks.values()] == [0] * len(FLOATS)
+    assert not any(check(0, 8) for check in native_kernel.finite_checks.values())
 
 
-def test_other_threads_run_meanwhile(native_kernel: native.NativeKernel) -> None:
-    """Ctypes releases the interpreter lock but for functions of a ``PyDLL``, which the checks are."""
-    measuring = (native_kernel._measure, native_kernel._squares, native_kernel._measure_blocks)
-    calls = (*measuring, *native_kernel.finite_checks.values())
-    holds = [bool(type(call)._flags_ & _ctypes.FUNCFLAG_PYTHONAPI) for call in calls]
-    assert holds == [False] * len(measuring) + [True] * len(FLOATS)
+def test_other_threads_run_while_it_measures(native_kernel: native.NativeKernel) -> None:
+    """Another thread counts during a call, though the interpreter switches between two by itself never."""
+    counted, measured = [0], threading.Event()
+
+    def count() -> None:
+        while not measured.is_set():
+            counted[0] += 1
+            time.sleep(0)  # gives the lock back
+
+    tensor, rows = torch.randn(1_000_000), torch.empty((1, ROW_WORDS), dtype=torch.int32)
+    thread = threading.Thread(target=count)
+    interval = sys.getswitchinterval()
+    thread.start()
+    try:
+        sys.setswitchinterval(1000.0)
+        calls = {"measure": 0, "squares": 0, "measure_blocks": 0}
+        blocks = torch.empty((1, BLOCK_ROW_BYTES // 4), dtype=torch.int32)
+        norms = torch.empty(1)
+        for _ in range(10_000):
+            for name, call in (
+                ("measure", lambda: native_kernel.measure([tensor], rows)),
+                ("squares", lambda: native_kernel.norms([tensor], norms)),
+                (
+                    "measure_blocks",
+                    lambda: native_kernel.measure_blocks([tensor], rows, blocks, whole=True),
+                ),
+            ):
+                before = counted[0]
+                call()
+                calls[name] += counted[0] > before
+            if all(calls.values()):
+                break
+    finally:
+        sys.setswitchinterval(interval)
+        measured.set()
+        thread.join()
+
+    assert all(calls.values()), calls
 
 
 def test_too_few_rows_are_refused(native_kernel: native.NativeKernel) -> None:
@@ -136,17 +137,10 @@ def test_too_few_rows_are_refused(native_kernel: native.NativeKernel) -> None:
         native_kernel.measure([torch.ones(1), torch.ones(1)], rows)
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86-64")
-@needs_compiler
-@pytest.mark.nightly
-@pytest.mark.parametrize("flag", ["-march=x86-64", "-march=x86-64 -O0", "-fno-tree-vectorize"])
 def test_the_counts_are_the_same_with_other_instructions(
-    flag: str, monkeypatch: pytest.MonkeyPatch
+    native_kernel: native.NativeKernel,
 ) -> None:
-    """On a processor with narrower vectors, and with none."""
-    monkeypatch.setattr(native, "FLAGS", (*flag.split(), *native.FLAGS[3:]))
-    kernel = native.load()
-    assert kernel is not None
+    """With all that this processor has, from the widest vectors to those that each of its kind has."""
     pieces = [
         torch.full((5000,), 1.5),
         torch.randn(10_000) * 1e-3,
@@ -154,87 +148,35 @@ def test_the_counts_are_the_same_with_other_instructions(
         oracle.all_patterns("float16"),
         oracle.all_patterns("bfloat16"),
     ]
+    expected = list(map(reference.histogram, pieces))
+    names = core.instructions()
+    try:
+        for name in names:
+            core.choose(name)
+            assert oracle.measured(native_kernel, pieces) == expected, name
+            for dtype, check in native_kernel.finite_checks.items():
+                numbers = torch.ones(100, dtype=dtype)
+                assert check(numbers.data_ptr(), 100), name
+                numbers[97] = math.inf
+                assert not check(numbers.data_ptr(), 100), name
+    finally:
+        core.choose(names[0])
 
-    assert oracle.measured(kernel, pieces) == list(map(reference.histogram, pieces))
-
-
-@needs_compiler
-def test_nothing_is_left_of_the_library(places: Path) -> None:
-    """The file of the library is gone, and the kernel works."""
-    kernel = native.load()
-
-    assert _works(kernel)
-    assert not list(places.iterdir())
-
-
-def test_without_a_compiler_there_is_no_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """And nothing is said about it."""
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-
-    assert native.load() is None
-    assert capfd.readouterr() == ("", "")
+    assert names
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        "echo no; echo no >&2; exit 1",  # fails loudly
-        "kill -9 $$",
-        "exit 0",  # writes nothing
-        'while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"',
-    ],
-)
-def test_with_a_broken_compiler_there_is_no_kernel(
-    script: str,
-    tmp_path: Path,
-    places: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    """No exception, no output, nothing left to load but what is whole."""
-    _compilers(tmp_path / "bin", monkeypatch, script)
-
-    assert native.load() is None
-    assert capfd.readouterr() == ("", "")
-    assert not list(places.iterdir())
+def test_arguments_that_are_none_are_refused() -> None:
+    """By an exception and never by a crash: what a caller within ampwatch got wrong."""
+    with pytest.raises(TypeError, match="expected 2 arguments, got 1"):
+        core.is_finite_float32(0)
+    with pytest.raises(TypeError):
+        core.squares(1, "address", 0, 0, 0)
+    with pytest.raises(ValueError, match="instructions"):
+        core.choose("MMX")
 
 
-def test_a_compiler_that_hangs_is_ended_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Patience is limited, and no process stays behind: each holds an end of the pipe."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    script = f'exec 9>"{pipe}"; {shutil.which("sleep")} 600 & echo >&9; wait'
-    _compilers(tmp_path / "bin", monkeypatch, script)
-
-    class Impatient(subprocess.Popen[bytes]):
-        """Waits until the compiler has a child, and no longer."""
-
-        def communicate(self, *_: Any, **__: Any) -> Any:
-            self.pipe = pipe.open("rb")
-            self.pipe.readline()
-            raise subprocess.TimeoutExpired(self.args, native.PATIENCE_S)
-
-        def __exit__(self, *raised: object) -> None:
-            super().__exit__(*raised)
-            with self.pipe:
-                assert self.pipe.read() == b""
-
-    monkeypatch.setattr(native.subprocess, "Popen", Impatient)
-    assert native.load() is None
-
-
-@needs_compiler
-def test_a_library_that_may_not_be_loaded_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some temporary directories are mounted without the right to execute."""
-
-    def refuse(_path: str) -> None:
-        msg = "failed to map segment from shared object: Operation not permitted"
-        raise OSError(msg)
-
-    monkeypatch.setattr(native.ctypes, "CDLL", refuse)
+def test_without_the_module_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch measures where ampwatch was installed without its C part."""
+    monkeypatch.setattr(native, "core", None)
 
     assert native.load() is None

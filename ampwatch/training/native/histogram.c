@@ -10,11 +10,15 @@
  * time, which takes less than half the time of the increments of a table. What is inf, NaN or
  * subnormal, of which the byte does not tell, is taken out of a block before. float16 and
  * bfloat16 are widened to float32 first, block by block.
+ *
+ * Compiled for several sets of instructions, KERNELS naming the functions of each (histogram.h).
  */
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "histogram.h"
 #if defined(__SSE2__)
 #include <immintrin.h>
 #endif
@@ -601,21 +605,23 @@ static int64_t stretch_of(int64_t numel)
     return stretch;
 }
 
-/* Fill a row of blocks per tensor. rows: as they were filled by ampwatch_measure for the same
+/* Fill a row of blocks per tensor. rows: as they were filled by measure() for the same
  * tensors. whole: whether all blocks are measured. */
-void ampwatch_measure_blocks(int64_t count, const void *const *data, const int64_t *numel,
-                             const uint8_t *dtype, int whole, const uint32_t (*rows)[ROW_WORDS],
-                             uint32_t (*out)[BLOCK_ROW_WORDS])
+static void measure_all_blocks(int64_t count, const void *const *data, const int64_t *numel,
+                               const uint8_t *dtype, int whole, const void *rows, void *out)
 {
+    const uint32_t(*row)[ROW_WORDS] = rows;
+    uint32_t(*filled)[BLOCK_ROW_WORDS] = out;
     for (int64_t i = 0; i < count; i++)
-        measure_blocks(dtype[i], data[i], numel[i], whole ? PART : stretch_of(numel[i]), rows[i],
-                       out[i]);
+        measure_blocks(dtype[i], data[i], numel[i], whole ? PART : stretch_of(numel[i]), row[i],
+                       filled[i]);
 }
 
 /* Whether all elements of a dtype are finite; decided by the largest key of each block. */
 #define DEFINE_IS_FINITE(name, type, mask, inf)                                \
-    int name(const type *bits, int64_t numel)                                  \
+    static int name(const void *data, int64_t numel)                           \
     {                                                                          \
+        const type *bits = data;                                               \
         if (bits == NULL) return 0; /* nothing is known of it */               \
         for (int64_t begin = 0; begin < numel; begin += BLOCK) {               \
             int64_t end = numel - begin < BLOCK ? numel : begin + BLOCK;       \
@@ -629,10 +635,10 @@ void ampwatch_measure_blocks(int64_t count, const void *const *data, const int64
         return 1;                                                              \
     }
 
-DEFINE_IS_FINITE(ampwatch_is_finite_float64, uint64_t, INT64_MAX, 0x7ffull << 52)
-DEFINE_IS_FINITE(ampwatch_is_finite_float32, uint32_t, KEY_MASK, INF_KEY)
-DEFINE_IS_FINITE(ampwatch_is_finite_float16, uint16_t, 0x7fff, 0x7c00)
-DEFINE_IS_FINITE(ampwatch_is_finite_bfloat16, uint16_t, 0x7fff, 0x7f80)
+DEFINE_IS_FINITE(is_finite_float64, uint64_t, INT64_MAX, 0x7ffull << 52)
+DEFINE_IS_FINITE(is_finite_float32, uint32_t, KEY_MASK, INF_KEY)
+DEFINE_IS_FINITE(is_finite_float16, uint16_t, 0x7fff, 0x7c00)
+DEFINE_IS_FINITE(is_finite_bfloat16, uint16_t, 0x7fff, 0x7f80)
 
 /* The sum of squares of a dtype. Squares of float32 fit into double, and SUMS of them are added up
  * side by side: a compiler may not reorder the additions of a single one. */
@@ -683,8 +689,8 @@ static double squares_of_float16(const uint16_t *values, int64_t numel)
 }
 
 /* The sum of the squares of each tensor, NaN of a format of 8 bits: its values need a scale. */
-void ampwatch_squares(int64_t count, const void *const *data, const int64_t *numel,
-                      const uint8_t *dtype, double *sums)
+static void squares(int64_t count, const void *const *data, const int64_t *numel,
+                    const uint8_t *dtype, double *sums)
 {
     for (int64_t i = 0; i < count; i++) {
         if (dtype[i] == FLOAT64) sums[i] = squares_of_float64(data[i], numel[i]);
@@ -697,18 +703,19 @@ void ampwatch_squares(int64_t count, const void *const *data, const int64_t *num
 
 /* Fill a row per tensor, and one of its blocks unless blocks is NULL. words: a table per dtype from
  * FLOAT8 on. */
-void ampwatch_measure(int64_t count, const void *const *data, const int64_t *numel,
-                      const uint8_t *dtype, const int64_t *stride,
-                      const uint16_t (*words)[256], uint32_t (*rows)[ROW_WORDS],
-                      uint32_t (*blocks)[BLOCK_ROW_WORDS])
+static void measure(int64_t count, const void *const *data, const int64_t *numel,
+                    const uint8_t *dtype, const int64_t *stride, const void *words, void *rows,
+                    void *blocks)
 {
+    const uint16_t(*word)[256] = words;
+    uint32_t(*filled)[BLOCK_ROW_WORDS] = blocks;
     for (int64_t i = 0; i < count; i++) {
         extremes all = {0, UINT64_MAX};
         int64_t step = stride[i] > 1 ? stride[i] : 1;
-        uint32_t *row = rows[i];
-        memset(row, 0, sizeof *rows);
+        uint32_t *row = (uint32_t *)rows + i * ROW_WORDS;
+        memset(row, 0, ROW_WORDS * sizeof *row);
         if (dtype[i] >= FLOAT8)
-            measure_8(data[i], numel[i], step, words[dtype[i] - FLOAT8], row, &all);
+            measure_8(data[i], numel[i], step, word[dtype[i] - FLOAT8], row, &all);
         else if (dtype[i] == FLOAT64)
             measure_64(data[i], numel[i], step, row, &all);
         else
@@ -716,7 +723,15 @@ void ampwatch_measure(int64_t count, const void *const *data, const int64_t *num
         uint64_t amin = all.low == UINT64_MAX ? INT64_MAX : all.low + 1;
         memcpy(row + AMAX_KEY, &all.high, sizeof all.high);
         memcpy(row + AMIN_KEY, &amin, sizeof amin);
-        if (blocks) /* while the tensor is still in the caches */
-            measure_blocks(dtype[i], data[i], numel[i], stretch_of(numel[i]), row, blocks[i]);
+        if (filled) /* while the tensor is still in the caches */
+            measure_blocks(dtype[i], data[i], numel[i], stretch_of(numel[i]), row,
+                           filled[i]);
     }
 }
+
+const kernels KERNELS = {
+    measure,
+    measure_all_blocks,
+    squares,
+    {is_finite_float64, is_finite_float32, is_finite_float16, is_finite_bfloat16},
+};

@@ -114,8 +114,8 @@ def monitor(
         on a GPU some seconds, the first time on a machine, to compile
         its kernel. In training 0.1 to 0.3 ms a step on the training thread; at
         ``standard`` sampled steps cost more, within ``overhead_budget`` of the whole. No host
-        sync, no thread of its own (but for the log, once one of several ranks has a
-        finding); docs/how-it-works.md has the measurements.
+        sync, no thread of its own before there is a finding (then one writes a report
+        and ends, and where there are several ranks one writes the log); docs/how-it-works.md has the measurements.
     """
     given = {"level": level, "run": run, **settings}
     resolved = Settings.resolve(given, beside=ARGUMENTS, warns=False)

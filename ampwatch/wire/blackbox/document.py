@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ampwatch.errors import ReportError
@@ -71,6 +72,9 @@ MAX_BYTES = 64 << 20
 
 _NO_ROWS: dict[str, Any] = {"columns": [], "rows": []}
 """A table that is left out."""
+
+_AS_IT_IS = frozenset({bool, int, str, type(None)})
+"""What is the same in Python and in JSON."""
 
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -168,20 +172,28 @@ def _fields(record: Any) -> dict[str, Any]:
 
 def _table(kind: type[Any], records: Sequence[Any]) -> dict[str, Any]:
     columns = [f.name for f in fields(kind)]
-    return {"columns": columns, "rows": [[_plain(getattr(r, c)) for c in columns] for r in records]}
+    return {"columns": columns, "rows": [*map(_row, map(attrgetter(*columns), records))]}
+
+
+def _row(values: Iterable[Any]) -> list[Any]:
+    # In line: there are thousands of cells, and most of them are as JSON has them.
+    return [
+        v if type(v) in _AS_IT_IS or (type(v) is float and math.isfinite(v)) else _plain(v)
+        for v in values
+    ]
 
 
 def _plain(value: Any) -> Any:
     """Return ``value`` as JSON has it."""
-    if isinstance(value, (SkipClass, Topic, Operand)):
-        return value.label
     # JSON has no NaN and no infinity; what Python writes for them no other parser reads.
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, (tuple, list)):
+        return _row(value)
+    if isinstance(value, (SkipClass, Topic, Operand)):
+        return value.label
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
     if isinstance(value, (ExponentHistogram, BlockHistogram, BlockLevel, OperandRecord)):
         return _fields(value)
     return value

@@ -93,7 +93,7 @@ def write(directory: Path, box: Box, most: int) -> Path:
         OSError: If it cannot be written; the older one is still there then.
 
     Cost:
-        About 5 ms to put into words, and what two ``fsync`` take: a few ms on a local disk.
+        Some 3 ms to put into words, and what two ``fsync`` take: a few ms on a local disk.
     """
     path = box_path(directory, box.identity)
     try:

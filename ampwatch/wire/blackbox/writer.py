@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from _thread import start_new_thread
+from threading import Event
 from typing import TYPE_CHECKING
 
-from ampwatch.guard import Log, is_of_a_signal
+from ampwatch.guard import Log
 from ampwatch.wire.blackbox.files import report_directory, write
 from ampwatch.wire.records import RunState, StepRecord
 
@@ -25,8 +27,10 @@ AT_ONCE = 16
 the other; of the rest the ring has a copy."""
 
 SHARE = 0.01
-"""Share of the time that writing may take after that: a slow file system must not slow the
-training down for long."""
+"""Share of the time that writing may take after that: putting a box into words holds the GIL."""
+
+PATIENCE_S = 5.0
+"""How long the end of a run waits for a box that is being written. Unit: s."""
 
 AFTERMATH = 16
 """Steps after a finding after which the box is written again, and after each fourfold: what
@@ -43,17 +47,20 @@ class BoxWriter:
 
     Attributes:
         failures: How often the box could not be written: no room, no rights.
-        spent_ns: Time spent on writing so far. Unit: ns.
+        written: Set while no thread writes.
 
     Cost:
-        A comparison a record. What it costs to write: ``files.write``, on the training thread.
+        A comparison a record. To write, what is remembered is copied: half a millisecond. It is put
+        into words and written (``files.write``) in a thread of its own, which ends with that.
     """
 
     def __init__(
         self, recorder: Recorder, settings: Settings, describe: Callable[[Box], None]
     ) -> None:
         self.failures = 0
-        self.spent_ns = 0
+        self.written = Event()
+        self.written.set()
+        self._error: Exception | None = None
         self._recorder = recorder
         self._settings = settings
         self._describe = describe
@@ -99,32 +106,64 @@ class BoxWriter:
         """Write the last state of a run that has an alarming finding or has failed; no other."""
         end = self._recorder.end
         failed = end is not None and end.state is RunState.FAILED
-        if failed or self._recorder.num_alarms:
-            self.write()
+        if self._writes and (failed or self._recorder.num_alarms):
+            # What is on its way comes first.
+            self.written.wait(PATIENCE_S)
+            self._heed()
+            self._write(self._box())
+            self._heed()
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this process writes. A forked child does not: the box is its parent's."""
+        return os.getpid() == self._pid and self._settings.report_files > 0
 
     def write(self) -> None:
-        """Write the box now. A forked child writes nothing: the box is its parent's."""
-        if os.getpid() != self._pid or not self._settings.report_files:
+        """Begin to write the box as it is now; with a later record if one is being written."""
+        if not self._writes:
             return
-        began = time.perf_counter_ns()
-        self._is_overdue = False
+        self._is_overdue = not self.written.is_set()
+        if self._is_overdue:
+            return
+        self._heed()
+        box = self._box()
+        self.written.clear()
         try:
-            box = self._recorder.box("training", time.time_ns())
-            self._describe(box)
+            # No Thread: its start() waits for ever for a thread that has no memory to begin.
+            start_new_thread(self._write, (box,))
+        except RuntimeError:  # no thread to be had, or the interpreter has begun to end
+            self._write(box)
+
+    def _box(self) -> Box:
+        box = self._recorder.box("training", time.time_ns())
+        self._describe(box)
+        return box
+
+    def _write(self, box: Box) -> None:
+        began = time.perf_counter_ns()
+        try:
             write(report_directory(self._settings.report_dir), box, self._settings.report_files)
-        except OSError as error:
-            if is_of_a_signal(error):
-                raise
-            # No room, no rights: reported once, tried again with the next finding.
-            self.failures += 1
-            if self.failures == 1:
-                logger.warning(
-                    "expected to write a report of what went wrong, got: %s; training is not affected",
-                    error,
-                )
-        now = time.perf_counter_ns()
-        self._last_ns, self._last_spent_ns = now, now - began
-        self.spent_ns += now - began
+        except Exception as error:  # noqa: BLE001 - of a thread that nobody waits for
+            self._error = error
+        finally:
+            now = time.perf_counter_ns()
+            self._last_ns, self._last_spent_ns = now, now - began
+            self.written.set()
+
+    def _heed(self) -> None:
+        """Take what was raised in the thread: it logs nothing itself, which would leave a trace of it."""
+        error, self._error = self._error, None
+        if error is None:
+            return
+        if not isinstance(error, OSError):
+            raise error
+        # No room, no rights: reported once, tried again with the next finding.
+        self.failures += 1
+        if self.failures == 1:
+            logger.warning(
+                "expected to write a report of what went wrong, got: %s; training is not affected",
+                error,
+            )
 
     def _may_write(self) -> bool:
         if self._at_once:

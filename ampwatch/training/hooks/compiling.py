@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -67,7 +68,7 @@ _never_compiled: dict[int, Any] = {}
 """Code objects by identity: they compare by value."""
 
 _stand_ins: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""Functions that stand before others, and these."""
+"""Functions that stand before others, and these: those of which the compiler was not asked yet."""
 
 
 def never_compiled(function: _F) -> _F:
@@ -109,8 +110,8 @@ def stands_before(stand_in: _F, original: Callable[..., Any]) -> _F:
     function of ours in its place would be traced, only to break a graph in it, and another one where
     what is left of it runs.
     """
-    _stand_ins[stand_in] = original
-    _take_after(stand_in, original)
+    if not _take_after(stand_in, original):
+        _stand_ins[stand_in] = original
     return never_compiled(stand_in)
 
 
@@ -125,7 +126,8 @@ def keep_from_compiler() -> None:
     for code in list(_never_compiled.values()):
         _skip(code)
     for stand_in, original in list(_stand_ins.items()):
-        _take_after(stand_in, original)
+        if _take_after(stand_in, original):
+            stands_no_more(stand_in)
 
 
 def _skip(code: Any) -> None:
@@ -134,19 +136,21 @@ def _skip(code: Any) -> None:
         skip(code)
 
 
-def _take_after(stand_in: Any, original: Callable[..., Any]) -> None:
-    if _is_left_out(original):
-        # What torch.compiler.disable sets, which needs the compiler, and compiles nothing that is called inside.
-        setattr(stand_in, NOT_TRACED, True)
+def _take_after(stand_in: Any, original: Callable[..., Any]) -> bool:
+    """Have a function not be traced where the compiler breaks its graph at another.
 
-
-def _is_left_out(function: Callable[..., Any]) -> bool:
-    """Whether the compiler breaks its graph at a call of a function, and does not trace it."""
+    Returns:
+        Whether the compiler is there and was asked.
+    """
     ask = getattr(sys.modules.get("torch._dynamo.trace_rules"), TRACED_AS, None)
-    try:
-        return ask is not None and bool(ask(function, is_inlined_call=True))
-    except (AttributeError, TypeError, AssertionError):
-        return False  # one that is not written in Python, or is asked for otherwise
+    if ask is None:
+        return False
+    # One that is not written in Python, or is asked for otherwise.
+    with contextlib.suppress(AttributeError, TypeError, AssertionError):
+        if ask(original, is_inlined_call=True):
+            # What torch.compiler.disable sets, which needs the compiler, and compiles nothing that is called inside.
+            setattr(stand_in, NOT_TRACED, True)
+    return True
 
 
 def is_in_compiled() -> bool:

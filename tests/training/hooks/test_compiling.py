@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from ampwatch.training.hooks import compiling
+from ampwatch.training.private import NOT_TRACED, TRACED_AS
 
 HERE = Path(__file__).resolve().parents[3]
 
@@ -227,3 +230,28 @@ def test_whether_anything_may_be_compiled(
             monkeypatch.setitem(sys.modules, f"torch._dynamo.{name}", module)
 
     assert compiling.may_compile() is may
+
+
+def test_the_compiler_is_asked_once_what_it_does_with_a_function(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As soon as it is there: of what stood in place of it before then, when next there is an occasion."""
+    monkeypatch.setattr(compiling, "_stand_ins", WeakKeyDictionary())
+    asked = []
+
+    def check(function: Any, *, is_inlined_call: bool) -> bool:
+        asked.append((function, is_inlined_call))
+        return function is int
+
+    rules = "torch._dynamo.trace_rules"
+    monkeypatch.delitem(sys.modules, rules, raising=False)
+    early = compiling.stands_before(lambda: 1, int)
+    compiling.keep_from_compiler()
+    assert not hasattr(early, NOT_TRACED)
+    monkeypatch.setitem(sys.modules, rules, SimpleNamespace(**{TRACED_AS: check}))
+    late = compiling.stands_before(lambda: 2, float)
+    for _ in range(2):
+        compiling.keep_from_compiler()
+
+    assert asked == [(float, True), (int, True)]
+    assert (getattr(early, NOT_TRACED), hasattr(late, NOT_TRACED)) == (True, False)

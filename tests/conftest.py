@@ -76,7 +76,7 @@ _num_frozen = 0
 def pytest_collection_finish() -> None:
     """Keep modules and tests, some 400 000 objects, from each pass over all objects.
 
-    The collector makes them, and so does each monitor, for the schedulers that live already.
+    The collector makes them, and so does the first step of each training, for the schedulers that live already.
     """
     _freeze()
 

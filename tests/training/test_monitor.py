@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import re
@@ -380,6 +381,19 @@ def test_an_interrupt_while_closing_still_takes_everything_off(
         watch.close()
 
     assert torch.amp.GradScaler.update is before
+
+
+def test_attaching_looks_through_no_objects_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass takes as long as there are objects; the first step that a scaler may skip makes one."""
+    passes = []
+    look = gc.get_objects
+    monkeypatch.setattr(gc, "get_objects", lambda: passes.append(1) or look())
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, level="light", serve=False):
+        attaching = len(passes)
+        run.loop()
+
+    assert (attaching, len(passes)) == (0, 1)
 
 
 def test_level_off_attaches_nothing() -> None:

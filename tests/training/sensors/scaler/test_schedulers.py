@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -152,11 +153,14 @@ def test_a_scheduler_is_not_kept_alive(watch: Callable[[], Watched]) -> None:
     optimizer = _optimizer()
     scheduler = lrs.LinearLR(optimizer)
     watched = watch()
+    watched.moved(optimizer)
+    found = weakref.ref(scheduler)
+    assert found in [reference for reference, _ in watched.sensor._found]
     del scheduler
     gc.collect()
 
     assert watched.moved(optimizer) is False
-    assert [reference() for reference, _ in watched.sensor._found if reference() is not None] == []
+    assert found() is None
 
 
 def test_schedulers_that_replace_one_another_are_found_each_time(
@@ -176,6 +180,19 @@ def test_schedulers_that_replace_one_another_are_found_each_time(
         gc.collect()
 
     assert seen == [True] * 6
+
+
+def test_a_scheduler_made_between_set_up_and_the_first_step_is_seen(
+    watch: Callable[[], Watched],
+) -> None:
+    """Although it has moved no rate yet."""
+    watched = watch()
+    optimizer = _optimizer()
+    scheduler = lrs.StepLR(optimizer, 5)
+    seen = [watched.moved(optimizer)]
+    scheduler.step()
+
+    assert [*seen, watched.moved(optimizer)] == [False, True]
 
 
 def test_rates_set_by_hand_are_a_schedule_and_end_the_searching(

@@ -95,6 +95,18 @@ def test_a_watched_training_loads_nothing_of_the_host_half(nursery: Nursery) -> 
     assert {m for m in loaded if m.startswith("ampwatch.host")} == set()
 
 
+@pytest.mark.parametrize(("level", "counts_ops"), [("light", False), ("standard", True)])
+def test_what_counts_ops_is_loaded_at_set_up_where_ops_are_counted(
+    level: str, *, counts_ops: bool
+) -> None:
+    """PyTorch's formulas for FLOPs import Triton: not at light, and not in a step."""
+    program = f"import torch, ampwatch; ampwatch.monitor(torch.nn.Linear(2, 2), level={level!r}, serve=False)"
+    loaded = loaded_by(program)
+
+    assert ("torch.utils.flop_counter" in loaded) is counts_ops
+    assert counts_ops or "triton" not in loaded
+
+
 @pytest.mark.parametrize("name", ["monitor", "inject", "LossScaler"])
 def test_a_name_that_needs_torch_says_so_where_there_is_none(name: str) -> None:
     """What was expected, what was found and what to do; for ``except ImportError`` as well."""

@@ -7,14 +7,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.devices import autocast_types
 from ampwatch.training.private import OpOverload, has_kernel, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 RECURRENT = frozenset(
@@ -115,6 +114,18 @@ class OpInfo(NamedTuple):
     may_copy: bool = False
 
 
+@cache
+def flop_formulas() -> Mapping[Any, Callable[..., int]]:
+    """Return PyTorch's formulas for FLOPs, by op; users may add to them.
+
+    Cost: at the first call 0.1 s where there is Triton.
+    """
+    # PyTorch imports all of Triton with it, only to know the class of its kernels.
+    from torch.utils.flop_counter import flop_registry  # noqa: PLC0415 - where ops are counted
+
+    return flop_registry
+
+
 def op_info(func: OpOverload) -> OpInfo:
     """Return the facts about ``func``.
 
@@ -122,7 +133,7 @@ def op_info(func: OpOverload) -> OpInfo:
     """
     schema = schema_of(func)
     space, _, full = schema.name.partition("::")
-    count_flops = flop_registry.get(func.overloadpacket)
+    count_flops = flop_formulas().get(func.overloadpacket)
     is_view = _is_view(func)
     may_copy = is_view and _consists_of_ops(func)
     kind = _kind(full, func, has_flops=count_flops is not None)

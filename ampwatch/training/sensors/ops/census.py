@@ -23,7 +23,7 @@ from ampwatch.training.model.module_stack import FOREIGN, ModuleStack
 from ampwatch.training.ops.call import OpCall, OpCounts, is_view_of, tensors_among
 from ampwatch.training.ops.events import HostRead, Op, OpPlace, OpsBegan, OpsEnded, OpSensor
 from ampwatch.training.ops.frames import FramePlaces, runs_elsewhere
-from ampwatch.training.ops.info import OpInfo, op_info
+from ampwatch.training.ops.info import OpInfo, flop_formulas, op_info
 from ampwatch.training.ops.mode import OpMode
 from ampwatch.training.private import (
     MAX_NODES_SEEN,
@@ -139,6 +139,7 @@ class OpCensusSensor(Sensor):
     is_dormant = True
 
     def __init__(self, context: Context) -> None:
+        flop_formulas()  # PyTorch imports much for them: at set-up, not in a step
         settings = context.settings
         self._bus = bus = context.bus
         self._account = bus.account

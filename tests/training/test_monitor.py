@@ -386,14 +386,17 @@ def test_an_interrupt_while_closing_still_takes_everything_off(
 def test_attaching_looks_through_no_objects_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass takes as long as there are objects; the first step that a scaler may skip makes one."""
     passes = []
-    look = gc.get_objects
-    monkeypatch.setattr(gc, "get_objects", lambda: passes.append(1) or look())
+    for name in ("get_objects", "get_referrers"):
+        look = getattr(gc, name)
+        counted = lambda *of, look=look: passes.append(1) or look(*of)  # noqa: E731
+        monkeypatch.setattr(gc, name, counted)
     run = build("fp16-foreach")
     with ampwatch.monitor(run.models, run.scaler, level="light", serve=False):
         attaching = len(passes)
         run.loop()
 
-    assert (attaching, len(passes)) == (0, 1)
+    assert attaching == 0
+    assert 1 <= len(passes) <= 2
 
 
 def test_level_off_attaches_nothing() -> None:

@@ -223,3 +223,28 @@ def test_rates_that_follow_the_size_of_a_batch_are_no_schedule(
         seen.append(watched.moved(optimizer))
 
     assert sum(seen) <= 2
+
+
+def test_a_scheduler_is_found_wherever_its_attributes_lie(watch: Callable[[], Watched]) -> None:
+    """In the object itself, or in a dict that somebody has asked for; under another name as well."""
+
+    class Renamed(lrs.LambdaLR):
+        @property
+        def optimizer(self) -> Any:
+            return self.of
+
+        @optimizer.setter
+        def optimizer(self, optimizer: Any) -> None:
+            self.of = optimizer
+
+    watched = watch()
+    optimizer, other = _optimizer(), _optimizer()
+    schedulers = [lrs.StepLR(optimizer, 5), Renamed(optimizer, float)]
+    not_mine = lrs.StepLR(other, 5)
+    assert vars(schedulers[0])["optimizer"] is optimizer
+    watched.moved(optimizer)
+    found = [reference() for reference, _ in watched.sensor._found]
+    watched.moved(other)
+
+    assert sorted(map(id, found)) == sorted(map(id, schedulers))
+    assert [r() for r, owner in watched.sensor._found if owner() is other] == [not_mine]

@@ -35,8 +35,6 @@ SURVIVORS = {
     "run_rank:ampwatch_module_activation_headroom:log2_min: odule_activation_amax > [0]))) -> 1": (
         "an output below 1 is further from the end than any line"
     ),
-    "run_rank:ampwatch_gradient_underflow_elements_per_gradient_elements:ratio_rate15m:"
-    " _elements_total[15m]) > [0]) -> 1": "nobody samples less than one element a second",
 }
 """Mutants that no test need notice, with the reason."""
 

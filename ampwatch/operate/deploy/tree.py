@@ -120,7 +120,8 @@ def _under(directory: Path, place: str, *patterns: str) -> Iterator[tuple[str, s
     for pattern in patterns:
         for path in directory.glob(pattern):
             name = path.relative_to(directory)
-            if _NOT_SHIPPED & set(name.parts) or not path.is_file():
+            # The C part is of this machine, and no text: a daemon does without.
+            if _NOT_SHIPPED & set(name.parts) or path.suffix == ".so" or not path.is_file():
                 continue
             try:
                 yield f"{place}/{name.as_posix()}", path.read_text(encoding="utf-8")

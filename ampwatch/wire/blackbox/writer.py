@@ -8,7 +8,7 @@ from _thread import start_new_thread
 from threading import Event
 from typing import TYPE_CHECKING
 
-from ampwatch.guard import Log
+from ampwatch.guard import Log, Suppress, is_of_a_signal
 from ampwatch.wire.blackbox.files import report_directory, write
 from ampwatch.wire.records import RunState, StepRecord
 
@@ -128,11 +128,13 @@ class BoxWriter:
         self._heed()
         box = self._box()
         self.written.clear()
-        try:
+        # Without one where none is to be had, or the interpreter has begun to end.
+        with Suppress(RuntimeError, MemoryError):
             # No Thread: its start() waits for ever for a thread that has no memory to begin.
             start_new_thread(self._write, (box,))
-        except RuntimeError:  # no thread to be had, or the interpreter has begun to end
-            self._write(box)
+            return
+        self._write(box)
+        self._heed()
 
     def _box(self) -> Box:
         box = self._recorder.box("training", time.time_ns())
@@ -151,11 +153,11 @@ class BoxWriter:
             self.written.set()
 
     def _heed(self) -> None:
-        """Take what was raised in the thread: it logs nothing itself, which would leave a trace of it."""
+        """Raise or report what ``_write`` has met: a thread logs nothing itself, which would leave a trace."""
         error, self._error = self._error, None
         if error is None:
             return
-        if not isinstance(error, OSError):
+        if not isinstance(error, OSError) or is_of_a_signal(error):
             raise error
         # No room, no rights: reported once, tried again with the next finding.
         self.failures += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -215,6 +216,39 @@ def test_a_fault_of_its_own_is_raised_where_a_guard_is(
 
     with pytest.raises(ValueError, match="out of order"):
         box.put(FindingRecord(alarm("one")))
+
+
+def _no_thread(*_args: Any) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize("where", ["at the end", "where no thread is to be had"])
+def test_a_time_limit_of_the_program_reaches_it(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an ``OSError``, and no fault of the disk."""
+
+    def late(*_args: Any) -> None:
+        signal.raise_signal(signal.SIGALRM)
+
+    def stop(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    box = writer(tmp_path)
+    try:
+        if where == "at the end":
+            box.put(FindingRecord(alarm()))
+        else:
+            monkeypatch.setattr("ampwatch.wire.blackbox.writer.start_new_thread", _no_thread)
+        monkeypatch.setattr("ampwatch.wire.blackbox.writer.write", late)
+        with pytest.raises(TimeoutError):
+            box.close() if where == "at the end" else box.put(FindingRecord(alarm()))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+    assert box.written.is_set()
+    assert box.failures == 0
 
 
 def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:

@@ -4,14 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import os
+from _thread import start_new_thread
 from queue import Full, Queue
 from threading import Event, Thread, current_thread
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ampwatch.guard import Suppress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+
+PATIENCE_S = 1.0
+"""How long a thread is waited for that is to begin. Unit: s."""
+
+
+def _begin(thread: Thread) -> bool:
+    """Do as ``thread.start()``, which waits for ever for a thread that has no memory to begin.
+
+    Returns:
+        Whether that has come to an end: the thread runs, or none was to be had.
+    """
+    done = Event()
+
+    def start() -> None:
+        with contextlib.suppress(RuntimeError, MemoryError):
+            thread.start()
+        done.set()
+
+    # No threads, no memory, or the interpreter has begun to end.
+    with Suppress(RuntimeError, MemoryError):
+        start_new_thread(start, ())
+        return done.wait(PATIENCE_S)
+    return True
 
 
 class Courier(Generic[T]):
@@ -47,14 +73,14 @@ class Courier(Generic[T]):
         """Start the thread unless it runs; return whether it does. In a forked child it never does."""
         if self._is_working:
             return self._pid == os.getpid()
+        if self._thread is not None and self._thread.ident is None:
+            return False  # waited for once: it has not begun, and hardly will
+        # A daemon: a thread that hangs must not keep the program from ending.
         thread = Thread(target=self._work, name=self._name, daemon=True)
-        try:
-            # A daemon: a thread that hangs must not keep the program from ending.
-            thread.start()
-        except RuntimeError:  # no thread to be had, or the interpreter has begun to end
-            return False
-        self._pid, self._thread = os.getpid(), thread
-        return True
+        has_ended = _begin(thread)
+        if thread.ident is not None or not has_ended:
+            self._pid, self._thread = os.getpid(), thread
+        return thread.ident is not None
 
     def put(self, thing: T, *, spare: int = 0, wait_s: float = 0.0) -> bool:
         """Take a thing, unless the queue is full; return whether it was taken.
@@ -90,7 +116,8 @@ class Courier(Generic[T]):
             return None
         self.ending.set()
         self._wake()
-        if thread is not current_thread():  # what is handed over may have called for the end
+        # What is handed over may have called for the end.
+        if thread is not current_thread() and thread.is_alive():
             thread.join(seconds)
         given_up = None
         if thread.is_alive() and thread is not current_thread():

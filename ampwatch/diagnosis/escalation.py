@@ -38,7 +38,16 @@ MAX_TRACES = 16
 
 REST = 64
 """Iterations after an op was named in which nothing is traced: what goes on is the same incident,
-and is counted. After that it is traced once more, should it still go on."""
+and is counted. After that one more look is taken, should it still go on, and after twice as many again."""
+
+MAX_REST = 1024
+"""Iterations to the next look at a failure that goes on, at most, where the last one has named an op."""
+
+BLIND = 4
+"""Factor of the rest after a look in which no op was named: in weights that are NaN none can be."""
+
+BEGINNING = 16
+"""Iterations in which a failure is new, although its op was named: its remedies are tried in them."""
 
 ALERT_STEPS = 512
 """Iterations after an event in which the inputs of the model are observed: a bad batch does not
@@ -79,6 +88,9 @@ class Escalation:
         self._watches = 0
         self._failed = NONE_FAILED
         self._failing_since = self._failing_at = -1
+        self._looked_at = -1
+        self._rest = REST
+        self._seen: set[tuple[int, bool, bool]] = set()
         self._skipped_at = -RECURRING_STEPS
         self._largest_applied = 0.0
 
@@ -94,13 +106,31 @@ class Escalation:
     @property
     def wants_trace(self) -> bool:
         """Whether the next iteration should be traced."""
-        is_due = self._step < self._until and not self._is_explained()
+        if self._lasts:
+            # One iteration after the replay, which takes less, and has named the op by then.
+            is_due = 0 <= self._looked_at == self._step - 1 and not self._is_explained()
+        else:
+            is_due = self._step < self._until and not self._is_explained()
         return is_due or self._culprits.is_doubted(self._step)
 
     @property
     def wants_inputs(self) -> bool:
         """Whether the inputs of the next iteration should be observed."""
-        return self._step - self._event_at < ALERT_STEPS
+        return self._step - self._event_at < ALERT_STEPS and not self.is_known
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what fails goes on as it did when its op was named, so no step is to be replayed."""
+        is_new = self._step - self._failing_since < BEGINNING or self._looked_at == self._step
+        return self._lasts and not is_new
+
+    @property
+    def _lasts(self) -> bool:
+        """Whether each iteration has failed since one of them in which an op was named."""
+        return (
+            self._failing_at == self._step
+            and 0 <= self._failing_since <= self._culprits.explained_at
+        )
 
     @property
     def wants_ops(self) -> bool:
@@ -115,7 +145,7 @@ class Escalation:
 
     def _is_explained(self) -> bool:
         explained = self._culprits.explained_at
-        return explained >= 0 and self._step - explained < REST
+        return explained >= max(self._looked_at, 0) and self._step - explained < self._rest
 
     def update(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
@@ -128,9 +158,7 @@ class Escalation:
         is_skipping = self._is_skipping(iteration, verdict)
         is_broken = verdict.nonfinite_loss or self._is_broken(iteration, verdict)
         if verdict.skipped or is_broken:
-            if iteration.step != self._failing_at + 1:
-                self._failing_since = iteration.step
-            self._failing_at = iteration.step
+            self._count_failure(iteration.step, verdict)
         if not (is_broken or is_skipping):
             return
         self._event_at = iteration.step
@@ -138,12 +166,33 @@ class Escalation:
             if self._culprits.explained_at < iteration.step:
                 self._culprits.goes_on(iteration.step, self._failing_since)
             return
+        if self._lasts:
+            self._look()
+            return
         if iteration.step - self._until >= CALM_STEPS:
             self._forget_bursts()
         if iteration.step >= self._until and self._bursts[is_broken] < MAX_BURSTS:
             self._bursts[is_broken] += 1
             self._until = iteration.step + self._traces[is_broken]
             self._traces[is_broken] = min(2 * self._traces[is_broken], MAX_TRACES)
+
+    def _count_failure(self, step: int, verdict: StepVerdict) -> None:
+        """Take in an iteration that has failed; end the rest if that is new, or anything beside it."""
+        if step != self._failing_at + 1:
+            self._failing_since = step
+            self._seen.clear()
+        self._failing_at = step
+        news = self._culprits.num_findings, verdict.skipped, verdict.nonfinite_loss
+        if news not in self._seen:
+            self._seen.add(news)
+            self._looked_at, self._rest = -1, REST
+
+    def _look(self) -> None:
+        """Have the failure that goes on looked at once more, unless a look has shown nothing lately."""
+        has_shown = self._culprits.explained_at >= self._looked_at
+        if has_shown or self._step - self._looked_at >= BLIND * self._rest:
+            self._looked_at = self._step
+            self._rest = min(2 * self._rest, MAX_REST)
 
     def count(self, plain: Sequence[Iteration]) -> None:
         """Take in plain iterations in a row."""

@@ -361,6 +361,7 @@ class Diagnosis:
             escalation.wants_ops,
             self.focus,
             *escalation.failed,
+            escalation.is_known,
             look_every=self._logits.look_every,
         )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ampwatch.diagnosis.escalation import (
     ALERT_STEPS,
+    BEGINNING,
+    BLIND,
     CALM_STEPS,
     FIRST_TRACES,
     MAX_BURSTS,
@@ -28,6 +30,9 @@ from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records import Finding, Severity, Topic
 from tests.workshop.births import NAN, born, traced
 from tests.workshop.simulation import Simulation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OVER = born(spread_to={"loss"}, in_backward=True)
 POISONED = born("mm", origin=Origin.BUFFER, out=NAN, spread_to={"loss"}, in_backward=True)
@@ -73,6 +78,15 @@ class Run(Simulation):
         """One iteration whose loss is not finite, and which is not skipped."""
         self.run([False], loss=math.nan)
         return self
+
+    def fail(self, steps: int) -> list[int]:
+        """Have iterations with a bad loss, whose op a trace names; return after which all is known."""
+        self.explains = True
+        known = []
+        for _ in range(steps):
+            self.bad_loss()
+            known += [self.step - 1] * self.escalation.is_known
+        return known
 
     def leave_buffer(self, step: int) -> None:
         """A buffer is not finite as of a step."""
@@ -207,17 +221,58 @@ def test_an_event_in_a_burst_is_no_further_one() -> None:
     assert len(run.traced) == FIRST_TRACES + 2 * FIRST_TRACES
 
 
-def test_once_an_op_was_named_nothing_is_traced_for_a_while() -> None:
-    """A lasting event is counted; should it still go on after that, it is traced once more."""
+def test_once_an_op_was_named_a_failure_that_goes_on_is_looked_at_ever_more_seldom() -> None:
+    """It is counted. After a rest one step is replayed, and if that names no op, one is traced."""
     run = started()
-    run.explains = True
-    for _ in range(3 * REST):
-        run.bad_loss()
+    known = run.fail(3 * REST)
 
-    events = [CALIBRATED + n * (REST + 1) for n in range(3)]
-    assert run.traced == [event + 1 for event in events]
+    named = CALIBRATED + 1
+    look = named + REST
+    assert run.traced == [named, look + 2]
+    assert known == [n for n in range(CALIBRATED + BEGINNING, run.step) if n != look]
+    assert not run.escalation.wants_inputs
     (finding,) = run.book.findings
-    assert finding.count == 3 * REST - len(events)
+    assert finding.count == 3 * REST - len([CALIBRATED, look, look + 1])
+
+
+def test_a_look_that_names_nothing_is_the_last_one_for_long() -> None:
+    """The op has left weights that are NaN: more looks show no more, and nothing is counted for it."""
+    run = started()
+    run.fail(2)
+    run.trace = POISONED
+    run.fail(2 * BLIND * REST)
+
+    assert len(run.traced) == 2
+    assert run.book.findings[0].count == REST
+
+
+def _find_more(run: Run) -> None:
+    run.book.make(
+        Finding("param_nonfinite", Severity.CRITICAL, "param:w", "", "", first_step=0, last_step=0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("happens", "expected"),
+    [
+        (lambda _: None, 0),
+        (_find_more, 1),
+        (lambda run: run.run([True], loss=math.nan), 1),
+        (lambda run: run.calm(1), 1),
+    ],
+    ids=["nothing", "another finding", "another kind of failure", "over, and begins again"],
+)
+def test_what_is_new_in_a_failure_is_looked_at(
+    happens: Callable[[Run], object], expected: int
+) -> None:
+    """Before the rest of what was known is over, and once."""
+    run = started()
+    run.fail(2 * REST + REST // 2)
+    before = len(run.traced)
+    happens(run)
+    run.fail(REST // 2)
+
+    assert len(run.traced) - before == expected
 
 
 @pytest.mark.parametrize("names", [True, False])

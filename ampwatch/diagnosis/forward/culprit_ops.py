@@ -102,6 +102,11 @@ class CulpritOps:
         self._attach(finding)
 
     @property
+    def num_findings(self) -> int:
+        """Number of all findings so far, of whatever kind."""
+        return len(self._book.findings)
+
+    @property
     def is_at_rest(self) -> bool:
         """Whether a plain iteration would be nothing to it."""
         return not self._inputs and self._witness.is_at_rest

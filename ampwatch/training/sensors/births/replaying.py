@@ -169,6 +169,7 @@ class ReplaySensor(Sensor):
         self._loss_begins_at = 0
         self._hooked_at = -1
         self._is_followed = False
+        self._is_known = False
         self._suspect: OpTrace | None = None
         self._num_heard = 0
         self._refusals: dict[str, int] = {}
@@ -332,10 +333,11 @@ class ReplaySensor(Sensor):
     def iteration_opened(self, event: IterationOpened) -> None:
         """Replay an iteration that has failed, or go on with that; let go of those that were well."""
         attention = event.attention
+        self._is_known = attention.is_known
         is_new = attention.failed > self._newest_failed
         if is_new:
             self._newest_failed = attention.failed
-        if is_new and self._inquiry is None and self._pace.allows(attention.failed):
+        if is_new and self._inquiry is None and self._may_replay(attention.failed):
             calls = next((kept.calls for kept in self._kept if kept.step == attention.failed), ())
             self._begin(
                 attention.failed,
@@ -389,7 +391,7 @@ class ReplaySensor(Sensor):
         if self._inquiry is not None:
             return
         step = self._context.iteration.step
-        if self._check_loss(event.tensors) and self._pace.allows(step):
+        if self._check_loss(event.tensors) and self._may_replay(step):
             calls, self._open, self._open_bytes = tuple(self._open), [], 0
             self._begin(step, calls, 1.0)
 
@@ -401,13 +403,16 @@ class ReplaySensor(Sensor):
             if _is_known_bad(loss):
                 bad.append(loss)  # noqa: PERF401
         step = self._context.iteration.step
-        if not bad or self._is_followed or not self._is_listening or not self._pace.allows(step):
+        if not bad or self._is_followed or not self._is_listening or not self._may_replay(step):
             return False
         if self._hooked_at != step:
             self._suspect = loss_trace(bad, self._loss_begins_at, step)
         return True
 
     # What is replayed.
+
+    def _may_replay(self, step: int) -> bool:
+        return not self._is_known and self._pace.allows(step)
 
     def _begin(
         self, step: int, calls: Sequence[KeptCall], scale: float, *, goes_back: bool = False

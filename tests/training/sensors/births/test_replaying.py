@@ -15,6 +15,7 @@ from ampwatch.training.iteration import programs
 from ampwatch.training.sensors.births import replaying
 from ampwatch.training.sensors.births.replay import Replay
 from ampwatch.training.sensors.births.replaying import Pace
+from ampwatch.training.sensors.ops.census import OpCensusSensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -325,6 +326,34 @@ def test_a_storm_is_not_replayed_step_by_step() -> None:
     pace.replayed(300, explained=True)
     assert not pace.allows(301)
     assert pace.allows(400)
+
+
+@pytest.mark.parametrize(
+    ("fault", "dtype"),
+    [(boost, torch.float16), (lambda x: x * 1e30 * 1e30, torch.bfloat16)],
+    ids=["skipped", "weights broken"],
+)
+def test_a_failure_whose_op_was_named_is_let_alone(
+    fault: Callable[[Tensor], Tensor], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the steps 51 to 200 of it two are replayed or followed at most, and one is."""
+    closer: list[int] = []
+    replayed, begin = Pace.replayed, OpCensusSensor.begin
+
+    def note_replay(self: Pace, step: int, *, explained: bool) -> None:
+        closer.append(step)
+        replayed(self, step, explained=explained)
+
+    def note_ops(self: OpCensusSensor, step: int = 0, *, count: bool, follow: bool) -> bool:
+        closer.extend([step] * (follow and not count))
+        return begin(self, step, count=count, follow=follow)
+
+    monkeypatch.setattr(Pace, "replayed", note_replay)
+    monkeypatch.setattr(OpCensusSensor, "begin", note_ops)
+    found, _ = train(fault, dtype=dtype, failing=tuple(range(FAULTY, FAULTY + 200)))
+
+    assert "mul" in {f.op for f in found}
+    assert 1 <= len([step for step in closer if step > FAULTY + 50]) <= 2
 
 
 def test_outputs_of_modules_inside_of_compiled_code_are_measured_on_a_twin(

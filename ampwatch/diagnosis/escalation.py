@@ -47,7 +47,8 @@ BLIND = 4
 """Factor of the rest after a look in which no op was named: in weights that are NaN none can be."""
 
 BEGINNING = 16
-"""Iterations in which a failure is new, although its op was named: its remedies are tried in them."""
+"""Iterations in a row in which a failure is new: it is traced in them, and remedies are tried. One that
+goes on is looked at ever more seldom, whether its op was named or not."""
 
 ALERT_STEPS = 512
 """Iterations after an event in which the inputs of the model are observed: a bad batch does not
@@ -120,17 +121,13 @@ class Escalation:
 
     @property
     def is_known(self) -> bool:
-        """Whether what fails goes on as it did when its op was named, so no step is to be replayed."""
-        is_new = self._step - self._failing_since < BEGINNING or self._looked_at == self._step
-        return self._lasts and not is_new
+        """Whether what fails goes on as it did when it was looked at, so no step is to be replayed."""
+        return self._lasts and self._looked_at != self._step
 
     @property
     def _lasts(self) -> bool:
-        """Whether each iteration has failed since one of them in which an op was named."""
-        return (
-            self._failing_at == self._step
-            and 0 <= self._failing_since <= self._culprits.explained_at
-        )
+        """Whether so many iterations have failed in a row that the failure is not new any more."""
+        return self._failing_at == self._step and self._step - self._failing_since >= BEGINNING
 
     @property
     def wants_ops(self) -> bool:

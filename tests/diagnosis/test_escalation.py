@@ -79,9 +79,14 @@ class Run(Simulation):
         self.run([False], loss=math.nan)
         return self
 
-    def fail(self, steps: int) -> list[int]:
-        """Have iterations with a bad loss, whose op a trace names; return after which all is known."""
-        self.explains = True
+    def fail(self, steps: int, *, explains: bool = True) -> list[int]:
+        """Have iterations with a bad loss; return after which all is known.
+
+        Args:
+            steps: How many.
+            explains: Whether a trace names their op.
+        """
+        self.explains = explains
         known = []
         for _ in range(steps):
             self.bad_loss()
@@ -244,6 +249,16 @@ def test_a_look_that_names_nothing_is_the_last_one_for_long() -> None:
 
     assert len(run.traced) == 2
     assert run.book.findings[0].count == REST
+
+
+def test_a_failure_whose_op_nobody_names_is_traced_while_it_is_new() -> None:
+    """And then a single time, as after a look that names nothing: what goes on is what was traced."""
+    run = started()
+    known = run.fail(BLIND * REST, explains=False)
+
+    first = CALIBRATED + 1
+    assert run.traced == [*range(first, first + BEGINNING), first + BEGINNING + 1]
+    assert known == list(range(CALIBRATED + BEGINNING + 1, run.step))
 
 
 def _find_more(run: Run) -> None:

@@ -56,7 +56,10 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
 
 FOLLOWED = 24
-"""Calls of backward that are followed after something was out of the ordinary, and at the start."""
+"""Calls of backward that are followed after something was out of the ordinary, and at the start, at most."""
+
+FOLLOWED_STEPS = 8
+"""Iterations of which they are: what a program does with its gradients it does again."""
 
 FOLLOW_AGAIN_EVERY = 64
 """Calls of backward after which another ``FOLLOWED`` are followed where unscaled losses are usual:
@@ -92,8 +95,8 @@ class _Backward:
 class GradientUseSensor(Sensor):
     """Follows the content of ``.grad`` from ``backward`` to the step.
 
-    Following costs two checks of every gradient per call of ``backward``. It is done for the first
-    ``FOLLOWED`` calls, and after that only while something is out of the ordinary: a loss that was
+    Following costs two checks of every gradient per call of ``backward``. It is done in the first
+    ``FOLLOWED_STEPS`` iterations, and after that only while something is out of the ordinary: a loss that was
     not scaled although others are, a step around the scaler, a backward after ``unscale_``, an
     update that leaves gradients of another optimizer waiting.
 
@@ -131,7 +134,7 @@ class GradientUseSensor(Sensor):
         self._sources: dict[int, str] = {}
         self._calls = 0
         self._since_update: set[int] = set()
-        self._follow_until = FOLLOWED
+        self._follow()
         self._waits = False
         self._may_be_unscaled = False
         self._direct: set[int] = set()
@@ -150,7 +153,7 @@ class GradientUseSensor(Sensor):
 
     def may_rest(self) -> bool:
         """Whether no gradient is followed, and nothing is out of the ordinary."""
-        follows = self._calls < self._follow_until or self._waits or self._contents.known
+        follows = self._follows or self._waits or self._contents.known
         return not (follows or self._doubts.pending or self._shapes)
 
     def woken(self) -> None:
@@ -174,6 +177,7 @@ class GradientUseSensor(Sensor):
         """Find the losses that a backward begins at; return what to call when it has ended."""
         if not (call.is_alone and self._trained.thread == get_ident()):
             return None
+        follows = self._follows
         self._calls += 1
         self._judged.clear()
         branches = self._roots.branches(call.tensors, call.gradients)
@@ -185,11 +189,8 @@ class GradientUseSensor(Sensor):
             is_plain |= branch.kind == PLAIN
         if is_plain and self._roots.any_scaled:
             self._follow_new_shape(branches)
-        if (
-            self._calls <= self._follow_until
-            or self._waits
-            or (self._may_be_unscaled and UNSCALED in stages(self._scaler))
-        ):
+            follows = follows or self._follows
+        if follows or self._waits or (self._may_be_unscaled and UNSCALED in stages(self._scaler)):
             parameters = self._trained.parameters()
             seen = self._contents.before(parameters)
             running = _Backward(branches, seen)
@@ -210,7 +211,12 @@ class GradientUseSensor(Sensor):
             self._follow()
 
     def _follow(self) -> None:
-        self._follow_until = self._calls + FOLLOWED
+        self._follow_until = self._calls + FOLLOWED, self._iteration.step + FOLLOWED_STEPS
+
+    @property
+    def _follows(self) -> bool:
+        calls, step = self._follow_until
+        return self._calls < calls and self._iteration.step < step
 
     def _backward_ended(self, running: _Backward, seen: Sequence[GradientBefore]) -> None:
         self._running = None
@@ -240,7 +246,7 @@ class GradientUseSensor(Sensor):
         self._trained.thread = get_ident()
         is_first = not self._roots.num_scaled
         self._roots.scaled(event.result)
-        if is_first and (self._waits or self._calls < self._follow_until):
+        if is_first and (self._waits or self._follows):
             self._scales.note(self._roots.number, self._scaler)
         if self._doubts.pending:
             self._doubts.settle()
@@ -516,7 +522,7 @@ class GradientUseSensor(Sensor):
     def zeroed(self, event: Zeroed) -> None:
         """Take note that gradients were set to zero or to ``None``."""
         # While no gradient is followed, its content is not asked for.
-        if self._waits or self._calls < self._follow_until or self._contents.known:
+        if self._waits or self._follows or self._contents.known:
             owner = event.owner
             owned = owner.parameters() if isinstance(owner, nn.Module) else parameters_of(owner)
             self._contents.set(owned, frozenset())

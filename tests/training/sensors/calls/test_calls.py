@@ -23,7 +23,7 @@ from ampwatch.diagnosis.evidence.calls import (
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.gradient_contents import GradContents
-from ampwatch.training.sensors.calls.gradient_use import FOLLOWED, GradientUseSensor
+from ampwatch.training.sensors.calls.gradient_use import FOLLOWED, FOLLOWED_STEPS, GradientUseSensor
 from tests.training.bench import Bench
 
 if TYPE_CHECKING:
@@ -600,4 +600,4 @@ def test_parameters_that_no_optimizer_holds_are_not_searched_for_ever(
         t.optimizer.zero_grad()
 
     assert observations(program, training, steps=3 * FOLLOWED) == []
-    assert len(searches) <= FOLLOWED + 1
+    assert len(searches) <= FOLLOWED_STEPS + 1

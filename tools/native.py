@@ -25,12 +25,14 @@ ROOT = Path(__file__).parents[1]
 PLACE = Path("ampwatch", "training", "native")
 MODULE = PLACE / "_core.abi3.so"
 
+KERNELS = "histogram.c"
+
 FLAGS = ("-std=c11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter")  # fmt: skip
 SSE4 = ("-msse4.2", "-mpopcnt")
 AVX2 = (*SSE4, "-mavx2", "-mbmi", "-mbmi2", "-mfma")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512cd", "-mavx512dq", "-mavx512vl")
 LEVELS = {"x86_64": {"avx512": AVX512, "avx2": AVX2, "sse4": SSE4}}
-"""What `histogram.c` is compiled for, by the machine. `core.c` chooses, when it is loaded."""
+"""What ``KERNELS`` is compiled for, by the machine. `core.c` chooses, when it is loaded."""
 
 OLDEST_GLIBC = 17
 """Of 2.17, the oldest that wheels are made for (PEP 599)."""
@@ -83,12 +85,14 @@ def _compiler() -> list[str]:
 
 def _compile(compiler: list[str], sources: Path, headers: Path, made: Path) -> None:
     scratch = made.parent
-    objects = [str(scratch / "core.o")]
-    _run(*compiler, *FLAGS, f"-I{headers}", "-c", "core.c", "-o", objects[0], at=sources)
+    objects = []
+    for source in sorted({*sources.glob("*.c")} - {sources / KERNELS}):
+        objects.append(str(scratch / f"{source.stem}.o"))
+        _run(*compiler, *FLAGS, f"-I{headers}", "-c", source.name, "-o", objects[-1], at=sources)
     for level, flags in LEVELS.get(platform.machine(), {"any": ()}).items():
         objects.append(str(scratch / f"{level}.o"))
         options = (*FLAGS, *flags, f"-DKERNELS=kernels_{level}")
-        _run(*compiler, *options, "-c", "histogram.c", "-o", objects[-1], at=sources)
+        _run(*compiler, *options, "-c", KERNELS, "-o", objects[-1], at=sources)
     _run(*compiler, "-shared", "-s", *objects, "-o", str(made), at=sources)
 
 

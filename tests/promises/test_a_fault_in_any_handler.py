@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.guard import Subscriber
 from ampwatch.host.fleet.rank import RankView
 from ampwatch.training.hooks import bus, taps
 from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
+from ampwatch.training.hooks.channel import Subscriber
 from ampwatch.training.iteration.governor import DEEP_OPENING, QUIET_AFTER_ALARM
 from ampwatch.training.ops.events import OP_EVENTS, OpSensor
 from ampwatch.training.outlet import Outlet

@@ -21,15 +21,16 @@ from torch import nn
 from torch.amp import GradScaler
 
 import ampwatch
-from ampwatch.guard import Account, Channel, Guard, OneAtATime, Subscriber, Suppress, unbroken
+from ampwatch.guard import Account, Guard, OneAtATime, Suppress, unbroken
 from ampwatch.training.hooks import profilers, sources, taps
+from ampwatch.training.hooks.channel import Channel, PythonChannel, Subscriber
 from ampwatch.training.monitor import _open
 from ampwatch.training.sensors.window.requests import INTERVAL_NS, Requests
 from benchmarks.interrupts import Training, cycle, interrupt, interrupt_lines
 from tests.promises.conftest import ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from ampwatch.guard import Handler
@@ -133,8 +134,8 @@ class Limit:
 
 
 @pytest.mark.parametrize("form", ["method", "arguments", "deeper"])
-@pytest.mark.parametrize("way", ["emit", "run"])
-def test_what_a_handler_of_a_signal_raises_is_the_programs(form: str, way: str) -> None:
+@pytest.mark.parametrize("way", [*dict.fromkeys([Channel, PythonChannel]), Guard])
+def test_what_a_handler_of_a_signal_raises_is_the_programs(form: str, way: type) -> None:
     """An `Exception` in the middle of a sensor, and none of the sensor's."""
     guard = Guard("s")
     heard: list[object] = []
@@ -144,11 +145,12 @@ def test_what_a_handler_of_a_signal_raises_is_the_programs(form: str, way: str) 
             signal.raise_signal(signal.SIGALRM)
         heard.append(event)
 
-    channel = Channel(Account())
-    channel.subscribers = (
-        Subscriber(SimpleNamespace(is_dormant=False), guard, handle, wakes=False),
-    )
-    tell = channel.emit if way == "emit" else partial(guard.run, handle)
+    tell: Callable[[object], object] = partial(guard.run, handle)
+    if way is not Guard:
+        channel = way(Account())
+        sensor = SimpleNamespace(is_dormant=False)
+        channel.subscribers = (Subscriber(sensor, guard, handle, wakes=False),)
+        tell = channel.emit
     with handled_by(getattr(Limit(), form), signal.SIGALRM), pytest.raises(TimeoutError):
         tell("slow")
     tell("next")

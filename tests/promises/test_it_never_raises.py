@@ -20,9 +20,10 @@ from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.steps.steps import StepJudge
-from ampwatch.guard import Guard, Subscriber
+from ampwatch.guard import Guard
 from ampwatch.training.courier import Courier
 from ampwatch.training.hooks import bus
+from ampwatch.training.hooks.channel import Subscriber
 from ampwatch.training.hooks.events import ForwardBegan
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.iteration.governor import Governor

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ampwatch.guard import Channel, Guard, Subscriber, unbroken
+from ampwatch.guard import Guard, unbroken
 from ampwatch.training.hooks import events
+from ampwatch.training.hooks.channel import Channel, Subscriber
 from ampwatch.training.hooks.compiling import may_compile
 from ampwatch.training.hooks.events import SensorFailed
 from ampwatch.training.hooks.ownership import Ownership
@@ -76,17 +77,15 @@ TORCH_EVENTS: tuple[type, ...] = tuple(
 """All events of `events.py`."""
 
 
-Moment: TypeAlias = "tuple[int, int, Any, Any]"
-"""When something happened (unit ns), on which thread (``threading.get_ident``), what: the kind of event, or what
-else a sensor has noted; and what is told with it: of ``BatchAwaited`` the workers of the loader, of
-``IterationClosed`` the iteration."""
+class _Unheard(NamedTuple):
+    """A channel while sensors rest: with the subscribers of before, and with those that are left."""
+
+    channel: Channel
+    before: tuple[Subscriber, ...]
+    left: tuple[Subscriber, ...]
 
 
-def _no_time() -> int:
-    return 0
-
-
-def _forget(_moment: Moment) -> None:
+def _forget(_kind: Any, _given: Any = 0, _at: int | None = None) -> None:
     """Take a moment that nobody wants."""
 
 
@@ -111,8 +110,7 @@ class Bus:
         scaler: The watched scaler. Another one may take over while the training runs.
         models: As given.
         loss_scaler: As given.
-        now: The clock of moments. Unit: ns.
-        note: Takes a moment; forgets it unless a sensor has asked for moments.
+        note: Takes down a moment (``PythonNotes.note``); forgets it unless a sensor has asked for moments.
         note_call: Takes a call of a watched model likewise: model, positional arguments, those by name.
         timing: The guard of the sensor that has asked for moments, ``None`` without one.
         infers_scale: Whether the scale is that which losses were seen to be multiplied by.
@@ -140,8 +138,7 @@ class Bus:
         self.scaler = scaler
         self.models = models
         self.loss_scaler = loss_scaler
-        self.now: Callable[[], int] = _no_time
-        self.note: Callable[[Moment], object] = _forget
+        self.note: Callable[..., object] = _forget
         self.note_call: Callable[[nn.Module, Any, Any], object] = _forget_call
         self.timing: Guard | None = None
         self._timed: frozenset[type] = frozenset()
@@ -163,7 +160,7 @@ class Bus:
         self._is_installed = self._is_removed = False
         self._rest_at = iteration.step + HEARD_AT_FIRST
         self._wake_at = -1
-        self._unheard: list[tuple[Channel, Subscriber]] = []
+        self._unheard: list[_Unheard] = []
         self.may_rest = False
         self.may_compile = may_compile()
 
@@ -265,8 +262,7 @@ class Bus:
     def time(
         self,
         sensor: Sensor,
-        now: Callable[[], int],
-        note: Callable[[Moment], object],
+        note: Callable[..., object],
         note_call: Callable[[nn.Module, Any, Any], object],
     ) -> None:
         """Have the moments of ``sensor.times`` noted from now on.
@@ -276,12 +272,11 @@ class Bus:
 
         Args:
             sensor: The sensor.
-            now: The clock. Unit: ns.
-            note: Takes each moment, on the thread on which it happens. Must not raise.
+            note: Takes down each moment, on the thread on which it happens. Must not raise.
             note_call: Takes each call of a watched model. What it raises switches the sensor off.
         """
         self.timing = next(guard for known, guard in self._sensors if known is sensor)
-        self._timed, self.now, self.note, self.note_call = sensor.times, now, note, note_call
+        self._timed, self.note, self.note_call = sensor.times, note, note_call
         self._place()
 
     @unbroken
@@ -302,7 +297,7 @@ class Bus:
         What was placed for them stays until something else is taken off: the sensor may have failed in a
         hook of PyTorch's, which walks over its hooks in place.
         """
-        self._timed, self.now = frozenset(), _no_time
+        self._timed = frozenset()
         self.note, self.note_call = _forget, _forget_call
 
     # Rest.
@@ -331,18 +326,23 @@ class Bus:
         ]
         for event in EACH_STEP:
             channel = self.channel(event)
-            unheard = [s for s in channel.subscribers if s.sensor in resting]
-            # Known before it is taken out: what an interrupt has left half-way is put back.
-            self._unheard += [(channel, subscriber) for subscriber in unheard]
-            channel.subscribers = tuple(s for s in channel.subscribers if s not in unheard)
+            before = channel.subscribers
+            left = tuple(s for s in before if s.sensor not in resting)
+            if len(left) < len(before):
+                # Known before they are taken out: what an interrupt has left half-way is put back.
+                self._unheard.append(_Unheard(channel, before, left))
+                channel.subscribers = left
         self._wake_at = next_heard(step + 1)
 
     def _resume(self) -> None:
-        rested = {subscriber.sensor for _, subscriber in self._unheard}
-        for channel in {channel for channel, _ in self._unheard}:
-            mine = [one for of, one in self._unheard if of is channel]
-            mine += [one for one in channel.subscribers if one not in mine]
-            channel.subscribers = self._in_order(mine)
+        rested = {s.sensor for _, before, left in self._unheard for s in before if s not in left}
+        for channel, before, left in self._unheard:
+            if channel.subscribers is not left:
+                # Somebody has begun to listen meanwhile, or listens no more.
+                now = channel.subscribers
+                kept = [s for s in before if s not in left or s in now]
+                before = self._in_order([*kept, *(s for s in now if s not in kept)])  # noqa: PLW2901
+            channel.subscribers = before
         for sensor, guard in self._sensors:
             if sensor in rested:
                 guard.run(sensor.woken)
@@ -488,11 +488,10 @@ class Bus:
                     raise
 
     def _is_wanted(self, place: Place) -> bool:
-        resting = [channel for channel, _ in self._unheard]
         return not place.events or any(
             event in self._timed
             or self.channel(event).subscribers
-            or self.channel(event) in resting
+            or any(one.channel is self.channel(event) for one in self._unheard)
             or self.of_other_scalers(event).subscribers
             for event in place.events
         )

@@ -20,7 +20,8 @@ from torch import nn
 from ampwatch.guard import is_of_a_signal
 from ampwatch.training.hooks.compiling import is_traced, may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
-from ampwatch.training.hooks.taps import NOT_TAKEN, listen
+from ampwatch.training.hooks.tapped_call import NOT_TAKEN
+from ampwatch.training.hooks.taps import listen
 from ampwatch.training.private import (
     GUARDS_CLASSES,
     OPTIMIZED_MODULE,

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampwatch.guard import leave_out_own_frames
-from ampwatch.training.devices import captures, is_unheard
-from ampwatch.training.hooks.compiling import (
-    never_compiled,
-    set_compiler,
-    stands_before,
-    stands_no_more,
-)
+from ampwatch.training.hooks.compiling import never_compiled, stands_before, stands_no_more
+from ampwatch.training.hooks.tapped_call import TappedCall
 from ampwatch.training.private import builtin_table, find_builtin, register_builtin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
+
+    from ampwatch.training.hooks.tapped_call import Plan
 
 
 is_compiling = torch.compiler.is_compiling
@@ -37,9 +34,6 @@ _lock = threading.RLock()
 """Reentrant: whatever Python frees while it is held may close a monitor."""
 
 _taps: dict[tuple[type | ModuleType, str], _Tap] = {}
-
-NOT_TAKEN = object()
-"""What a listener returns that was asked to make a call in its own way, and leaves it to the tap."""
 
 
 class Listener:
@@ -83,24 +77,8 @@ class Listener:
             self._tap.drop(self)
 
 
-class _Plan(NamedTuple):
-    """The callables of all listeners of a tap, each with the instance that it listens to alone.
-
-    Attributes:
-        begins: Called before the original.
-        afters: Pairs of what is called after it, and what gets its result as well; either may be ``None``.
-        fails: Called where it has raised.
-    """
-
-    begins: tuple[tuple[Callable[..., None], object | None], ...] = ()
-    afters: tuple[
-        tuple[Callable[..., None] | None, Callable[..., None] | None, object | None], ...
-    ] = ()
-    fails: tuple[tuple[Callable[..., None], object | None], ...] = ()
-
-
-def _planned(listeners: tuple[Listener, ...]) -> _Plan:
-    return _Plan(
+def _planned(listeners: tuple[Listener, ...]) -> Plan:
+    return (
         tuple((x.before, x.instance) for x in listeners if x.before is not None),
         tuple(
             (x.after, x.returned, x.instance)
@@ -114,99 +92,42 @@ def _planned(listeners: tuple[Listener, ...]) -> _Plan:
 class _Tap:
     """One replaced method."""
 
-    __slots__ = (
-        "_always_heard",
-        "_around",
-        "_is_inherited",
-        "_listeners",
-        "_name",
-        "_original",
-        "_owner",
-        "_plan",
-        "_wrapper",
-    )
+    __slots__ = ("_call", "_is_inherited", "_listeners", "_name", "_original", "_owner", "_wrapper")
 
     def __init__(self, owner: type | ModuleType, name: str, *, always_heard: bool = False) -> None:
-        self._always_heard = always_heard
         self._owner = owner
         self._name = name
         # From __dict__ and not by getattr: a staticmethod would come unwrapped, and the last listener
         # has to put back the very object that was there.
         self._is_inherited = name not in owner.__dict__
         self._original = _inherited(owner, name) if self._is_inherited else owner.__dict__[name]
-        # Both replaced as a whole, never changed in place: a call in another thread
-        # iterates over the tuples it has read.
-        self._listeners: tuple[Listener, ...] = ()
-        self._plan = _Plan()
-        self._around: Callable[..., Any] | None = None
+        self._call = TappedCall()
+        self._call.always_heard = always_heard
+        self._set(())
         self._wrapper = self._wrap()
 
     def put_on(self) -> None:
         """Replace the method. Idempotent."""
         setattr(self._owner, self._name, self._wrapper)
 
-    def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
-        # Locals of the closure cost one load less in each call than attributes of the tap.
-        original = self._original
-        always_heard = self._always_heard
+    def _wrap(self) -> Callable[..., Any]:
+        # Locals of the closure cost one load less in each call than attributes.
+        original, call = self._original, self._call.call
+        always_heard = self._call.always_heard
 
         @functools.wraps(original)
-        def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912 - in line: it runs in each step
+        def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
             # A call that is being compiled must not get our code into its graph. Dynamo takes
             # is_compiling() for the constant True, so the rest of the wrapper is not even traced.
-            # What is captured into a graph of an accelerator is not done now either: whatever a
-            # listener computed would be done again at each replay.
-            if not always_heard and (is_compiling() or (captures and is_unheard())):
+            if not always_heard and is_compiling():
                 return original(instance, *args, **kwargs)
-            around = self._around
-            if around is not None:
-                try:
-                    result = around(original, instance, args, kwargs)
-                except BaseException as error:
-                    leave_out_own_frames(error)
-                    raise
-                if result is not NOT_TAKEN:
-                    return result
-            # Read once: who comes during the call must not get an `after` without its `before`.
-            begins, afters, fails = self._plan
-            # Between two graphs of compiled code whatever is called is compiled, listeners as well.
-            compiler = set_compiler(None)
             try:
-                for before, only in begins:
-                    if only is None or only is instance:
-                        before(instance, args, kwargs)
-                if compiler is not None:
-                    set_compiler(compiler)
-                try:
-                    result = original(instance, *args, **kwargs)
-                except (
-                    BaseException
-                ) as error:  # of an interrupt as well: who counts depth would stay inside
-                    if compiler is not None:
-                        set_compiler(None)
-                    for failed, only in fails:
-                        if only is None or only is instance:
-                            failed(instance)
-                    leave_out_own_frames(error)
-                    raise
-                if compiler is not None:
-                    set_compiler(None)
-                for after, returned, only in afters:
-                    if only is None or only is instance:
-                        if after is not None:
-                            after(instance, args, kwargs)
-                        if returned is not None:
-                            returned(instance, result, args, kwargs)
-            finally:
-                if compiler is not None:
-                    set_compiler(compiler)
-            return result
+                return call(original, instance, args, kwargs)
+            except BaseException as error:
+                leave_out_own_frames(error)
+                raise
 
         return stands_before(wrapper, original)
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        # A class that is pickled by value takes its methods along: they pass calls on, and no more.
-        return _SilentTap, ()
 
     @property
     def is_in_place(self) -> bool:
@@ -219,9 +140,10 @@ class _Tap:
         return method is not None
 
     def _set(self, listeners: tuple[Listener, ...]) -> None:
+        # Replaced as a whole, never changed in place: a call in another thread goes through what it has read.
         self._listeners = listeners
-        self._plan = _planned(listeners)
-        self._around = listeners[0].around if len(listeners) == 1 else None
+        self._call.plan = _planned(listeners)
+        self._call.around = listeners[0].around if len(listeners) == 1 else None
 
     def add(self, listener: Listener) -> None:
         self._set((*self._listeners, listener))
@@ -251,13 +173,6 @@ def _inherited(owner: type | ModuleType, name: str) -> Callable[..., Any]:
     return inherited
 
 
-class _SilentTap:
-    """What is left of a tap in another process."""
-
-    _plan = _Plan()
-    _around = None
-
-
 class _FunctionTap(_Tap):
     """One replaced function of a module.
 
@@ -268,50 +183,21 @@ class _FunctionTap(_Tap):
 
     __slots__ = ()
 
-    def _wrap(self) -> Callable[..., Any]:  # noqa: C901 - in line: it runs in each step
-        original = self._original
+    def _wrap(self) -> Callable[..., Any]:
+        original, call = self._original, self._call.call
         # Before the wrapper is in place: the table lists what is in PyTorch's modules when it is asked
         # for the first time, and would list the wrapper in place of the original for good.
         builtin = find_builtin(original)
 
         @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:  # noqa: C901, PLR0912 - as above
-            if is_compiling() or (captures and is_unheard()):
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():  # as above
                 return original(*args, **kwargs)
-            around = self._around
-            if around is not None:
-                try:
-                    result = around(original, args, kwargs)
-                except BaseException as error:
-                    leave_out_own_frames(error)
-                    raise
-                if result is not NOT_TAKEN:
-                    return result
-            begins, afters, fails = self._plan
-            compiler = set_compiler(None)  # as above
             try:
-                for before, _ in begins:
-                    before(args, kwargs)
-                if compiler is not None:
-                    set_compiler(compiler)
-                try:
-                    result = original(*args, **kwargs)
-                except BaseException as error:
-                    if compiler is not None:
-                        set_compiler(None)
-                    for failed, _ in fails:
-                        failed()
-                    leave_out_own_frames(error)
-                    raise
-                if compiler is not None:
-                    set_compiler(None)
-                for after, _, _ in afters:
-                    if after is not None:
-                        after(args, kwargs)
-            finally:
-                if compiler is not None:
-                    set_compiler(compiler)
-            return result
+                return call(original, args, kwargs)
+            except BaseException as error:
+                leave_out_own_frames(error)
+                raise
 
         stands_before(wrapper, original)
         if builtin is not None:

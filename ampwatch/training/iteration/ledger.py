@@ -507,7 +507,7 @@ class IterationLedger(Sensor):
         if self._closing.subscribers:
             self._closing.emit(IterationClosing(not well))
         sample = None if self._samples is None else self._samples.seal()
-        self._bus.note((now, get_ident(), IterationClosed, frame))
+        self._bus.note(IterationClosed, frame, now)
         if self._closed.subscribers:
             self._closed.emit(IterationClosed(frame))
         has_room = False

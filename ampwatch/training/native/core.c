@@ -1,5 +1,5 @@
-/* The extension module: what Python calls of the C part. No function keeps a reference, and none
- * leaves an error behind but one about its arguments, which are never a user's.
+/* The extension module: what Python calls of the C part. No function of this file keeps a reference,
+ * and none leaves an error behind but one about its arguments, which are never a user's.
  *
  * Addresses are those that Tensor.data_ptr() and array.buffer_info() return. Limited API, so that
  * one library serves every Python from 3.10 on. */
@@ -8,8 +8,10 @@
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 #include <string.h>
+#include <time.h>
 
 #include "histogram.h"
+#include "parts.h"
 
 typedef struct {
     const char *name;
@@ -63,45 +65,29 @@ static int as_integers(PyObject *const *args, Py_ssize_t given, Py_ssize_t wante
 
 #define AT(value) ((void *)(intptr_t)(value))
 
-static PyObject *measure(PyObject *module, PyObject *const *args, Py_ssize_t given)
-{
-    int64_t a[MAX_ARGUMENTS];
-    if (!as_integers(args, given, 8, a)) return NULL;
-    const kernels *with = chosen->kernels;
-    Py_BEGIN_ALLOW_THREADS;
-    with->measure(a[0], AT(a[1]), AT(a[2]), AT(a[3]), AT(a[4]), AT(a[5]), AT(a[6]), AT(a[7]));
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
-}
+/* The GIL is let go of: these take as long as there are elements. */
+#define DEFINE_MEASURE(name, wanted, ...)                                                \
+    static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t given)     \
+    {                                                                                    \
+        int64_t a[MAX_ARGUMENTS];                                                        \
+        if (!as_integers(args, given, wanted, a)) return NULL;                           \
+        const kernels *with = chosen->kernels;                                           \
+        Py_BEGIN_ALLOW_THREADS;                                                          \
+        with->name(__VA_ARGS__);                                                         \
+        Py_END_ALLOW_THREADS;                                                            \
+        Py_RETURN_NONE;                                                                  \
+    }
 
-static PyObject *measure_blocks(PyObject *module, PyObject *const *args, Py_ssize_t given)
-{
-    int64_t a[MAX_ARGUMENTS];
-    if (!as_integers(args, given, 7, a)) return NULL;
-    const kernels *with = chosen->kernels;
-    Py_BEGIN_ALLOW_THREADS;
-    with->measure_blocks(a[0], AT(a[1]), AT(a[2]), AT(a[3]), a[4] != 0, AT(a[5]), AT(a[6]));
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
-}
-
-static PyObject *squares(PyObject *module, PyObject *const *args, Py_ssize_t given)
-{
-    int64_t a[MAX_ARGUMENTS];
-    if (!as_integers(args, given, 5, a)) return NULL;
-    const kernels *with = chosen->kernels;
-    Py_BEGIN_ALLOW_THREADS;
-    with->squares(a[0], AT(a[1]), AT(a[2]), AT(a[3]), AT(a[4]));
-    Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
-}
+DEFINE_MEASURE(measure, 8, a[0], AT(a[1]), AT(a[2]), AT(a[3]), AT(a[4]), AT(a[5]), AT(a[6]), AT(a[7]))
+DEFINE_MEASURE(measure_blocks, 7, a[0], AT(a[1]), AT(a[2]), AT(a[3]), a[4] != 0, AT(a[5]), AT(a[6]))
+DEFINE_MEASURE(squares, 5, a[0], AT(a[1]), AT(a[2]), AT(a[3]), AT(a[4]))
 
 /* The GIL is held: to let go of it for a microsecond invites another thread to keep it for long. */
 #define DEFINE_IS_FINITE(name, dtype)                                                    \
     static PyObject *name(PyObject *module, PyObject *const *args, Py_ssize_t given)     \
     {                                                                                    \
         int64_t a[MAX_ARGUMENTS];                                                        \
-        if (!as_integers(args, given, 2, a)) return NULL;                                       \
+        if (!as_integers(args, given, 2, a)) return NULL;                                \
         return PyBool_FromLong(chosen->kernels->is_finite[dtype](AT(a[0]), a[1]));       \
     }
 
@@ -144,6 +130,10 @@ static PyMethodDef functions[] = {
     FAST(is_finite_float32),
     FAST(is_finite_float16),
     FAST(is_finite_bfloat16),
+    FAST(prepare_taps),
+    FAST(prepare_channels),
+    FAST(prepare_scalars),
+    {"host_scalar", host_scalar, METH_O, NULL},
     {"instructions", instructions, METH_NOARGS, NULL},
     {"choose", choose, METH_O, NULL},
     {NULL, NULL, 0, NULL},
@@ -151,6 +141,30 @@ static PyMethodDef functions[] = {
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_core", NULL, -1, functions, NULL, NULL, NULL, NULL};
+
+long long now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+void free_part(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    ((inquiry)PyType_GetSlot(type, Py_tp_clear))(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+/* Add a class, which is let go of. */
+static int add(PyObject *module, const char *name, PyObject *kind)
+{
+    int failed = !kind || PyModule_AddObjectRef(module, name, kind) < 0;
+    Py_XDECREF(kind);
+    return failed ? -1 : 0;
+}
 
 PyMODINIT_FUNC PyInit__core(void)
 {
@@ -160,5 +174,10 @@ PyMODINIT_FUNC PyInit__core(void)
         PyErr_SetString(PyExc_ImportError, "this processor has none of the sets of instructions");
         return NULL;
     }
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module && (add(module, "TappedCall", make_tapped_call()) < 0 ||
+                   add(module, "Channel", make_channel()) < 0 ||
+                   add(module, "Notes", make_notes()) < 0))
+        Py_CLEAR(module);
+    return module;
 }

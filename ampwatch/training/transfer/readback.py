@@ -18,6 +18,7 @@ import torch
 from ampwatch.training.devices import HOST, Link, PinningError
 from ampwatch.training.kernels.admission import is_ordinary, unwrapped
 from ampwatch.training.memory import HeldBytes, pinned
+from ampwatch.training.native import core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,7 +38,7 @@ def is_plain_scalar(value: object) -> TypeGuard[torch.Tensor]:
     return is_ordinary(value) and value.layout is torch.strided and value.numel() == 1
 
 
-def host_scalar(value: torch.Tensor) -> float:
+def _host_scalar(value: torch.Tensor) -> float:
     """Read a plain one-element CPU tensor straight from memory.
 
     ``Tensor.item()`` would do, but is an ATen op: it shows up in the user's
@@ -50,7 +51,7 @@ def host_scalar(value: torch.Tensor) -> float:
         TypeError: If the dtype is another one.
 
     Cost:
-        About 0.4 us; no copy, no sync.
+        About 0.2 us, in Python 0.4; no copy, no sync.
     """
     try:
         address = value.data_ptr()
@@ -66,6 +67,9 @@ def host_scalar(value: torch.Tensor) -> float:
         msg = f"expected a float or an int scalar, got {value.dtype}"
         raise TypeError(msg)
     return read(address)
+
+
+host_scalar = _host_scalar
 
 
 def _bfloat16(address: int) -> float:
@@ -87,6 +91,12 @@ _READERS: dict[torch.dtype, Callable[[int], float]] = {
     torch.float16: lambda address: float(struct.unpack("<e", ctypes.string_at(address, 2))[0]),
     torch.bfloat16: _bfloat16,
 }
+
+
+if core is not None:
+    # As in native/scalars.c, whose order this is.
+    core.prepare_scalars({dtype: code for code, dtype in enumerate(_TYPES)}, _host_scalar)
+    host_scalar = core.host_scalar
 
 
 class Row:

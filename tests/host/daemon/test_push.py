@@ -28,8 +28,6 @@ from tests.workshop.fleets import made_up_fleet
 if TYPE_CHECKING:
     from ampwatch.host.fleet.passes import CollectorPass
 
-LOGGER = "ampwatch.host.daemon.push"
-
 
 def test_a_daemon_pushes_the_steps_of_a_run_and_says_who_it_is(place: Place) -> None:
     """All other values of a scrape are compared in ``tests/host/metrics/test_otlp.py``."""

@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from ampwatch.training.hooks.taps import NOT_TAKEN, listen, listen_to_function
+from ampwatch.training.hooks import taps
+from ampwatch.training.hooks.tapped_call import NOT_TAKEN, PythonTappedCall, TappedCall
+from ampwatch.training.hooks.taps import listen, listen_to_function
+
+pytestmark = pytest.mark.parametrize(
+    "made_by", dict.fromkeys([TappedCall, PythonTappedCall]), indirect=True
+)
+
+
+@pytest.fixture(autouse=True)
+def made_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have calls be made by the extension module, where it is built, or by Python."""
+    monkeypatch.setattr(taps, "TappedCall", request.param)
 
 
 class Base:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from ampwatch.training.transfer.readback import Readback, host_scalar, is_plain_scalar
+from ampwatch.training.transfer import readback
+from ampwatch.training.transfer.readback import Readback, is_plain_scalar
 from tests.training.sensors.late import FakeDevice
+
+either_way = pytest.mark.parametrize(
+    "host_scalar", [readback.host_scalar, readback._host_scalar], ids=["as built", "Python"]
+)
 
 
 def _send(readback: Readback, value: float) -> bool:
@@ -30,25 +36,31 @@ def _send(readback: Readback, value: float) -> bool:
         (torch.bfloat16, -3.0e38),
         (torch.int32, -7),
         (torch.int64, 2**40),
+        (torch.bool, True),
         (torch.float32, math.inf),
         (torch.float16, -math.inf),
     ],
 )
-def test_a_scalar_is_read_as_item_reads_it(dtype: torch.dtype, value: float) -> None:
+@either_way
+def test_a_scalar_is_read_as_item_reads_it(
+    dtype: torch.dtype, value: float, host_scalar: Any
+) -> None:
     """Reading memory gives what PyTorch's own ``item()`` gives."""
     tensor = torch.tensor(value, dtype=dtype)
 
-    assert host_scalar(tensor) == tensor.item()
+    assert (host_scalar(tensor), type(host_scalar(tensor))) == (tensor.item(), type(tensor.item()))
     assert host_scalar(tensor.new_tensor([0, value])[1]) == tensor.item()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_nan_is_read_as_nan(dtype: torch.dtype) -> None:
+@either_way
+def test_nan_is_read_as_nan(dtype: torch.dtype, host_scalar: Any) -> None:
     """A NaN loss arrives as NaN."""
     assert math.isnan(host_scalar(torch.tensor(math.nan, dtype=dtype)))
 
 
-def test_an_unknown_dtype_is_refused_by_name() -> None:
+@either_way
+def test_an_unknown_dtype_is_refused_by_name(host_scalar: Any) -> None:
     """The error names what is expected and what was given."""
     with pytest.raises(TypeError, match=r"float or an int scalar, got torch\.complex64"):
         host_scalar(torch.tensor(1j))

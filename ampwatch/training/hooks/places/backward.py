@@ -9,7 +9,8 @@ import torch
 
 from ampwatch.training.hooks.compiling import never_compiled
 from ampwatch.training.hooks.events import BackwardBegan, BackwardEnded, GradientsAsked
-from ampwatch.training.hooks.taps import NOT_TAKEN, listen_to_function
+from ampwatch.training.hooks.tapped_call import NOT_TAKEN
+from ampwatch.training.hooks.taps import listen_to_function
 from ampwatch.training.private import RUN_ENGINE, graph_task, tracing_state
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def _timed_backward(bus: Bus) -> Callable[..., Any]:
             return NOT_TAKEN
         if bus.may_compile or graph_task() != -1:
             return NOT_TAKEN
-        bus.note((bus.now(), get_ident(), BackwardBegan, 0))
+        bus.note(BackwardBegan)
         result = original(*args, **kwargs)
-        bus.note((bus.now(), get_ident(), BackwardEnded, 0))
+        bus.note(BackwardEnded)
         return result
 
     return around
@@ -62,7 +63,7 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
         roots = listed(args[0] if args else kwargs.get("tensors"))
         if bus.is_graph_of_another(roots):
             return
-        bus.note((bus.now(), me, BackwardBegan, 0))
+        bus.note(BackwardBegan)
         given = listed(args[1] if len(args) > 1 else kwargs.get("grad_tensors"))
         running[me] = channel.emit(BackwardBegan(roots, given, is_alone))
 
@@ -72,7 +73,7 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
         me = get_ident()
         ends = running.pop(me, None)
         if ends is not None:
-            bus.note((bus.now(), me, BackwardEnded, 0))
+            bus.note(BackwardEnded)
             for guard, end in ends:
                 guard.run(end)
 

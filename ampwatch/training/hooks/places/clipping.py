@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import sys
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.utils import clip_grad
 
+from ampwatch.training.hooks import tapped_call, taps
 from ampwatch.training.hooks.events import ClipBegan, ClipEnded, ClippingByNorm, ClippingByValue
 from ampwatch.training.hooks.taps import listen_to_function
 from ampwatch.training.private import CLIP, CLIP_BY_VALUE, CLIP_NORM, tracing_state
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from ampwatch.training.hooks.bus import Bus
 
 BY_VALUE = "clip_grad_value_"
+
+TAPS = (taps.__name__, tapped_call.__name__)
+"""Modules whose frames stand between a listener and the caller."""
 
 
 def place_clip(bus: Bus, handles: list[Any]) -> None:
@@ -34,8 +39,10 @@ def place_clip(bus: Bus, handles: list[Any]) -> None:
 
     def before_grouping(args: tuple[Any, ...], _kwargs: Any) -> None:
         # All of them group gradients; clipping by value has no function of its own to call.
-        caller = sys._getframe(2)  # noqa: SLF001 - behind the tap; the only way
-        if args and caller.f_code.co_name == BY_VALUE and tracing_state() is None:
+        caller: FrameType | None = sys._getframe(1)  # noqa: SLF001 - documented, and the only way
+        while caller is not None and caller.f_globals["__name__"] in TAPS:
+            caller = caller.f_back
+        if args and caller and caller.f_code.co_name == BY_VALUE and tracing_state() is None:
             by_value.emit(ClippingByValue(args[0][0], caller.f_locals.get("clip_value")))
 
     if hasattr(clip_grad, CLIP):
@@ -59,13 +66,13 @@ def place_clip_times(bus: Bus, handles: list[Any]) -> None:
 
     def before(_args: Any, _kwargs: Any) -> None:
         if tracing_state() is None:
-            bus.note((bus.now(), get_ident(), ClipBegan, 0))
+            bus.note(ClipBegan)
 
     def after(_args: Any, _kwargs: Any) -> None:
-        bus.note((bus.now(), get_ident(), ClipEnded, 0))
+        bus.note(ClipEnded)
 
     def failed() -> None:
-        bus.note((bus.now(), get_ident(), ClipEnded, 0))
+        bus.note(ClipEnded)
 
     places = [(clip_grad, name) for name in TIMED_CLIPS]
     places += [(nn.utils, "get_total_norm"), (nn.utils, "clip_grads_with_norm_")]

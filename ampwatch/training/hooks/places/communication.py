@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,13 +29,13 @@ def place_communication(bus: Bus, handles: list[Any]) -> None:
     def before(_work: Any, _args: Any, _kwargs: Any) -> None:
         is_within = graph_task() != -1
         kind = CommunicationAwaitedWithin if is_within else CommunicationAwaited
-        bus.note((bus.now(), get_ident(), kind, 0))
+        bus.note(kind)
 
     def after(_work: Any, _args: Any, _kwargs: Any) -> None:
-        bus.note((bus.now(), get_ident(), CommunicationArrived, 0))
+        bus.note(CommunicationArrived)
 
     def failed(_work: Any) -> None:
-        bus.note((bus.now(), get_ident(), CommunicationArrived, 0))
+        bus.note(CommunicationArrived)
 
     work = torch.distributed.Work
     handles.append(listen(work, "wait", before=before, after=after, failed=failed))

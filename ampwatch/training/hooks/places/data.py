@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.training.hooks.events import BatchArrived, BatchAwaited
@@ -22,12 +21,12 @@ def place_batches(bus: Bus, handles: list[Any]) -> None:
     def before(loader: Any, _args: Any, _kwargs: Any) -> None:
         # From where PyTorch has put it: a class of the user's may have a property of the name.
         workers = vars(loader).get(LOADER_WORKERS, -1)
-        bus.note((bus.now(), get_ident(), BatchAwaited, workers))
+        bus.note(BatchAwaited, workers)
 
     def after(_loader: Any, _args: Any, _kwargs: Any) -> None:
-        bus.note((bus.now(), get_ident(), BatchArrived, 0))
+        bus.note(BatchArrived)
 
     def failed(_loader: Any) -> None:
-        bus.note((bus.now(), get_ident(), BatchArrived, 0))
+        bus.note(BatchArrived)
 
     handles.append(listen(LOADER_ITERATOR, "__next__", before=before, after=after, failed=failed))

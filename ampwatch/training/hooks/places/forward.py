@@ -30,10 +30,12 @@ def place_autocast(bus: Bus, handles: list[Any]) -> None:
     entering, left = bus.channel(AutocastEntering), bus.channel(AutocastLeft)
 
     def before(region: torch.autocast, _args: Any, _kwargs: Any) -> None:
-        entering.emit(AutocastEntering(region))
+        if entering.subscribers:
+            entering.emit(AutocastEntering(region))
 
     def after(_region: torch.autocast, _args: Any, _kwargs: Any) -> None:
-        left.emit(AutocastLeft())
+        if left.subscribers:
+            left.emit(AutocastLeft())
 
     handles.append(listen(torch.autocast, "__enter__", before=before))
     handles.append(listen(torch.autocast, "__exit__", after=after))

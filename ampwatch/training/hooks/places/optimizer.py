@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -57,7 +56,7 @@ def place_optimizer_step(bus: Bus, handles: list[Any]) -> None:
             begun.clear()
         begun.add(id(optimizer))
         bus.is_optimizer_stepping = True
-        bus.note((bus.now(), get_ident(), OptimizerStepping, 0))
+        bus.note(OptimizerStepping)
         if stepping.subscribers:
             stepping.emit(OptimizerStepping(optimizer))
 
@@ -70,7 +69,7 @@ def place_optimizer_step(bus: Bus, handles: list[Any]) -> None:
         if is_outermost:
             outermost = None
             begun.clear()
-            bus.note((bus.now(), get_ident(), OptimizerStepped, 0))
+            bus.note(OptimizerStepped)
         bus.is_optimizer_stepping = False
         stepped.emit(OptimizerStepped(optimizer, bus.is_stepping, is_outermost))
         if bus.at_boundary:
@@ -85,7 +84,7 @@ def place_zero_grad(bus: Bus, handles: list[Any]) -> None:
     channel = bus.channel(Zeroed)
 
     def after(owner: Optimizer | nn.Module, _args: Any, _kwargs: Any) -> None:
-        if not bus.is_of_another(owner):
+        if channel.subscribers and not bus.is_of_another(owner):
             channel.emit(Zeroed(owner))
 
     handles.append(listen(Optimizer, "zero_grad", after=after))

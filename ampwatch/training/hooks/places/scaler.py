@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,13 +124,15 @@ def place_unscale(bus: Bus, handles: list[Any]) -> None:
         if scaler is bus.scaler and not bus.is_stepping:
             optimizer = _optimizer(args, kwargs)
             if optimizer is not None:
-                bus.note((bus.now(), get_ident(), Unscaling, 0))
-                unscaling.emit(Unscaling(scaler, optimizer))
+                bus.note(Unscaling)
+                if unscaling.subscribers:
+                    unscaling.emit(Unscaling(scaler, optimizer))
 
     def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
         if scaler is bus.scaler and not bus.is_stepping:
-            bus.note((bus.now(), get_ident(), Unscaled, 0))
-            unscaled.emit(Unscaled(scaler, _optimizer(args, kwargs)))
+            bus.note(Unscaled)
+            if unscaled.subscribers:
+                unscaled.emit(Unscaled(scaler, _optimizer(args, kwargs)))
 
     _on_scaler(bus, handles, "unscale_", before=before, after=after)
 
@@ -151,7 +152,7 @@ def place_step(bus: Bus, handles: list[Any]) -> None:
             # It may have taken over with this very step.
             if scaler is not bus.scaler:
                 return
-        bus.note((bus.now(), get_ident(), StepBegan, 0))
+        bus.note(StepBegan)
         began.emit(event)
         # What step() itself reads: a method of the user's may raise, and not because of the user.
         bus.is_stepping = getattr(scaler, IS_ENABLED, True)
@@ -159,7 +160,7 @@ def place_step(bus: Bus, handles: list[Any]) -> None:
     def after(scaler: GradScaler, args: Any, kwargs: Any) -> None:
         channel = others_ended
         if scaler is bus.scaler:
-            bus.note((bus.now(), get_ident(), StepEnded, 0))
+            bus.note(StepEnded)
             bus.is_stepping = False
             channel = ended
         if channel.subscribers:

@@ -12,9 +12,10 @@ import torch
 
 from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTally
-from ampwatch.guard import Channel, is_of_a_signal
+from ampwatch.guard import is_of_a_signal
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.training.devices import is_capturing
+from ampwatch.training.hooks.channel import Channel
 from ampwatch.training.hooks.compiling import ForcedEager, may_compile
 from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from ampwatch.guard import Guard, Subscriber
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.channel import Subscriber
     from ampwatch.training.hooks.events import (
         CompiledEntering,
         GraphCaptured,

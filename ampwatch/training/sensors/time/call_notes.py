@@ -58,6 +58,7 @@ class CallNotes:
         "_kept",
         "_limit",
         "_make_room",
+        "_now",
         "num_heard",
     )
 
@@ -69,6 +70,7 @@ class CallNotes:
         make_room: Callable[[], object],
     ) -> None:
         self._bus = context.bus
+        self._now = context.clock.monotonic_ns
         self._iteration = context.iteration
         self._communicates = context.peers.world_size > 1
         self._kept = kept
@@ -79,8 +81,8 @@ class CallNotes:
     def note(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Note that forward begins, or an evaluation."""
         bus = self._bus
-        now, me, thread = bus.now(), get_ident(), self._iteration.thread
-        if (thread and me != thread) or graph_task() != -1:
+        now, thread = self._now(), self._iteration.thread
+        if (thread and get_ident() != thread) or graph_task() != -1:
             return  # made again within backward, by activation checkpointing
         kind, numel = EVALUATES, 0
         if model.training or is_grad_enabled():
@@ -94,7 +96,7 @@ class CallNotes:
                     numel = _numel_of((*args, *kwargs.values()), MAX_DEPTH)
         if bus.may_compile:
             self.num_heard += 1
-        bus.note((now, me, kind, numel))
+        bus.note(kind, numel, now)
         if len(self._kept) >= self._limit:
             self._make_room()
 

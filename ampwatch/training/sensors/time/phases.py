@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
 from ampwatch.guard import Suppress
 from ampwatch.training.devices import HOST, is_capturing
-from ampwatch.training.hooks.bus import HEARD_AT_FIRST
 from ampwatch.training.hooks.events import (
     BatchAwaited,
-    ClipBegan,
     IterationClosed,
     RootCalled,
-    Unscaling,
 )
+from ampwatch.training.hooks.notes import noted_to
 from ampwatch.training.hooks.roots import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.sensors.time.call_notes import CallNotes
@@ -25,7 +23,6 @@ from ampwatch.training.sensors.time.scheduling import ThreadTimes
 from ampwatch.training.sensors.time.splitting import (
     BACKWARD,
     BACKWARD_WITH_REDUCTION,
-    BY_HAND,
     COMMUNICATION,
     FORWARD,
     REST,
@@ -39,7 +36,6 @@ from ampwatch.wire.records.fields import MAX_COUNT
 
 if TYPE_CHECKING:
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.bus import Moment
     from ampwatch.training.hooks.events import (
         CompileCalled,
         DevicesKnown,
@@ -106,6 +102,7 @@ class PhaseSensor(Sensor):
         # One after the other, and not as tuples: those would be as much again to keep, and to find
         # again when the caches have forgotten them.
         self._moments: deque[Any] = deque(maxlen=MAX_MOMENTS * WIDTH)
+        self._note = noted_to(self._moments.extend, self._now)
         self._since = self._now()
         # Of an iteration of which a part is split already; ``None`` of others.
         self._spent: list[int] | None = None
@@ -115,8 +112,7 @@ class PhaseSensor(Sensor):
         self._trained_by = 0
         self._phases: list[int] = []
         self._is_listening = self._was_settled = self._is_unheard = False
-        self._unscales = self._is_by_hand = True
-        self._installed_at = self._listening_since = 0
+        self._listening_since = 0
         self._calls = CallNotes(
             context, self._moments, FOLDED * WIDTH, lambda: self.guard.run(self._fold_early)
         )
@@ -130,10 +126,9 @@ class PhaseSensor(Sensor):
 
     def installed(self) -> None:
         """Begin to have noted what happens."""
-        self._bus.time(self, self._now, self._moments.extend, self._calls.note)
-        self._is_listening = self._is_by_hand = True
-        self._installed_at = self._listening_since = self._iteration.step
-        self._unscales = False
+        self._bus.time(self, self._note, self._calls.note)
+        self._is_listening = True
+        self._listening_since = self._iteration.step
         self._since = self._now()
         self._spent = self._workers = None
         self._numel = 0
@@ -172,17 +167,17 @@ class PhaseSensor(Sensor):
 
     def _forget_device(self) -> None:
         self._device = None
-        self._bus.note = self._moments.extend
+        self._bus.note = self._note
 
     # What happens.
 
-    def _note_on_device(self, moment: Moment) -> None:
+    def _note_on_device(self, kind: Any, given: Any = 0, at: int | None = None) -> None:
         """Take a moment, and mark on the device what comes after it."""
-        self._moments.extend(moment)
+        self._note(kind, given, at)
         clock, guard = self._device, self._on_device
-        if clock is None or guard is None or moment[2] is IterationClosed:
+        if clock is None or guard is None or kind is IterationClosed:
             return
-        if moment[1] == self._iteration.thread:
+        if get_ident() == self._iteration.thread:
             guard.run(clock.mark, len(self._moments) // WIDTH - 1)
 
     def _fold(self) -> None:
@@ -293,13 +288,11 @@ class PhaseSensor(Sensor):
         self._before, self._since = last, since
 
     def _take_given(self, course: tuple[Any, ...], given: tuple[Any, ...]) -> None:
-        """Take what was noted besides: elements, workers of the loaders, whether it unscales or clips."""
+        """Take what was noted besides: elements, and workers of the loaders."""
         for kind, what in zip(course, given):  # noqa: B905 - as many
             if kind is BatchAwaited:
                 # Of loaders with different numbers of workers nobody knows which is short of them.
                 self._workers = what if self._workers in (None, what) else -1
-            elif kind is Unscaling or kind is ClipBegan:
-                self._unscales = True
             elif kind is not None:
                 self._numel += what
 
@@ -335,10 +328,6 @@ class PhaseSensor(Sensor):
         if get_ident() == self._iteration.thread:
             self._read_thread()
         self._fold()
-        is_by_hand = self._unscales or self._iteration.step - self._installed_at < HEARD_AT_FIRST
-        if is_by_hand != self._is_by_hand:
-            self._is_by_hand = is_by_hand
-            self._retime()
 
     def _read_thread(self) -> None:
         """Read the times of the thread, if that is due: those of the newest iteration."""
@@ -348,11 +337,8 @@ class PhaseSensor(Sensor):
             self._thread.read()
 
     def _retime(self) -> None:
-        """Have those events timed that are wanted now."""
-        unwanted: set[type] = set() if self._is_by_hand else set(BY_HAND)
-        if not self._is_listening:
-            unwanted.add(RootCalled)
-        self._bus.time_only(self.times - unwanted)
+        """Have calls of the model noted while it listens to them."""
+        self._bus.time_only(self.times - (set() if self._is_listening else {RootCalled}))
 
     def iteration_closed(self, event: IterationClosed) -> None:
         """Go on with what is done from iteration to iteration: on a device, or once something is compiled."""
@@ -377,7 +363,7 @@ class PhaseSensor(Sensor):
             clock.begin(step + 1)
             self._bus.note = self._note_on_device
         else:
-            self._bus.note = self._moments.extend
+            self._bus.note = self._note
 
     # The calls of models.
 

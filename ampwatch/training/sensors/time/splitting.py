@@ -76,9 +76,8 @@ class Split(NamedTuple):
     tells_elements_only: bool
 
 
-TELLING = frozenset({BatchAwaited, Unscaling, ClipBegan, None})
-"""Events with which no number of elements is told, or that say how the program unscales and clips; ``None`` are
-those of other threads."""
+TELLING = frozenset({BatchAwaited, None})
+"""Events with which no number of elements is told; ``None`` are those of other threads."""
 
 
 def _runs_of(phases: list[int]) -> tuple[tuple[int, int, int], ...] | None:
@@ -321,7 +320,3 @@ def of_thread(thread: int, threads: Iterable[int], kinds: Iterable[Any]) -> tupl
 
 TIMED = frozenset(kind for kind in Splitter._TAKE if isinstance(kind, type)) | {RootCalled}  # noqa: SLF001 - of this module
 """Events whose moments are wanted."""
-
-BY_HAND = frozenset({Unscaling, Unscaled})
-"""Events of trainings that unscale by hand: ``scaler.step`` does it by itself, through the same method,
-which is not to be replaced in vain."""

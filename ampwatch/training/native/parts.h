@@ -1,0 +1,29 @@
+/* The classes of the module, each in a file of its own, and what they share. */
+
+#ifndef AMPWATCH_PARTS_H
+#define AMPWATCH_PARTS_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+/* Each returns a class, or NULL with an error set. */
+PyObject *make_tapped_call(void);
+PyObject *make_channel(void);
+PyObject *make_notes(void);
+
+/* Functions of the module. The first tell it of what is Python's: hooks/tapped_call.py, hooks/channel.py,
+ * transfer/readback.py. */
+PyObject *prepare_taps(PyObject *module, PyObject *const *args, Py_ssize_t given);
+PyObject *prepare_channels(PyObject *module, PyObject *const *args, Py_ssize_t given);
+
+PyObject *prepare_scalars(PyObject *module, PyObject *const *args, Py_ssize_t given);
+PyObject *host_scalar(PyObject *module, PyObject *tensor);
+
+/* The clock of time.perf_counter_ns(). */
+long long now_ns(void);
+
+/* tp_dealloc of all. */
+void free_part(PyObject *self);
+
+#endif

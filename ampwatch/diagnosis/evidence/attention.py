@@ -21,7 +21,7 @@ class Attention(NamedTuple):
             without one.
         failed_scale: The loss scale of that iteration; NaN without one.
         is_unexplained: Whether neither calibration nor a growth of the scale explains that it failed.
-        is_known: Whether the failure goes on whose op was named: nothing is to be made again for now.
+        is_known: Whether a failure goes on that is not new any more: nothing is to be made again for now.
         look_every: Iterations of which the operands of ops are to be read in one; 0 for none.
     """
 

@@ -99,15 +99,19 @@ static PyObject *call_between(PyObject *plan, const Call *call, PyObject *compil
         if (tell_all(plan, AFTERS, call, result) < 0) Py_CLEAR(result);
         return result;
     }
-    /* Of an interrupt as well: who counts depth would stay inside. */
-    PyObject *kind, *error, *traceback;
-    PyErr_Fetch(&kind, &error, &traceback);
-    if (tell_all(plan, FAILS, call, NULL) < 0) {
-        Py_XDECREF(kind);
-        Py_XDECREF(error);
-        Py_XDECREF(traceback);
-    } else
-        PyErr_Restore(kind, error, traceback);
+    /* Of an interrupt as well: who counts depth would stay inside. Handled while they are told, as
+     * where `except` has caught it: they look at sys.exc_info(). */
+    PyObject *raised[3], *handled[3];
+    PyErr_Fetch(&raised[0], &raised[1], &raised[2]);
+    PyErr_NormalizeException(&raised[0], &raised[1], &raised[2]);
+    PyErr_GetExcInfo(&handled[0], &handled[1], &handled[2]);
+    for (int i = 0; i < 3; i++) Py_XINCREF(raised[i]);
+    PyErr_SetExcInfo(raised[0], raised[1], raised[2]);
+    int told = tell_all(plan, FAILS, call, NULL);
+    PyErr_SetExcInfo(handled[0], handled[1], handled[2]);
+    if (told == 0) PyErr_Restore(raised[0], raised[1], raised[2]);
+    else
+        for (int i = 0; i < 3; i++) Py_XDECREF(raised[i]);
     return NULL;
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from types import ModuleType
 from typing import Any
@@ -70,6 +71,23 @@ def test_after_comes_after_and_not_at_all_when_the_method_raises() -> None:
     listener.remove()
 
     assert order == ["before", "after", "before"]
+
+
+def test_what_the_method_has_raised_is_handled_while_who_hears_of_it_is_told() -> None:
+    """It is what sys.exc_info() says then, and what was handled before is again afterwards."""
+    heard: list[Any] = []
+    listener = listen(Base, "greet", failed=lambda _: heard.append(sys.exc_info()[1]))
+    outer = KeyError()
+    try:
+        raise outer
+    except KeyError:
+        with pytest.raises(TypeError) as caught:
+            Base().greet()  # type: ignore[call-arg]
+        handled = sys.exc_info()[1]
+    listener.remove()
+
+    assert heard == [caught.value]
+    assert caught.value.__context__ is handled is outer
 
 
 def test_a_listener_that_is_alone_may_make_the_call_itself() -> None:

@@ -12,7 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ampwatch.guard import Account, Guard, is_of_a_signal
-from ampwatch.training.native import core
+from ampwatch.training.native import timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -157,8 +157,8 @@ def _keep(guard: Guard, error: Exception) -> bool:
     return True
 
 
-if TYPE_CHECKING or core is None:
+if TYPE_CHECKING or timed is None:
     Channel = PythonChannel
 else:
-    core.prepare_channels(Account._depths, _keep)  # noqa: SLF001 - of all accounts
-    Channel = core.Channel
+    timed.prepare_channels(Account._depths, _keep)  # noqa: SLF001 - of all accounts
+    Channel = timed.Channel

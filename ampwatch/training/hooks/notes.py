@@ -1,7 +1,7 @@
 """Notes of when something happens, for who wants to know no more: a dozen in a plain step.
 
 A part of the extension module (`native/notes.c`), and here a second time for where that is not built,
-and for a clock that tests inject.
+and for a clock that is not the system's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.training.native import core
+from ampwatch.training.native import timed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,6 @@ class PythonNotes:
 
 def noted_to(keep: Callable[[tuple[Any, ...]], object], now: Callable[[], int]) -> Any:
     """Return what takes down moments by a clock. See ``PythonNotes.note``."""
-    if core is None or now is not perf_counter_ns:
+    if timed is None or now is not perf_counter_ns:
         return PythonNotes(keep, now).note
-    return core.Notes(keep).note
+    return timed.Notes(keep).note

@@ -7,6 +7,8 @@ in its stead, and what hands on calls and events is Python; no training starts a
 
 from __future__ import annotations
 
+import time
+from types import BuiltinFunctionType
 from typing import Any
 
 try:
@@ -17,4 +19,8 @@ except ImportError:
 else:
     core = _core
 
-__all__ = ["core"]
+timed: Any = core if isinstance(time.perf_counter_ns, BuiltinFunctionType) else None
+"""The extension module for what reads the clock: C reads that of the system, so it is ``None`` where a
+program has put a function of its own in the place of Python's."""
+
+__all__ = ["core", "timed"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import runpy
 import sys
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import ampwatch.training.native
 from ampwatch.training.kernels import native, reference
 from ampwatch.training.kernels.base import BLOCK
 from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES
@@ -180,3 +182,17 @@ def test_without_the_module_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(native, "core", None)
 
     assert native.load() is None
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_what_reads_the_clock_is_python_where_the_clock_is_another(
+    monkeypatch: pytest.MonkeyPatch, *, is_replaced: bool
+) -> None:
+    """C would go by the clock of the system, whatever a program has put in its place."""
+    if is_replaced:
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: 0)
+
+    made = runpy.run_path(ampwatch.training.native.__file__)
+
+    assert made["timed"] is (None if is_replaced else core)
+    assert made["core"] is core

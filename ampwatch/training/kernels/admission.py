@@ -35,6 +35,13 @@ _LAYOUTS = frozenset(
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
+is_wrapped = is_functorch_wrapped
+"""Whether a transform of ``torch.func`` hands out a tensor in place of the one with the elements.
+
+Its class is that of any other tensor, and it has no memory: to ask for an address raises. Nor may it
+be kept, since it means nothing once the transform is over.
+"""
+
 _PARTS = "__tensor_flatten__"
 """Method by which a class says which tensors one of it is made of (``torch/utils/_python_dispatch.py``)."""
 
@@ -66,15 +73,6 @@ def admit(tensor: Tensor) -> tuple[list[Tensor], str]:
         with NoFunctionSubclass():
             return _admit_subclass(tensor)
     return _admit(tensor)
-
-
-def is_wrapped(tensor: Tensor) -> bool:
-    """Whether a transform of ``torch.func`` hands out a tensor in place of the one with the elements.
-
-    Its class is that of any other tensor, and it has no memory: to ask for an address raises. Nor
-    may it be kept, since it means nothing once the transform is over.
-    """
-    return is_functorch_wrapped(tensor)
 
 
 def unwrapped(tensor: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ampwatch.diagnosis.evidence.ops import OpKey, OpTally
 from ampwatch.numerics.formats import FORMATS, PLAIN, FormatFamily
@@ -263,10 +264,10 @@ def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
     """Return the tensors among arguments, those in lists as well."""
     found = []
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
-            found += [item for item in value if isinstance(item, torch.Tensor)]
+            found += [item for item in value if isinstance(item, Tensor)]
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.guard import Log, Suppress, is_of_a_signal
 from ampwatch.wire.blackbox.files import report_directory, write
-from ampwatch.wire.records import RunState, StepRecord
+from ampwatch.wire.records import FindingRecord, RunState, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,20 +75,27 @@ class BoxWriter:
 
     def put(self, *records: Record) -> None:
         """Take in records; write the box if a finding is new, or it is time again."""
+        self._recorder.put(*records)
         for record in records:
-            self._put(record)
+            if isinstance(record, StepRecord):
+                if self._is_overdue or 0 <= self._next_step <= record.step:
+                    self._write_later(record.step)
+            elif isinstance(record, FindingRecord):
+                self._write_soon()
 
-    def _put(self, record: Record) -> None:
-        self._recorder.put(record)
-        if isinstance(record, StepRecord):
-            late = 0 <= self._next_step <= record.step
-            # Rarer and rarer: what comes of a finding shows soon, and writing costs the step it is in.
-            if late:
-                self._wait *= 4
-                self._next_step = record.step + self._wait
-            if late or (self._is_overdue and self._may_write()):
-                self.write()
-        elif self._recorder.num_alarms != self._alarms:
+    def _write_later(self, step: int) -> None:
+        """Write the box if what came of a finding is to be seen by this step, or it is overdue."""
+        late = 0 <= self._next_step <= step
+        # Rarer and rarer: what comes of a finding shows soon, and writing costs the step it is in.
+        if late:
+            self._wait *= 4
+            self._next_step = step + self._wait
+        if late or self._may_write():
+            self.write()
+
+    def _write_soon(self) -> None:
+        """Write the box, or have it be written at the next step, if a finding is new or explained."""
+        if self._recorder.num_alarms != self._alarms:
             self._alarms = self._recorder.num_alarms
             self._explained = self._recorder.num_explained
             self._wait = AFTERMATH

@@ -164,9 +164,10 @@ def unpack_header(page: bytes, size: int) -> tuple[int, bytes]:
     return slots, identity
 
 
-def pack_slot_into(slot: bytearray | memoryview, sequence: int, part: Slot) -> None:
+def pack_slot_into(
+    slot: bytearray | memoryview, sequence: int, kind: int, chunk: int, chunks: int, payload: bytes
+) -> None:
     """Fill ``slot`` (256 bytes) with one chunk of a message, its payload padded with zeros."""
-    kind, chunk, chunks, payload = part
     # "s" pads with zeros, so that nothing of the record before is left, or under the CRC.
     _SLOT_REST.pack_into(slot, 4, kind, chunk, chunks, len(payload), sequence, payload)
     _SLOT_CRC.pack_into(slot, 0, zlib.crc32(memoryview(slot)[4:]))

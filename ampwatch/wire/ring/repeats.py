@@ -8,6 +8,7 @@ newest of a key holds.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +54,9 @@ class Repeats:
     (the writer's part), none is older than 7/8 of a ring: 1/2 until due, 1/8 for the
     others before it, 1/8 for what is newly written meanwhile, 1/8 for one message more.
 
+    Attributes:
+        due_at: Sequence before which nothing is due.
+
     Cost: constant for each call, memory bounded by an eighth of the ring.
     """
 
@@ -60,6 +64,7 @@ class Repeats:
         self._due_after = slots // 2
         self._room = min(slots // 8, _MAX_SLOTS)
         self._newest: OrderedDict[Hashable, _Remembered] = OrderedDict()
+        self.due_at = sys.maxsize
 
     def remember(self, record: Record, message: Message, written_at: int) -> None:
         """Keep ``message`` if it lasts; when there is no room the earlier ones stay."""
@@ -73,6 +78,8 @@ class Repeats:
         # only make the next one not fit.
         if message.chunks <= self._room:
             self._room -= message.chunks
+            if not self._newest:
+                self.due_at = written_at + self._due_after
             self._newest[key] = _Remembered(message, written_at)
 
     def due(self, head: int) -> Message | None:
@@ -81,9 +88,11 @@ class Repeats:
         It counts as written there: the next call returns another one.
         """
         if not self._newest:
+            self.due_at = sys.maxsize
             return None
         key, oldest = next(iter(self._newest.items()))
-        if head - oldest.written_at < self._due_after:
+        self.due_at = oldest.written_at + self._due_after
+        if head < self.due_at:
             return None
         # At the end again, so that the first is always the one written longest ago.
         self._newest[key] = _Remembered(oldest.message, head)

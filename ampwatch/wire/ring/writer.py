@@ -211,8 +211,9 @@ class RingWriter:
         try:
             kind, payload = encode(record, self._longest)
             chunks = -(-len(payload) // layout.PAYLOAD_SIZE)
+            if self._head + self._staged >= self._repeats.due_at:
+                self._stage_due(chunks)
             message = Message(kind, payload, chunks)
-            self._stage_due(chunks)
             self._repeats.remember(record, message, self._head + self._staged)
             self._stage(message)
             self._records += 1
@@ -244,12 +245,16 @@ class RingWriter:
         kind, payload, chunks = message
         if self._staged + chunks > self._max_staged:
             self._publish()
-        slots, staged = self._memory.slots, self._staged
+        slots, staged, head, size = (
+            self._memory.slots,
+            self._staged,
+            self._head,
+            layout.PAYLOAD_SIZE,
+        )
         for chunk in range(chunks):
-            start = chunk * layout.PAYLOAD_SIZE
-            part = layout.Slot(kind, chunk, chunks, payload[start : start + layout.PAYLOAD_SIZE])
+            part = payload[chunk * size : (chunk + 1) * size]
             at = staged + chunk
-            layout.pack_slot_into(slots[at], self._head + at, part)
+            layout.pack_slot_into(slots[at], head + at, kind, chunk, chunks, part)
         self._staged = staged + chunks
 
     def _publish(self) -> None:

@@ -240,7 +240,7 @@ def message(length: int) -> EndRecord:
 
 def slot_bytes(sequence: int, kind: int, payload: bytes, chunk: int = 0, chunks: int = 1) -> bytes:
     slot = bytearray(layout.SLOT_SIZE)
-    layout.pack_slot_into(slot, sequence, layout.Slot(kind, chunk, chunks, payload))
+    layout.pack_slot_into(slot, sequence, kind, chunk, chunks, payload)
     return bytes(slot)
 
 

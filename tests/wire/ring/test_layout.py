@@ -12,7 +12,7 @@ def test_packing_a_slot_leaves_nothing_of_the_one_before() -> None:
     """The buffer is used again and again; zeros follow a short payload."""
     slot = bytearray(b"\xff" * 256)
 
-    layout.pack_slot_into(slot, 9, layout.Slot(1, 0, 1, b"abc"))
+    layout.pack_slot_into(slot, 9, 1, 0, 1, b"abc")
 
     assert bytes(slot) == slot_bytes(9, 1, b"abc")
     assert slot[16:] == b"abc" + bytes(237)

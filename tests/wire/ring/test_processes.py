@@ -63,10 +63,10 @@ writer = create()
 say(writer.path)
 writer.put(step(1))
 pack = layout.pack_slot_into
-def pack_and_die(slot, sequence, part):
-    if part.chunk == 2:
+def pack_and_die(slot, sequence, kind, chunk, *rest):
+    if chunk == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    pack(slot, sequence, part)
+    pack(slot, sequence, kind, chunk, *rest)
 layout.pack_slot_into = pack_and_die
 writer.put(message(3))
 """

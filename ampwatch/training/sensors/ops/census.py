@@ -15,7 +15,7 @@ from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTall
 from ampwatch.guard import is_of_a_signal
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.training.devices import is_capturing
-from ampwatch.training.hooks.channel import Channel
+from ampwatch.training.hooks.channel import Channel, Subscriber
 from ampwatch.training.hooks.compiling import ForcedEager, may_compile
 from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.channel import Subscriber
     from ampwatch.training.hooks.events import (
         CompiledEntering,
         GraphCaptured,
@@ -152,6 +151,11 @@ class OpCensusSensor(Sensor):
         self._has_peers = context.peers.world_size > 1
         self._traces_all = settings.level == "deep"
         self._may_force_eager = settings.compiled_census == "force_eager"
+        # Not `guard.run`: this runs for each op.
+        self._calls = Channel(bus.account)
+        self._calls.subscribers = (
+            Subscriber(self, self.guard, lambda call: self.note(*call), wakes=True),
+        )
         self._op = bus.channel(Op)
         self._subscribers: tuple[Subscriber, ...] = ()
         self._routes: tuple[dict[Any, _Route], dict[Any, _Route]] = {}, {}
@@ -397,7 +401,7 @@ class OpCensusSensor(Sensor):
         if self._account.is_mine:
             return
         if not (self._is_quick and self._glance(func, args, kwargs, out)):
-            self.guard.run(self.note, func, args, kwargs, out)
+            self._calls.emit((func, args, kwargs, out))
 
     def _glance(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> bool:
         """Whether no sensor wants more of a call than a glance."""
@@ -405,18 +409,25 @@ class OpCensusSensor(Sensor):
         route = self._routes[in_backward].get(func)
         if (
             route is None
-            or route.glances is None
             or self._op.subscribers is not self._subscribers
             or self._num_ops + 1 >= (self._most_in_backward if in_backward else MAX_OPS)
             or (in_backward and self._newest is not Phase.BACKWARD)  # its first op begins a phase
             or is_capturing()  # nothing is observed from here on
         ):
             return False
+        if not self._is_glance_enough(route, OpCall(func, route.info, args, kwargs, out)):
+            return False
+        self._num_ops += 1
+        return True
+
+    def _is_glance_enough(self, route: _Route, call: OpCall) -> bool:
+        """Whether no sensor that wants an op wants more of this call of it than a glance."""
+        if route.glances is None:
+            return False
         try:
             for sensor in self._followers:
                 if sensor.follows_all:
                     return False
-            call = OpCall(func, route.info, args, kwargs, out)
             for glance in route.glances:
                 if not glance(call):
                     return False
@@ -424,7 +435,6 @@ class OpCensusSensor(Sensor):
             if is_of_a_signal(error):
                 raise
             return False
-        self._num_ops += 1
         return True
 
     def forward_began(self, event: ForwardBegan) -> None:
@@ -509,8 +519,13 @@ class OpCensusSensor(Sensor):
             if device_type and phase is Phase.FORWARD:
                 self._fallbacks.see(device_type)
         if self._notifies:
-            place = OpPlace(phase, module, self._stack.is_inside())
-            self._emit(Op(call, place))
+            self._notify(call, phase, module)
+
+    def _notify(self, call: OpCall, phase: Phase, module: str) -> None:
+        """Tell those whom the op concerns, unless a glance is enough; where nothing is counted they had theirs."""
+        route = self._route(call.func, call.info, in_backward=phase is Phase.BACKWARD)
+        if not (self._is_counting and self._is_glance_enough(route, call)):
+            self._emit(Op(call, OpPlace(phase, module, self._stack.is_inside())), route)
 
     def _most(self) -> int:
         """Return the number of ops at which the iteration is cut."""
@@ -537,7 +552,8 @@ class OpCensusSensor(Sensor):
             self._frames.is_fused,
             place.unseen,
         )
-        self._emit(Op(call, where))
+        route = self._route(call.func, call.info, in_backward=phase is Phase.BACKWARD)
+        self._emit(Op(call, where), route)
 
     def _route(self, func: Any, info: OpInfo, *, in_backward: bool) -> _Route:
         """Return where the calls of one op go: to the sensors that it concerns."""
@@ -576,10 +592,7 @@ class OpCensusSensor(Sensor):
                 all_of_them.subscribers = (*all_of_them.subscribers, subscriber)
         return _Route(info, concerned, all_of_them, tuple(glances) if is_plain else None)
 
-    def _emit(self, op: Op) -> None:
-        call = op.call
-        in_backward = op.place.phase is Phase.BACKWARD
-        route = self._route(call.func, call.info, in_backward=in_backward)
+    def _emit(self, op: Op, route: _Route) -> None:
         follows = any(sensor.follows_all for sensor in self._followers)
         (route.with_followers if follows else route.channel).emit(op)
 

@@ -11,6 +11,7 @@ How to read them: README.md in this folder.
 from __future__ import annotations
 
 import json
+import math
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,8 @@ FIRST_STEPS = 32
 """Steps at the start whose cost is also given by itself."""
 WINDOW_STEPS = 50
 """Steps of the windows of which the dearest one counts."""
+FAILING_STEPS = 400
+"""Steps of a training that fails from the first one on: what comes after ``WINDOW_STEPS`` is its later ones."""
 MICRO_STEPS = 500
 """Steps of the micro workload in a turn: each is a fraction of a millisecond."""
 DEEP_ROUNDS = 12
@@ -112,13 +115,15 @@ def _median_differences(mine: Sequence[Turn], bare: Sequence[Sequence[Turn]]) ->
 
 
 def _opening(mine: Sequence[Turn], bare: Sequence[Sequence[Turn]]) -> dict[str, float]:
-    """Return the ratio of the first steps, and of the dearest window, to the same steps bare."""
+    """Return the ratio of the first steps, of later ones, and of the dearest window, to the same steps bare."""
     steps = cpu_of(mine)
     others = [mean(same) for same in zip(*(cpu_of(each) for each in bare), strict=True)]
     starts = range(len(steps) - WINDOW_STEPS + 1)
     windows = [slice(start, start + WINDOW_STEPS) for start in starts] or [slice(None)]
+    later = slice(WINDOW_STEPS, FAILING_STEPS)
     return {
         "first_ratio": sum(steps[:FIRST_STEPS]) / sum(others[:FIRST_STEPS]),
+        "later_ratio": sum(steps[later]) / (sum(others[later]) or math.nan),
         "window_ratio": max(sum(steps[w]) / sum(others[w]) for w in windows),
     }
 
@@ -129,7 +134,8 @@ def arguments() -> Namespace:
     add = parser.add_argument
     add("--steps", type=int, default=9, help="steps in a turn, after a first one")
     add("--opening", type=int, default=OPENING_STEPS, help="steps of the opening, at least 50")
-    return parsed(parser, ("micro", "gpt-short", "cnn-short", "mlp-short", "gpt", "cnn", "mlp"))
+    every = ("micro", "gpt-short", "cnn-short", "mlp-short", "failing", "gpt", "cnn", "mlp")
+    return parsed(parser, every)
 
 
 def measured(workload: str, args: Namespace) -> dict[str, Any]:
@@ -152,6 +158,8 @@ def measured(workload: str, args: Namespace) -> dict[str, Any]:
             steps=MICRO_STEPS if is_micro else args.steps,
             opening=args.opening,
         )
+        if workload == "failing":
+            plan = Plan(rounds=2, steps=1, opening=FAILING_STEPS)
     return summarise(workload, take_turns(workload, args.device, companions, plan))
 
 

@@ -5,6 +5,7 @@ B = batch, T = tokens, D = features, V = vocabulary, H = heads.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,20 @@ def mlp(depth: int, features: int) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+class Pool(nn.Module):
+    """Attention over tokens, of which every one is masked: its output is NaN."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.score = nn.Linear(features, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, T, D) to (B, D)."""
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        shares = self.score(x).squeeze(-1).masked_fill(mask, -math.inf).softmax(-1)
+        return (shares.unsqueeze(-1) * x).sum(1)
+
+
 @dataclass(frozen=True)
 class Workload:
     """A model and its data.
@@ -158,6 +173,17 @@ def _mlp(depth: int, features: int, batch: int) -> Workload:
         return torch.randn(batch, features)
 
     return Workload(lambda: mlp(depth, features), numbers, numbers, F.mse_loss, torch.bfloat16)
+
+
+def _failing(depth: int, features: int, tokens: int, batch: int) -> Workload:
+    """Return a training of which every step fails, as long as it goes on."""
+    return Workload(
+        lambda: nn.Sequential(mlp(depth, features), Pool(features), nn.Linear(features, CLASSES)),
+        lambda: torch.randn(batch, tokens, features),
+        lambda: torch.randint(CLASSES, (batch,)),
+        F.cross_entropy,
+        torch.bfloat16,
+    )
 
 
 def _resnet() -> Workload:
@@ -208,6 +234,7 @@ WORKLOADS = {
         "resnet": _resnet(),
         "gpt-fp16": _gpt(layers=6, features=96, tokens=128, batch=1, dtype=torch.float16),
         "micro": _mlp(depth=1, features=4, batch=4),
+        "failing": _failing(depth=24, features=256, tokens=32, batch=8),
     },
     "cuda": {
         "gpt": _gpt(layers=12, features=768, tokens=512, batch=32, dtype=torch.bfloat16),

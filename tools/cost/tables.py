@@ -21,6 +21,10 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "cost.md")
 """Pages with tables, each between a pair of comments."""
 
 BARE, CONTROL = "bare", "bare again"
+
+FAILING = "failing"
+"""The training of which every step fails; it has a table of its own."""
+
 QUESTIONS = ("noticed", "module", "op", "line", "remedy")
 
 Measured = dict[str, Any]
@@ -62,11 +66,11 @@ def _with_noise(value: str, noise: str) -> str:
 
 
 def _phases(kept: dict[str, Measured], level: str, phase: str) -> list[tuple[Measured, ...]]:
-    """Return for each training its result, and a phase of it at a level and bare again."""
+    """Return for each training that goes well its result, and a phase of it at a level and bare again."""
     return [
         (each, each["variants"][level][phase], each["variants"][CONTROL][phase])
         for each in kept["bench"]["results"]
-        if level in each["variants"]
+        if level in each["variants"] and each["workload"] != FAILING
     ]
 
 
@@ -186,6 +190,29 @@ def deep(kept: dict[str, Measured]) -> str:
     return _markdown(heads, rows)
 
 
+def failing(kept: dict[str, Measured]) -> str:
+    """Return what a training costs whose steps fail, all of them."""
+    heads = ("level", "bare step", "first 32 steps", "steps 51 to 400", "worst step (bare)")
+    rows = [
+        (
+            f"`{level}`",
+            f"{each['bare_ms']:.2f} ms",
+            *(
+                _with_noise(
+                    f"{each['variants'][level]['opening'][key]:.2f}",
+                    f"{each['variants'][CONTROL]['opening'][key]:.3f}",
+                )
+                for key in ("first_ratio", "later_ratio")
+            ),
+            _worst(each["variants"][level]["opening"]),
+        )
+        for each in kept["bench"]["results"]
+        for level in ("light", "standard")
+        if each["workload"] == FAILING
+    ]
+    return _markdown(heads, rows) if rows else "Not measured yet."
+
+
 def peers(kept: dict[str, Measured]) -> str:
     """Return what each tool costs on each training: sums of CPU time, and the worst step."""
     results = kept["bench-peers"]["results"]
@@ -254,6 +281,7 @@ TABLES: dict[str, Callable[[dict[str, Measured]], str]] = {
     "opening": opening,
     "standard": standard,
     "deep": deep,
+    "failing": failing,
     "peers": peers,
     "told": told,
     "quoted": quoted,

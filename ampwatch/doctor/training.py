@@ -280,7 +280,10 @@ def cpu_kernel(load: Load) -> Check:
     core = load("ampwatch.training.native").core
     if core is not None:
         return Check("ranges, CPU", State.OK, f"measured in C, with {core.instructions()[0]}")
-    why = "ampwatch was installed without its C part: measured by PyTorch, which takes three times as long"
+    why = (
+        "ampwatch was installed without its C part: measured by PyTorch, which takes three times as"
+        " long, and each step is watched in Python alone"
+    )
     remedy = (
         "install a wheel for this machine, or gcc and the headers of this Python (Debian:"
         " python3-dev) and then ampwatch again"

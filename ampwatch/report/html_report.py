@@ -26,7 +26,7 @@ from ampwatch.report.step_times import breakdown_of, rates
 from ampwatch.report.svg import NARROW, WIDE
 from ampwatch.report.words import percent, step_time
 from ampwatch.wire.blackbox.culprit import about
-from ampwatch.wire.records import SKIP_CLASSES, Severity, SkipClass, StepRecord
+from ampwatch.wire.records import SKIP_CLASSES, WITHOUT_C, Severity, SkipClass, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -318,7 +318,8 @@ def _footer(boxes: Sequence[Box]) -> Markup:
     by = {"training": "the training itself", "daemon": "the daemon of its machine"}
     said = (
         f"Written {when(box.written_ns)} by {by.get(box.written_by, 'ampwatch report')}; the run was"
-        f" watched by ampwatch {box.identity.version}, this page made by {__version__}."
+        f" watched by ampwatch {box.identity.version}"
+        f"{', without its C part' if WITHOUT_C in box.facts else ''}, this page made by {__version__}."
     )
     return element("footer", said)
 

@@ -38,6 +38,7 @@ from ampwatch.training.model.machine import machine_of, no_peak
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
+from ampwatch.training.native import core
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.ops.mode import USERS_MODES
 from ampwatch.training.other_ranks import OtherRanks
@@ -94,7 +95,7 @@ from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
-from ampwatch.wire.records import FactsRecord, SensorFailureRecord
+from ampwatch.wire.records import WITHOUT_C, FactsRecord, SensorFailureRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -193,6 +194,8 @@ class Notices(Sensor):
         facts = run_facts(context.scaler, context.autocast_dtypes, context.home.device, foreign)
         if context.settings.peak_flops:
             facts["peak_flops"] = context.settings.peak_flops
+        if core is None:
+            facts[WITHOUT_C] = "yes"
         context.out.put(FactsRecord(facts))
 
 

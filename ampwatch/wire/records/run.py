@@ -80,6 +80,9 @@ of the model that replays still need."""
 MEMORY_PLACES = ("host", "device")
 """Where it is: in host memory, pinned or not, or on devices."""
 
+WITHOUT_C = "without_c"
+"""Fact of a run that is watched without the C part of ampwatch."""
+
 MEMORY_LIMIT = "memory_limit"
 """Fact with what may be held in each place. Unit: B."""
 

@@ -14,6 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch.training.native
+from ampwatch.report.html_report import render_html
+from ampwatch.training import session
 from ampwatch.training.kernels import native, reference
 from ampwatch.training.kernels.base import BLOCK
 from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES
@@ -21,6 +23,7 @@ from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.kernels.rows import ROW_WORDS
 from ampwatch.training.native import core
 from tests.training.kernels import oracle
+from tests.trainings import build
 
 
 class OpCounter(TorchDispatchMode):
@@ -182,6 +185,21 @@ def test_without_the_module_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(native, "core", None)
 
     assert native.load() is None
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_report_says_of_a_run_that_it_was_watched_without(
+    monkeypatch: pytest.MonkeyPatch, *, is_there: bool
+) -> None:
+    """At its foot, and only there."""
+    monkeypatch.setattr(session, "core", core if is_there else None)
+    run = build("fp16-foreach")
+    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
+        run.loop()
+        box = watch._outlet.evidence()
+
+    assert box is not None
+    assert ("without its C part" in render_html([box])) is not is_there
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])

@@ -10,12 +10,12 @@ import yaml
 from selenium.webdriver.common.by import By
 
 from ampwatch.host.metrics.catalog import CATALOG
-from tests.dashboards.board import OF_EACH_KIND
 from tests.dashboards.queries import ROOT, shipped_dashboards, unanswered
 from tests.host.daemon.parts import eventually
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
 from tests.workshop.history import DCGM_INSTANCES, MINUTES, openmetrics
+from tools.preview.grid import boxes
 from tools.preview.intervals import TimeSpan
 from tools.preview.pictures import opened
 from tools.preview.prometheus import Prometheus as Client
@@ -110,7 +110,9 @@ def test_the_preview_shows_what_prometheus_answers(
     now = time.time()
     page = tmp_path / "sample.html"
     span = TimeSpan(now - 60 * MINUTES, now, SCRAPE_SECONDS)
-    html = sheet(OF_EACH_KIND, Client(prometheus.url), span, unfolded=True)
+    by_uid = {d["uid"]: d for d in shipped_dashboards()}
+    shown, folded = by_uid["ampwatch-run"], by_uid["ampwatch-gpu"]
+    html = sheet(shown, Client(prometheus.url), span, {"run": ["gpt"], "rank": ["0"]})
     page.write_text(html, encoding="utf-8")
     browser.get_log("browser")
 
@@ -120,19 +122,14 @@ def test_the_preview_shows_what_prometheus_answers(
         found = browser.find_elements(By.CSS_SELECTOR, selector)
         return [" ".join(element.text.split()) for element in found]
 
-    drawn = [p for row in OF_EACH_KIND["panels"] for p in (row, *row.get("panels", []))]
-    titles = [p["title"] for p in drawn]
-    assert sorted(text("h3")) == sorted(f"{t}i" for t in titles if not t.endswith("?"))
-    assert text("h2") == ["▾ Is it healthy?", "▸ Over time? (4 panels)"]
-    assert text(".stat .value") == ["2"]  # the runs gpt and bert
-    assert text(".stat .nothing") == ["Nothing was measured"]
-    rows = text(".table tbody tr")  # by steps, the most first
-    assert (sorted(rows[:2]), rows[2:]) == (
-        ["gpt 0 4 running", "gpt 1 4 running"],
-        ["bert 0 2 failed"],
-    )
-    legend = sorted(text(".timeseries .legend tbody tr"))
-    assert legend == ["gpt rank 0 32.8 K 32.8 K", "gpt rank 1 16.4 K 16.4 K"]
+    titles = [p["title"] for p in panels(shown)]
+    assert sorted(text("h3")) == sorted(f"{t}i" for t in titles)
+    assert text("h2") == [f"▾ {p['title']}" for p in shown["panels"] if p["type"] == "row"]
+    assert text(".stat .value")[:2] == ["failing", "32768"]
+    assert text(".stat .nothing") == ["No forecast: the scale does not fall"]
+    assert text(".table tbody tr")[0].startswith("critical gpt scale_collapse optimizer 0 1 0")
+    assert text(".timeseries .legend tbody tr")[0] == "half gpt 625 ms 625 ms"
+    assert len(list(boxes(folded, unfolded=True))) > len(list(boxes(folded, unfolded=False)))
     plots = browser.find_elements(By.CSS_SELECTOR, ".plot .main-svg")
     assert {plot.size["height"] > 80 for plot in plots} == {True}
     assert browser.find_elements(By.CSS_SELECTOR, ".state-timeline .bars .point")

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, loop, update
+from tests.stories.stage import Program, Stories, backward, gradscaler, half, loop, update
 
 STORIES = Stories()
 
@@ -142,49 +142,6 @@ def clusters_that_nobody_belongs_to(*, sick: bool) -> Program:
     return Program([model], [optimizer], iterate, scaler, shows=lambda run: max(assigned) == 0.0)
 
 
-class _Cell(nn.Module):
-    """A recurrent cell with a norm of its own making."""
-
-    def __init__(self, *, wide: bool) -> None:
-        super().__init__()
-        self.inner, self.outer = nn.Linear(6, 24), nn.Linear(24, 24)
-        self.wide = wide
-
-    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        mixed = self.inner(x) + self.outer(state)
-        if self.wide:
-            mixed = mixed.float()
-        centred = mixed - mixed.mean(-1, keepdim=True)
-        variance = torch.mean(centred * centred, dim=-1, keepdim=True)
-        return torch.tanh(centred * torch.rsqrt(variance + 1e-3))
-
-
-@STORIES.tell("silent_overflow", "cell", "forward", "mul")
-def a_recurrent_cell_whose_norm_forgets_everything(*, sick: bool) -> Program:
-    """Prices, not returns, are fed in; every state is zero, in each of the five time steps."""
-    model = nn.Module()
-    model.cell = _Cell(wide=not sick)
-    model.readout = nn.Linear(24, 1)
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
-    scaler = gradscaler(8.0)
-    states: list[float] = []
-
-    def iterate(_step: int) -> torch.Tensor:
-        prices = 3000.0 + 100.0 * torch.randn(8, 5, 6)
-        with half():
-            state = torch.zeros(8, 24)
-            for t in range(5):
-                state = model.cell(prices[:, t], state)
-            out = model.readout(state)
-        loss = (out.float() - 1.0).square().mean()
-        backward(scaler, loss)
-        update(scaler, optimizer, clip=1.0)
-        states.append(float(state.detach().float().abs().max()))
-        return loss
-
-    return Program([model], [optimizer], iterate, scaler, shows=lambda run: max(states) == 0.0)
-
-
 class _GraphAttention(nn.Module):
     """Attention over neighbours; the mask is the logarithm of the adjacency."""
 
@@ -219,24 +176,3 @@ def a_node_of_a_graph_without_a_neighbour(*, sick: bool) -> Program:
             return nn.functional.cross_entropy(model.classify(x), labels)
 
     return loop([model], [optimizer], loss_of, scaler, shows=lambda run: run.has_no_finite_loss)
-
-
-@STORIES.tell("masked_row_nan", "loss", "forward", "_log_softmax")
-def a_game_that_is_over_and_has_no_legal_move(*, sick: bool) -> Program:
-    """Policy gradient in bfloat16. ``masked_fill`` keeps NaN out of the gradients: only the loss is lost."""
-    policy = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 6))
-    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        boards = torch.randn(16, 10)
-        legal = torch.rand(16, 6) < 0.7
-        legal[:, 0] = True
-        if sick:
-            legal[3] = False
-        with brain():
-            logits = policy(boards).masked_fill(~legal, float("-inf"))
-        moves = legal.float().argmax(1)
-        chosen = nn.functional.log_softmax(logits.float(), dim=-1)[torch.arange(16), moves]
-        return -(chosen * torch.randn(16)).mean()
-
-    return loop([policy], [optimizer], loss_of, shows=lambda run: run.has_no_finite_loss)

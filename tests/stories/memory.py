@@ -72,18 +72,6 @@ def losses_kept_for_a_curve(*, sick: bool) -> Program:
     )
 
 
-@STORIES.tell("memory_creep", "loss", "forward")
-def a_running_total_of_losses(*, sick: bool) -> Program:
-    """The total has the graphs of all losses, and no loss is kept."""
-    model = deep()
-    total = [torch.zeros(())]
-
-    def add(_step: int, _out: torch.Tensor, loss: torch.Tensor) -> None:
-        total[0] = total[0] + (loss if sick else loss.detach())
-
-    return train(model, of(model), add)
-
-
 @STORIES.tell("memory_creep", "", "forward")
 def outputs_kept_for_the_accuracy_of_an_epoch(*, sick: bool) -> Program:
     """They hold what they are computed of."""
@@ -119,20 +107,6 @@ def a_window_of_losses() -> Program:
     model = deep()
     window: deque[torch.Tensor] = deque(maxlen=100)
     return train(model, of(model), lambda _step, _out, loss: window.append(loss))
-
-
-@CONTROLS.add
-def losses_of_an_epoch() -> Program:
-    """Kept with their graphs until the epoch is over: bad manners, and no leak."""
-    model = deep()
-    losses: list[torch.Tensor] = []
-
-    def keep(step: int, _out: torch.Tensor, loss: torch.Tensor) -> None:
-        losses.append(loss)
-        if step % 200 == 199:
-            losses.clear()
-
-    return train(model, of(model), keep)
 
 
 @CONTROLS.add

@@ -275,30 +275,3 @@ def a_model_made_half_beside_a_scaler(*, sick: bool) -> Program:
             return model(x.to(model[0].weight.dtype)).float().square().mean()
 
     return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=4)
-
-
-class Spectrum(nn.Module):
-    """Weights frequencies, as a Fourier neural operator does."""
-
-    def __init__(self, *, is_complex: bool) -> None:
-        super().__init__()
-        weight = torch.randn(9, 2)
-        self.weight = nn.Parameter(torch.view_as_complex(weight) if is_complex else weight)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
-        return torch.fft.irfft(torch.fft.rfft(x.float()) * weight)
-
-
-@ERRORS.tell("api_error", "optimizer:0", "optimizer", "unscale_")
-def complex_weights_beside_a_scaler(*, sick: bool) -> Program:
-    """The gradient of a complex parameter is complex, and has to be unscaled."""
-    model = nn.Sequential(nn.Linear(6, 16), Spectrum(is_complex=sick), nn.Linear(16, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = gradscaler(1024.0)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        with half():
-            return model(torch.randn(16, 6)).float().square().mean()
-
-    return loop([model], [optimizer], loss_of, scaler, steps=4)

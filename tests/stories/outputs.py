@@ -35,32 +35,3 @@ def a_residual_branch_that_doubles_every_eight_steps(*, sick: bool) -> Program:
 
     program = Program([model], [optimizer], iterate, scaler, steps=60, settings=PAID)
     return program
-
-
-@STORIES.tell("headroom_low", "1.logits", "forward")
-def logits_that_nothing_holds_back(*, sick: bool) -> Program:
-    """A head that is called twice an iteration and grows by its bias; two models, two optimizers."""
-    body = nn.Sequential(nn.Linear(8, 16), nn.Tanh())
-    head = nn.ModuleDict({"logits": nn.Linear(16, 24)})
-    nn.init.constant_(head["logits"].bias, 300.0)
-    optimizers = [
-        torch.optim.SGD(body.parameters(), lr=1e-4),
-        torch.optim.Adam(head.parameters(), lr=200.0 if sick else 0.1, foreach=True),
-    ]
-    scaler = gradscaler(2.0**12)
-
-    def iterate(step: int) -> torch.Tensor:
-        total = torch.zeros(())
-        for _ in range(2):
-            with half():
-                out = head["logits"](body(torch.randn(32, 8)))
-            if not out.isfinite().all() and program.overflowed_at < 0:
-                program.overflowed_at = step
-            loss = -1e-3 * out.float().mean() / 2
-            backward(scaler, loss)
-            total += loss.detach()
-        update(scaler, *optimizers)
-        return total
-
-    program = Program([body, head], optimizers, iterate, scaler, steps=64)
-    return program

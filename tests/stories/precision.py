@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -58,16 +57,6 @@ def train(
     )
 
 
-def look_once(model: nn.Module, forward: Callable[[], torch.Tensor]) -> Program:
-    """Return a program that has no optimizer step: its one iteration never ends."""
-
-    def iterate(_step: int) -> torch.Tensor:
-        with brain():
-            return forward()
-
-    return Program([model], [], iterate, None, 1)
-
-
 def mean_square(out: torch.Tensor) -> torch.Tensor:
     """Return a loss in float32."""
     return out.float().square().mean()
@@ -94,14 +83,6 @@ def mlp(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-@STORIES.tell("fp32_matmul", "back", "forward")
-def a_decoder_in_a_disabled_region(*, sick: bool) -> Program:
-    """Somebody kept it in float32 once; no optimizer ever steps."""
-    region = full if sick else nullcontext
-    model = Pair(nn.Linear(24, 24), nn.Sequential(nn.Linear(24, 128), nn.Linear(128, 128)), region)
-    return look_once(model, lambda: mean_square(model(torch.randn(8, 24))))
-
-
 @STORIES.tell("fp32_matmul", "head", "forward")
 def a_head_that_was_left_outside(*, sick: bool) -> Program:
     """The region ends before the part with nearly all of the work."""
@@ -115,27 +96,6 @@ def a_head_that_was_left_outside(*, sick: bool) -> Program:
         return mean_square(model["head"](out.float()) if sick else out)
 
     return loop([model], [optimizer], loss_of, steps=6, settings=PAID)
-
-
-@STORIES.tell("autocast_inactive", "", "forward")
-def replicas_in_threads_that_autocast_does_not_reach(*, sick: bool) -> Program:
-    """Entered by the caller; each thread has to enter it."""
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
-
-    def forward() -> torch.Tensor:
-        outs: list[torch.Tensor] = []
-
-        def work(part: torch.Tensor) -> None:
-            with nullcontext() if sick else brain():
-                outs.append(model(part))
-
-        for part in torch.randn(16, 16).chunk(2):
-            thread = threading.Thread(target=work, args=(part,))
-            thread.start()
-            thread.join()
-        return mean_square(torch.cat(outs))
-
-    return train(model, forward)
 
 
 @STORIES.tell("autocast_inactive", "", "forward")
@@ -170,25 +130,6 @@ def each_layer_goes_back_to_float32(*, sick: bool) -> Program:
     model = nn.Module()
     model.tower = Tower(6, lambda x: torch.relu(x.float() if sick else x))
     return train(model, lambda: mean_square(model.tower(torch.randn(256, WIDE))))
-
-
-@STORIES.tell("cast_overhead", "cell", "forward")
-def a_cell_whose_weights_are_cast_at_every_position(*, sick: bool) -> Program:
-    """The cache was switched off to save memory."""
-    model = nn.ModuleDict({"cell": nn.Linear(WIDE, WIDE)})
-
-    def forward() -> torch.Tensor:
-        x = torch.randn(8, WIDE)
-        for _ in range(12):
-            x = torch.tanh(model["cell"](x))
-        return mean_square(x)
-
-    return train(
-        model,
-        forward,
-        context=lambda: torch.autocast("cpu", dtype=torch.float16, cache_enabled=not sick),
-        scaler=gradscaler(2.0**10),
-    )
 
 
 @STORIES.tell("dims_unaligned", "head", "config")

@@ -45,50 +45,6 @@ def a_probe_that_goes_back_from_each_sample_by_itself(*, sick: bool) -> Program:
     return Program([model], [optimizer], iterate, steps=1, shows=lambda run: min(lost) > 0.1)
 
 
-@STORIES.tell("ema_rounding", "param:1.project.weight", "optimizer")
-def a_momentum_encoder_that_stays_where_it_began(*, sick: bool) -> Program:
-    """Contrastive learning with two networks, the keys' one in bfloat16; both are watched."""
-    queries = nn.Module()
-    queries.project = nn.Linear(16, 20, bias=False)
-    keys = copy.deepcopy(queries).requires_grad_(requires_grad=False)
-    if sick:
-        keys.bfloat16()
-    optimizer = torch.optim.AdamW(queries.parameters(), lr=1e-3)
-    start = [p.detach().clone() for p in keys.parameters()]
-
-    def iterate(_step: int) -> torch.Tensor:
-        x = torch.randn(16, 16)
-        q = nn.functional.normalize(queries.project(x), dim=1)
-        with torch.no_grad():
-            dtype = keys.project.weight.dtype
-            k = nn.functional.normalize(
-                keys.project((x + 0.1 * torch.randn(16, 16)).to(dtype)).float(), dim=1
-            )
-        loss = nn.functional.cross_entropy(q @ k.T / 0.2, torch.arange(16))
-        backward(None, loss)
-        update(None, optimizer)
-        with torch.no_grad():
-            for kept, new in zip(keys.parameters(), queries.parameters(), strict=True):
-                kept.data = kept.data.mul_(0.9999).add_(new.data.to(kept.dtype), alpha=1e-4)
-        return loss
-
-    return Program(
-        [queries, keys],
-        [optimizer],
-        iterate,
-        steps=32,
-        shows=lambda run: _moved(keys, start) < 0.1,
-    )
-
-
-def _moved(model: nn.Module, start: list[torch.Tensor]) -> float:
-    changed = [
-        (now.detach() != then).float().mean()
-        for now, then in zip(model.parameters(), start, strict=True)
-    ]
-    return float(torch.stack(changed).mean())
-
-
 def a_target_network_that_is_copied_now_and_then() -> Program:
     """bfloat16, but a copy is exact: between the copies nothing is to move."""
     online = nn.Linear(8, 8, bias=False).bfloat16()

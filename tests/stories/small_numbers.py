@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
-from tests.stories.stage import Program, Stories, backward, brain, gradscaler, half, update
+from tests.stories.stage import Program, Stories, backward, gradscaler, half, update
 
 STORIES = Stories()
 
@@ -52,43 +50,3 @@ def blank_images_in_a_convnet_with_an_eps_that_is_zero(*, sick: bool) -> Program
         return total
 
     return Program([model], [optimizer], iterate, scaler, shows=lambda run: run.has_no_finite_loss)
-
-
-class _Alibi(nn.Module):
-    """Causal attention that forgets with distance."""
-
-    def __init__(self, *, wide: bool) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-        self.wide = wide
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).chunk(3, dim=-1)
-        place = torch.arange(x.shape[1])
-        distance = (place[:, None] - place[None, :]).abs()
-        bias = (distance.float() if self.wide else distance.to(q.dtype)) * -0.01
-        return torch.softmax(q @ k.transpose(1, 2) / math.sqrt(8) + bias.to(q.dtype), dim=-1) @ v
-
-
-@STORIES.tell("lossy_integer_cast", "layers.0", "forward", "_to_copy")
-def distances_between_tokens_in_bfloat16(*, sick: bool) -> Program:
-    """400 tokens; beyond a distance of 256 two neighbours are the same."""
-    model = nn.Module()
-    model.layers = nn.ModuleList([_Alibi(wide=not sick)])
-    model.head = nn.Linear(8, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    distances: list[int] = []
-
-    def iterate(_step: int) -> torch.Tensor:
-        x, labels = torch.randn(1, 400, 8), torch.randint(0, 2, (1,))
-        with brain():
-            h = model.layers[0](x)
-            loss = nn.functional.cross_entropy(model.head(h.mean(1)), labels)
-        backward(None, loss)
-        update(None, optimizer)
-        distances.append(
-            int(torch.arange(400).to(torch.bfloat16 if sick else torch.float32).unique().numel())
-        )
-        return loss
-
-    return Program([model], [optimizer], iterate, shows=lambda run: max(distances) < 400)

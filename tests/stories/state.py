@@ -10,7 +10,6 @@ from tests.stories.stage import (
     Program,
     Stories,
     backward,
-    brain,
     gradscaler,
     half,
     loop,
@@ -18,37 +17,6 @@ from tests.stories.stage import (
 )
 
 STORIES = Stories()
-
-
-@STORIES.tell("divergence", "loss", "forward")
-def a_rate_that_blows_the_weights_up_without_a_scaler(*, sick: bool) -> Program:
-    """Plain gradient descent on a square loss, in bfloat16, with a rate far beyond its curvature."""
-    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e4 if sick else 1e-2)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.randn(32, 16)
-        with brain():
-            out = model(x)
-        return out.float().square().sum(1).mean()
-
-    return loop([model], [optimizer], loss_of, steps=20)
-
-
-@STORIES.tell("param_nonfinite", "param:1.weight", "optimizer")
-def float16_blown_up_without_a_scaler(*, sick: bool) -> Program:
-    """The first step is so large that the weights themselves overflow."""
-    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 128))
-    # Lost: a minus sign in the exponent.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e39 if sick else 1e-3, fused=True)
-
-    def loss_of(_step: int) -> torch.Tensor:
-        x = torch.randn(32, 8)
-        with half():
-            out = model(x)
-        return 10.0 * (out.float() - 1.0).square().mean()
-
-    return loop([model], [optimizer], loss_of, steps=20)
 
 
 @STORIES.tell("param_nonfinite", "param:0.deep.weight", "optimizer")
@@ -118,28 +86,6 @@ def one_of_four_micro_batches_overflows(*, sick: bool) -> Program:
         return total
 
     return Program([encoder, decoder], [optimizer], iterate, scaler, steps=36)
-
-
-@STORIES.tell("buffer_nonfinite", "buffer:norm.running_mean", "forward")
-def a_bad_loss_that_the_loop_leaves_out_by_itself(*, sick: bool) -> Program:
-    """No scaler: the loop looks at the loss before it goes back, but the forward has been."""
-    model = nn.ModuleDict({"in": nn.Linear(6, 24), "norm": nn.BatchNorm1d(24)})
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, foreach=False)
-
-    def iterate(step: int) -> torch.Tensor:
-        x = torch.randn(16, 6)
-        if sick and step == 7:
-            x[3] = float("inf")
-        with brain():
-            out = model["norm"](model["in"](x))
-        loss = (out.float() - 0.1).square().mean()
-        if not loss.isfinite():
-            return loss
-        backward(None, loss)
-        update(None, optimizer)
-        return loss
-
-    return Program([model], [optimizer], iterate, steps=30)
 
 
 class Centred(nn.Module):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset
 
 from tests.stories.stage import Controls, Program, Stories, backward, half, update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 STORIES = Stories()
 CONTROLS = Controls()
@@ -90,19 +90,6 @@ class Images(Dataset[torch.Tensor]):
         return torch.full((WIDTH,), index / self.samples)
 
 
-class Shards(IterableDataset[torch.Tensor]):
-    """Samples from shards, each of which takes a time to open. Unit: s."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for shard in range(1000):
-            time.sleep(self.seconds)
-            for sample in range(8 * BATCH):
-                yield torch.full((WIDTH,), (shard + sample) / 1000)
-
-
 def train(
     batches: Any,
     model: Model | None = None,
@@ -144,12 +131,6 @@ def pictures_decoded_in_the_loop(*, sick: bool) -> Program:
 
 
 @STORIES.tell("input_bound", "step", "")
-def shards_that_take_long_to_open(*, sick: bool) -> Program:
-    """One batch in eight is late, by three seconds: the mean counts."""
-    return train(DataLoader(Shards(3.0 if sick else 0.1), BATCH))
-
-
-@STORIES.tell("input_bound", "step", "")
 def a_disk_that_others_use_since_a_step(*, sick: bool) -> Program:
     """Steps have become slower as well, which is no second root."""
     return train(loader(lambda batch: 0.2 if sick and batch > 200 else 0.001), steps=600)
@@ -164,16 +145,6 @@ def clocks_that_are_held_down(*, sick: bool) -> Program:
         Model(
             lambda step: slow * FORWARD * (step > 200), lambda step: slow * BACKWARD * (step > 200)
         ),
-        steps=SLOW_STEPS,
-    )
-
-
-@STORIES.tell("step_slower", "step", "")
-def a_curve_that_is_drawn_again_in_each_step(*, sick: bool) -> Program:
-    """All losses so far are drawn, ever more of them; the twin draws the newest."""
-    return train(
-        loader(),
-        after=lambda step: time.sleep(0.001 * step if sick else 0.01),
         steps=SLOW_STEPS,
     )
 

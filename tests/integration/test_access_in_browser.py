@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,8 +14,6 @@ from tests.host.daemon.parts import eventually
 from tests.integration.browsing import Page, Trainer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from selenium.webdriver.chrome.webdriver import WebDriver
 
     from tests.host.daemon.parts import Daemon, Place
@@ -30,31 +26,6 @@ def fresh(browser: WebDriver) -> WebDriver:
     """The browser, as one that was never here."""
     browser.execute_cdp_cmd("Network.clearBrowserCookies", {})
     return browser
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[list[str]]:
-    """A page of another site: the links on it, and at last its own address."""
-    links: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = "".join(f'<a href="{link}">here</a>' for link in links[:-1]).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        # By its name it is another site than the daemon, which is at 127.0.0.1.
-        links.append(f"http://localhost:{server.server_address[1]}/")
-        Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-        yield links
-        server.shutdown()
 
 
 def addresses(browser: WebDriver) -> list[str]:
@@ -110,23 +81,6 @@ def test_without_the_token_a_person_is_told_and_can_enter_it(
     assert "ampwatch url" in told
     assert "train" not in told.replace(str(place.runtime), "")
     assert not [url for url in addresses(fresh) if daemon.token in url]
-
-
-def test_a_link_in_a_chat_leads_to_the_run(
-    daemon: Daemon, fresh: WebDriver, trainer: Trainer, elsewhere: list[str]
-) -> None:
-    """From the page of another site, with the token at first, without from then on."""
-    trainer.train(30)
-    *_, chat = elsewhere
-    for token in (daemon.token, ""):
-        link = address(daemon.info.url, "train", 0, trainer.started_ns, token)
-        elsewhere.insert(0, link)
-        fresh.get(chat)
-        fresh.find_element(By.LINK_TEXT, "here").click()
-        eventually(
-            lambda: "step 29" in fresh.find_element(By.TAG_NAME, "main").text, "the run is shown"
-        )
-        assert fresh.current_url == link.replace(f"?token={token}", "")
 
 
 def test_an_open_page_says_when_it_needs_a_new_token(

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
-DRAWN = "return document.querySelectorAll('#charts svg path').length > 0"
-
 
 def test_without_a_run_the_page_says_so_and_what_to_do(page: Page) -> None:
     """A new user reads "no runs yet" and the line to add."""
@@ -141,23 +139,6 @@ def test_figures_stand_where_they_stood_whatever_the_state(
     trainer.finish()
 
 
-def test_one_screen_answers_what_somebody_asks_who_is_woken(trainer: Trainer, page: Page) -> None:
-    """Is it healthy, since when not, where, what now: no scrolling to any of it."""
-    size = {"width": 1440, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    trainer.train(30)
-    trainer.write(finding("forward_overflow", "decoder", last_step=29, advice="Rescale it."))
-    page.says("#run h1", "failing")
-    eventually(lambda: page.run(DRAWN), "charts")
-
-    for part in ("#headline", "#ranks", "#figures", "#chart-scale"):
-        below = page.run(f"return document.querySelector('{part}').getBoundingClientRect().bottom")
-        assert 0 < below <= 900, part
-    left = page.run("return document.querySelector('main').getBoundingClientRect().left")
-    assert left < 40  # no column for a single run
-    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
 def test_a_finding_leads_to_the_page_about_its_kind(trainer: Trainer, page: Page) -> None:
     """On the daemon that shows it, in the theme that was chosen, with nothing refused or missing."""
     trainer.train(30)
@@ -193,14 +174,6 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
             consecutive_skips=i + 1,
         )
 
-    collapse = finding(first_step=30, last_step=49, count=20).finding
-    words = "The loss scale is collapsing: 20 steps skipped in a row since step 30"
-    trainer.write(FindingRecord(replace(collapse, summary=f"{words}.")))
-
-    page.says("#run h1", "✖ failing, since step 30")
-    page.says("#run-cause", "optimizer 0: every step is skipped and the scale falls towards zero")
-    page.click("#run-more summary")
-    page.says("#run-sentence", words)
     chart = "const c = document.getElementById('chart-scale');"
     marked = f"""{chart} return c.plot.picture?.layers.find((l) => l.sign === 'cross')
         ?.points.map(([x]) => x)"""

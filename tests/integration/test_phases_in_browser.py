@@ -81,15 +81,11 @@ def read(page: Page) -> list[str]:
 
 
 def test_phases_are_stacked_in_their_order(page: Page) -> None:
-    """Up to the whole, each on those before it, as they were in each step."""
+    """Up to the whole, each on those before it, as they were in each step; skipped ones are marked."""
     assert set(strip(page)["bars"]) == {"--phase-data", "--phase-forward", "--phase-backward"}
     assert heights(page, "data") == {i: (0, 20 if i < 20 else 60) for i in range(40)}
     assert heights(page, "forward")[0] == (20, 60)
     assert heights(page, "backward") == {i: (60 if i < 20 else 80, 100) for i in range(40)}
-
-
-def test_skipped_steps_are_marked_above_it(page: Page) -> None:
-    """With the sign of their class, as on the loss scale."""
     assert strip(page)["marks"] == [["triangle", [30]]]
 
 

@@ -54,28 +54,6 @@ def half(model: Transformer) -> None:
     ).float()
 
 
-def tf32(model: Transformer) -> None:
-    """Round the inputs of one matmul as tensor cores do with TF32: to 10 bits."""
-    part = model.blocks[1].attention.qkv
-
-    def rounded(x: torch.Tensor) -> torch.Tensor:
-        bits = x.contiguous().view(torch.int32)
-        return ((bits + 0x1000) & -0x2000).view(torch.float32)
-
-    class Rounded(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-            return rounded(x)
-
-        @staticmethod
-        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
-            return gradient
-
-    part.forward = lambda x: functional.linear(
-        Rounded.apply(x), Rounded.apply(part.weight), part.bias
-    )
-
-
 def eps(model: Transformer) -> None:
     """Give one LayerNorm another eps."""
     model.blocks[1].norm2.eps = 1e-3
@@ -111,11 +89,6 @@ def dropout(model: Transformer) -> None:
     model.blocks[2].drop.train()
 
 
-def scaled(model: Transformer) -> None:
-    """Scale the logits of one attention by one per cent more."""
-    model.blocks[1].attention.scale *= 1.01
-
-
 def swapped(step: int) -> int:
     """Exchange the batches of steps 1 and 2."""
     return {1: 2, 2: 1}.get(step, step)
@@ -125,7 +98,6 @@ FLOAT16 = torch.float16
 
 PLANTED: dict[str, tuple[Planted, Planted, RowKind, str, str, int]] = {
     "a dtype": (Planted(), Planted(model=half), RowKind.OP, "blocks.1.mlp.0", "addmm", 0),
-    "tf32": (Planted(), Planted(model=tf32), RowKind.OP, "blocks.1.attention.qkv", "addmm", 0),
     "eps": (Planted(), Planted(model=eps), RowKind.OP, "blocks.1.norm2", "native_layer_norm", 0),
     "a dropped cast": (
         Planted(FLOAT16),
@@ -153,7 +125,6 @@ PLANTED: dict[str, tuple[Planted, Planted, RowKind, str, str, int]] = {
         0,
     ),
     "batches": (Planted(), Planted(batch=swapped), RowKind.INPUT, "", "", 1),
-    "a scale": (Planted(), Planted(model=scaled), RowKind.OP, "blocks.1.attention", "mul", 0),
     "dropout, across formats": (
         Planted(),
         Planted(FLOAT16, model=dropout),
@@ -214,7 +185,6 @@ SILENT: dict[str, tuple[Planted, Planted]] = {
     "another loss scale": (Planted(FLOAT16), Planted(FLOAT16, scale=8192.0)),
     "dropout in both": (Planted(drops=True), Planted(FLOAT16, drops=True)),
     "images": (Planted(images=True), Planted(FLOAT16, images=True)),
-    "images in bfloat16": (Planted(images=True), Planted(torch.bfloat16, images=True)),
 }
 """Pairs of runs that differ by their formats, or by the order in which sums are added up."""
 

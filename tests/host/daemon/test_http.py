@@ -252,30 +252,25 @@ def test_a_map_is_of_one_rank_and_sent_again_only_if_it_is_another(served: Serve
     assert served.ask("/map.json?run=gpt&rank=0&module=(root)").json["module"] == ""
 
 
-@pytest.mark.parametrize(("query", "status"), [("?run=gpt", 400), ("?run=gpt&rank=99", 404)])
-def test_losses_in_blocks_of_nothing_are_a_sentence(
-    served: Served, query: str, status: int
-) -> None:
-    """And of a rank of which no blocks were measured, a list without formats."""
-    answer = served.ask(f"/blocks.json{query}")
-
-    assert answer.status == status
-    assert answer.text[0].isupper()
+def test_of_a_rank_without_blocks_there_is_a_list_without_formats(served: Served) -> None:
+    """Nothing was measured in blocks."""
     assert served.ask("/blocks.json?run=gpt&rank=1").json["formats"] == []
 
 
 @pytest.mark.parametrize(
-    ("query", "status"),
+    ("path", "status"),
     [
-        ("?run=gpt", 400),
-        ("?run=gpt&rank=99", 404),
-        ("?run=gpt&rank=0&module=absent", 404),
-        (f"?run={'x' * 5000}&rank=0", 404),
+        ("/blocks.json?run=gpt", 400),
+        ("/blocks.json?run=gpt&rank=99", 404),
+        ("/map.json?run=gpt", 400),
+        ("/map.json?run=gpt&rank=99", 404),
+        ("/map.json?run=gpt&rank=0&module=absent", 404),
+        (f"/map.json?run={'x' * 5000}&rank=0", 404),
     ],
 )
-def test_a_map_of_nothing_is_a_sentence(served: Served, query: str, status: int) -> None:
-    """It says what is expected, and repeats nothing of what was asked."""
-    answer = served.ask(f"/map.json{query}")
+def test_a_map_of_nothing_is_a_sentence(served: Served, path: str, status: int) -> None:
+    """So are losses in blocks of nothing: what is expected, and nothing of what was asked."""
+    answer = served.ask(path)
 
     assert answer.status == status
     assert answer.text[0].isupper()

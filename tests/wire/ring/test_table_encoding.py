@@ -130,17 +130,12 @@ def test_what_follows_a_table_is_refused() -> None:
             decode(kind, wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("", ""),
-        ("a" * 150 + "b" * 150, "a" * 100 + "…" + "b" * 99),
-        ("gemm<float,\x1b[2J>", "gemm<float,\ufffd[2J>"),
-        ("caf\udce9", "caf\ufffd"),
-    ],
-)
-def test_a_name_of_any_kind_becomes_short_and_printable(name: str, read: str) -> None:
-    """Names of kernels and modules are what compilers and users make of them."""
+def test_a_name_of_any_kind_becomes_short_and_printable() -> None:
+    """Names of kernels and modules are what compilers and users make of them, as in a range record."""
+    name, read = (
+        "gemm<\x1b[2J>" + "a" * 150 + "b" * 150,
+        "gemm<\ufffd[2J>" + "a" * 90 + "…" + "b" * 99,
+    )
     kernel = window().kernels[0]._replace(name=name)
     row = census().rows[0]._replace(module=name)
 

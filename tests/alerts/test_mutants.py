@@ -34,10 +34,16 @@ RUNNING = re.compile(
     r'\s+and on \(job, instance, run, rank\) ampwatch_run_state\{state="running"\} == 1'
 )
 
+_ORDER = "the weights are apart still: of the cause more than of all others together, of a start less than any"
+
 SURVIVORS = {
     "run_rank:ampwatch_module_activation_headroom:log2_min: odule_activation_amax > [0]))) -> 1": (
         "an output below 1 is further from the end than any line"
     ),
+    "job_run:ampwatch_root_info:topk1: ([4] * (ampwatch_roo -> 8": _ORDER,
+    "job_run:ampwatch_root_info:topk1: + ([1] * ampwatch_root -> 0.5": _ORDER,
+    "job_run:ampwatch_root_info:topk1: art_timestamp_seconds / [1]e10 or ampwatch_ -> 2": _ORDER,
+    "job_run:ampwatch_root_info:topk1: art_timestamp_seconds / [1]e10 or ampwatch_ -> 0.5": _ORDER,
 }
 """Mutants that no test need notice, with the reason."""
 

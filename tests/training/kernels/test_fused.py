@@ -97,7 +97,7 @@ OF_BLOCKS = f"{Path(__file__).with_name('test_blocks.py')}::test_the_kernel_for_
 
 
 @compiled
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "tests",
     [

@@ -36,20 +36,6 @@ def _fail(*_: Any) -> None:
     raise ValueError(msg)
 
 
-def test_a_call_from_within_a_call_is_ignored() -> None:
-    """Ops of a sensor itself are not observed by it."""
-    depth = []
-    guard = Guard("s")
-
-    def work() -> None:
-        depth.append(1)
-        guard.run(work)
-
-    guard.run(work)
-
-    assert depth == [1]
-
-
 def test_time_is_counted_also_when_the_work_fails() -> None:
     """The cost of ampwatch includes the cost of its failures."""
     guard = Guard("s")

@@ -140,17 +140,3 @@ def test_a_training_that_never_stepped_leaves_no_file(tmp_path: Path) -> None:
     watched(build("fp16-foreach"), directory).close()
 
     assert list(directory.iterdir()) == []
-
-
-def test_without_the_setting_there_is_no_sensor_and_no_file(tmp_path: Path) -> None:
-    """Nothing is asked for, so nothing is there that could cost anything."""
-    run = build("fp16-foreach")
-    watch = ampwatch.monitor(run.models, run.scaler, serve=False)
-    try:
-        names = [sensor.name for sensor in watch._session.bus.sensors]
-        run.loop()
-    finally:
-        watch.close()
-
-    assert "tape" not in names
-    assert list(tmp_path.glob("**/*.tape")) == []

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import ampwatch
 from ampwatch import actions
@@ -499,34 +498,3 @@ def test_an_action_that_cannot_work_is_not_made(make: Any, words: str) -> None:
     """The message has what was expected and what was given."""
     with pytest.raises(ampwatch.SettingsError, match=words):
         make()
-
-
-def test_actions_at_level_off_do_nothing() -> None:
-    """The line may stay in the script."""
-    run = collapsing()
-    with ampwatch.monitor(run.models, run.scaler, serve=False, level="off") as watch:
-        watch.on_finding(actions.stop())
-        run.loop()
-
-    assert watch.findings == []
-
-
-def test_the_safe_point_goes_with_the_monitor() -> None:
-    """The safe point needs no hook and no tap of its own, and nobody is called after the close."""
-    run = collapsing()
-    saved: list[object] = []
-
-    def placed() -> tuple[int, object]:
-        return len(_global_optimizer_post_hooks), torch.amp.GradScaler.update
-
-    before = placed()
-    with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
-        watched = placed()
-        watch.on_finding(actions.log("mine"))
-        watch.on_finding(actions.checkpoint(saved.append))
-        watch.on_finding(actions.stop())
-        assert placed() == watched
-
-    run.loop()
-    assert placed() == before
-    assert saved == []

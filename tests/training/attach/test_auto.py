@@ -203,17 +203,6 @@ def test_nothing_is_left_of_it(attacher: Attacher) -> None:
     assert getattr(torch.optim.Adagrad.step, "hooked", False) or torch.optim.Adagrad.step is step
 
 
-def test_a_level_of_off_watches_nothing(
-    attacher: Attacher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """AMPWATCH_LEVEL=off reaches it as it reaches monitor()."""
-    monkeypatch.setenv("AMPWATCH_LEVEL", "off")
-    run = build("fp16-foreach")
-    run.loop()
-
-    assert all(watch.closed for watch in attacher.watches)
-
-
 def test_a_variable_that_is_not_usable_is_one_warning(
     attacher: Attacher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch.amp import custom_fwd
 
 from ampwatch.training.hooks.regions import AutocastRegion, Regions
 from tests.training.bench import Bench
@@ -88,51 +86,3 @@ def test_autocast_that_is_switched_on_by_hand_is_known_once_asked_for(regions: R
 
     assert on == [AutocastRegion("cpu", "float16", enabled=True, by_function=False)]
     assert list(regions.here()) == []
-
-
-def test_threads_have_regions_of_their_own(regions: Regions) -> None:
-    """A region of another thread is known as one, while it lasts and if it is enabled."""
-    seen: list[Any] = []
-    inside, done = threading.Event(), threading.Event()
-
-    def other() -> None:
-        seen.append(regions.elsewhere("cpu"))
-        with torch.autocast("cpu", dtype=torch.float16):
-            inside.set()
-            done.wait(60)
-
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        thread = threading.Thread(target=other)
-        thread.start()
-        inside.wait(60)
-        while_inside = regions.elsewhere("cpu"), regions.elsewhere("cuda"), list(regions.here())
-        done.set()
-        thread.join()
-        afterwards = regions.elsewhere("cpu")
-        with torch.autocast("cpu", enabled=False):
-            thread = threading.Thread(target=lambda: seen.append(regions.elsewhere("cpu")))
-            thread.start()
-            thread.join()
-
-    assert seen == [BF16, None]
-    assert while_inside == (AutocastRegion("cpu", "float16", True, False), None, [BF16])  # noqa: FBT003 - fields
-    assert afterwards is None
-
-
-def test_the_region_of_a_custom_function_is_told_from_the_users_own(regions: Regions) -> None:
-    """Both disable autocast."""
-    seen = []
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        @custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            seen.append(regions.here()[-1])
-            return x * 2
-
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        Function.apply(torch.ones(2))
-        with torch.autocast("cpu", enabled=False):
-            seen.append(regions.here()[-1])
-
-    assert [(r.enabled, r.by_function) for r in seen] == [(False, True), (False, False)]

@@ -214,18 +214,6 @@ def test_nothing_is_left_when_it_is_over_and_nothing_is_ever_on_the_model() -> N
     assert bool(out.isfinite())
 
 
-def test_it_ends_with_the_monitor() -> None:
-    """Closing the monitor takes a fault off that was still waiting."""
-    run = healthy()
-    before = hooks()
-    with watched(run) as watch:
-        injection = ampwatch.inject(watch, "nan_activation", module="", step=1000)
-        assert repr(injection) == "<ampwatch.Injection nan_activation of the model, waiting>"
-
-    assert not injection.active
-    assert hooks() == before
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

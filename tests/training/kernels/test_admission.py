@@ -13,16 +13,14 @@ from ampwatch.numerics.exponents import merged
 from ampwatch.training.kernels import admission, reference
 from ampwatch.training.kernels.admission import (
     admit,
-    is_gapless,
     is_ordinary,
     is_wrapped,
     local_part,
-    stored,
 )
 from tests.training.kernels import oracle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from ampwatch.training.kernels.base import Kernel
 
@@ -265,37 +263,3 @@ def test_a_tensor_longer_than_a_row_can_count_comes_in_pieces(
     assert ([p.numel() for p in pieces], reason) == ([40, 40, 10], "")
     assert not any(p.requires_grad for p in pieces)
     assert merged(oracle.measured(kernel, pieces)) == reference.histogram(tensor)
-
-
-def _stored_elements(tensor: torch.Tensor) -> list[float]:
-    """Return what is stored of a tensor, sorted: each address once."""
-    places = torch.arange(tensor.untyped_storage().nbytes() // tensor.element_size())
-    seen = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()).unique()
-    whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    return sorted(whole[seen].tolist())
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda x: x,
-        lambda x: x.t(),
-        lambda x: x[:, None, :].expand(6, 5, 8),
-        lambda x: x.t()[:, None].expand(8, 7, 6),
-        lambda x: x.reshape(2, 3, 8).permute(2, 0, 1),
-        lambda x: x[::2],
-        lambda x: x[:, 1:5],
-        lambda x: x[3, 4].expand(9, 9),
-        lambda x: x.reshape(1, 2, 3, 8).to(memory_format=torch.channels_last),
-    ],
-)
-def test_what_is_stored_is_taken_once_and_without_a_copy(
-    make: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    """Contiguous where no gaps are between the elements, else with the gaps."""
-    tensor = make(torch.arange(48.0).reshape(6, 8))
-    taken = stored(tensor)
-
-    assert taken.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    assert sorted(taken.reshape(-1).tolist()) == _stored_elements(tensor)
-    assert taken.is_contiguous() or not is_gapless(tensor)

@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.training.transfer.deferred import Deferred
-from tests.training.sensors.late import FakeDevice
-
-
-class Reads(TorchDispatchMode):
-    """Counts reads of device scalars."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
+from tests.training.sensors.late import FakeDevice, Waits
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64])
@@ -30,11 +15,11 @@ def test_what_is_in_host_memory_is_handed_over_at_once(dtype: torch.dtype) -> No
     seen: list[list[float]] = []
     values = torch.tensor([[3, -7], [0, 250]], dtype=dtype)
 
-    with Reads() as reads:
+    with Waits() as waits:
         Deferred().read(values, seen.append)
 
     assert seen == [[3.0, -7.0, 0.0, 250.0]]
-    assert reads.count == 0
+    assert waits.count == 0
 
 
 def test_a_scalar_that_requires_grad_is_one_number() -> None:

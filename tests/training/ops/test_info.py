@@ -136,15 +136,6 @@ def test_ops_that_autocast_leaves_alone_are_on_no_list(func: Any, device_type: s
         assert not op_info(aten.mse_loss.default).has_fp32_policy(device_type)
 
 
-def test_an_op_of_somebody_else_is_not_pytorchs_own() -> None:
-    """And on no list, whatever its name."""
-    with torch.library._scoped_library("ampwatch_test_info", "DEF") as library:
-        library.define("mse_loss(Tensor a) -> Tensor")
-        info = op_info(torch.ops.ampwatch_test_info.mse_loss.default)
-
-    assert (info.is_own, info.has_fp32_policy("cpu")) == (False, False)
-
-
 def _leading(func: Any, *tensors: torch.Tensor) -> tuple[int, ...]:
     return dims_of(op_info(func), tensors, tensors, func(*tensors)).leading
 
@@ -188,21 +179,3 @@ def test_what_has_to_be_aligned_in_a_convolution_are_the_channels_of_a_group(
     out = aten.convolution.default(*args)
 
     assert dims_of(op_info(aten.convolution.default), (image, kernel), args, out).leading == leading
-
-
-@pytest.mark.parametrize(
-    ("func", "may_copy"),
-    [
-        (aten.to.dtype, True),
-        (aten.reshape.default, True),
-        (aten.view.default, False),
-        (aten.t.default, False),
-    ],
-    ids=str,
-)
-def test_of_ops_that_may_be_views_only_a_call_tells(func: Any, may_copy: bool) -> None:  # noqa: FBT001 - a parameter
-    """They arrive as they are inside of a tensor subclass, and in inference mode."""
-    info = op_info(func)
-
-    assert info.may_copy is may_copy
-    assert not (info.may_copy and info.is_ignored)

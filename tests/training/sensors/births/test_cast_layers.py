@@ -69,6 +69,7 @@ def test_a_cast_is_that_of_the_book(name: str) -> None:
         ("float16", [1e5, -1e5, 1.0], [math.inf, -math.inf, 1.0]),
         ("mxfp8_e4m3", [math.inf, 1.0, -3.0], [math.inf, 1.0, -3.0]),
         ("mxfp4", [-math.inf, 1.0, -3.0], [-math.inf, 1.0, -3.0]),
+        ("mxfp4", [math.nan, 1.0, 2.0], [math.nan, 1.0, 2.0]),
         ("nvfp4", [math.inf, 0.0], [math.inf, 0.0]),
         ("float8_e5m2", [1.0, math.inf], [1.0, math.inf]),
         ("float8_e4m3fn", [0.0, 0.0], [0.0, 0.0]),
@@ -82,15 +83,7 @@ def test_what_has_no_scale_is_no_error(
     """What is not finite stays, and its neighbours with it; of zeros and of nothing there is no scale."""
     found = rounded(torch.tensor(values, dtype=torch.float64), FORMATS[name], Along((-1,)))
 
-    assert found.tolist() == expected
-
-
-def test_a_nan_stays_alone() -> None:
-    """As it does in the product."""
-    found = rounded(torch.tensor([math.nan, 1.0, 2.0]), FORMATS["mxfp4"], Along((-1,)))
-
-    assert found.isnan().tolist() == [True, False, False]
-    assert found[1:].tolist() == [1.0, 2.0]
+    assert repr(found.tolist()) == repr(expected)
 
 
 class Two(nn.Module):

@@ -76,14 +76,7 @@ def test_modules_are_as_far_off_as_a_script_in_float64_finds(name: str, dtype: t
     assert worst[0] == worst[1]
     assert (budget.value, budget.exact) == pytest.approx(loss, rel=1e-9)
     assert budget.error == pytest.approx(loss[0] - loss[1], rel=0.1)
-
-
-@pytest.mark.parametrize(("name", "dtype"), EACH)
-def test_what_is_born_explains_the_error_of_the_loss(name: str, dtype: torch.dtype) -> None:
-    """Within a factor of two, sign and all."""
-    torch.manual_seed(5)
-    budget = budget_of(MODELS[name](), batch(name), dtype)
-
+    # What is born explains it within a factor of two, sign and all.
     assert budget.target == "loss"
     assert 0.5 < budget.explained / budget.error < 2.0
     assert budget.explained == pytest.approx(sum(r.contribution or 0.0 for r in budget.rows))

@@ -122,14 +122,3 @@ def test_a_number_that_was_drawn_after_the_last_reading_makes_a_call_uncertain()
     assert after.is_certain
     torch.rand(1)
     assert numbers.knows(after)
-
-
-def test_draws_of_each_call_are_known_where_numbers_are_drawn() -> None:
-    """Dropout: no state is taken over from an earlier call."""
-    numbers = RandomNumbers()
-    for _ in range(3 * MAX_UNCHANGED):
-        draws = numbers.at_call(())
-        assert draws.is_certain
-        first = torch.rand(2)
-        draws.restore()
-        assert torch.equal(torch.rand(2), first)

@@ -51,10 +51,6 @@ class Subclass(torch.Tensor):
     pass
 
 
-def large() -> nn.Module:
-    return nn.BatchNorm1d(1000)
-
-
 def with_data() -> nn.Module:
     made = model()
     made.data = [np.zeros(10_000)]  # type: ignore[assignment]
@@ -82,7 +78,6 @@ def sharded() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (large, "memory_bytes"),
         (with_data, "memory_bytes"),
         (sparse, "sparse"),
         (locked, "cannot be copied"),

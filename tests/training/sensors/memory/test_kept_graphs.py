@@ -97,27 +97,19 @@ def test_an_output_deep_in_the_model_is_kept(kept_after: int, dtype: torch.dtype
     assert (found.holding, found.since) == (Holding.PART, 0)
 
 
-def test_what_is_kept_from_some_iteration_on_counts_from_there() -> None:
-    kept: list[Tensor] = []
-    graphs = followed(lambda step, _out, loss: kept.append(loss) if step >= 7 else None)
-
-    found = graphs.kept(20)
-
-    assert found is not None
-    assert found.since == 7
-
-
-def test_what_is_kept_for_some_iterations_is_known_as_far_as_it_goes() -> None:
+@pytest.mark.parametrize(("begin", "most", "steps"), [(7, 20, 20), (0, 10, 40)])
+def test_what_is_kept_counts_from_the_first_that_is(begin: int, most: int, steps: int) -> None:
+    """From some iteration on, or for some iterations."""
     kept: list[Tensor] = []
 
-    def keep(_step: int, _out: Tensor, loss: Tensor) -> None:
-        kept.append(loss)
-        del kept[:-10]
+    def keep(step: int, _out: Tensor, loss: Tensor) -> None:
+        kept.extend([loss] * (step >= begin))
+        del kept[:-most]
 
-    found = followed(keep, 40).kept(40)
+    found = followed(keep, steps).kept(steps)
 
     assert found is not None
-    assert found.since == 30
+    assert found.since == max(begin, steps - most)
 
 
 def test_however_long_it_goes_on_few_are_followed() -> None:

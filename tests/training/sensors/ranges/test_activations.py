@@ -16,7 +16,6 @@ from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
 from ampwatch.diagnosis.evidence.attention import Attention
-from ampwatch.training.hooks import taps
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.model.tensors import MAX_TENSORS, tensors_in
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
@@ -290,14 +289,3 @@ def test_the_hook_goes_as_soon_as_compiled_code_runs(watch: Any) -> None:
         compiled(torch.randn(2, 4))
 
     assert not torch_module._global_forward_hooks
-
-
-def test_what_is_compiled_and_never_called_is_no_concern(watch: Any) -> None:
-    """Many libraries compile a function at import."""
-    bench = watch(mlp(), OUTPUTS)
-    torch.compile(mlp(), backend="eager")
-    bench.model(torch.randn(2, 4))
-
-    assert bench.names(OUTPUTS) == ["0", "1", "2"]
-    bench.parts.remove()
-    assert not any(owner is torch._TorchCompileWrapper for owner, _ in taps._taps)

@@ -20,7 +20,7 @@ from ampwatch.training import said
 from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.said import Said, path_for
 from ampwatch.wire.records import Finding, Severity
-from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import ROOT
 from tests.workshop.records import identity
 
 if TYPE_CHECKING:
@@ -214,70 +214,6 @@ def test_a_handler_that_raises_costs_the_line_and_nothing_else(
 
     assert ["scale_collapse" in line for line in lines] == [True, True]
     assert caplog.messages == lines[1:]
-
-
-TRAINING = """
-import os, torch, ampwatch
-torch.set_num_threads(1)
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(model.parameters())
-scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-watch = ampwatch.monitor(model, scaler, run="gpt", level="light")
-print("ready", flush=True)
-input()  # until both are there
-for i in range(12):
-    optimizer.zero_grad()
-    with torch.autocast("cpu", dtype=torch.float16):
-        loss = model(torch.ones(4, 8)).float().mean()
-    scaler.scale(loss * (float("inf") if i > 2 else 1.0)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-print("done", flush=True)
-input()
-"""
-
-
-@pytest.mark.nightly
-def test_two_ranks_that_fail_alike_write_two_lines_and_the_address(own_places: Path) -> None:
-    """As a person sees them: a script without logging; a warning, and then that it is critical."""
-    place = Place(own_places)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", TRAINING],
-            env=place.environment
-            | {"PYTHONPATH": str(ROOT), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            | {"WORLD_SIZE": "2", "AMPWATCH_IDLE_EXIT_SECONDS": "1", "AMPWATCH_GRACE_SECONDS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for word in ("ready\n", "done\n"):
-        for rank in ranks:
-            assert rank.stdout is not None
-            assert rank.stdout.readline() == word
-        for rank in ranks:
-            assert rank.stdin is not None
-            rank.stdin.write("\n")
-            rank.stdin.flush()
-    told = "".join(rank.communicate(timeout=120)[1] for rank in ranks)
-    eventually(lambda: place.info() is None, "the daemon ends by itself")
-
-    assert told.count("ampwatch: watching run gpt: http://127.0.0.1:") == 1
-    # On a busy machine one of them may come after the line of the other.
-    lines = re.findall(
-        r"ampwatch (\w+) run gpt ranks? [01-]+(?: of 2)? step \d+: scale_collapse in (.*?):", told
-    )
-    # One of them writes the first, and either of them the second.
-    assert sorted(lines) == [
-        ("CRITICAL", "optimizer 0, escalated from warning"),
-        ("WARNING", "optimizer 0"),
-    ]
-    also = re.findall(r"ampwatch \w+ run gpt also rank [01] of 2 step", told)
-    assert len(told.splitlines()) == 3 + len(also)
-    assert not list((own_places / "rings").glob("*.said"))
 
 
 def test_the_file_is_private_and_goes_with_the_last_rank(own_places: Path) -> None:

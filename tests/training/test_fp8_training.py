@@ -91,23 +91,6 @@ def test_an_outlier_because_of_which_an_eighth_becomes_zero_is_found(*, emulates
     assert found == ["fp8_underflow"]
 
 
-def _infinite_once(step: int) -> torch.Tensor:
-    x = torch.randn(32, 64)
-    x[0, 0] = torch.inf if step == 3 else 1.0
-    return x
-
-
-@pytest.mark.parametrize("emulates", [True, False])
-def test_data_that_is_infinite_is_no_fault_of_its_scale(*, emulates: bool) -> None:
-    """The scale of an infinite magnitude is zero, and is divided by where it is taken off again."""
-    model = _made({"rows": False, "emulates": emulates})
-    _, found = _trained(model, "deep", _infinite_once)
-
-    assert "nonfinite_input" in found
-    assert "fp8_scale_nonfinite" not in found
-    assert "invalid_operation" not in found
-
-
 class Closed(torch.Tensor):
     """A tensor made of another one that it does not name."""
 

@@ -169,24 +169,6 @@ def test_a_step_is_not_kept_for_a_replay_beyond_the_limit_and_the_report_says_so
     assert "its calls take more than the setting `memory_bytes`" in said
 
 
-def test_a_batch_that_the_loop_holds_is_kept_for_a_replay_however_large_it_is() -> None:
-    """It costs nothing: the training holds it until its step has been judged."""
-    model = nn.Linear(64, 64)
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    watch = ampwatch.monitor(model, scaler, serve=False, memory_bytes=2**20)
-    for _ in range(STEPS):
-        x = torch.randn(2**15, 64)  # 8 MB
-        scaler.scale(model(x).pow(2).mean()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-    said = watch.report()
-    watch.close()
-
-    assert "memory_bytes" not in said
-
-
 def test_updates_are_not_measured_without_room_for_them_and_the_report_says_so() -> None:
     """Training goes on."""
     training = Batches()

@@ -18,8 +18,8 @@ from torch import nn
 
 import ampwatch
 from ampwatch.integrations.attached import Attached
+from ampwatch.training import announcement, outlet, said
 from ampwatch.training import monitor as watching
-from ampwatch.training import outlet, said
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.launcher import DaemonStatus
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
@@ -518,6 +518,21 @@ def test_the_ring_of_a_run_that_ends_while_its_daemon_is_gone_is_left_for_the_ne
     ampwatch.monitor(nn.Linear(1, 1)).close()
 
     assert len(list((own_places / "rings").rglob("*.ring"))) == kept
+
+
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_of_the_ranks_of_a_machine_the_first_tells_the_address(
+    rank: str, times: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line for all of them."""
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(announcement, "_announced", set())
+    url = "http://127.0.0.1:1/"
+    monkeypatch.setattr(outlet, "ensure_daemon", lambda _: DaemonStatus(url, "running"))
+    ampwatch.monitor(nn.Linear(1, 1), run="gpt").close()
+
+    assert capsys.readouterr().err.count(f"watching run gpt: {url}") == times
 
 
 def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(

@@ -236,16 +236,3 @@ def test_a_scaler_that_nobody_handed_in_is_of_the_model_that_its_losses_lead_to(
         totals = monitor._session.diagnosis.totals
         assert sum(map(sum, totals.skipped.values())) == len(PLANTED)
         assert monitor.last_step.loss_scale == fit.scaler.get_scale()
-
-
-def test_a_graph_is_anothers_only_if_it_leads_to_parameters_of_others_alone() -> None:
-    ours, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    ownership = Ownership(lambda: [ours])
-    x = torch.ones(1, 2, requires_grad=True)
-    assert ownership.is_graph_of_another([other(x).sum()])
-    assert not ownership.is_graph_of_another([other(ours(x)).sum()])
-    assert not ownership.is_graph_of_another([x.sum()])
-    assert not ownership.is_graph_of_another([other(x).sum().detach(), None])
-    head = torch.optim.SGD(other.parameters(), lr=0.1)
-    ownership.optimizers = lambda: [head]
-    assert not ownership.is_graph_of_another([other(x).sum()])

@@ -141,3 +141,16 @@ def test_a_node_says_the_innermost_line_of_the_user() -> None:
 
     assert nodes_of(graph_with(stack_trace=trace), known, None)["relu"].source == f"{__file__}:7"
     assert nodes_of(graph_with(), known, None)["relu"].source == ""
+
+
+def test_what_the_compiler_wraps_a_module_in_has_the_name_of_the_module() -> None:
+    """As long as it is there."""
+    net = nn.Sequential(nn.Linear(2, 2))
+    known = KnownModules(Names([net]))
+    known.learn()
+
+    assert known.name_of(torch.compile(net[0], backend="eager")) == "0"
+    assert known.name_of(torch.compile(nn.Linear(2, 2), backend="eager")) is None
+    assert known.name_at(id(net[0])) == "0"
+    known.clear()
+    assert known.name_at(id(net[0])) is None

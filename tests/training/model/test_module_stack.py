@@ -164,6 +164,25 @@ def test_a_gradient_of_a_gradient_is_backward() -> None:
     assert counted.by("phase", op="linalg_vector_norm") == {FORWARD: 1}
 
 
+def test_a_gradient_taken_inside_a_forward_is_in_that_module() -> None:
+    """A module of physics does this: the output is a derivative."""
+
+    class Force(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.energy = nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.autograd.grad(self.energy(x).tanh().sum(), x, create_graph=True)[0]
+
+    model = Force()
+    with Counted(model) as counted:
+        model(torch.randn(2, 4, requires_grad=True)).sum().backward()
+
+    assert matmuls(counted, FORWARD) == {"energy": 1}
+    assert "energy" in matmuls(counted, BACKWARD)
+
+
 def _double(x: torch.Tensor) -> torch.Tensor:
     class Double(torch.autograd.Function):
         @staticmethod

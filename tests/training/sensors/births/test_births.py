@@ -367,6 +367,18 @@ def test_very_many_births_are_not_distinguished() -> None:
     assert traced.births[-1].origin is Origin.OTHER
 
 
+def test_the_next_iteration_begins_at_nothing() -> None:
+    """Births of one are not those of the next, which are traced under its own index."""
+    traced = Traced()
+    with traced:
+        zeros(2).log()
+    with traced:
+        zeros(2).exp()
+
+    assert [t.step for t in traced.traces] == [0, 1]
+    assert [len(t.births) for t in traced.traces] == [1, 0]
+
+
 def test_no_tensor_is_kept_alive() -> None:
     """Outputs and inputs of a birth go while the iteration goes on."""
     with Traced() as traced:

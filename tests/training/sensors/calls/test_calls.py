@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
     MixedGradients,
+    NonfiniteClip,
     ScaledClip,
     ScaledStep,
 )
@@ -495,6 +496,24 @@ def test_the_region_of_lightnings_trainer_is_reported_as_its_own(mixed: bool, ow
         t.finish()
 
     assert {o.region_of for o in observations(program, steps=2)} == {owner}
+
+
+def test_a_nonfinite_norm_names_the_parameter_where_backward_met_it() -> None:
+    """The last layer that has any, of what is finite after it and broken before."""
+
+    def program(t: Training) -> None:
+        t.optimizer.zero_grad()
+        nn.functional.mse_loss(t.model(X), Y).backward()
+        if t.step == 2:
+            for p in t.model[0].parameters():
+                p.grad.fill_(float("nan"))
+        clip_grad_norm_(t.model.parameters(), 0.01)
+        t.optimizer.step()
+
+    (seen,) = observations(program, Training(enabled=False), steps=3)
+
+    assert isinstance(seen, NonfiniteClip)
+    assert (seen.step, seen.optimizer, seen.parameter, seen.broken) == (2, 0, "0.0.weight", 64)
 
 
 def test_a_training_of_another_thread_is_not_mixed_with_ours() -> None:

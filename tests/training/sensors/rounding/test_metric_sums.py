@@ -129,6 +129,19 @@ def test_zeros_are_no_loss_and_one_element_that_grows_is_enough(listening: Liste
     assert listening.seen == []
 
 
+def test_a_sum_that_is_emptied_begins_anew(listening: Listening) -> None:
+    """Each epoch has its own."""
+    total = torch.zeros((), dtype=torch.bfloat16)
+    with listening:
+        for _ in range(4):
+            total.fill_(256.0)
+            for _ in range(4):
+                total += 1
+
+    # The first addition after that is not yet known to be one of many.
+    assert [s.additions for s in listening.seen] == [1, 2, 3] * 4
+
+
 def test_additions_that_gradients_flow_through_are_no_sums(listening: Listening) -> None:
     """A residual stream without gradients, and additions in backward, are none either."""
     x = torch.full((8,), 256.0, dtype=torch.bfloat16, requires_grad=True)

@@ -200,7 +200,6 @@ def test_the_time_in_which_the_host_waits_is_that_of_the_calls_that_wait() -> No
     [
         ([], False),  # the profiler could not be attached to the device
         (launch(2), False),  # launched, and none recorded
-        (launch(2, "hipModuleLaunchKernel"), False),
         ([*launch(10), *(kernel("k", i, 1, link=1) for i in range(9)), op("aten::mm", 1)], True),
         ([*launch(10), *(kernel("k", i, 1, link=1) for i in range(8)), op("aten::mm", 1)], False),
         ([*launch(2), kernel("k", 0, 1), kernel("k", 1, 1)], False),  # no op is known
@@ -257,6 +256,19 @@ def test_of_two_that_may_be_the_op_neither_is_named() -> None:
 
     assert list(work.kernels) == [KernelLaunch("some_kernel", "", ())]
     assert work.linked == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cudaLaunchKernelExC",
+        "hipModuleLaunchKernel",
+        "cudaLaunchCooperativeKernel",
+    ],
+)
+def test_every_call_that_launches_a_kernel_counts(name: str) -> None:
+    """A kernel that is missing is noticed by the call that launched it."""
+    assert device_work(launch(3, name), 0).launches == 3
 
 
 TRACES = ROOT.parent / "shared" / "traces"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import nn
 
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.training.kernels.reference import histogram
@@ -136,6 +137,23 @@ def test_measuring_never_waits(kernel: Kernel) -> None:
     assert _decoded(kept[-1], rows) == [histogram(piece.cpu()) for piece in kept[-1]]
 
 
+@pytest.mark.nightly
+def test_the_host_is_back_while_the_device_is_still_busy(kernel: Kernel) -> None:
+    """A new table is uploaded behind what the device has to do before."""
+    pieces = [torch.randn(1000, device=DEVICE)]
+    rows = _rows(1)
+    kernel.measure([torch.randn(1000, device=DEVICE)], rows)
+    torch.cuda.synchronize()
+    done = torch.cuda.Event()
+    torch.cuda._sleep(2_000_000_000)
+    kernel.measure(pieces, rows)
+    done.record()
+    early = done.query()
+
+    assert not early
+    assert _decoded(pieces, rows) == [histogram(pieces[0].cpu())]
+
+
 def test_tensors_may_be_given_back_as_soon_as_measure_returns(kernel: Kernel) -> None:
     """Gradients freed by ``zero_grad(set_to_none=True)``: their memory is filled by others next."""
     torch.manual_seed(0)
@@ -216,3 +234,26 @@ def test_memory_stays_flat_over_a_thousand_calls_with_new_addresses(kernel: Kern
 
 
 # A warm-up in another stream than that of the capture: from 2.10 on PyTorch warns of it.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
+def test_gradients_of_a_replayed_graph_are_measured_between_replays(kernel: Kernel) -> None:
+    """The training is in a graph, the measurement is not."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64).to(DEVICE)
+    batch = torch.randn(32, 64, device=DEVICE)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            model(batch).square().mean().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    model.zero_grad(set_to_none=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(batch).square().mean().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for factor in (1.0, 1000.0):
+        batch.mul_(factor)
+        for gradient in gradients:
+            gradient.zero_()
+        graph.replay()
+        _check(kernel, gradients)

@@ -205,6 +205,24 @@ def test_an_update_inside_a_capture_does_not_break_it() -> None:
     assert watch._session.cost().sensor_errors == 0
 
 
+def test_below_two_to_the_minus_127_a_finite_step_poisons_the_weights_and_counts_as_applied() -> (
+    None
+):
+    """The silent zone that the forecast warns of: found_inf is 0 and the weights are not finite."""
+    weight = nn.Parameter(torch.ones(4, device=DEVICE))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**-128)
+    with ampwatch.monitor(None, scaler, serve=False) as watch:
+        scaler.scale(weight.sum() * 2.0**20).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        torch.cuda.synchronize()
+
+    assert not torch.isfinite(weight).all()
+    assert watch._diagnosis.totals.skipped[0] == [0, 0, 0, 0]
+    assert watch.last_step.skipped is False
+
+
 @pytest.mark.parametrize("flavour", ["foreach", "fused"])
 @pytest.mark.parametrize("level", ["standard", "deep"])
 def test_ranges_reach_the_host_and_nothing_waits_for_them(

@@ -15,6 +15,7 @@ from ampwatch.numerics.units.kernels.kernel_name import Unit
 from ampwatch.numerics.units.ops import Fallback, Phase
 from ampwatch.settings import Settings
 from ampwatch.training.model.machine import gpu_facts, machine_of
+from tests.gpu.syncs import sync_debug_mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,6 +101,28 @@ def test_softmax_runs_in_float32_because_autocast_says_so() -> None:
 
     softmax = next(row for row in census.rows if "softmax" in row.op and row.phase is Phase.FORWARD)
     assert (softmax.dtype, softmax.fallback) == ("float32", Fallback.FP32_LIST)
+
+
+def test_counting_ops_never_waits() -> None:
+    """Every iteration is counted, and PyTorch would raise at the first synchronisation."""
+    model = _model().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batch = torch.randn(256, 512, device=DEVICE)
+
+    def step() -> None:
+        with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+            loss = model(batch).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with ampwatch.monitor(model, optimizer=optimizer, level="deep", serve=False) as watch:
+        step()
+        with sync_debug_mode("error"):
+            for _ in range(5):
+                step()
+
+    assert _census(watch).iterations == 6
 
 
 def _kernels(work: Callable[[], object]) -> dict[str, int]:

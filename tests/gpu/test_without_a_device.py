@@ -40,11 +40,13 @@ ONLY_ON_A_DEVICE = {
     "test_an_update_inside_a_capture_does_not_break_it",
     "test_equal_elements_do_not_overflow_a_counter",
     "test_float32_matmuls_count_as_tf32_where_that_is_allowed",
+    "test_gradients_of_a_replayed_graph_are_measured_between_replays",
     "test_memory_stays_flat_over_a_thousand_calls_with_new_addresses",
     "test_pieces_need_not_be_on_the_current_device",
     "test_softmax_runs_in_float32_because_autocast_says_so",
     "test_streams_do_not_see_each_others_tables",
     "test_the_device_says_enough_for_its_peak",
+    "test_the_host_is_back_while_the_device_is_still_busy",
     "test_the_longest_piece_is_counted_to_its_end",
     "test_with_a_fused_optimizer_the_verdict_is_unknown_until_the_device_has_got_there",
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
 
 import ampwatch
 
@@ -106,6 +106,11 @@ def _hessian_vector(training: Training, parameters: State, x: torch.Tensor) -> S
     return dict(jvp(gradient, (parameters,), (direction,))[1])
 
 
+def _jacobian(training: Training, parameters: State, x: torch.Tensor) -> State:
+    found = jacfwd(lambda p: functional_call(training.model, p, (x,)))(parameters)
+    return {name: j.mean((0, 1)) for name, j in found.items()}
+
+
 def _curvature(training: Training, parameters: State, x: torch.Tensor) -> State:
     hessian(lambda given: training.loss(parameters, given))(x)
     return dict(grad(training.loss)(parameters, x))
@@ -115,6 +120,7 @@ TRANSFORMS: dict[str, Any] = {
     "grad": lambda training, parameters, x: grad(training.loss)(parameters, x),
     "vmap of grad": _per_sample,
     "jvp of grad": _hessian_vector,
+    "jacfwd": _jacobian,
     "hessian": _curvature,
 }
 

@@ -10,7 +10,7 @@ import torch
 
 from ampwatch.errors import StateError
 from ampwatch.training import devices
-from ampwatch.training.hooks import compiling, taps
+from ampwatch.training.hooks import compiling, tapped_call, taps
 from ampwatch.training.hooks.places import graphs, optimizer
 from ampwatch.training.model.home import Home
 from ampwatch.training.ops import mode
@@ -45,7 +45,8 @@ def births_are_sent_in_a_capture(patch: pytest.MonkeyPatch) -> None:
 
 def steps_are_heard_in_a_capture(patch: pytest.MonkeyPatch) -> None:
     """An iteration ends in it, and its rows are copied."""
-    for user in (taps, compiling, graphs, optimizer):
+    patch.setattr(taps, "TappedCall", tapped_call.PythonTappedCall)
+    for user in (tapped_call, compiling, graphs, optimizer):
         patch.setattr(user, "captures", {})
 
 

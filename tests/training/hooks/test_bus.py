@@ -418,6 +418,27 @@ def test_the_safe_point_is_at_the_end_of_the_call_that_closes_an_iteration(
     assert seen == [(1, 2 * each, False), (2, 3 * each, False)]
 
 
+def test_an_exception_of_the_safe_point_reaches_the_user(bench: Callable[..., Bench]) -> None:
+    """From the call that has closed the iteration; no sensor is off, and the next one is told."""
+    mine, closes = Training(), Closes()
+    closes.bench = one = bench(mine.scaler, closes)
+    wrong = ValueError("the user's own")
+    steps: list[int] = []
+
+    def closed(step: int) -> None:
+        steps.append(step)
+        if step == 0:
+            raise wrong
+
+    one.bus.call_at_boundary(closed)
+    with pytest.raises(ValueError, match="the user's own") as caught:
+        mine.step()
+    mine.step()
+
+    assert caught.value is wrong
+    assert steps == [0, 1]
+
+
 class Everything(Heard):
     """Wants all events there are, those on demand from the beginning."""
 
@@ -460,6 +481,14 @@ def test_nobody_is_told_of_anything_after_the_removal(bench: Callable[..., Bench
     one.bus.emit(IterationClosed(None))  # type: ignore[arg-type] # nobody reads it
 
     assert heard.events == []
+
+
+def test_what_is_to_wake_a_sensor_must_be_an_event(bench: Callable[..., Bench]) -> None:
+    """A word that is misspelt would let it sleep for ever."""
+    sensor = Heard(StepBegan)
+    sensor.waking = frozenset({"step_began", "step_begun"})  # type: ignore[misc]
+    with pytest.raises(ValueError, match=r"expected names of events, got \['step_begun'\]"):
+        bench(None, sensor)
 
 
 @pytest.mark.parametrize("level", ["light", "deep"])

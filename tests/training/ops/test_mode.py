@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +105,41 @@ def test_the_user_may_begin_to_trace_while_it_is_on() -> None:
 
     assert product.shape == (3, 4)
     assert mode.names == ["aten::ones"]
+
+
+TENSOR_PARALLEL = """
+import os, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from ampwatch.training.ops.mode import OpMode
+
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+mesh = init_device_mesh("cpu", (1,))
+parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+optimizer = torch.optim.AdamW(model.parameters())
+mode = OpMode(lambda *_: None)
+mode.put_on()
+for _ in range(2):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+exported = torch.export.export(nn.Linear(2, 2), (torch.ones(1, 2),))
+mode.take_off()
+dist.destroy_process_group()
+print("trained", torch._C._len_torch_dispatch_stack())
+"""
+
+
+@pytest.mark.nightly
+def test_tensor_parallel_and_export_work_while_it_is_on() -> None:
+    """In a fresh process: DTensor remembers how an op is sharded once that was worked out."""
+    done = subprocess.run(
+        [sys.executable, "-c", TENSOR_PARALLEL], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout.split() == ["trained", "0"], done.stderr
 
 
 class Wrapper(torch.Tensor):

@@ -133,6 +133,11 @@ def scales_the_number(parameters: list[nn.Parameter], scaler: Any) -> None:
         p.grad.add_(p.detach(), alpha=WEIGHT * scaler.get_scale())
 
 
+def scales_the_term(parameters: list[nn.Parameter], scaler: Any) -> None:
+    for p in parameters:
+        p.grad.add_(WEIGHT * p.detach().sign() * scaler.get_scale())
+
+
 def scales_with_the_scaler(parameters: list[nn.Parameter], scaler: Any) -> None:
     for p in parameters:
         p.grad.add_(scaler.scale(WEIGHT * p.detach()))
@@ -157,6 +162,11 @@ def divides_by_hand(parameters: list[nn.Parameter], scaler: Any) -> None:
         p.grad.data.mul_(SCALE)
 
 
+def divides_anew(parameters: list[nn.Parameter], scaler: Any) -> None:
+    for p in parameters:
+        p.grad = (p.grad / SCALE + WEIGHT * p.detach()) * SCALE
+
+
 def changes_the_weights(parameters: list[nn.Parameter], _scaler: Any) -> None:
     with torch.no_grad():
         for p in parameters:
@@ -167,10 +177,12 @@ def changes_the_weights(parameters: list[nn.Parameter], _scaler: Any) -> None:
     "change",
     [
         scales_the_number,
+        scales_the_term,
         scales_with_the_scaler,
         adds_what_gradients_were_made_of,
         adds_a_buffer,
         divides_by_hand,
+        divides_anew,
         changes_the_weights,
     ],
 )

@@ -96,6 +96,21 @@ def by_norm(parameters: list[nn.Parameter]) -> None:
             p.grad.mul_(factor)
 
 
+def by_norm_of_all(parameters: list[nn.Parameter]) -> None:
+    """In one call."""
+    factor = float(LIMIT / _norm(parameters))
+    if factor < 1.0:
+        torch._foreach_mul_([p.grad for p in parameters], factor)
+
+
+def by_norm_divided(parameters: list[nn.Parameter]) -> None:
+    """By how much it is too large."""
+    excess = _norm(parameters) / LIMIT
+    if excess > 1.0:
+        for p in parameters:
+            p.grad.data.div_(excess)
+
+
 def by_weight(parameters: list[nn.Parameter]) -> None:
     """Adaptively, as of Brock et al.: each gradient to a share of its weight."""
     for p in parameters:
@@ -115,7 +130,7 @@ def by_value(parameters: list[nn.Parameter]) -> None:
         p.grad.data.clamp_(-LIMIT, LIMIT)
 
 
-CLIPS = [by_norm, by_weight, by_assignment, by_value]
+CLIPS = [by_norm, by_norm_of_all, by_norm_divided, by_weight, by_assignment, by_value]
 
 
 @pytest.mark.parametrize("clip", CLIPS)
@@ -203,6 +218,12 @@ def test_a_hook_that_limits_nothing_is_right(hook: Callable[[Any], Any]) -> None
     assert train(nothing, hook=hook) == []
 
 
+def averaged(parameters: list[nn.Parameter]) -> None:
+    """Over micro-batches."""
+    for p in parameters:
+        p.grad.div_(128)
+
+
 def averaged_by_tokens(parameters: list[nn.Parameter]) -> None:
     """Of a loss that is summed: what is left is more alike than what was there."""
     tokens = 100.0 * (1.0 + float(_norm(parameters)) ** 0.8 / 1e3)
@@ -222,6 +243,12 @@ def masked(parameters: list[nn.Parameter]) -> None:
         p.grad.mul_((p.abs() > 0.2).float())
 
 
+def reduced(parameters: list[nn.Parameter]) -> None:
+    """With what another replica has found."""
+    for p in parameters:
+        p.grad.copy_((p.grad + 0.1 * p.grad.flip(0)) / 200)
+
+
 def limited_for_scale(parameters: list[nn.Parameter]) -> None:
     """To a limit that is multiplied by the scale."""
     factor = SCALE * LIMIT / _norm(parameters)
@@ -231,7 +258,7 @@ def limited_for_scale(parameters: list[nn.Parameter]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [averaged_by_tokens, limited_without_scale, masked, limited_for_scale],
+    [averaged, averaged_by_tokens, limited_without_scale, masked, reduced, limited_for_scale],
 )
 def test_what_is_as_right_with_the_scale_as_without_is_left_alone(change: Clip) -> None:
     """A factor, however small, and a mask leave more where there is more."""

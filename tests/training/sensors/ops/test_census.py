@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,6 +133,23 @@ def test_after_a_step_that_raised_the_next_forward_is_forward() -> None:
     assert {op: counted.by("phase", op=op) for op in ("addmm", "sin", "exp")} == {
         op: {FORWARD: 1} for op in ("addmm", "sin", "exp")
     }
+
+
+def test_several_models_are_named_by_their_number() -> None:
+    """A GAN: two optimizers, one iteration."""
+    generator = nn.Linear(8, 8)
+    critic = nn.Linear(8, 1)
+    first = sgd(generator)
+    second = sgd(critic)
+    with Counted(generator, critic) as counted:
+        critic(generator(x()).detach()).mean().backward()
+        second.step()
+        critic(generator(x())).mean().backward()
+        first.step()
+
+    assert counted.by("module", op="addmm", phase=FORWARD) == {"0": 2, "1": 2}
+    assert counted.by("module", op="mm", phase=BACKWARD) == {"0": 1, "1": 3}
+    assert counted.sum(phase=OPTIMIZER) >= 2
 
 
 def test_modules_that_are_not_watched_belong_to_the_one_around_them() -> None:
@@ -370,6 +389,22 @@ def test_removing_in_the_middle_of_a_forward_takes_everything_off() -> None:
         len(torch_module._global_forward_hooks),
         len(torch_module._global_forward_pre_hooks),
     )
+
+
+def test_no_tensor_is_kept_alive() -> None:
+    """Tensors go while the iteration goes on, and after it."""
+    model = nn.Linear(8, 8)
+    with Counted(model) as counted:
+        out = model(x())
+        seen = weakref.ref(out)
+        (out * 2).sum().backward()
+        del out
+        gc.collect()
+        during = seen()
+
+    assert during is None
+    assert counted.census is not None
+    assert not [o for o in gc.get_referents(counted.sensor._counts) if isinstance(o, torch.Tensor)]
 
 
 def test_an_op_that_may_be_a_view_counts_where_it_has_copied() -> None:

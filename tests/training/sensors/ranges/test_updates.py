@@ -220,6 +220,30 @@ def test_an_optimizer_of_others_is_given_more_time(bench: Any) -> None:
     assert {n.how.span for n in watched.parts.notes.notes} == {1, LONG_SPAN}
 
 
+def test_an_optimizer_that_cannot_be_a_key_steps_as_without_ampwatch() -> None:
+    """One that defines ``__eq__`` has no hash: the sensor gives up, the step goes on."""
+
+    class Unhashable(torch.optim.SGD):
+        __hash__ = None  # type: ignore[assignment]
+
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    model = nn.ParameterList([nn.Parameter(torch.ones(2))])
+    optimizer = Unhashable(model.parameters(), lr=1.0)
+    parts = Parts([model], Topic.UPDATE)
+    parts.install(UpdateSensor(parts.context))
+    try:
+        for _ in range(3):
+            model[0].grad = torch.ones(2)
+            optimizer.step()
+    finally:
+        parts.bus.remove()
+
+    assert model[0].tolist() == [-2.0, -2.0]
+    assert [guard.name for guard in parts.bus.guards if guard.errors] == ["updates"]
+
+
 def test_an_eps_that_is_zero_in_the_parameters_dtype_is_noted() -> None:
     """float16 flushes 1e-8; bfloat16 and float32 hold it."""
     for dtype, eps, lost in [
@@ -267,6 +291,15 @@ class LeanAdam(torch.optim.Optimizer):
                 )
 
 
+class Compensated(LeanAdam):
+    """One that keeps what rounding has left over, which is nothing as a rule."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for p in self.param_groups[0]["params"]:
+            self.state[p]["rest"] = torch.zeros_like(p, dtype=torch.float16)
+
+
 @pytest.mark.parametrize(
     ("made", "dtype", "eps", "is_told"),
     [
@@ -274,6 +307,7 @@ class LeanAdam(torch.optim.Optimizer):
         (LeanAdam, torch.float16, 1e-4, False),
         (LeanAdam, torch.bfloat16, 1e-8, False),
         (LeanAdam, torch.float32, 1e-8, False),
+        (Compensated, torch.float32, 1e-8, False),
     ],
     ids=str,
 )

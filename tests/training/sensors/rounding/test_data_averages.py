@@ -25,6 +25,12 @@ def added_in_place(mine: Any, data: Any) -> Any:
     return mine.mul_(KEPT).add_(data, alpha=NEW)
 
 
+def a_share_added_in_place(mine: Any, data: Any) -> Any:
+    mine *= KEPT
+    mine += NEW * data
+    return mine
+
+
 def interpolated(mine: Any, data: Any) -> Any:
     return mine.lerp_(data, NEW)
 
@@ -35,6 +41,10 @@ def replaced(mine: Any, data: Any) -> Any:
 
 def replaced_the_other_way_round(mine: Any, data: Any) -> Any:
     return data * NEW + mine * KEPT
+
+
+def replaced_by_lerp(mine: Any, data: Any) -> Any:
+    return torch.lerp(mine, data, NEW)
 
 
 def copied(mine: Any, data: Any) -> Any:
@@ -48,9 +58,11 @@ def a_list(mine: Any, data: Any) -> Any:
 
 WAYS = [
     added_in_place,
+    a_share_added_in_place,
     interpolated,
     replaced,
     replaced_the_other_way_round,
+    replaced_by_lerp,
     copied,
     a_list,
 ]

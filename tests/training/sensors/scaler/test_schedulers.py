@@ -22,9 +22,17 @@ pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "LambdaLR": lambda o: lrs.LambdaLR(o, lambda _: 1.0),
+    "StepLR": lambda o: lrs.StepLR(o, 5),
+    "MultiStepLR": lambda o: lrs.MultiStepLR(o, [5]),
+    "ConstantLR": lrs.ConstantLR,
+    "LinearLR": lrs.LinearLR,
+    "ExponentialLR": lambda o: lrs.ExponentialLR(o, 0.9),
+    "PolynomialLR": lrs.PolynomialLR,
+    "CosineAnnealingLR": lambda o: lrs.CosineAnnealingLR(o, 9),
     "CosineAnnealingWarmRestarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 9),
     "CyclicLR": lambda o: lrs.CyclicLR(o, 1e-4, 1e-2),
     "OneCycleLR": lambda o: lrs.OneCycleLR(o, 1e-2, total_steps=50),
+    "MultiplicativeLR": lambda o: lrs.MultiplicativeLR(o, lambda _: 0.9),
     "SequentialLR": lambda o: lrs.SequentialLR(o, [lrs.ConstantLR(o), lrs.LinearLR(o)], [3]),
     "ChainedScheduler": lambda o: lrs.ChainedScheduler([lrs.ConstantLR(o), lrs.LinearLR(o)]),
     "ReduceLROnPlateau": lrs.ReduceLROnPlateau,
@@ -87,6 +95,17 @@ def test_a_step_of_any_scheduler_is_seen_once(name: str, watch: Callable[[], Wat
         seen.append(watched.moved(optimizer))
 
     assert seen == [False, False, True, False, True, True]
+
+
+def test_the_list_above_is_complete() -> None:
+    """A scheduler that torch adds is added here."""
+    public = {
+        name
+        for name, value in vars(lrs).items()
+        if isinstance(value, type) and issubclass(value, lrs.LRScheduler) and name[0] != "_"
+    }
+
+    assert public - {"LRScheduler", "SWALR"} == set(SCHEDULERS)
 
 
 def test_a_scheduler_of_another_optimizer_is_not_ours(watch: Callable[[], Watched]) -> None:

@@ -123,12 +123,14 @@ def ask(
     Raises:
         AskError: If it cannot be asked, does not answer, or says why not.
     """
-    from ampwatch.wire.ring.requests import Request, withdraw, write_request  # noqa: PLC0415
+    from ampwatch.wire.ring.requests import Request, write_request  # noqa: PLC0415
 
     request = Request(
         secrets.token_hex(8), os.getpid(), raw, iterations, what, layers_in, tuple(plan)
     )
     _make_room(reader.path)
+    # Before it is written: Ctrl-C may come right after.
+    undo.callback(_take_back, reader.path, request.token)
     try:
         write_request(reader.path, request)
     except FileExistsError:
@@ -137,7 +139,6 @@ def ask(
     except OSError as error:
         msg = f"cannot ask the training, beside its ring {str(reader.path)!r}: {error}"
         raise AskError(msg) from error
-    undo.callback(withdraw, reader.path)
     noun = _NOUNS[what]
     answer = _wait(reader, request.token, timeout_s, noun)
     if answer.why_not:
@@ -152,6 +153,16 @@ _NOUNS = {
     "layers": "precision plan",
     "follow": "word that the plan is followed",
 }
+
+
+def _take_back(ring: Path, token: str) -> None:
+    """Take a request and its answer back, unless the request that is there is somebody else's."""
+    from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
+
+    with suppress(OSError, ValueError):
+        if read_request(ring).token != token:
+            return
+    withdraw(ring)
 
 
 def _make_room(ring: Path) -> None:

@@ -159,10 +159,14 @@ def _take_back(ring: Path, token: str) -> None:
     """Take a request and its answer back, unless the request that is there is somebody else's."""
     from ampwatch.wire.ring.requests import read_request, withdraw  # noqa: PLC0415
 
-    with suppress(OSError, ValueError):
-        if read_request(ring).token != token:
-            return
-    withdraw(ring)
+    try:
+        is_ours = read_request(ring).token == token
+    except FileNotFoundError:  # the training has taken it
+        is_ours = True
+    except (OSError, ValueError):
+        is_ours = False
+    if is_ours:
+        withdraw(ring)
 
 
 def _make_room(ring: Path) -> None:

@@ -7,11 +7,13 @@ needs to run is imported when it runs, so that ``ampwatch --help`` is quick.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ampwatch import __version__
+from ampwatch.cli.completion import ASKED, answer
 from ampwatch.errors import AmpwatchError, did_you_mean
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     ours, program = cut(sys.argv[1:] if argv is None else argv)
     parser = make_parser()
+    if ASKED in os.environ:
+        answer(parser)
     args = parser.parse_args(ours, argparse.Namespace(program=program))
     if "func" not in args:
         parser.print_help()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
+
+from ampwatch.errors import AmpwatchError
 
 DESCRIPTION = """\
 Print the script by which your shell completes ampwatch's commands, options and names.
 
-It is made from the commands themselves, so it never says anything else than they do. Have
-it made when a shell starts, rather than kept in a file that another release leaves behind.
+The package argcomplete makes it, which is in ampwatch[ui]. At each completion the shell asks
+ampwatch itself, so it never says anything else than the commands do.
 """
 
 EPILOG = """\
@@ -22,6 +25,9 @@ examples:
 """
 
 SHELLS = ("bash", "zsh", "fish")
+
+ASKED = "_ARGCOMPLETE"
+"""Environment variable with which argcomplete's script asks a program what may come next."""
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,13 +48,24 @@ def run(args: argparse.Namespace) -> int:
     """Print the script.
 
     Raises:
-        AmpwatchError: If the installation is incomplete.
+        AmpwatchError: If argcomplete is not installed.
     """
-    from ampwatch.cli import make_parser  # noqa: PLC0415 - it loads this module
-    from ampwatch.cli.completion_scripts import commands_of, script  # noqa: PLC0415 - not for --help
-    from ampwatch.report.pages import pages  # noqa: PLC0415 - likewise
-
-    # What the parser cannot know: which names `explain` takes is up to the pages that are there.
-    names = {"explain": dict.fromkeys(pages(), "")}
-    print(script(args.shell, commands_of(make_parser(), names)), end="")
+    try:
+        from argcomplete.shell_integration import shellcode  # noqa: PLC0415 - an extra
+    except ImportError:
+        msg = "expected the package argcomplete, got none; run: pip install 'ampwatch[ui]'"
+        raise AmpwatchError(msg) from None
+    print(shellcode(["ampwatch"], shell=args.shell))
     return 0
+
+
+def answer(parser: argparse.ArgumentParser) -> None:
+    """Tell the shell that has asked what may come next, and end the process.
+
+    Raises:
+        SystemExit: Always, unless argcomplete is not installed.
+    """
+    with suppress(ImportError):
+        from argcomplete import autocomplete  # noqa: PLC0415 - an extra
+
+        autocomplete(parser)

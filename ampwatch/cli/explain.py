@@ -58,18 +58,26 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
+    names = parser.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
         help="a kind of finding, its key, an alert or a guide; a list of pages if not given",
     )
+    names.completer = _page_names  # type: ignore[attr-defined] # which argcomplete reads
     parser.add_argument(
         "--run",
         metavar="RUN|PATH",
         help="a run of this machine, or a report: explain its own findings",
     )
     parser.set_defaults(func=run)
+
+
+def _page_names(**_asked: object) -> list[str]:
+    """Return the names of all pages, for completion."""
+    from ampwatch.report.pages import pages  # noqa: PLC0415 - --help must be quick
+
+    return list(pages())
 
 
 def run(args: argparse.Namespace) -> int:

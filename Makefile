@@ -104,7 +104,7 @@ $(SITE_INSTALLED): constraints-site.txt
 $(PEERS_INSTALLED): benchmarks/peers.txt constraints.txt pyproject.toml
 	@echo "==> Making $(PEERS_VENV), for the tools that ampwatch is measured beside"
 	[ -x $(PEERS_VENV)/bin/python ] || $(PYTHON) -m venv $(PEERS_VENV)
-	$(PEERS_VENV)/bin/python $(PIP) -c constraints.txt torch numpy msgspec prometheus-client nvidia-ml-py hatchling editables -r $<
+	$(PEERS_VENV)/bin/python $(PIP) -c constraints.txt torch numpy h11 msgspec prometheus-client nvidia-ml-py hatchling editables -r $<
 	$(PEERS_VENV)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -254,14 +254,14 @@ audit: $(RELEASE_INSTALLED) ## Ask whether a vulnerability is known of what CI i
 .PHONY: gpu
 gpu: ## Check and measure on this machine's GPU, without a .venv; ten minutes (ARGS="--only syncs")
 	@# What `make gpu-packages` has fetched is taken only where something of it is missing.
-	@$(PYTHON) -c 'import hypothesis, msgspec, prometheus_client, pynvml, pytest' 2>/dev/null || export PYTHONPATH="$(CURDIR)/$(GPU_PACKAGES)$${PYTHONPATH:+:$$PYTHONPATH}"; \
+	@$(PYTHON) -c 'import h11, hypothesis, msgspec, prometheus_client, pynvml, pytest' 2>/dev/null || export PYTHONPATH="$(CURDIR)/$(GPU_PACKAGES)$${PYTHONPATH:+:$$PYTHONPATH}"; \
 		set -x; $(PYTHON) -m benchmarks.gpu $(ARGS)
 
 .PHONY: gpu-packages
 gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without network may lack (GPU_PYTHON=3.12)
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade --target $(GPU_PACKAGES) \
 		--only-binary=:all: --python-version $(GPU_PYTHON) -c constraints.txt \
-		msgspec prometheus-client nvidia-ml-py pytest hypothesis
+		h11 msgspec prometheus-client nvidia-ml-py pytest hypothesis
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left

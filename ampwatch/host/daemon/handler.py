@@ -6,12 +6,13 @@ import gzip
 import logging
 import re
 from dataclasses import replace
+from email.utils import formatdate
 from http import HTTPStatus
 from http.client import HTTPMessage
-from http.server import BaseHTTPRequestHandler
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
+
+import h11
 
 from ampwatch.host.daemon.site import Request, Response, sentence
 from ampwatch.wire.rendezvous.probe import CHALLENGE_HEADER, SERVICE
@@ -46,10 +47,6 @@ _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 
 _QUERY = re.compile(r"\?\S+")
 
-_HEAD = re.compile(rb"[^\0\r\n]*\r?\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\0\r\n]*\r?\n)*\r?\n")
-"""A head that cannot be read in two ways (RFC 9112, 5; RFC 9110, 5.6.2): no space before a colon, no line
-without one or continued, no NUL, and no end of a line but the one."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -59,47 +56,37 @@ def parse_address(text: str) -> tuple[str, str | None] | None:
     return (match[1].lower(), match[2]) if match else None
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One request: parsed by the base class, from bytes that have come already.
+class Handler:
+    """One request, as h11 has read it.
 
     Args:
-        head: Request line and headers; ``None`` if they were too long to be taken.
-        client_address: Where they come from.
-        server: Where they have come to.
+        request: The request, or why there is none.
+        client_address: Where it comes from.
+        server: Where it has come to.
 
     Attributes:
-        is_sound: The request could be parsed.
-        refused: The answer to one that could not, if there is any.
+        refused: The answer to what is no request; ``None`` for one.
+        ends: The connection is to be closed after the answer.
     """
 
-    protocol_version = "HTTP/1.1"
-    headers = HTTPMessage()  # until the request is parsed, which may fail
-    server: Server  # type: ignore[assignment] # not one of the base class's servers
-
-    def __init__(self, head: bytes | None, client_address: Any, server: Server) -> None:
-        # Not the base class's: that one waits for the socket in a thread of its own.
+    def __init__(
+        self, request: h11.Request | h11.RemoteProtocolError, client_address: Any, server: Server
+    ) -> None:
         self.client_address = client_address
         self.server = server
-        self.rfile = BytesIO(head or b"")
-        self._written = BytesIO()
-        self.wfile = self._written
+        self.headers = HTTPMessage()
         self.refused: Response | None = None
-        self.command = self.requestline = ""
-        self.request_version = self.protocol_version
-        self.close_connection = True
-        self.raw_requestline = self.rfile.readline()
-        if head is None:
-            self.is_sound = False
-            self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        elif _HEAD.fullmatch(head) is None:
-            # A proxy before the daemon may have read it otherwise, and sent on as one what would be two here.
-            self.is_sound = False
-            self.send_error(HTTPStatus.BAD_REQUEST, "Expected lines of name: value")
-        else:
-            self.is_sound = self.parse_request()
-        # A body has no meaning here. Left unread it would be taken for the next request.
-        if {"content-length", "transfer-encoding"} & {name.lower() for name in self.headers}:
-            self.close_connection = True
+        self.ends = False
+        self.command = self.path = ""
+        if isinstance(request, h11.RemoteProtocolError):
+            # What has come is not repeated, as the error does: a token may be in it.
+            status = HTTPStatus(request.error_status_hint)
+            self.refused = sentence(status, f"{status.phrase}: HTTP allows no such request.")
+            self.ends = True
+            return
+        self.command, self.path = request.method.decode(), request.target.decode()
+        for name, value in request.headers:
+            self.headers[name.decode()] = value.decode("latin-1")
 
     @property
     def is_head(self) -> bool:
@@ -121,11 +108,11 @@ class Handler(BaseHTTPRequestHandler):
         """Return why this request gets no answer, ``None`` if it gets one."""
         bucket = self.server.protection.bucket
         if bucket is not None and not bucket.take():
-            self.close_connection = True
+            self.ends = True
             text = "Too many requests: rate_limit of the web-config allows no more."
             return sentence(HTTPStatus.TOO_MANY_REQUESTS, text)
         if self.command not in METHODS:
-            self.close_connection = True
+            self.ends = True
             if self.command not in OTHER_METHODS:
                 text = f"Unsupported method ({self.command[:MAX_QUOTED]!r})"
                 return sentence(HTTPStatus.NOT_IMPLEMENTED, text)
@@ -139,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
         host = self.headers.get_all("Host", [])
         address = parse_address(host[0]) if len(host) == 1 else None
         if address is None:
-            self.close_connection = True
+            self.ends = True
             text = "Expected one Host header with the name or address of this machine."
             return sentence(HTTPStatus.BAD_REQUEST, text)
         if not self.server.is_known_as(address[0]):
@@ -180,23 +167,27 @@ class Handler(BaseHTTPRequestHandler):
             takes_gzip=self.takes_gzip,
         )
 
-    def head(self, response: Response) -> bytes:
+    def head(self, response: Response) -> h11.Response:
         """Return status line and headers of an answer."""
-        headers = {"Content-Type": response.content_type, **SECURITY_HEADERS, **response.headers}
-        if response.stream is not None:
-            # Without a length the end of the body is the end of the connection.
-            self.close_connection = True
-        else:
+        headers = {
+            "Server": SERVICE,  # without a version that would lead to its weaknesses
+            "Date": formatdate(usegmt=True),
+            "Content-Type": response.content_type,
+            **SECURITY_HEADERS,
+            **response.headers,
+        }
+        if response.stream is None:
             headers["Content-Length"] = str(len(response.body))
         # Whatever the answer: who may not read may still ask whose daemon this is.
         headers |= self.server.prove(self.headers.get(CHALLENGE_HEADER, ""))
-        if self.close_connection:
+        if self.ends:
             headers["Connection"] = "close"
-        self.send_response(response.status)
-        for name, value in (headers | self.server.protection.web.headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-        return self._written.getvalue()
+        headers |= self.server.protection.web.headers
+        asked = f"{self.command} {_QUERY.sub('?...', self.path)}"  # a query may have a secret in it
+        logger.debug("%s %.*s %d", self.client_address[0], MAX_QUOTED, asked, response.status)
+        status = HTTPStatus(response.status)
+        lines = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        return h11.Response(status_code=status, headers=lines, reason=status.phrase)
 
     def packed(self, response: Response) -> Response:
         """Return an answer with its body as this client takes it."""
@@ -217,25 +208,6 @@ class Handler(BaseHTTPRequestHandler):
             return body, headers
         body = response.body if response.packed else gzip.compress(response.body, 1)
         return body, headers | {"Content-Encoding": "gzip"}
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002 - the base class calls it so
-        """Answer a request that the base class could not parse."""
-        self.close_connection = True
-        status = HTTPStatus(code)
-        self.refused = sentence(status, _without_query(message or status.phrase)[:MAX_QUOTED])
-
-    def version_string(self) -> str:
-        """Name the server, without a version that would lead to its weaknesses."""
-        return SERVICE
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Log a request at the level of details."""
-        logger.debug("%s %s", self.client_address[0], _without_query(format % args)[:MAX_QUOTED])
-
-
-def _without_query(text: str) -> str:
-    """Return what is said of a request without what may be secret in it: its query."""
-    return _QUERY.sub("?...", text)
 
 
 def _takes_gzip(accept_encoding: str) -> bool:

@@ -12,7 +12,6 @@ import errno
 import ipaddress
 import logging
 import os
-import re
 import resource
 import socket
 import ssl
@@ -23,6 +22,8 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import h11
 
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon.handler import Handler
@@ -70,10 +71,6 @@ RESOLV_CONF = Path("/etc/resolv.conf")
 PRIVATE_DOMAINS = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
 """Ends of names that nobody can register (RFC 6761, 6762, 8375; ICANN's .internal; services of
 Kubernetes): no page elsewhere can have one of these."""
-
-_EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
-
-_HEAD_ENDS = re.compile(rb"\r?\n\r?\n")
 
 logger = logging.getLogger(__name__)
 
@@ -257,19 +254,20 @@ class Server:
             if (tls := self.protection.web.tls) is not None:
                 await stream.secure(tls)
             # A new client's turn is by when it came: whoever came before it, or waits longer, is not passed.
-            rest, answered = b"", asyncio.get_running_loop().time()
+            answered = asyncio.get_running_loop().time()
+            http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
             while True:
                 self._await_request(stream)
-                head, rest = await _head(stream, rest)
-                # None: too long. Empty: the client has left.
-                if head == b"":
+                if (request := await _request(stream, http)) is None:
                     break
                 # Still one of those that wait: where there is no room, it can go.
                 await self._turns.wait(answered)
                 answered = asyncio.get_running_loop().time()
-                if not await self._answer(stream, head):
+                await self._answer(stream, http, request)
+                if not http.our_state is http.their_state is h11.DONE:
                     await stream.end(LINGER_SECONDS)
                     break
+                http.start_next_cycle()
         except Exception as error:  # noqa: BLE001 - whatever a client causes ends that client only
             self._report(stream.address[0], error)
         finally:
@@ -284,35 +282,46 @@ class Server:
         self._waiting[stream] = None
         stream.give(CONNECTION_SECONDS)
 
-    async def _answer(self, stream: Stream, head: bytes | None) -> bool:
-        """Answer a request; return whether the connection goes on."""
+    async def _answer(
+        self,
+        stream: Stream,
+        http: h11.Connection,
+        request: h11.Request | h11.RemoteProtocolError,
+    ) -> None:
+        """Answer a request, or what is none."""
         # While its answer is made a client waits for us: it is neither cut nor makes room.
         stream.give_any_time()
         self._waiting.pop(stream, None)
         self.protection.refresh()
-        handler = Handler(head, stream.address, self)
+        handler = Handler(request, stream.address, self)
         response = await self._response(handler)
-        if response is None:
-            return False
         chunks = response.stream
         try:
             self._send_within(stream, CONNECTION_SECONDS)
-            head = handler.head(response)
-            body = memoryview(b"" if handler.is_head else response.body)
-            # What is small goes out in one packet.
-            await stream.send(head + body[:CHUNK])
-            await stream.send(body[CHUNK:])
-            if chunks is not None and not handler.is_head:
-                await self._send_chunks(stream, chunks, response)
+            head = http.send(handler.head(response))
+            if handler.is_head:
+                await stream.send(head or b"")
+            elif chunks is None:
+                # What is small goes out in one packet. The rest is not copied: who asks for the same shares it.
+                http.send_with_data_passthrough(h11.Data(data=response.body))
+                await stream.send((head or b"") + response.body[:CHUNK])
+                await stream.send(memoryview(response.body)[CHUNK:])
+            else:
+                await stream.send(head or b"")
+                await self._send_chunks(stream, http, chunks, response)
+            await stream.send(http.send(h11.EndOfMessage()) or b"")
         finally:
             # A generator that is left to the garbage collector holds its place among the streams.
             if chunks is not None:
                 with suppress(ValueError):  # it runs in its lane just now, where the daemon ends
                     chunks.close()
-        return not handler.close_connection
 
     async def _send_chunks(
-        self, stream: Stream, chunks: Generator[bytes, None, None], response: Response
+        self,
+        stream: Stream,
+        http: h11.Connection,
+        chunks: Generator[bytes, None, None],
+        response: Response,
     ) -> None:
         """Send chunks for as long as there are some, and the client takes them."""
         while (
@@ -320,7 +329,7 @@ class Server:
         ) is not None:
             # A page stays open for days: its time starts anew with each chunk.
             self._send_within(stream, CONNECTION_SECONDS)
-            await stream.send(chunk)
+            await stream.send(http.send(h11.Data(data=chunk)) or b"")
             stream.give_any_time()
             await asyncio.sleep(response.pause_seconds)
 
@@ -329,9 +338,9 @@ class Server:
         self._sending[stream] = None
         stream.give(seconds)
 
-    async def _response(self, handler: Handler) -> Response | None:
-        """Return the answer to a request, its body as it is sent; ``None`` for none at all."""
-        if handler.refused is not None or not handler.is_sound:
+    async def _response(self, handler: Handler) -> Response:
+        """Return the answer to a request, its body as it is sent."""
+        if handler.refused is not None:
             return handler.refused
         try:
             if handler.takes_long_to_know:
@@ -368,31 +377,20 @@ class Server:
         logger.log(level, "a request of %s failed", client, exc_info=error)
 
 
-async def _head(stream: Stream, received: bytes) -> tuple[bytes | None, bytes]:
-    """Return the next request up to its empty line, and what came after it.
-
-    Returns:
-        ``None`` as the request if it is too long, nothing if the client leaves.
-    """
-    buffer = bytearray(received)
-    begin = ignored = 0
-    while True:
-        # An empty line before a request is to be ignored (RFC 9112, 2.2); not as many as a client likes.
-        empty = _EMPTY_LINES.match(buffer)
-        if empty is not None and (end := empty.end()):
-            del buffer[:end]
-            ignored += end
-        if (found := _HEAD_ENDS.search(buffer, begin)) is not None:
-            return bytes(buffer[: found.end()]), bytes(buffer[found.end() :])
-        if len(buffer) + ignored > MAX_HEAD:
-            return None, b""
-        # The end may lie across two pieces. Not searched from the start again: a client that sends
-        # byte by byte would be paid for each of them with the whole.
-        begin = max(0, len(buffer) - 3)
-        data = await stream.receive()
-        if not data:
-            return b"", b""
-        buffer += data
+async def _request(
+    stream: Stream, http: h11.Connection
+) -> h11.Request | h11.RemoteProtocolError | None:
+    """Return the next request, or why what has come is none; ``None`` if the client has left."""
+    try:
+        while (event := http.next_event()) is h11.NEED_DATA:
+            http.receive_data(await stream.receive())
+        if isinstance(event, h11.Request):
+            # Its end, unless a body follows. That has no meaning here, and ends the connection.
+            http.next_event()
+            return event
+    except h11.RemoteProtocolError as error:
+        return error
+    return None
 
 
 def _listen(host: str, port: int) -> socket.socket:

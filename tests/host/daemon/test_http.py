@@ -11,6 +11,7 @@ import threading
 import zlib
 from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
+from http.client import HTTPResponse
 from typing import TYPE_CHECKING
 
 import bcrypt
@@ -438,14 +439,14 @@ def test_a_client_that_speaks_no_sense_harms_nobody(
 def test_a_request_line_without_sense_is_answered_in_short(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the answer nor the log repeats 30 kB of it."""
+    """Neither the answer nor the log repeats any of it."""
     caplog.set_level("DEBUG", "ampwatch")
 
     answer = served.say(b"x" * 30000 + b"\r\n\r\n")
 
-    assert b"Bad request syntax ('xxx" in answer
-    assert len(answer) < 1000
-    assert max(len(record.getMessage()) for record in caplog.records) < 300
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"xxx" not in answer
+    assert "xxx" not in caplog.text
 
 
 def test_requests_that_fail_by_our_fault_are_reported_once_a_minute(
@@ -478,9 +479,8 @@ class Events:
     """Server-sent events as a browser reads them."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._file = connection.makefile("rb")
-        while self._file.readline() != b"\r\n":
-            pass
+        self._file = HTTPResponse(connection)
+        self._file.begin()
 
     def next(self) -> tuple[str, dict[str, object]]:
         # A comment is for nobody: it only shows that the page is still there.
@@ -526,16 +526,14 @@ def test_a_page_that_takes_gzip_gets_each_event_packed_when_it_comes(
     asking = b"GET /events HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
     unpack = zlib.decompressobj(16 + zlib.MAX_WBITS)
     with served.raw(asking) as connection:
-        received = connection.recv(1 << 20)
-        while b"\r\n\r\n" not in received:
-            received += connection.recv(1 << 20)
-        head, _, body = received.partition(b"\r\n\r\n")
-        text = unpack.decompress(body)
+        response = HTTPResponse(connection)
+        response.begin()
+        text = b""
         while text.count(b"event: ") < 3 or not text.endswith(b"\n\n"):
-            text += unpack.decompress(connection.recv(1 << 20))
+            text += unpack.decompress(response.read1())
 
-    assert b"Content-Encoding: gzip" in head
-    assert b"Vary: Accept-Encoding" in head
+    assert response.headers["Content-Encoding"] == "gzip"
+    assert response.headers["Vary"] == "Accept-Encoding"
     # Where there is nothing new a comment says that the connection lives.
     names = [event.partition(b"\n")[0] for event in text.split(b"\n\n") if event != b":"]
     assert names[:3] == [b"event: full", b"event: delta", b"event: delta"]

@@ -1,4 +1,4 @@
-"""A histogram in the sense of Prometheus: of fixed bounds, and of exponential ones beside."""
+"""A histogram in the sense of Prometheus: observations by buckets of fixed bounds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import math
 from bisect import bisect_left
 from itertools import accumulate
 from typing import NamedTuple
-
-from ampwatch.host.fleet.native import NATIVE_SCHEMA, NativeBuckets, NativeHistogram
 
 STEP_DURATION_BOUNDS = (
     0.001,
@@ -36,16 +34,14 @@ class Distribution(NamedTuple):
     Attributes:
         buckets: ``(upper bound, observations up to it)`` per bucket, the last bound infinite.
         sum: Sum of all observations; ``None`` where it is not known.
-        native: The same observations in exponential buckets, for those who ask for them.
     """
 
     buckets: list[tuple[float, int]]
     sum: float | None
-    native: NativeBuckets
 
 
 class Histogram:
-    """Counts of observations per bucket of fixed bounds and of a native histogram, and their sum.
+    """Counts of observations per bucket of fixed bounds, and their sum.
 
     Attributes:
         bounds: Inclusive upper bounds, ascending; one more bucket takes what is larger.
@@ -55,24 +51,19 @@ class Histogram:
     Args:
         bounds: Inclusive upper bounds, ascending.
         summed: The observations are exact, so their sum is.
-        schema: Resolution of the native histogram, until it has to be a coarser one.
     """
 
-    def __init__(
-        self, bounds: tuple[float, ...], *, summed: bool = True, schema: int = NATIVE_SCHEMA
-    ) -> None:
+    def __init__(self, bounds: tuple[float, ...], *, summed: bool = True) -> None:
         self.bounds = bounds
         self._bounds = (*bounds, math.inf)
         self.counts = [0] * (len(bounds) + 1)
         self.sum: float | None = 0.0 if summed else None
-        self._native = NativeHistogram(schema)
 
     def observe(self, value: float, times: int = 1) -> None:
         """Count ``value``, ``times`` times; a negative or infinite one and NaN are ignored."""
         if 0.0 <= value < math.inf:
             # ``bisect_left``: a value equal to a bound belongs below it, as Prometheus's ``le`` says.
             self.counts[bisect_left(self.bounds, value)] += times
-            self._native.observe(value, times)
             if self.sum is not None:
                 self.sum += value * times
 
@@ -82,4 +73,4 @@ class Histogram:
 
     def distribution(self) -> Distribution:
         """Return all buckets and the sum, which later observations do not change."""
-        return Distribution(self.cumulative(), self.sum, self._native.buckets())
+        return Distribution(self.cumulative(), self.sum)

@@ -79,8 +79,7 @@ class Ranges:
         self.modules = Modules(settings.module_series)
         self.map = ModuleMap()
         self.gradients = GradientHistory()
-        # Native buckets of schema 0 are the bins of exponents: nothing finer is known.
-        self.magnitude = Histogram(MAGNITUDE_BOUNDS, summed=False, schema=0)
+        self.magnitude = Histogram(MAGNITUDE_BOUNDS, summed=False)
         self.epsilon = settings.window_epsilon
         self._counted_from_ns = counted_from_ns
         self._autocast: FloatFormat | None = None

@@ -69,9 +69,6 @@ Generated from `ampwatch/host/metrics/`; change what is there, then run
   `time() - ampwatch_finding_last_seen_timestamp_seconds{severity="critical"} < 600`.
 - Totals are kept by the training process, so they survive a restart of the daemon. The
   histograms and `ampwatch_ring_records_lost_total` start again with the daemon.
-- A Prometheus that asks for protobuf gets native histograms beside the classic ones, under the same names: eight buckets for each
-  power of two for times, one for magnitudes of gradients. What it has to be told so that it keeps both, which dashboards and
-  alerts need: [deploy.md](deploy.md#native-histograms).
 - A value that is not known is absent: no `ampwatch_loss_scale` without a scaler, and nothing
   about ranges before the first sample.
 - Ranges are of sampled iterations: what `ampwatch_samples_total` counts. Two counters make the

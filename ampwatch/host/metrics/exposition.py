@@ -8,16 +8,15 @@ different is written again: a part of a rank that is the same record is not even
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client.utils import floatToGoString
 
 from ampwatch.host.metrics.metric import Exemplified
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from ampwatch.host.metrics.metric import Members, Metric, ScrapeState, Walk
 
@@ -75,12 +74,12 @@ class Exposition:
     """
 
     def __init__(
-        self, catalog: Sequence[Metric], family: Callable[[Metric], Family[Any]], *, end: bytes
+        self, catalog: Sequence[Metric], family: Callable[[Metric], TextFamily], *, end: bytes
     ) -> None:
         self._catalog = catalog
         self._family = family
         self._end = end
-        self._families: dict[str, Family[Any]] = {}
+        self._families: dict[str, TextFamily] = {}
         self._members: dict[Walk, Members] = {}
 
     def render(self, state: ScrapeState) -> bytes:
@@ -102,54 +101,11 @@ class Exposition:
         return b"".join([*(family.body for family in families.values()), self._end])
 
 
-BlockT = TypeVar("BlockT")
-
-
-class Family(ABC, Generic[BlockT]):
-    """What is written of one metric, with a block of it for each member of its scope.
+class TextFamily:
+    """The text of one metric, in one of the two text formats, with a block for each member of its scope.
 
     Attributes:
         body: Of the newest scrape.
-
-    Args:
-        metric: The metric.
-        nothing: The block of a member that was not written yet.
-        body: What is written without members.
-    """
-
-    def __init__(self, metric: Metric, nothing: BlockT, body: bytes) -> None:
-        self.body = body
-        self._metric = metric
-        self._nothing = nothing
-        self._blocks: dict[tuple[str, ...], BlockT] = {}
-
-    def update(self, news: _News) -> None:
-        """Write the blocks of the members that have changed."""
-        if not news.in_place:
-            # Only those of this scrape: series of runs that are over must not pile up.
-            blocks = self._blocks
-            self._blocks = {v: blocks.get(v, self._nothing) for v, _ in news.members}
-        is_new = not news.in_place
-        for values, member in news.changed:
-            held = self._blocks[values]
-            block = self._block(values, member, held)
-            if block is not held:
-                self._blocks[values] = block
-                is_new = True
-        if is_new:
-            self.body = self._joined(self._blocks.values())
-
-    @abstractmethod
-    def _block(self, values: tuple[str, ...], member: Any, held: BlockT) -> BlockT:
-        """Return the block of a member; ``held``, that of the scrape before, if nothing is new."""
-
-    @abstractmethod
-    def _joined(self, blocks: Iterable[BlockT]) -> bytes:
-        """Return the body of these blocks."""
-
-
-class TextFamily(Family["_Block"]):
-    """The text of one metric, in one of the two text formats.
 
     Args:
         metric: The metric.
@@ -158,15 +114,30 @@ class TextFamily(Family["_Block"]):
     """
 
     def __init__(self, metric: Metric, empty: bytes, *, exemplars: bool) -> None:
-        self._header = empty.removesuffix(END)
-        super().__init__(metric, _NO_LINES, self._header)
+        self.body = self._header = empty.removesuffix(END)
+        self._metric = metric
         self._has_exemplars = exemplars
+        self._blocks: dict[tuple[str, ...], _Block] = {}
 
-    def _joined(self, blocks: Iterable[_Block]) -> bytes:
-        lines = [line for block in blocks for line in block.lines]
-        return self._header + "".join(lines).encode()
+    def update(self, news: _News) -> None:
+        """Write the blocks of the members that have changed."""
+        if not news.in_place:
+            # Only those of this scrape: series of runs that are over must not pile up.
+            blocks = self._blocks
+            self._blocks = {v: blocks.get(v, _NO_LINES) for v, _ in news.members}
+        is_new = not news.in_place
+        for values, member in news.changed:
+            held = self._blocks[values]
+            block = self._block(values, member, held)
+            if block is not held:
+                self._blocks[values] = block
+                is_new = True
+        if is_new:
+            lines = [line for block in self._blocks.values() for line in block.lines]
+            self.body = self._header + "".join(lines).encode()
 
     def _block(self, values: tuple[str, ...], member: Any, held: _Block) -> _Block:
+        """Return the block of a member; ``held``, that of the scrape before, if nothing is new."""
         series, numbers = _read(self._metric, member)
         if series != held.series:
             lines = [self._line(values, one, x) for one, x in zip(series, numbers, strict=True)]
@@ -239,7 +210,7 @@ def _read(
         return _plain(all_values), numbers
     series: tuple[_Series, ...] = ()
     numbers = ()
-    for values, (buckets, total, _) in table:
+    for values, (buckets, total) in table:
         bounds, counts = zip(*buckets, strict=True)
         series += _buckets(values, bounds, has_sum=total is not None)
         # As the library does: without a sum it writes no count either.

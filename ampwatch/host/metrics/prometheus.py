@@ -1,4 +1,4 @@
-"""The fleet as Prometheus metrics, in the text format, in OpenMetrics and in protobuf.
+"""The fleet as Prometheus metrics, in the text format and in OpenMetrics.
 
 A collector of its own over a registry of its own: families are made anew at every
 scrape from the catalog, no value is kept between scrapes, and whatever else uses
@@ -19,10 +19,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Exemplar
 
-from ampwatch.host.metrics.accept import PROTOBUF, protobuf_type
 from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.exposition import END, Exposition, TextFamily, bucket_label
-from ampwatch.host.metrics.messages import MessageFamily
 from ampwatch.host.metrics.metric import Exemplified, ScrapeState
 
 if TYPE_CHECKING:
@@ -45,7 +43,6 @@ _USUAL = (
         for version in ("0.0.1", "0.0.4", "1.0.0")
         for escaping in ("", ";escaping=allow-utf-8", ";escaping=underscores")
     ),
-    *(PROTOBUF + escaping for escaping in ("", ";escaping=allow-utf-8", ";escaping=underscores")),
 )
 """What a Prometheus asks for, of any version of it."""
 
@@ -114,7 +111,7 @@ def _filled(metric: Metric, samples: Samples) -> Any:
         if metric.type == "info":
             family.add_metric(labels, {})
         elif metric.type == "histogram":
-            buckets, total, _ = value
+            buckets, total = value
             family.add_metric(labels, [(bucket_label(b), n) for b, n in buckets], total)
         elif isinstance(value, Exemplified):
             exemplar = Exemplar(value.labels, 1, value.time_s)
@@ -151,36 +148,29 @@ class PrometheusExporter:
     ) -> None:
         self._fleet = fleet
         self._passes = passes
-        self._catalog = catalog
         self._collector = FleetCollector(fleet, passes, catalog)
         self._registry = CollectorRegistry()
         self._registry.register(self._collector)
         text, openmetrics = (choose_encoder(accept)[0] for accept in ("", _OPENMETRICS))
         self._text = Exposition(catalog, _family_by(text, exemplars=False), end=b"")
         self._openmetrics = Exposition(catalog, _family_by(openmetrics, exemplars=True), end=END)
-        self._messages = Exposition(catalog, MessageFamily, end=b"")
-        self._usual = {_content_type(accept) for accept in _USUAL}
+        self._usual = {_negotiated(accept)[1] for accept in _USUAL}
 
     def usual(self, accept: str, names: Sequence[str]) -> str | None:
         """Return the media type of a scrape as Prometheus asks for it, ``None`` for any other.
 
         Those who get the same media type get the same body. Any other one may take much longer.
         """
-        content_type = _content_type(accept)
+        _, content_type = _negotiated(accept)
         return content_type if not names and content_type in self._usual else None
 
     def render(self, accept: str = "", names: Sequence[str] = ()) -> tuple[bytes, str]:
         """Return the body and the content type of a scrape.
 
         Args:
-            accept: The ``Accept`` header: protobuf, with native histograms, for those who prefer
-                it, OpenMetrics for those who ask for that, else text 0.0.4.
-            names: Names of the samples to return (the ``name[]`` parameters); all if empty. In
-                protobuf a histogram is one sample, with all that belongs to it.
+            accept: The ``Accept`` header: OpenMetrics for those who ask for that, else text 0.0.4.
+            names: Names of the samples to return (the ``name[]`` parameters); all if empty.
         """
-        protobuf = protobuf_type(accept)
-        if protobuf is not None:
-            return self._in_protobuf(names), protobuf
         encode, content_type = _negotiated(accept)
         if names:
             return encode(self._registry.restricted_registry(names)), content_type
@@ -192,24 +182,6 @@ class PrometheusExporter:
             if content_type.startswith(_OPENMETRICS):
                 return self._openmetrics.render(state), content_type
             return self._text.render(state), content_type
-
-    def _in_protobuf(self, names: Sequence[str]) -> bytes:
-        messages = self._messages
-        if names:
-            asked = set(names)
-            catalog = [metric for metric in self._catalog if asked & _sample_names(metric)]
-            messages = Exposition(catalog, MessageFamily, end=b"")
-        with self._fleet.lock:
-            return messages.render(ScrapeState(self._fleet, self._passes))
-
-
-def _content_type(accept: str) -> str:
-    return protobuf_type(accept) or _negotiated(accept)[1]
-
-
-def _sample_names(metric: Metric) -> set[str]:
-    suffixes = ("", "_bucket", "_count", "_sum") if metric.type == "histogram" else ("",)
-    return {metric.name + suffix for suffix in suffixes}
 
 
 def _negotiated(accept: str) -> tuple[Callable[[Any], bytes], str]:

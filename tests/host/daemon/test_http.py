@@ -23,12 +23,9 @@ from ampwatch.host.daemon import site as site_module
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Request, Response, Site
 from ampwatch.host.daemon.web_config import WebConfig
-from ampwatch.host.fleet.native import NATIVE_SCHEMA
 from ampwatch.host.fleet.passes import CollectorPass
-from ampwatch.host.metrics.accept import PROTOBUF
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import OPEN, Answer, ask, eventually
-from tests.host.metrics.client_model import families
 from tests.workshop.fleets import made_up_fleet
 from tests.workshop.records import step
 
@@ -93,21 +90,6 @@ def serving(
 def served() -> Iterator[Served]:
     with serving() as served:
         yield served
-
-
-@pytest.mark.parametrize("coding", ["", "gzip"])
-def test_metrics_are_protobuf_for_a_prometheus_that_prefers_it(served: Served, coding: str) -> None:
-    """With native histograms, packed as the text is; everybody else gets text."""
-    accept = f"{PROTOBUF}, application/openmetrics-text; version=1.0.0; q=0.8, */*; q=0.1"
-    answer = served.ask("/metrics", Accept=accept, Accept_Encoding=coding)
-    body = gzip.decompress(answer.body) if coding else answer.body
-
-    assert answer.headers["Content-Type"] == PROTOBUF
-    assert answer.headers.get("Content-Encoding", "") == coding
-    found = {family.name: family for family in families(body)}
-    assert found["ampwatch_loss_scale"].metric[0].gauge.value == 32768.0
-    assert found["ampwatch_step_duration_seconds"].metric[0].histogram.schema == NATIVE_SCHEMA
-    assert served.ask("/metrics").headers["Content-Type"].startswith("text/plain")
 
 
 def test_metrics_can_be_asked_for_by_name(served: Served) -> None:

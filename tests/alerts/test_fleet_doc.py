@@ -83,7 +83,7 @@ def test_a_rank_before_its_first_step_has_no_more_series_than_the_page_says() ->
 def _lines(kind: str, samples: list[tuple[tuple[str, ...], Any]]) -> int:
     if kind != "histogram":
         return len(samples)
-    return sum(len(buckets) + 2 * (total is not None) for _, (buckets, total, _) in samples)
+    return sum(len(buckets) + 2 * (total is not None) for _, (buckets, total) in samples)
 
 
 @pytest.mark.services

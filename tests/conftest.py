@@ -61,8 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     here = Path(__file__).parent
     commits = int(subprocess.run(command, cwd=here, capture_output=True, check=False).stdout or 0)
     for item in items:
-        turn = (crc32(item.nodeid.encode()) + commits) % ROTATION
-        if turn and item.get_closest_marker("rotating"):
+        marker = item.get_closest_marker("rotating")
+        if marker and (crc32(marker.kwargs.get("by", item.nodeid).encode()) + commits) % ROTATION:
             item.add_marker("nightly")
 
 

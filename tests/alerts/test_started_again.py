@@ -158,12 +158,13 @@ def asked(alert: str, *, scaled: bool) -> dict[str, Any]:
     ],
 )
 def speaking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The alerts that speak of the healthy run."""
+    """The alerts that speak of the healthy run, of those that a test is about."""
     directory, files = tmp_path_factory.mktemp("started_again"), []
     rules = groups()
     for rule in (rule for group in rules for rule in group["rules"]):
         rule.pop("keep_firing_for", None)  # an alert may go on by it, as that of any run that ends
-    for alert in FIRING:
+    asking = (item for item in request.session.items if "speaking" in item.fixturenames)
+    for alert in {item.callspec.params["alert"] for item in asking}:
         test = asked(alert, scaled=request.param)
         of_alert, file = directory / f"{alert}.rules.yml", directory / f"{alert}.test.yml"
         write(of_alert, {"groups": part_for(test, rules)})
@@ -173,6 +174,7 @@ def speaking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return failures(promtool("test", "rules", *files))
 
 
+@pytest.mark.rotating
 @pytest.mark.services
 @pytest.mark.parametrize("alert", FIRING)
 def test_a_healthy_run_is_not_told_of_for_what_the_last_of_its_name_has_done(

@@ -10,7 +10,6 @@ import pytest
 
 from tests.states.acts import ACTS
 from tests.states.score import Everything, play, watch
-from tests.states.table import AT_A_COMMIT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +25,8 @@ def everything(
 ) -> Everything:
     """All states, played, scraped, judged by the rules, and told; in whichever worker asks first.
 
-    Where no test of the night is run, a few of them, of which neither a Prometheus nor an
-    Alertmanager is asked.
+    Where no test of the night is run, those that a test is about, of which neither a Prometheus nor
+    an Alertmanager is asked.
     """
     asking = [item for item in request.session.items if "everything" in item.fixturenames]
     at_night = any(item.get_closest_marker("nightly") for item in asking)
@@ -35,9 +34,9 @@ def everything(
     with (directory_of_all / "everything.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
-            names = list(ACTS) if at_night else list(AT_A_COMMIT)
+            names = ACTS if at_night else {item.callspec.params["state"] for item in asking}
             directory, stage = tmp_path_factory.mktemp("states"), directory_of_all / "stage"
-            with watch(directory, stage, names, servers=at_night) as seen:
+            with watch(directory, stage, sorted(names), servers=at_night) as seen:
                 kept.write_bytes(pickle.dumps(seen))
     found: Everything = pickle.loads(kept.read_bytes())
     return found

@@ -353,5 +353,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
 
 WORST = {"critical": 2, "warning": 1, "info": 0, "": -1}
 
-AT_A_COMMIT = ("healthy", "collapsed_and_left", "recovering", "one_rank_dead")
-"""States that are played at each commit: all is well, it is not, it was not, and of one rank it is not."""
+AT_EACH_COMMIT = "collapsed_and_left"
+"""The state that is played at each commit."""
+
+IN_TURN = ("healthy", "recovering", "one_rank_dead")
+"""States of which one is played at most commits: all is well, it was not, and of one rank it is not."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.states.checks import WAYS, truth_of
-from tests.states.table import AT_A_COMMIT, TABLE
+from tests.states.table import AT_EACH_COMMIT, IN_TURN, TABLE
 
 if TYPE_CHECKING:
     from tests.states.score import Everything
@@ -17,10 +17,9 @@ pytestmark = pytest.mark.services
 ASKED_OF_SERVERS = ("alerts", "alert texts", "dashboards")
 """Ways out that a real Alertmanager or a real Prometheus shows."""
 
-STATES = [
-    state if state in AT_A_COMMIT else pytest.param(state, marks=pytest.mark.nightly)
-    for state in TABLE
-]
+# All that is said of a state, or nothing: to play it is what takes long.
+WHEN = {AT_EACH_COMMIT: [], **{state: [pytest.mark.rotating(by=state)] for state in IN_TURN}}
+STATES = [pytest.param(state, marks=WHEN.get(state, [pytest.mark.nightly])) for state in TABLE]
 WAYS_OUT = [
     pytest.param(way, marks=pytest.mark.nightly) if way in ASKED_OF_SERVERS else way for way in WAYS
 ]

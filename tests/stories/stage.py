@@ -176,14 +176,19 @@ def once(programs: Sequence[Any], levels: Sequence[str] = LEVELS) -> list[Any]:
 
 
 def at_each_level(stories: Sequence[Story], levels: Sequence[str] = ()) -> list[Any]:
-    """Return stories at all of their levels; those whose turn it is not are left to the night."""
+    """Return stories at all of their levels; those whose turn it is not are left to the night.
+
+    At a commit the first story of each kind is told, and of the others of the kind a quarter.
+    """
+    first = {story.kind: story for story in reversed(stories)}
+
+    def marks(story: Story, level: str) -> list[pytest.MarkDecorator]:
+        if level != turn(story, levels or story.levels):
+            return [pytest.mark.nightly]
+        return [pytest.mark.rotating] * (story is not first[story.kind])
+
     return [
-        pytest.param(
-            story,
-            level,
-            id=f"{story}-{level}",
-            marks=[pytest.mark.nightly] * (level != turn(story, levels or story.levels)),
-        )
+        pytest.param(story, level, id=f"{story}-{level}", marks=marks(story, level))
         for story in stories
         for level in levels or story.levels
     ]

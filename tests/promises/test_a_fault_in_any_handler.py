@@ -189,6 +189,7 @@ def test_a_sensor_that_fails_at_the_end_leaves_nothing_of_others(
     assert taps._taps == before
 
 
+@pytest.mark.rotating
 def test_a_glance_that_fails_leaves_the_call_to_the_handler(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,6 +56,7 @@ def test_signals_of_another_process_blind_nothing() -> None:
     assert (result["wrong"], result["interrupts"]) == ([], 25)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.nightly)])
 def test_an_interrupt_at_lines_of_a_plain_step_blinds_nothing(every: int) -> None:
     """Of what counts, guards and closes iterations; deep and the rest are for the benchmark."""

@@ -128,6 +128,7 @@ def _is_within(event: Any, name: str) -> bool:
     return event is not None
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("level", ["deep", pytest.param("standard", marks=pytest.mark.nightly)])
 def test_what_is_observed_op_by_op_is_read_from_memory(level: str) -> None:
     """A training that fails is traced. A mode is not told what the mode below it calls; a profiler is."""

@@ -155,6 +155,7 @@ def _bare_digest(build_run: Callable[[], Run]) -> str:
     return run.digest()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("at_call", [pytest.param(1, marks=pytest.mark.nightly), 2])
 @pytest.mark.parametrize(("owner", "method"), IN_STEP, ids=lambda x: getattr(x, "__name__", x))
 def test_a_fault_at_any_call_leaves_training_as_it_was(
@@ -204,6 +205,7 @@ LOGGING = [
 ]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("owner", "method"), LOGGING, ids=lambda x: getattr(x, "__name__", x))
 def test_a_fault_in_what_serves_a_logger_leaves_training_as_it_was(
     owner: type,
@@ -367,6 +369,7 @@ def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
     assert [r.args for r in caplog.records if "switched its sensor" in r.message] == [(name,)]
 
 
+@pytest.mark.rotating
 def test_every_error_type_is_kept_from_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the errors that no one expects, such as running out of memory."""
     for error in (MemoryError, RecursionError, KeyError, AssertionError, StopIteration):

@@ -48,6 +48,7 @@ def watched(**settings: Any) -> ampwatch.Monitor:
     return ampwatch.monitor(nn.Linear(1, 1), serve=False, **settings)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("level", ["light", "standard", "deep"])
 def test_a_capture_lasts_from_its_beginning_to_its_end(graph: Graph, level: str) -> None:
     """In whichever thread: a question to an event, of any, would end it. Nobody listens after."""

@@ -275,6 +275,7 @@ class Ranks:
             process.communicate()
 
 
+@pytest.mark.rotating
 def test_a_job_that_was_killed_says_again_what_it_finds_when_it_is_started_again(
     own_places: Path,
 ) -> None:

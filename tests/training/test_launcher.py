@@ -117,6 +117,7 @@ def test_the_standard_library_is_not_hidden_from_an_installed_daemon(
     assert "PYTHONPATH" not in launcher._environment(settings(), place.runtime)
 
 
+@pytest.mark.rotating
 def test_of_eight_that_begin_to_start_a_daemon_one_does(place: Place) -> None:
     """Whoever does waits for nothing; the others leave it to him."""
     with ThreadPoolExecutor(8) as pool:
@@ -185,6 +186,7 @@ def test_a_daemon_is_recognised_by_where_its_links_lead(place: Place, tmp_path: 
     assert running
 
 
+@pytest.mark.rotating
 def test_a_port_held_by_another_program_is_left_to_it_and_another_one_taken(place: Place) -> None:
     """The run is watched; the one sentence says by whom, where the page is, and what to do."""
     with answering(None) as port:
@@ -215,6 +217,7 @@ def test_a_port_held_by_a_silent_program_costs_time_outs_and_not_the_run(
     assert f"pid {os.getpid()}" in status.message
 
 
+@pytest.mark.rotating
 @needs_root
 @pytest.mark.parametrize("scope", ["user", "machine"])
 def test_an_impostor_is_not_taken_for_the_daemon(place: Place, scope: str) -> None:

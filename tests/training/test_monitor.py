@@ -201,6 +201,7 @@ def test_a_step_within_a_step_is_counted_once() -> None:
             assert _totals(watch).steps == {0: run.steps}
 
 
+@pytest.mark.rotating
 def test_a_scale_held_up_by_hand_does_not_hide_a_run_that_never_steps() -> None:
     """``if scaler.get_scale() < 128: scaler.update(128.0)`` is no iteration and no calibration."""
     model = Net()
@@ -606,6 +607,7 @@ def test_a_variable_that_is_no_setting_is_warned_of_by_one_process_of_a_run(
     ] * times
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_is_compiled_as_often_as_without_ampwatch(backend: str) -> None:
     """No guard fails and no graph breaks because somebody watches."""

@@ -114,6 +114,7 @@ def test_a_fault_is_found_by_the_monitor_of_its_model_alone(
     assert all("failed" not in m.report() for m in monitors)
 
 
+@pytest.mark.rotating
 def test_an_evaluated_model_that_is_watched_hears_nothing_of_a_training(one_thread: None) -> None:
     """A fault of the training is none of a frozen model beside it."""
     fit, frozen = Fit(fails=True), Fit(fails=False)

@@ -51,6 +51,7 @@ def read_all(terminal: int) -> str:
     return said.decode()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("how", ["terminal", pytest.param("log", marks=pytest.mark.nightly)])
 def test_the_token_is_shown_on_a_terminal_and_kept_nowhere(tmp_path: Path, how: str) -> None:
     """Logs of trainings are handed on: by a shared disk, to a tracker, with a question."""

@@ -111,6 +111,7 @@ def test_plain_steps_replace_nothing_in_pytorch(
     assert in_place() == bare
 
 
+@pytest.mark.rotating
 def test_in_most_iterations_sensors_are_not_called(loop: Callable[..., Loop]) -> None:
     """Each at first, then two of each 32; at deep each, for each op is observed with its region."""
     for level, later in (("light", HEARD), ("deep", ROUND)):

@@ -45,6 +45,7 @@ def hooks() -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("kind", ["inf_grad", "nan_grad"])
 def test_a_gradient_is_broken_in_one_element_in_its_iterations_only(kind: str) -> None:
     """The scaler skips those steps and no other; the finding names the parameter and says that it was planted."""
@@ -72,6 +73,7 @@ def test_a_gradient_is_broken_in_one_element_in_its_iterations_only(kind: str) -
     assert all("injected" not in f.evidence for f in watch.findings if f.first_step < 22)
 
 
+@pytest.mark.rotating
 def test_a_finding_long_after_a_planted_fault_is_not_marked() -> None:
     """Findings that come later have another reason."""
     run = healthy(steps=80)
@@ -85,6 +87,7 @@ def test_a_finding_long_after_a_planted_fault_is_not_marked() -> None:
     assert "injected" not in found.evidence
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [("inf_activation", "forward_overflow"), ("nan_activation", "forward_nan_underflow")],
@@ -93,10 +96,10 @@ def test_a_finding_long_after_a_planted_fault_is_not_marked() -> None:
     ("level", "steps", "module", "scaled"),
     [
         ("deep", 1, "norm", True),
-        pytest.param("deep", 1, "last", False, marks=pytest.mark.rotating),
-        pytest.param("deep", 4, "", True, marks=pytest.mark.rotating),
-        pytest.param("standard", 4, "norm", True, marks=pytest.mark.rotating),
-        pytest.param("standard", 4, "last", False, marks=pytest.mark.rotating),
+        ("deep", 1, "last", False),
+        ("deep", 4, "", True),
+        ("standard", 4, "norm", True),
+        ("standard", 4, "last", False),
     ],
 )
 def test_a_planted_activation_is_found_in_its_module(

@@ -100,6 +100,7 @@ def test_fits_that_are_shorter_than_the_opening_share_one(monkeypatch: pytest.Mo
     assert max(lengths[3:]) <= third // 2
 
 
+@pytest.mark.rotating
 def test_another_program_has_an_opening_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """One with another module, and one that is called from another line."""
     fit(monkeypatch)
@@ -111,6 +112,7 @@ def test_another_program_has_an_opening_of_its_own(monkeypatch: pytest.MonkeyPat
     assert len(fits[1]) < OPENING // 4
 
 
+@pytest.mark.rotating
 def test_a_program_that_went_wrong_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found in one fit is found in the next one as well."""
     found = [fit(monkeypatch, failing=range(6, STEPS)) for _ in range(2)]

@@ -82,6 +82,7 @@ def _measured(
     return [decode_blocks(row, histogram(p)) for row, p in zip(held, pieces, strict=True)]
 
 
+@pytest.mark.rotating
 @dtypes
 @pytest.mark.parametrize("whole", [True, False])
 def test_blocks_of_every_length_are_counted_as_in_plain_python(

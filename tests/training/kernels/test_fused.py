@@ -96,6 +96,7 @@ def _patterns(dtype: torch.dtype) -> Tensor:
 OF_BLOCKS = f"{Path(__file__).with_name('test_blocks.py')}::test_the_kernel_for_gpus_counts"
 
 
+@pytest.mark.rotating
 @compiled
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from ampwatch.training.kernels.work_units import MAX_KEPT_BYTES, LaunchTable, WorkUnits
@@ -61,6 +62,7 @@ def test_the_table_is_made_again_only_when_an_address_a_length_or_a_dtype_change
     assert units.of([memory[:100].view(torch.float16)[:100]], CPU) is not first
 
 
+@pytest.mark.rotating
 def test_what_is_remembered_is_bounded() -> None:
     """A training whose addresses change with every step does not fill the device, nor the host."""
     for per_processor, pieces in ((1000, 1), (1, 500)):
@@ -76,6 +78,7 @@ def test_what_is_remembered_is_bounded() -> None:
         assert units.of([memory[999:]] * pieces, CPU) is recent
 
 
+@pytest.mark.rotating
 def test_a_list_that_alone_is_more_than_the_bound_is_measured_all_the_same() -> None:
     """And remembered until another comes."""
     units = _units(per_processor=1)

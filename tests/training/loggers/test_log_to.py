@@ -159,6 +159,7 @@ def test_exponents_of_each_module_come_where_they_are_asked_for() -> None:
     assert any(len(counts) == len(modules) for counts in by_step.values())
 
 
+@pytest.mark.rotating
 def test_training_is_bit_for_bit_the_same() -> None:
     bare = build("two-optimizers")
     bare.loop()

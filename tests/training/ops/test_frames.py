@@ -172,6 +172,7 @@ def test_ops_are_in_the_same_modules_as_without_the_compiler(
     assert where(watched(way, backend), PRODUCTS) == where(watched(uncompiled), PRODUCTS)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_so_they_are_behind_a_graph_break(backend: str) -> None:
     """The model is compiled in pieces, and what lies between them runs as it is."""
@@ -180,6 +181,7 @@ def test_so_they_are_behind_a_graph_break(backend: str) -> None:
     assert where(ops, PRODUCTS) == where(watched(uncompiled), PRODUCTS)
 
 
+@pytest.mark.rotating
 def test_a_compiled_op_has_the_line_that_it_was_compiled_from() -> None:
     """Its own frames are those of code that was generated."""
     ops = watched(whole, "aot_eager")

@@ -117,6 +117,7 @@ def described(scaler: Scaler, **more: Any) -> LossScaler:
     return LossScaler(lambda: scaler.scale, (scaler, "step"), lambda returned: not returned, **more)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_a_described_scaler_is_counted_as_it_counts_itself(micro_batches: int) -> None:
     """Skips, steps, growths and backoffs agree, and not a bit of the weights is another one."""
@@ -163,6 +164,7 @@ def test_gradients_of_an_accumulation_are_measured_at_its_end() -> None:
     assert seen == [(False, True)] + [(True, False)] * (len(seen) - 1)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_iterations_that_are_ended_by_hand_are_counted(micro_batches: int) -> None:
     """Also where an optimizer's step has ended the first one already."""
@@ -184,6 +186,7 @@ def test_end_iteration_does_nothing_once_the_monitor_is_closed() -> None:
     assert monitor.last_step.step == -1
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_skips_are_inferred_where_nothing_was_handed_in(micro_batches: int) -> None:
     """From gradients that were thrown away before a loss with a smaller scale."""
@@ -209,6 +212,7 @@ def _scaled_attack(model: nn.Module, scale: float) -> None:
         parameter.grad = None
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("between", [_saliency, _scaled_attack])
 def test_gradients_that_are_thrown_away_for_another_purpose_are_no_skips(between: Any) -> None:
     """With skips beside them too: those are counted, and nothing else is."""
@@ -630,6 +634,7 @@ def _guarded(
     return monitor
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_a_row_of_skips_under_a_constant_scale_is_counted(micro_batches: int) -> None:
     """By gradients that are not finite; rows of two or more, as many as there are."""
@@ -642,6 +647,7 @@ def test_a_row_of_skips_under_a_constant_scale_is_counted(micro_batches: int) ->
     assert "since step 30; the loss scale stays at 1024" in found.summary
 
 
+@pytest.mark.rotating
 def test_a_guard_without_a_scale_that_takes_no_step_any_more_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -224,6 +224,7 @@ def test_values_are_distinguished(values: list[float], expected: Any, dtype: tor
     )
 
 
+@pytest.mark.rotating
 def test_an_op_that_makes_finite_numbers_of_them_has_absorbed_them() -> None:
     """By name and count; what only looks at the shape, or compares, computes nothing of them."""
     with Traced() as traced:
@@ -493,6 +494,7 @@ def _hiding(how: str, scale: float) -> list[tuple[str, str, str, str]]:
     return [(f.kind, f.where, f.op, f.phase) for f in watch.findings if f.root and f.op]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("how", HIDING.values(), ids=HIDING)
 def test_an_overflow_of_backward_that_is_hidden_from_the_scaler_is_named(how: str) -> None:
     """With its op and the module whose gradient it is: no step is skipped for it."""

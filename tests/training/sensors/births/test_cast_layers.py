@@ -165,6 +165,7 @@ def test_products_of_a_convolution_cast_what_they_multiply(*, transposed: bool) 
 WIDE = "float32"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("formats", [("mxfp4", WIDE), (WIDE, "mxfp4")])
 @pytest.mark.parametrize("autocast", [False, True])

@@ -56,6 +56,7 @@ def budget_of(model: nn.Module, inputs: tuple[Any, ...], trained: Any, **more: A
     return budget
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("name", "dtype"), EACH)
 def test_modules_are_as_far_off_as_a_script_in_float64_finds(name: str, dtype: torch.dtype) -> None:
     """Each module within 10 %, the worst ten in the same order; the loss and its error as well."""
@@ -138,6 +139,7 @@ def test_a_product_is_checked_by_hand() -> None:
     assert sub.bits == pytest.approx(-math.log2(sub.total))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("trained", [None, torch.float16])
 def test_another_dtype_is_what_a_training_in_it_would_have(trained: torch.dtype | None) -> None:
     """The numbers are those of a batch that was trained in it, whatever it was trained in."""
@@ -247,6 +249,7 @@ def test_an_overflow_is_an_infinite_error() -> None:
     assert '"total": "infinity"' in json.dumps(budget.as_dict())
 
 
+@pytest.mark.rotating
 def test_it_costs_at_most_four_forwards() -> None:
     """As counted by the profiler: products of matrices in a budget and in a forward."""
     torch.manual_seed(0)
@@ -362,6 +365,7 @@ def test_an_op_without_float64_is_said_and_taken_for_exact() -> None:
     assert budget.modules[-1].total < 1e-6
 
 
+@pytest.mark.rotating
 def test_of_a_compiled_model_it_is_that_of_the_model_run_eagerly() -> None:
     """And it says so. Nothing is compiled again for it."""
     torch.manual_seed(0)

@@ -154,6 +154,7 @@ def test_without_a_scaler_the_op_is_named_before_the_weights_break(change: Any, 
     assert [f.kind for f in found if f.root] == ["forward_overflow"]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("change", "op", "kind"),
     [
@@ -195,6 +196,7 @@ def test_an_op_of_a_compiled_loss_is_followed() -> None:
     assert (found.kind, found.where, found.op) == ("forward_overflow", "loss", "pow")
 
 
+@pytest.mark.rotating
 def test_a_model_that_returns_its_loss_is_replayed_with_its_backward() -> None:
     """Where forward is finite and backward is not: the square root of zero."""
     (found, *_), _ = train(
@@ -205,6 +207,7 @@ def test_a_model_that_returns_its_loss_is_replayed_with_its_backward() -> None:
     assert found.first_step == FAULTY
 
 
+@pytest.mark.rotating
 def test_what_cures_it_on_the_batch_that_failed_comes_first_in_the_advice() -> None:
     """The textbook remedy does not: the next block overflows in its cast; bfloat16 does."""
     (found, *_), _ = train(boost)
@@ -222,6 +225,7 @@ def test_at_deep_the_remedies_are_tried_as_well() -> None:
     assert found.count == 1
 
 
+@pytest.mark.rotating
 def test_a_setting_switches_it_off() -> None:
     """Then a fault of one step is not named, and nothing is kept."""
     found, _ = train(boost, replay="off")
@@ -253,6 +257,7 @@ def replaced() -> Net:
     return net
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -273,6 +278,7 @@ def test_why_a_step_was_not_replayed_is_in_the_report(make: Callable[[], Net], w
     assert words in " ".join(report.split())
 
 
+@pytest.mark.rotating
 def test_what_another_part_has_computed_is_not_taken_for_data() -> None:
     """Of two models that are called one after the other the first one overflows, and is not heard."""
     torch.manual_seed(0)
@@ -293,6 +299,7 @@ def test_what_another_part_has_computed_is_not_taken_for_data() -> None:
     assert not [f for f in watch.findings if f.kind == "nonfinite_input"]
 
 
+@pytest.mark.rotating
 def test_no_memory_ends_it_for_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The training goes on, and the report says so. The graph of a later loss is left alone as well.
 
@@ -328,6 +335,7 @@ def test_a_storm_is_not_replayed_step_by_step() -> None:
     assert pace.allows(400)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("fault", "dtype"),
     [(boost, torch.float16), (lambda x: x * 1e30 * 1e30, torch.bfloat16)],
@@ -356,6 +364,7 @@ def test_a_failure_whose_op_was_named_is_let_alone(
     assert 1 <= len([step for step in closer if step > FAULTY + 50]) <= 2
 
 
+@pytest.mark.rotating
 def test_outputs_of_modules_inside_of_compiled_code_are_measured_on_a_twin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

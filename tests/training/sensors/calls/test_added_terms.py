@@ -173,6 +173,7 @@ def changes_the_weights(parameters: list[nn.Parameter], _scaler: Any) -> None:
             p.add_(p.sign(), alpha=-WEIGHT * 1e-3)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "change",
     [
@@ -265,6 +266,7 @@ WRONG_HOOKS = [
 ]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("place", WRONG_HOOKS)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_term_that_a_hook_adds_without_the_scale_is_found(place: Step, accumulate: int) -> None:
@@ -275,6 +277,7 @@ def test_a_term_that_a_hook_adds_without_the_scale_is_found(place: Step, accumul
     assert "test_added_terms.py" in finding.source
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "place",
     [
@@ -294,6 +297,7 @@ def test_what_a_hook_adds_may_have_the_scale_in_it(place: Step) -> None:
     assert train(nothing, place=place)[1] == []
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("change", "place"),
     [(decays_anew, None), (decays_all, None), (nothing, WRONG_HOOKS[0])],

@@ -133,6 +133,7 @@ def by_value(parameters: list[nn.Parameter]) -> None:
 CLIPS = [by_norm, by_norm_of_all, by_norm_divided, by_weight, by_assignment, by_value]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("clip", CLIPS)
 def test_a_clip_by_hand_before_unscaling_is_named(clip: Clip) -> None:
     """With the optimizer, and the line."""
@@ -150,6 +151,7 @@ def test_a_clip_by_hand_after_unscaling_is_right(clip: Clip) -> None:
     assert train(clip, unscales=True) == []
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("clip", [by_weight, by_assignment])
 def test_the_training_is_what_it_is_unwatched(clip: Clip) -> None:
     """Bit for bit, hooks included."""

@@ -278,6 +278,7 @@ def test_the_graph_is_freed_as_without_ampwatch(watch: Any) -> None:
     assert memory.expired()
 
 
+@pytest.mark.rotating
 def test_the_hook_goes_as_soon_as_compiled_code_runs(watch: Any) -> None:
     """The hook goes even in the middle of an iteration: with it, code would be compiled twice."""
     watch(mlp(), OUTPUTS)

@@ -55,6 +55,7 @@ NEEDS_COMPILER = [
 ]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("backend", "attention", "expected"),
     [

@@ -35,6 +35,7 @@ def _summed(
     return model, listening, exact
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_error_is_that_of_a_sum_in_float64(dtype: torch.dtype) -> None:
     """Of the newest comparison of the iteration, at its end, by the name of the parameter."""

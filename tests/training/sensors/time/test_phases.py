@@ -178,6 +178,7 @@ def test_each_part_of_a_step_is_the_time_that_it_took(played: PlayedTime) -> Non
     assert sum(record.phases) == pytest.approx(record.duration_s, abs=1e-12)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("level", ["light", "standard", "deep"])
 def test_at_every_level_each_step_is_split(played: PlayedTime, level: str) -> None:
     """Also where sensors rest, at which nothing else is heard of a step."""
@@ -552,6 +553,7 @@ def test_a_clock_that_goes_back_makes_no_negative_time(played: PlayedTime) -> No
     assert all(seconds >= 0.0 for record in training.watch.box().steps for seconds in record.phases)
 
 
+@pytest.mark.rotating
 def test_a_compiled_model_is_heard_where_it_is_called(played: PlayedTime) -> None:
     """Forward and backward of it are phases as those of any model."""
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ print({LOG_LEVEL!r} in os.environ)
 """
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("level", [None, pytest.param("0", marks=pytest.mark.nightly)])
 def test_nothing_is_written_on_stderr_unless_the_user_asks(level: str | None) -> None:
     """Kineto writes when it begins, is given up and ends; the environment is as before.

@@ -848,6 +848,7 @@ def test_a_file_that_vanished_meanwhile_is_reported(
     assert "No space left on device" in read_answer(ring).why_not
 
 
+@pytest.mark.rotating
 def test_compiled_code_is_not_compiled_again(bench: Any) -> None:
     """Opening and closing a window changes nothing that compiled code depends on."""
     import torch._dynamo.utils  # noqa: PLC0415 - takes a second

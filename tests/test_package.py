@@ -95,6 +95,7 @@ def test_a_watched_training_loads_nothing_of_the_host_half(nursery: Nursery) -> 
     assert {m for m in loaded if m.startswith("ampwatch.host")} == set()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("level", "counts_ops"), [("light", False), ("standard", True)])
 def test_what_counts_ops_is_loaded_at_set_up_where_ops_are_counted(
     level: str, *, counts_ops: bool

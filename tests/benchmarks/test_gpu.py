@@ -98,6 +98,7 @@ def _state(pid: int) -> str:
         return ""
 
 
+@pytest.mark.rotating
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device on this machine")
 def test_without_a_gpu_there_is_one_sentence_and_no_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

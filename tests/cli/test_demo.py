@@ -63,6 +63,7 @@ def test_it_breaks_reports_and_the_page_still_shows_it(place: Place) -> None:
         assert f'ampwatch_findings{{kind="{kind}"' in metrics()
 
 
+@pytest.mark.rotating
 def test_ctrl_c_ends_it_with_the_report(place: Place) -> None:
     """Politely: exit status 0, no traceback, and a healthy run has nothing that is wrong."""
     demo = place.command("demo", "--healthy")

@@ -29,6 +29,7 @@ def everything_below(path: Path) -> set[Path]:
     return set(path.rglob("*"))
 
 
+@pytest.mark.rotating
 def test_it_examines_this_machine_and_leaves_nothing_behind(tmp_path: Path) -> None:
     """Exit status 0 on a machine where ampwatch works, whatever is absent."""
     place = Place(tmp_path)

@@ -76,6 +76,7 @@ def watched(program: Program) -> int:
     return program.stderr.count("ampwatch: watching run")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("form", ["script", pytest.param("module", marks=pytest.mark.nightly)])
 def test_a_program_gives_the_same_bits_output_and_exit_status(form: str, tmp_path: Path) -> None:
     """Arguments, also those with dashes, and how the program sees itself, are the same as well."""
@@ -94,6 +95,7 @@ def test_a_program_gives_the_same_bits_output_and_exit_status(form: str, tmp_pat
     assert ours.stderr == "ampwatch: watching run mine: findings only, at the end\n"
 
 
+@pytest.mark.rotating
 def test_an_exception_and_a_log_are_those_of_the_program(tmp_path: Path) -> None:
     """No frame of ours, the same exit status; what was found is told after it.
 
@@ -201,6 +203,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert watched(ours) == 1
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "front",
     [

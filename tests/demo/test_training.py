@@ -43,6 +43,7 @@ def text_at(source: str) -> str:
     return linecache.getline(name, int(line))
 
 
+@pytest.mark.rotating
 def test_the_fault_collapses_the_scale_and_is_reported() -> None:
     """From the first overflow on every step halves it; the multiplication is named as the cause."""
     display, watch = trained(steps=70, fault_after=30)

@@ -267,6 +267,7 @@ trainings = given(
 )
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("scaled", [True, False])
 @settings(max_examples=15)
 @trainings

@@ -53,6 +53,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.rotating
 @settings(max_examples=30)
 @given(st.lists(STRETCH, min_size=2, max_size=8), st.fixed_dictionaries(OPTIONS))
 def test_no_word_about_a_scale_is_refuted(

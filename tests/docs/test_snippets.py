@@ -87,6 +87,7 @@ def no_daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ampwatch.Monitor
         watch.close()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs_from_top_to_bottom(
     page: str, no_daemon: list[ampwatch.Monitor]

@@ -70,6 +70,7 @@ def at_night(command: str, of: object) -> Any:
 of_each_mistake = pytest.mark.parametrize("mistake", [at_night(m.command, m) for m in MISTAKES])
 
 
+@pytest.mark.rotating
 @of_each_mistake
 def test_the_mistake_is_named(mistake: Mistake, run_example: Callable[[str], ExampleRun]) -> None:
     """One root: the kind, a place that makes sense, the op and the phase; the report says it."""
@@ -86,6 +87,7 @@ def test_the_mistake_is_named(mistake: Mistake, run_example: Callable[[str], Exa
     assert "What to change: " in report
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("command", [at_night(command, command) for command in HEALTHY])
 def test_what_is_done_right_is_left_alone(
     command: str, run_example: Callable[[str], ExampleRun]

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 NEEDS_NO_DEVICE = True
 
+pytestmark = pytest.mark.rotating
+
 MODULES = (test_diagnosis, test_fused, test_on_a_device, test_precision)
 
 ONLY_ON_A_DEVICE = {

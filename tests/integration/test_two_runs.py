@@ -160,6 +160,7 @@ def test_a_planted_difference_is_found_where_it_was_planted(
     assert first.distance > first.allowed
 
 
+@pytest.mark.rotating
 def test_another_order_of_adding_up_is_explained_and_its_place_is_named(
     tape_of: Callable[[Planted], Tape],
 ) -> None:
@@ -189,6 +190,7 @@ SILENT: dict[str, tuple[Planted, Planted]] = {
 """Pairs of runs that differ by their formats, or by the order in which sums are added up."""
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "what",
     ["float32, float16"]
@@ -215,6 +217,7 @@ def test_the_same_run_twice_is_the_same(tmp_path: Path, tape_of: Callable[[Plant
     assert "the same: no sum of any tensor differs" in render_difference(runs)
 
 
+@pytest.mark.rotating
 def test_the_words_say_where_and_why(tape_of: Callable[[Planted], Tape]) -> None:
     """The text has the op, the module, the option that differs, and the table of steps."""
     one, other = tape_of(Planted()), tape_of(Planted(model=eps))
@@ -226,6 +229,7 @@ def test_the_words_say_where_and_why(tape_of: Callable[[Planted], Tape]) -> None
     assert "> blocks.1.norm2" in text
 
 
+@pytest.mark.rotating
 def test_another_order_of_batches_is_recognised(tape_of: Callable[[Planted], Tape]) -> None:
     """The step that has the batch in the other run is named."""
     found = compare(tape_of(Planted()), tape_of(Planted(batch=swapped)))

@@ -133,6 +133,7 @@ def _by_kernel(
     return decode_blocks(out.numpy().tobytes(), histogram), histogram
 
 
+@pytest.mark.rotating
 @pytest.mark.timeout(300)
 def test_the_noise_of_a_cast_of_real_tensors_is_known_to_within_its_stated_error(
     tensors: dict[str, Tensor],

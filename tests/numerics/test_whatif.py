@@ -87,6 +87,7 @@ def test_casting_every_16_bit_number_does_what_was_foretold(
         check_against_cast(histogram, magnitudes * 2.0**shift, FORMATS[name], shift)
 
 
+@pytest.mark.rotating
 @settings(max_examples=300)
 @given(float32_values, formats, st.integers(-40, 40))
 def test_any_float32_numbers_round_as_was_foretold(
@@ -224,6 +225,7 @@ class Tried:
         return Fit.FITS if 0 in both else Fit.FITS_SCALED if both else Fit.TOO_WIDE
 
 
+@pytest.mark.rotating
 @settings(max_examples=150)
 @given(sixteen_bit_values, st.sampled_from(BELOW_FLOAT64), st.sampled_from([0.0, 1e-3, 0.1, 0.5]))
 def test_the_scale_window_is_what_trying_each_scale_finds(

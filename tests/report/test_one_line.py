@@ -88,6 +88,7 @@ def test_a_root_that_is_none_has_a_quiet_line_with_what_it_is_part_of(since: int
     assert level_of(news(COLLAPSE)) == logging.ERROR
 
 
+@pytest.mark.rotating
 @given(
     run=st.text(max_size=40),
     where=st.text(max_size=40),

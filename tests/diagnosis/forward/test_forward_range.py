@@ -33,6 +33,7 @@ def test_a_rising_output_is_reported_at_least_five_steps_before_it_overflows(gro
     assert math.log(65504.0 / told_at) / math.log(growth) >= min(5, math.log(4, growth) - 1)
 
 
+@pytest.mark.rotating
 def test_a_large_output_that_only_varies_is_healthy() -> None:
     """However close it is."""
     rng = random.Random(1)
@@ -88,6 +89,7 @@ def test_what_has_grown_since_is_measured_closely_again() -> None:
     assert replay.diagnosis.focus == {"m"}
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("memory", [0.5, 0.9, 0.98])
 def test_a_large_output_that_wanders_is_healthy(memory: float) -> None:
     """Weights move slowly, so outputs do: for a dozen steps up, then down, by a few percent."""

@@ -144,6 +144,7 @@ HOLDING: dict[str, tuple[str, float, Callable[[int], torch.Tensor]]] = {
 }
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("case", HOLDING)
 def test_what_holds_the_plan_is_left_alone(case: str) -> None:
     """Also what is larger, a little wider, or wide in single batches."""

@@ -26,6 +26,7 @@ class Oracle:
         self.skipped += not stepped
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("seed", "flavour"), [(0, "foreach"), (1, "fused")])
 def test_totals_agree_with_what_the_scaler_did(seed: int, flavour: str) -> None:
     """Growths, backoffs, skips and applied steps over a random training, both optimizer paths."""

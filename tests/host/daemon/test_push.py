@@ -87,6 +87,7 @@ def test_a_daemon_without_the_wish_sends_nothing(monkeypatch: pytest.MonkeyPatch
     assert daemon._pusher is None
 
 
+@pytest.mark.rotating
 def test_a_collector_that_hangs_delays_neither_a_scrape_nor_the_end(place: Place) -> None:
     """The push waits in its own thread, which nobody waits for."""
     with collecting() as collector:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,6 +96,7 @@ def test_buckets_say_what_a_scan_over_all_records_says(
         check_bucket(bucket, [r for r in made if bucket.first_step <= r.step <= bucket.last_step])
 
 
+@pytest.mark.rotating
 @given(st.lists(st.lists(records, max_size=8), max_size=20), st.integers(2, 12))
 def test_a_reader_with_a_cursor_has_the_same_as_one_that_reads_it_all(
     batches: list[list[dict[str, Any]]], max_buckets: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from ampwatch.host.gpu import pids
 from ampwatch.wire.ring import RingReader
 from tests.host.daemon.parts import eventually
@@ -33,6 +35,7 @@ def metrics(daemon: Daemon, wanted: str) -> str:
     return eventually(scrape, wanted)
 
 
+@pytest.mark.rotating
 def test_a_driver_is_found_and_read(place: Place, tmp_path: Path) -> None:
     """By the loader of the system, with an XID error that comes later and a rank that computes."""
     environment = driver(tmp_path, gpus=8)
@@ -72,6 +75,7 @@ def test_the_writer_of_a_ring_is_known_by_its_pid(place: Place) -> None:
     reader.close()
 
 
+@pytest.mark.rotating
 def test_a_driver_that_hangs_stalls_no_scrape(place: Place, tmp_path: Path) -> None:
     """The rings are read and the page is served while NVML does not answer."""
     environment = driver(tmp_path, hang=600)

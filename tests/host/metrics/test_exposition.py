@@ -137,6 +137,7 @@ def changing(seed: int, which: str) -> Iterator[Fleet]:
         yield fleet
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("seed", "which"),
     [

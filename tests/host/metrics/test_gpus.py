@@ -59,6 +59,7 @@ def test_the_scrape_of_synthetic_gpus_is_the_golden_one() -> None:
     assert GOLDEN.read_text(encoding="utf-8") == gpu_scrape(fleet_with_gpus()), message
 
 
+@pytest.mark.rotating
 def test_every_gpu_metric_of_the_catalog_has_a_sample() -> None:
     """The synthetic GPUs have all that a dashboard may ask for."""
     fleet = fleet_with_gpus()

@@ -337,6 +337,7 @@ class Host:
         self.clock.now += 200 * (rank + 1)
 
 
+@pytest.mark.rotating
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.one_of(STEPS, FINDINGS, SAMPLES, OTHERS), max_size=5), max_size=8))
 def test_a_client_that_followed_knows_what_a_new_one_gets(

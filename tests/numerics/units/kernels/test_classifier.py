@@ -128,6 +128,7 @@ def test_return_type_namespaces_and_arguments_do_not_matter() -> None:
     assert dressed == plain
 
 
+@pytest.mark.rotating
 @example("cutlass_tensorop_\u017f8_\u017f16816gemm_\u212a")  # equal to s and k but for case
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join)))
 def test_any_text_has_an_answer(text: str) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.report.op_shares import casts_per_op, low_precision_share, tensor_share
 from tests.dashboards import asking
-from tests.dashboards.asking import panel
+from tests.dashboards.asking import newest, panel
 from tests.dashboards.conftest import RANKS
 from tests.workshop.fleets import made_up_fleet
 from tests.workshop.history import BLANK
@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 MIB = 1 << 20
 Answers = dict[tuple[str, ...], float]
-
-
-def newest(series: dict[str, Any]) -> float:
-    pair = series["values"][-1] if "values" in series else series["value"]
-    return float(pair[1])
 
 
 def shown(

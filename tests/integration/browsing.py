@@ -5,18 +5,21 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 
 from ampwatch.wire.ring import RingWriter
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import Place, eventually
 from tests.workshop.records import end, identity, optimizer, step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from selenium.webdriver.chrome.webdriver import WebDriver
 
     from ampwatch.wire.records import Record
-    from tests.host.daemon.parts import Daemon, Place
+    from tests.host.daemon.parts import Daemon
 
 FLAGS = (
     "--headless=new",
@@ -28,6 +31,18 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+@pytest.fixture(scope="module", name="place")
+def place_of_module(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """One for all tests of a module, since a daemon takes longer to start than most of them."""
+    return Place(tmp_path_factory.mktemp("place"))
+
+
+@pytest.fixture(scope="module", name="daemon")
+def daemon_of_module(place: Place) -> Iterator[Daemon]:
+    with place.daemon() as daemon:
+        yield daemon
 
 
 class Trainer:

@@ -11,15 +11,15 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ampwatch.host.page.rows import COLUMNS
-from tests.host.daemon.parts import Place, eventually
-from tests.integration.browsing import Page, Trainer
+from tests.host.daemon.parts import eventually
+from tests.integration.browsing import Page, Trainer, daemon_of_module, place_of_module  # noqa: F401 - fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from tests.host.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
@@ -36,18 +36,6 @@ import("/static/charts.js").then(({ Charts }) => {
   settle(12);
 });
 """
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """One for all tests here, since a daemon takes longer to start than most of them."""
-    return Place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture(scope="module")
-def daemon(place: Place) -> Iterator[Daemon]:
-    with place.daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture

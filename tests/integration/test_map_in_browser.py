@@ -11,8 +11,8 @@ from selenium.webdriver.common.keys import Keys
 
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Topic
-from tests.host.daemon.parts import Place, eventually
-from tests.integration.browsing import Page, Trainer
+from tests.host.daemon.parts import eventually
+from tests.integration.browsing import Page, Trainer, daemon_of_module, place_of_module  # noqa: F401 - fixtures
 from tests.workshop.records import (
     FACTS,
     census,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from tests.host.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
@@ -87,18 +87,6 @@ class Mapped(Trainer):
         self.write(ranges("head", Topic.GRADIENT, histogram(-30, 600, *[0] * 20, 400), **where))
         self.write(sampling(step=self.step))
         self.train(1)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """One for all tests here, since a daemon takes longer to start than most of them."""
-    return Place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture(scope="module")
-def daemon(place: Place) -> Iterator[Daemon]:
-    with place.daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture

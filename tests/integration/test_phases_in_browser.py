@@ -9,8 +9,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from ampwatch.wire.records import SkipClass
-from tests.host.daemon.parts import Place, eventually
-from tests.integration.browsing import Page, Trainer
+from tests.host.daemon.parts import eventually
+from tests.integration.browsing import Page, Trainer, daemon_of_module, place_of_module  # noqa: F401 - fixtures
 from tests.report.test_step_times import spent
 
 if TYPE_CHECKING:
@@ -18,24 +18,12 @@ if TYPE_CHECKING:
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from tests.host.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 WAITS = spent(data=0.15, forward=0.05, backward=0.05)
 WORKS = spent(data=0.05, forward=0.1, backward=0.1)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """One for all tests here, since a daemon takes longer to start than most of them."""
-    return Place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture(scope="module")
-def daemon(place: Place) -> Iterator[Daemon]:
-    with place.daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture

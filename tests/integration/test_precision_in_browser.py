@@ -10,8 +10,8 @@ from selenium.webdriver.common.keys import Keys
 
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import KernelTotal, OpTotal
-from tests.host.daemon.parts import Place, eventually
-from tests.integration.browsing import Page, Trainer
+from tests.host.daemon.parts import eventually
+from tests.integration.browsing import Page, Trainer, place_of_module  # noqa: F401 - fixtures
 from tests.workshop.fleets import PRECISION
 from tests.workshop.records import H100, census, kernel, op_row, window
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from selenium.webdriver.chrome.webdriver import WebDriver
 
-    from tests.host.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
@@ -28,12 +28,6 @@ SHARES = """return [...document.querySelectorAll(arguments[0])].map(
     (e) => [e.dataset.dtype, Math.round(100 * e.offsetWidth / e.parentElement.offsetWidth)])"""
 ROWS = """return [...document.querySelectorAll(arguments[0])].map(
     (row) => [...row.children].map((cell) => cell.innerText.replaceAll("\\u202f", " ").trim()))"""
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """One for all tests here, since a daemon takes longer to start than most of them."""
-    return Place(tmp_path_factory.mktemp("place"))
 
 
 @pytest.fixture(scope="module")

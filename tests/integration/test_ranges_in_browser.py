@@ -19,8 +19,8 @@ from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import cast, fit, scale_window
 from ampwatch.report.words import percent, power_of_two
 from ampwatch.wire.records import ALL_MODULES, Topic
-from tests.host.daemon.parts import Place, eventually
-from tests.integration.browsing import Page, Trainer
+from tests.host.daemon.parts import eventually
+from tests.integration.browsing import Page, Trainer, daemon_of_module, place_of_module  # noqa: F401 - fixtures
 from tests.workshop.records import FACTS, finding, histogram, ranges, sampling
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
 
     from ampwatch.numerics.exponents import ExponentHistogram
-    from tests.host.daemon.parts import Daemon
+    from tests.host.daemon.parts import Daemon, Place
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
@@ -66,18 +66,6 @@ class Sampled(Trainer):
         for name, gradients in {**(modules or {}), ALL_MODULES: plain}.items():
             self.write(ranges(name, Topic.GRADIENT, gradients.shifted(shift), **where))
         self.write(sampling(step=self.step, interval=steps))
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """One for all tests here, since a daemon takes longer to start than most of them."""
-    return Place(tmp_path_factory.mktemp("place"))
-
-
-@pytest.fixture(scope="module")
-def daemon(place: Place) -> Iterator[Daemon]:
-    with place.daemon() as daemon:
-        yield daemon
 
 
 @pytest.fixture

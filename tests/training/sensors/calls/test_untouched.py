@@ -40,6 +40,10 @@ class Program:
             out = self.model(x)
         self.scaler.scale((out.float() - 1.0).square().mean()).backward()
 
+    def end(self) -> None:
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
     def found(self, end: Callable[[], object], *, level: str = "standard") -> list[Finding]:
         """Train; return what is said about steps on scaled gradients."""
         with ampwatch.monitor(self.model, self.scaler, level=level, serve=False) as watch:
@@ -159,11 +163,7 @@ def test_a_scaler_that_divides_in_its_own_way_is_right(
     """By arithmetic of its own, unseen or not, or by the learning rate; with an optimizer that may divide too."""
     program = Program(scaler, lambda *a, **k: torch.optim.SGD(*a, **k, fused=fused))
 
-    def end() -> None:
-        program.scaler.step(program.optimizer)
-        program.scaler.update()
-
-    assert program.found(end) == []
+    assert program.found(program.end) == []
 
 
 def test_an_optimizer_that_is_handed_the_scale_is_right() -> None:
@@ -208,11 +208,7 @@ def _chained(before: Callable[[Program, Any], object]) -> list[Finding]:
 
     program.optimizer.register_step_post_hook(step)
 
-    def end() -> None:
-        program.scaler.step(program.optimizer)
-        program.scaler.update()
-
-    return program.found(end)
+    return program.found(program.end)
 
 
 def test_an_optimizer_that_a_hook_of_another_steps_is_seen() -> None:
@@ -287,8 +283,7 @@ def test_an_optimizer_within_another_one_of_the_same_parameters_is_right(
     def end() -> None:
         if unscales:
             program.scaler.unscale_(program.optimizer)
-        program.scaler.step(program.optimizer)
-        program.scaler.update()
+        program.end()
 
     assert program.found(end) == []
 
@@ -308,11 +303,7 @@ def _steps_in_backward(change: Callable[[Any, Program], object]) -> list[Finding
 
     program.model[0].weight.register_post_accumulate_grad_hook(hook)
 
-    def end() -> None:
-        program.scaler.step(program.optimizer)
-        program.scaler.update()
-
-    return program.found(end)
+    return program.found(program.end)
 
 
 def test_an_optimizer_that_steps_in_backward_is_seen() -> None:
@@ -362,8 +353,7 @@ def test_a_backward_of_a_plain_loss_may_step() -> None:
 
     def end() -> None:
         other(torch.randn(4, 8)).square().mean().backward()
-        program.scaler.step(program.optimizer)
-        program.scaler.update()
+        program.end()
 
     assert program.found(end) == []
 

@@ -109,6 +109,7 @@ def test_what_is_captured_counts_as_written_down(graph: Graph) -> None:
         assert devices.Link().may_ask(())
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("level", ["light", "deep"])
 def test_steps_that_are_captured_are_no_iterations(graph: Graph, level: str) -> None:
     """Nothing is done in a capture; what follows it counts again."""

@@ -204,6 +204,7 @@ def test_losses_are_those_of_the_model_that_they_lead_to(one_thread: None) -> No
     assert seen == [{height} for height in heights]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("level", ["", "light"])
 def test_the_scale_of_another_training_is_not_ones_own(level: str, one_thread: None) -> None:
     """Nor are its skips, and its losses are not added to one's own."""

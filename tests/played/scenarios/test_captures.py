@@ -89,6 +89,7 @@ TELLING = (
 """Captures in which the defects of ``test_planted.py`` are found; others are left to the night."""
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("capture", "level", "scaled", "has_stepped"),
     [

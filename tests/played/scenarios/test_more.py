@@ -450,6 +450,7 @@ def alone(program: Callable[[Run], list[Any]]) -> tuple[list[Any], list[str]]:
     return found, [wait.name for wait in waits]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("program", "level"),
     [

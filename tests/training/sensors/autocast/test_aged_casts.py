@@ -171,6 +171,7 @@ def _backward_after_the_step(model: nn.Module) -> None:
             loss.backward()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "program", [_cleared, _not_kept, _left, _copied_on_purpose, _backward_after_the_step]
 )

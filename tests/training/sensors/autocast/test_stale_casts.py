@@ -36,6 +36,7 @@ def test_it_is_counted_as_long_as_it_lasts() -> None:
     assert finding.count == 8
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("model", "how"),
     [

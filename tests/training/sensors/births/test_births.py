@@ -502,6 +502,7 @@ def test_an_overflow_of_backward_that_is_hidden_from_the_scaler_is_named(how: st
     assert _hiding(how, 2.0**8) == []
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("how", ["known", "zeroed", "left alone"])
 def test_what_the_scaler_has_seen_is_not_hidden(how: str) -> None:
     """What becomes of gradients after it knows, and that they are zeroed, is nobody's failure."""

@@ -127,6 +127,7 @@ def _later(work: Callable[[], Any]) -> OpTrace:
 followed = pytest.mark.parametrize("follow", [_at_once, _later])
 
 
+@pytest.mark.rotating
 @followed
 @pytest.mark.parametrize("begin", COLLECTIVES)
 def test_what_a_collective_has_not_written_yet_is_not_read(
@@ -166,6 +167,7 @@ def test_a_sum_that_overflows_is_born_in_the_collective(
     assert not birth.out.nans
 
 
+@pytest.mark.rotating
 @followed
 @pytest.mark.parametrize("begin", COLLECTIVES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -192,6 +192,7 @@ def test_what_may_have_the_scale_in_it_is_let_go(change: Step) -> None:
     assert train(change)[1] == []
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("width", [8, 64])
 def test_a_gradient_in_memory_that_a_weight_has_left_is_no_weight(width: int) -> None:
     """Sharpness-aware minimisation puts other tensors into the parameters between calls of backward."""

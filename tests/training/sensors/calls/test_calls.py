@@ -192,6 +192,7 @@ def repairs_what_clipping_broke(t: Training) -> None:
     t.second.step()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("program", RIGHT, ids=lambda p: p.__name__)
 def test_a_program_that_is_right_is_left_alone(program: Callable[[Training], None]) -> None:
     """Whatever it searches like; a limit beyond the scale is left to the diagnosis."""

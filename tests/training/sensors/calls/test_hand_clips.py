@@ -206,6 +206,7 @@ def test_limits_and_dtypes_may_differ() -> None:
     assert (finding.evidence["limit"], finding.count) == (0.1, 3)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "hook",
     [
@@ -258,6 +259,7 @@ def limited_for_scale(parameters: list[nn.Parameter]) -> None:
         p.grad.mul_(min(float(factor), 1.0))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "change",
     [averaged, averaged_by_tokens, limited_without_scale, masked, reduced, limited_for_scale],

@@ -53,6 +53,7 @@ def test_what_it_did_not_is_plain() -> None:
     assert case.kinds(scaled, plain) == [PLAIN, 0]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("factor", [1024.0, 4096.0, torch.tensor(1024.0)])
 def test_what_is_multiplied_by_the_scale_or_the_like_is_not_judged(factor: Any) -> None:
     """A user may do by hand what the scaler does."""

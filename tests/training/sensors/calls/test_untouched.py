@@ -154,6 +154,7 @@ def test_a_scaler_of_ones_own_that_never_unscales_is_seen(
     assert "overridden step()" in finding.summary
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("scaler", [Divides, DividesUnseen, DividesTheRate, UnscalesFirst, Extends])
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_that_divides_in_its_own_way_is_right(
@@ -228,6 +229,7 @@ def _divides(program: Program, second: Any) -> None:
         gradient.data.div_(SCALE)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("before", [_unscales, _divides])
 def test_a_hook_that_divides_may_step(before: Callable[[Program, Any], object]) -> None:
     """By the scaler or by itself."""
@@ -272,6 +274,7 @@ class AroundFused(Around):
         self.inner.step(closure)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("around", [Around, AroundAndDivides, AroundFused])
 @pytest.mark.parametrize("unscales", [False, True])
 def test_an_optimizer_within_another_one_of_the_same_parameters_is_right(
@@ -326,6 +329,7 @@ def _anew(parameter: Any, _program: Program) -> None:
     parameter.grad = parameter.grad / SCALE
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("change", [_in_place, _through_data, _anew])
 def test_a_hook_that_divides_before_it_steps_is_right(
     change: Callable[[Any, Program], object],

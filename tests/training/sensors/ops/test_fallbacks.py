@@ -255,6 +255,7 @@ def test_a_module_that_is_computed_again_outside_of_its_region_is_named() -> Non
     assert "computed again in backward" in finding.summary
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "call",
     [

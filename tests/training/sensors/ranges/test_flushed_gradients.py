@@ -94,6 +94,7 @@ def test_the_same_is_right_before_unscaling() -> None:
     assert found(exchange, before=True) == []
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("change", [mask, keep_largest, lambda p: exchange(p, torch.bfloat16)])
 def test_zeros_that_no_format_has_made_are_left_alone(change: Change) -> None:
     """Small gradients are kept, or large ones are lost as well."""

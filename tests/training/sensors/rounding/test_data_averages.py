@@ -98,6 +98,7 @@ def test_an_average_that_stands_still_is_compared_with_one_in_float32(update: Up
     assert seen[0].stuck == 0
 
 
+@pytest.mark.rotating
 @ways
 def test_an_average_that_float32_would_not_move_either_is_not_stuck(update: Update) -> None:
     """It has arrived: the data are around it."""
@@ -106,6 +107,7 @@ def test_an_average_that_float32_would_not_move_either_is_not_stuck(update: Upda
     assert all(s.stuck == 0 for s in _averaged(update, torch.bfloat16, lambda: next(values)))
 
 
+@pytest.mark.rotating
 @ways
 def test_an_average_that_moves_is_left_alone(update: Update) -> None:
     """In float32 it does, and in half precision where the data are far away."""

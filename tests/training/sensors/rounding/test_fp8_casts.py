@@ -122,6 +122,7 @@ def test_a_scale_from_the_iteration_before_is_remembered(listening: Listening) -
     assert (broken.site.op, broken.site.step) == ("reciprocal", 1)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "quantize",
     [

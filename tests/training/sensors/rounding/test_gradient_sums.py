@@ -147,6 +147,7 @@ def _average(p: Any, buffer: torch.Tensor) -> None:
     buffer.add_((p - buffer) * 0.1)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "hook",
     [
@@ -217,6 +218,7 @@ def test_a_sum_within_one_backward_of_a_custom_function(step: Callable[[Any, Any
     assert [(s.error, s.lost_share) for s in seen] == [(pytest.approx(0.5, abs=0.01), 1.0)] * 2
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "step",
     [

@@ -68,6 +68,7 @@ def test_positions_may_be_made_without_a_cast_that_is_written(
     assert [c.is_ordered for c in listening.seen] == [True]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "values",
     [
@@ -118,6 +119,7 @@ def test_the_few_integers_of_small_batches_are_evidence_together(listening: List
     assert (cast.site.where, cast.site.op) == ("rope", "_to_copy")
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "batch",
     [

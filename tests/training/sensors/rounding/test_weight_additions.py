@@ -130,6 +130,7 @@ def test_updates_that_vanish_are_named(update: Callable[..., None], level: str) 
     assert "test_weight_additions.py" in finding.source
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "update",
     [
@@ -148,6 +149,7 @@ def test_an_optimizer_that_loses_nothing_in_the_end_is_left_alone(
     assert found(update) == []
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("lr", "dtype"), [(1e-2, torch.bfloat16), (1e-4, torch.float32)], ids=["large", "float32"]
 )

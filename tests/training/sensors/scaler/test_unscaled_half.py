@@ -52,6 +52,7 @@ def _scaled_by_two(loss: Loss) -> None:
     (512.0 * loss + loss).backward()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "how",
     [

@@ -41,7 +41,6 @@ def test_promtool_finds_no_fault_with_the_rules(file: Path) -> None:
     assert f"{sum(len(group['rules']) for group in groups(file))} rules found" in said.stdout
 
 
-@pytest.mark.rotating
 @pytest.mark.services
 @pytest.mark.parametrize("file", TESTS, ids=lambda file: file.name)
 def test_the_rules_pass_their_tests(file: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,8 +13,6 @@ from tests.states.acts import ACTS
 from tests.states.score import Everything, play, watch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.states.played import Played
 
 
@@ -28,7 +27,9 @@ def everything(
     Where no test of the night is run, those that a test is about, of which neither a Prometheus nor
     an Alertmanager is asked.
     """
-    asking = [item for item in request.session.items if "everything" in item.fixturenames]
+    # By their place as well: another module has a fixture of that name.
+    here = [item for item in request.session.items if item.path.parent == Path(__file__).parent]
+    asking = [item for item in here if "everything" in item.fixturenames]
     at_night = any(item.get_closest_marker("nightly") for item in asking)
     kept = directory_of_all / "everything"
     with (directory_of_all / "everything.lock").open("w") as lock:

@@ -148,7 +148,6 @@ def _said(copy: Copy) -> str:
     return f"{copy.mutant.rule}: {copy.mutant.what}"
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("topic", TOPICS)
 def test_every_change_of_a_rule_is_noticed(topic: str, part: int, tmp_path: Path) -> None:

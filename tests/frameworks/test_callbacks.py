@@ -22,7 +22,7 @@ FAILS_AT, FAULT_AT, LOG_EVERY, STEPS = 30, 24, 10, 44
 ROWS = {row.name: row for row in ENVIRONMENTS}
 TRAINERS = ("lightning", "hf-trainer")
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.nightly
 
 
 def told_to(name: str, mode: str) -> Environment:

@@ -25,7 +25,6 @@ RANKS = {NO: 0, PARTLY: 1, YES: 2}
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda row: row.name)
 def test_what_the_support_matrix_says_of(
     environment: Environment, python: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.host.daemon.parts import Daemon
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.nightly
 
 STEPS, EVERY = 44, 5
 LOGGED = [*range(EVERY - 1, STEPS, EVERY), STEPS - 1]

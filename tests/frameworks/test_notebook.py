@@ -18,7 +18,6 @@ def words_of(output: dict[str, Any]) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_a_notebook_shows_one_card_of_the_training_that_it_does_not_change(
     python: str, tmp_path: Path
 ) -> None:

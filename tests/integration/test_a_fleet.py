@@ -38,7 +38,6 @@ def target(daemon: Daemon) -> str:
     return f"{daemon.info.host}:{daemon.info.port}"
 
 
-@pytest.mark.timeout(180)
 def test_a_fleet_goes_on_when_parts_of_it_vanish(tmp_path: Path) -> None:
     """Counters continue after a daemon's restart."""
     require("prometheus")

@@ -103,7 +103,6 @@ def replaced(daemon: str, alertmanager: str) -> dict[str, list[tuple[str, str]]]
     }
 
 
-@pytest.mark.timeout(240)
 def test_a_collapse_and_its_end_reach_somebody_and_so_does_a_dead_daemon(tmp_path: Path) -> None:
     """By the deployed tree; the words are those of ``tests/states``."""
     for program in ("prometheus", "prometheus-alertmanager"):

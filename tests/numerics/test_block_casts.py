@@ -134,7 +134,6 @@ def _by_kernel(
 
 
 @pytest.mark.rotating
-@pytest.mark.timeout(300)
 def test_the_noise_of_a_cast_of_real_tensors_is_known_to_within_its_stated_error(
     tensors: dict[str, Tensor],
 ) -> None:
@@ -160,7 +159,6 @@ def test_the_noise_of_a_cast_of_real_tensors_is_known_to_within_its_stated_error
     assert max(shares.values()) < 0.02
 
 
-@pytest.mark.timeout(300)
 def test_a_sample_of_the_blocks_says_what_all_of_them_say(tensors: dict[str, Tensor]) -> None:
     """Of tensors that are not measured whole: to within 1 dB and 2 points but for one cast in 50.
 

@@ -167,7 +167,6 @@ with ampwatch.monitor(model, scaler, optimizer=optimizer, level="deep", serve=Fa
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 def test_a_graph_of_very_many_nodes_ends_no_process(nursery: Nursery) -> None:
     """PyTorch frees nodes that Python has seen one within the other, and a stack has an end.
 

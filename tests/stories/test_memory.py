@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,11 @@ class Allocated(ctypes.Structure):
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is what is allocated: the resident set has holes, left by the tests before."""
+    """Memory is what is allocated: the resident set has holes, left by the tests before.
+
+    And their garbage is gone: collected in the middle of a training, it makes the memory fall.
+    """
+    gc.collect()
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         pytest.skip("needs glibc 2.33")

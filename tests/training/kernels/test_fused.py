@@ -98,7 +98,6 @@ OF_BLOCKS = f"{Path(__file__).with_name('test_blocks.py')}::test_the_kernel_for_
 
 @pytest.mark.rotating
 @compiled
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "tests",
     [

@@ -18,7 +18,7 @@ from tests.alerts.rules import ALERTS, groups
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TOPICS = ("scale", "numerics", "ranks", "precision", "time", "gpu", "monitoring")
+TOPICS = ("scale", "numerics", "ranks", "time", "gpu", "monitoring")
 
 TRIED = Path(__file__).parents[1] / "golden" / "mutants.txt"
 

@@ -11,7 +11,10 @@ from tests.services import require
 
 MEMORY = "/dev/shm"
 
-_FAILURE = re.compile(r"^    (?:alertname: (\w+), time|expr: (.*), time: )", re.MULTILINE)
+_FAILURE = re.compile(
+    r"^    (?:alertname: (\w+), time|expr: (.*), time: |rule: ([\w:]+), time: .*, err: )",
+    re.MULTILINE,
+)
 _NAME = re.compile(r'alertname=\\?"(\w+)\\?"|([a-z_]+:[a-z0-9_]+:[a-z0-9_]+)')
 
 
@@ -30,11 +33,11 @@ def names_in(expr: str) -> set[str]:
 
 
 def failures(said: subprocess.CompletedProcess[str]) -> set[str]:
-    """Return the alerts and recording rules of whose tests promtool says that they fail."""
+    """Return the alerts and recording rules of which promtool says that a test or their evaluation fails."""
     text = said.stdout + said.stderr
     assert said.returncode == 0 or _FAILURE.search(text), text
     names: set[str] = set()
-    for alert, expr in _FAILURE.findall(text):
-        names.add(alert)
+    for alert, expr, broken in _FAILURE.findall(text):
+        names |= {alert, broken}
         names |= names_in(expr)
     return names - {""}

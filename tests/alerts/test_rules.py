@@ -80,8 +80,7 @@ def test_each_alert_is_tested_before_it_fires_and_with_its_whole_text_when_it_do
     }
 
     assert fires == set(ALERTS_BY_NAME)
-    # What fires at once, from the first sample on, has another run beside it that is silent.
-    assert fires - waits - compared == {"AmpwatchSensorErrors"}
+    assert fires <= waits | compared
 
 
 def test_the_healthy_run_has_every_metric_that_an_alert_reads() -> None:

@@ -42,7 +42,7 @@ def test_every_page_stands_behind_one_door() -> None:
     ("link", "source", "leads"),
     [
         ("metrics.md#labels", "deploy.md", "metrics.md#labels"),
-        ("../gpu.md", "runbooks/AmpwatchGpuLost.md", "../gpu.md"),
+        ("../gpu.md", "runbooks/AmpwatchGpuFault.md", "../gpu.md"),
         ("../benchmarks/README.md#gpu", "gpu.md", "benchmarks.md#gpu"),
         ("../../deploy/systemd", "runbooks/README.md", f"{WEB}deploy/systemd"),
         (f"{WEB}docs/report.md", "glossary.md", "report.md"),

@@ -131,7 +131,7 @@ _SCALE_ALERTS = (
     "AmpwatchLossScaleLeftLow",
     "AmpwatchSkipStorm",
 )
-_CRITICAL = ("AmpwatchLossScaleCollapsed", "AmpwatchCriticalFinding")
+_CRITICAL = ("AmpwatchLossScaleCollapsed", "AmpwatchRunBroken")
 
 TABLE: dict[str, tuple[Row, ...]] = {
     "healthy": (Row(run="healthy", level="healthy", pages=False, denies=COLLAPSING),),
@@ -177,7 +177,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             scale=2.0**-29,
             fires=(("AmpwatchLossScaleLeftLow",),),
             # The losses are finite again, and one alert says what there is to do.
-            silent=("AmpwatchLossScaleCollapsed", "AmpwatchLossNotFinite"),
+            silent=("AmpwatchLossScaleCollapsed", "AmpwatchRunBroken"),
             says=(r"scale is stuck|scale_stuck_low",),
             tells=(*_BURST, r"\b65536\b"),
             denies=(*COLLAPSING, r"has recovered"),
@@ -202,7 +202,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             silent=(
                 "AmpwatchLossScaleCollapsed",
                 "AmpwatchLossScaleLeftLow",
-                "AmpwatchLossNotFinite",
+                "AmpwatchRunBroken",
             ),
             denies=(*COLLAPSING, r"is stuck"),
         ),
@@ -213,7 +213,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
             level="failing",
             root=_flushed(range(100, 107)),
             lost=1.0,
-            fires=(("AmpwatchUnderflowHigh", "AmpwatchCriticalFinding"),),
+            fires=(("AmpwatchUnderflowHigh", "AmpwatchRunBroken"),),
             silent=_SCALE_ALERTS,
             denies=COLLAPSING,
         ),
@@ -229,7 +229,7 @@ TABLE: dict[str, tuple[Row, ...]] = {
                 (
                     "AmpwatchLossScaleLeftLow",
                     "AmpwatchLossScaleBelowOne",
-                    "AmpwatchCriticalFinding",
+                    "AmpwatchRunBroken",
                 ),
             ),
             silent=("AmpwatchLossScaleCollapsed", "AmpwatchSkipStorm"),

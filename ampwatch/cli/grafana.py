@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ampwatch.operate.grafana import Board, BoardWishes
+    from collections.abc import Iterable
+
     from ampwatch.operate.grafana.server import GrafanaServer
+    from ampwatch.operate.grafana.work import Change
 
 DESCRIPTION = """\
 Put the dashboards into a Grafana (10.4 or newer), say what differs there, or write what it
@@ -46,8 +48,8 @@ The exit status is 0 if there is no difference, 1 if there is one, 2 if that can
 """
 
 EXPORT = """\
-Write the dashboards of the folder into DIR, a file <uid>.json each, in the order and form of
-the shipped ones. Files of these names are replaced. `push --dashboards DIR` takes them back.
+Write the dashboards of the folder into DIR, a file <uid>.json each, in the form of the shipped
+ones. Files of these names are replaced. `push --dashboards DIR` takes them back.
 """
 
 
@@ -66,35 +68,31 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     for name, description, does, function in (
         ("push", PUSH, "make Grafana have the dashboards", push),
         ("diff", DIFF, "say what push would change", diff),
+        ("export", EXPORT, "write what Grafana has into files", export),
     ):
         verb = verbs.add_parser(
             name, help=does, description=description, formatter_class=raw, allow_abbrev=False
         )
-        verb.add_argument(
-            "dashboard", nargs="*", help="its uid, ampwatch- may be left out; all if none is given"
-        )
-        _wishes(verb)
+        add = verb.add_argument
+        if name == "export":
+            add("directory", metavar="DIR", help="where to; made if it is not there")
+            # Taken, but of no effect: all files are written alike.
+            add("--dashboards", help=argparse.SUPPRESS)
+        else:
+            add("dashboard", nargs="*", help="its uid, without ampwatch- or with it (all)")
+            _wishes(verb)
+        if name == "push":
+            add("--dry-run", action="store_true", help="only say what would be done")
+        add("--folder", default="ampwatch", metavar="UID", help="uid of the folder (ampwatch)")
         _access(verb)
         verb.set_defaults(func=function)
-        if name == "push":
-            verb.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    verb = verbs.add_parser(
-        "export",
-        help="write what Grafana has into files",
-        description=EXPORT,
-        formatter_class=raw,
-        allow_abbrev=False,
-    )
-    verb.add_argument("directory", metavar="DIR", help="where to; made if it is not there")
-    _what(verb)
-    _access(verb)
-    verb.set_defaults(func=export)
 
 
 def _wishes(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--datasource",
+        default="ampwatch-prometheus",
         metavar="UID",
         help="uid of the datasource the dashboards open on (ampwatch-prometheus)",
     )
@@ -110,12 +108,6 @@ def _wishes(parser: argparse.ArgumentParser) -> None:
         help="of that Prometheus; a wrong one makes gaps (10s)",
     )
     add("--force", action="store_true", help="replace what was changed by hand in Grafana")
-    _what(parser)
-
-
-def _what(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--folder", default="ampwatch", metavar="UID", help="uid of the folder (ampwatch)")
     add("--dashboards", metavar="DIR", help="JSON files to use instead of the shipped ones")
 
 
@@ -137,24 +129,25 @@ def push(args: argparse.Namespace) -> int:
         SettingsError: If an option is not usable.
         GrafanaError: If Grafana does not do what it is asked to.
     """
-    from ampwatch.operate.grafana import push as do  # noqa: PLC0415 - --help must be quick
+    from ampwatch.operate.grafana import work  # noqa: PLC0415 - --help must be quick
 
-    wishes, boards = _asked(args)
-    do(_server(args), boards, wishes, _say, dry_run=args.dry_run)
+    server, changes = _planned(args)
+    _say(work.push(server, changes, args.datasource, dry_run=args.dry_run))
     return 0
 
 
 def diff(args: argparse.Namespace) -> int:
     """Print the differences, with the exit status of ``diff``: 2 stands for trouble."""
     from ampwatch.errors import AmpwatchError  # noqa: PLC0415 - as above
-    from ampwatch.operate.grafana import diff as do  # noqa: PLC0415 - as above
 
     try:
-        wishes, boards = _asked(args)
-        return int(do(_server(args), boards, wishes, _say))
+        _, changes = _planned(args)
     except AmpwatchError as error:
         print(f"ampwatch: {error}", file=sys.stderr)
         return 2
+    for change in changes:
+        _say(filter(None, (change.line(dry_run=True), change.diff)))
+    return int(any(change.outcome != "unchanged" for change in changes))
 
 
 def export(args: argparse.Namespace) -> int:
@@ -165,58 +158,54 @@ def export(args: argparse.Namespace) -> int:
         GrafanaError: If Grafana does not do what it is asked to.
     """
     from ampwatch.errors import SettingsError  # noqa: PLC0415 - as above
-    from ampwatch.operate.grafana import BoardWishes, load  # noqa: PLC0415 - as above
-    from ampwatch.operate.grafana import export as do  # noqa: PLC0415 - as above
+    from ampwatch.operate.grafana import work  # noqa: PLC0415 - as above
 
     if not args.directory:
         msg = "expected the name of a directory, got an empty one, as of a variable that is not set; for the one you are in say ."
         raise SettingsError(msg)
-    wishes = BoardWishes(folder=args.folder)
-    boards = load(_directory(args))
-    do(_server(args), Path(args.directory), boards, wishes.folder, _say)
+    folder = work.Wishes(args.folder).folder
+    _say(work.export(_server(args), Path(args.directory), folder))
     return 0
 
 
-def _say(line: str) -> None:
+def _say(lines: Iterable[str]) -> None:
     encoding = sys.stdout.encoding or "utf-8"
-    try:
-        # A title in Grafana may be any text, and a terminal may not be able to show it.
-        print(line.encode(encoding, errors="replace").decode(encoding), flush=True)
-    except BrokenPipeError:  # whoever reads has read enough, and a push must go on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for line in lines:
+        try:
+            # A title in Grafana may be any text, and a terminal may not be able to show it.
+            print(line.encode(encoding, errors="replace").decode(encoding), flush=True)
+        except BrokenPipeError:  # noqa: PERF203 - whoever reads has enough, and a push must go on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _asked(args: argparse.Namespace) -> tuple[BoardWishes, list[Board]]:
-    from ampwatch.operate.grafana import BoardWishes, load  # noqa: PLC0415 - as above
-    from ampwatch.operate.grafana.plan import DATASOURCE  # noqa: PLC0415 - as above
-
-    wishes = BoardWishes(
-        folder=args.folder,
-        datasource=args.datasource if args.datasource is not None else DATASOURCE,
-        prometheus_url=args.prometheus_url,
-        scrape_interval=args.scrape_interval,
-        force=args.force,
-    )
-    return wishes, load(_directory(args), args.dashboard)
-
-
-def _directory(args: argparse.Namespace) -> Path:
+def _planned(args: argparse.Namespace) -> tuple[GrafanaServer, list[Change]]:
+    from ampwatch.operate.grafana import boards, work  # noqa: PLC0415 - as above
     from ampwatch.shipped import shipped  # noqa: PLC0415 - as above
 
-    return Path(args.dashboards) if args.dashboards else shipped("dashboards")
+    wishes = work.Wishes(
+        args.folder, args.datasource, args.prometheus_url, args.scrape_interval, args.force
+    )
+    directory = Path(args.dashboards) if args.dashboards else shipped("dashboards")
+    wanted = boards.load(directory, args.dashboard)
+    server = _server(args)
+    return server, work.plan(server, wanted, wishes)
 
 
 def _server(args: argparse.Namespace) -> GrafanaServer:
-    from ampwatch.operate.grafana import find_place  # noqa: PLC0415 - as above
+    from ampwatch.errors import SettingsError  # noqa: PLC0415 - as above
     from ampwatch.operate.grafana.server import GrafanaServer  # noqa: PLC0415 - as above
 
-    place = find_place(
-        os.environ,
-        url=args.url,
-        token_file=args.token_file,
+    token = os.environ.get("GRAFANA_TOKEN", "")
+    if args.token_file is not None:
+        try:
+            token = Path(args.token_file).read_text(encoding="ascii", errors="replace")
+        except OSError as error:
+            msg = f"`--token-file`: expected a file with a token, got: {error}"
+            raise SettingsError(msg) from None
+    return GrafanaServer(
+        args.url or os.environ.get("GRAFANA_URL", ""),
+        token.strip(),
         org_id=args.org_id,
-        ca_file=args.ca_file,
-        insecure=args.insecure,
+        verify=args.ca_file if args.ca_file is not None else not args.insecure,
         timeout_s=args.timeout,
     )
-    return GrafanaServer(place)

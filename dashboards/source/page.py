@@ -10,6 +10,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard as model
 
 from ampwatch import __version__
+from ampwatch.operate.grafana.boards import as_text
 from dashboards.source.events import ALERTS, events
 from dashboards.source.links import TAG, others
 from dashboards.source.variables import DAEMON, variables
@@ -75,8 +76,8 @@ class Page:
     exporters: str = DAEMON
 
     def json(self) -> str:
-        """Return the text of the file."""
-        return json.dumps(self.plain(), indent=2, ensure_ascii=False) + "\n"
+        """Return the text of the file, as `ampwatch grafana export` writes it."""
+        return as_text(self.plain())
 
     def plain(self) -> dict[str, Any]:
         """Return what the file says, as plain lists and dictionaries."""
@@ -100,7 +101,7 @@ class Page:
         )
         plain: dict[str, Any] = json.loads(JSONEncoder().encode(built))
         cleaned: dict[str, Any] = _without_noise(plain)
-        return {"id": None, **cleaned}
+        return cleaned
 
 
 def _placed(rows: tuple[Row, ...]) -> Iterator[model.Panel | model.RowPanel]:

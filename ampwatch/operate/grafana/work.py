@@ -1,256 +1,234 @@
-"""The verbs: look at a Grafana, plan, say so, and do it."""
+"""The plan, which compares what a Grafana has with what it should have, and the verbs."""
 
 from __future__ import annotations
 
-import os
+import hashlib
+import json
 import re
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import urlsplit
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ampwatch import __version__
 from ampwatch.errors import GrafanaError, SettingsError
-from ampwatch.operate.grafana.boards import as_shipped, as_text, with_datasource
-from ampwatch.operate.grafana.plan import (
-    DATASOURCE,
-    FOLDER,
-    Outcome,
-    PartChange,
-    plan_board,
-    plan_datasource,
-    plan_folder,
-)
+from ampwatch.operate.grafana.boards import as_text, difference, opened_on
+from ampwatch.operate.grafana.server import ADDRESS, VERSIONS, GrafanaServer, expect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import Any
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-    from ampwatch.operate.grafana.boards import Board
-    from ampwatch.operate.grafana.plan import Stored
+    Json = dict[str, Any]
 
+OURS = re.compile(r"ampwatch (\S+) sha256:([0-9a-f]{16})")
+"""Message in Grafana's history of a dashboard by which a push knows its own work again."""
 
-class Grafana(Protocol):
-    """Methods that the verbs need of a Grafana; see ``server.GrafanaServer``."""
+UID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 
-    def check(self) -> str: ...  # noqa: D102 - documented where it is done
-    def has_folder(self, uid: str) -> bool: ...  # noqa: D102
-    def create_folder(self, body: dict[str, Any]) -> None: ...  # noqa: D102
-    def datasource(self, uid: str) -> dict[str, Any] | None: ...  # noqa: D102
-    def datasources(self) -> list[dict[str, Any]]: ...  # noqa: D102
-    def create_datasource(self, body: dict[str, Any]) -> None: ...  # noqa: D102
-    def update_datasource(self, body: dict[str, Any]) -> None: ...  # noqa: D102
-    def datasource_trouble(self, uid: str) -> str: ...  # noqa: D102
-    def dashboard(self, uid: str, *, history: bool = True) -> Stored | None: ...  # noqa: D102
-    def dashboards_in(self, folder: str) -> Iterator[str]: ...  # noqa: D102
-    def save_dashboard(self, body: dict[str, Any]) -> Any: ...  # noqa: D102
+NEW = {"name": "ampwatch Prometheus", "type": "prometheus", "access": "proxy"}
+
+# What Grafana answers with about a datasource and does not want back.
+SETTLED = {"id", "orgId", "readOnly", "secureJsonFields", "typeLogoUrl", "typeName", "apiVersion"}
 
 
 @dataclass(frozen=True)
-class BoardWishes:
-    """Target state of a Grafana.
+class Wishes:
+    """Target state of a Grafana. Raises a SettingsError if it cannot be."""
 
-    Attributes:
-        folder: uid of the folder of the dashboards.
-        datasource: uid of the datasource they open on.
-        prometheus_url: Where Prometheus is, as seen from Grafana; ``None`` to leave the datasource
-            as it is.
-        scrape_interval: Of Prometheus, ``10s``.
-        force: Replace what was changed by hand.
-    """
-
-    folder: str = FOLDER
-    datasource: str = DATASOURCE
-    prometheus_url: str | None = None
-    scrape_interval: str = "10s"
-    force: bool = False
+    folder: str = "ampwatch"  # uid of the folder of the dashboards
+    datasource: str = "ampwatch-prometheus"  # uid of the datasource that they open on
+    prometheus_url: str | None = None  # where it is for Grafana; None: leave the datasource
+    scrape_interval: str = "10s"  # of that Prometheus
+    force: bool = False  # replace what was changed by hand
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"(\d+(ms|[smh]))+", self.scrape_interval):
-            msg = f"`--scrape-interval`: expected a duration as in prometheus.yml, like 10s, got {self.scrape_interval!r}"
-            raise SettingsError(msg)
-        for option, uid in (("--folder", self.folder), ("--datasource", self.datasource)):
-            if not re.fullmatch(r"[A-Za-z0-9_-]{1,40}", uid):
-                msg = f"`{option}`: expected a uid, up to 40 letters, digits, `-` and `_`, got {uid!r}"
-                raise SettingsError(msg)
-        if self.prometheus_url is not None:
-            parts = urlsplit(self.prometheus_url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                msg = f"`--prometheus-url`: expected an address like http://prometheus:9090, got {self.prometheus_url!r}"
-                raise SettingsError(msg)
-            if parts.username is not None or parts.password is not None:
-                msg = "`--prometheus-url`: expected one without a password; set that in Grafana's datasource, and name its uid with --datasource"
-                raise SettingsError(msg)
+        for option, uid in (("`--folder`", self.folder), ("`--datasource`", self.datasource)):
+            expect(UID.fullmatch(uid), option, "a uid, up to 40 letters, digits, `-` and `_`", uid)
+        interval, url = self.scrape_interval, self.prometheus_url
+        is_duration = re.fullmatch(r"(\d+(ms|[smh]))+", interval)
+        expect(is_duration, "`--scrape-interval`", "a duration like 10s", interval)
+        is_address = url is None or ADDRESS.fullmatch(url)
+        expect(is_address, "`--prometheus-url`", "an address like http://prometheus:9090", url)
+
+
+class Change(NamedTuple):
+    """Plan for a folder, a datasource or a dashboard."""
+
+    part: str  # which of them, and its uid
+    outcome: str  # unchanged, create, update or refuse
+    why: str = ""
+    request: tuple[Any, ...] = ()  # a method of the client and its arguments
+    diff: str = ""  # from what is there to what would be
+
+    def line(self, *, dry_run: bool) -> str:
+        """Return it in words."""
+        verb = f"would {self.outcome}" if dry_run else f"{self.outcome}d"
+        verb = self.outcome if self.outcome == "unchanged" else verb
+        return f"{verb:<12}  {self.part}{': ' if self.why else ''}{self.why}"
+
+
+def plan_datasource(stored: Json | None, wishes: Wishes) -> Change:
+    """Plan the datasource; ``stored`` is ``None`` if there is none."""
+    uid, url = wishes.datasource, wishes.prometheus_url
+    change = partial(Change, f"datasource {uid}")
+    if stored is None and url is None:
+        return change("refuse", "there is no datasource of that uid")
+    before: Json = {"uid": uid, **NEW} if stored is None else stored
+    if before.get("type") != "prometheus":
+        why = f"it is a datasource of type {before.get('type')}, not prometheus"
+        return change("refuse", why)
+    if url is None:
+        return change("unchanged")
+    was = before.get("jsonData") or {}
+    options = {**was, "httpMethod": "POST", "timeInterval": wishes.scrape_interval}
+    body = {key: value for key, value in before.items() if key not in SETTLED}
+    body |= {"url": url, "jsonData": options}
+    if stored is None:
+        return change("create", f"for Prometheus at {url}", ("datasource.create_datasource", body))
+    old, new = {"url": before.get("url"), **was}, {"url": url, **options}
+    changed = (key for key in new if new[key] != old.get(key))
+    why = ", ".join(f"{key} {old.get(key) or 'unset'} -> {new[key]}" for key in changed)
+    request = ("datasource.update_datasource_by_uid", uid, body)
+    if why and stored.get("readOnly"):
+        why = f"it is provisioned from a file, where this has to be changed: {why}"
+        return change("refuse", why)
+    return change("update" if why else "unchanged", why, request)
+
+
+def plan_board(board: Json, stored: Json | None, versions: list[Json], wishes: Wishes) -> Change:
+    """Plan a dashboard; ``stored`` is ``None`` if there is none, empty if it is of another format.
+
+    A stored one is ours to replace if the version it is in was saved by a push, which its message
+    says; what anybody has saved by hand is refused, unless forced. An unchanged one is kept: also
+    one that Grafana has rewritten in storing it, which is so if the push that saved it is this one.
+    """
+    there, meta = (stored or {}).get("dashboard") or {}, (stored or {}).get("meta") or {}
+    version, digest = there.get("version"), hashlib.sha256(as_text(board).encode()).hexdigest()[:16]
+    # With the version that was compared Grafana refuses if somebody has saved since.
+    counted = {"id": None} | ({"version": version} if there else {})
+    body = {
+        "dashboard": json.loads(as_text(board)) | counted,
+        "folderUid": wishes.folder,
+        "message": f"ampwatch {__version__} sha256:{digest}",
+        "overwrite": wishes.force,
+    }
+    words = [one.get("message") or "" for one in versions if one.get("version") == version]
+    last = OURS.fullmatch(words[0]) if words else None
+    diff = difference(there, board) if there else ""
+    is_same = there and (not diff or (last and last[2] == digest))
+    is_in_place = (meta.get("folderUid") or "") == wishes.folder
+    by_hand = "update" if wishes.force else "refuse"
+    hint = "" if wishes.force else "; --force replaces it, `ampwatch grafana export` keeps a copy"
+    outcome, why = "refuse", ""
+    if stored is None:
+        outcome = "create"
+    elif is_same and is_in_place:
+        outcome, diff = "unchanged", ""
+    elif meta.get("provisioned"):
+        file = meta.get("provisionedExternalId") or "a file"
+        why = f"it is provisioned from {file}: change it there, or take it out there"
+    elif meta.get("canSave") is False:
+        why = "the token may not save it; give its service account the role Editor, or dashboards:write on the folder"
+    elif not there:
+        outcome, why = by_hand, f"it was saved in Grafana's newer format (v2), so by hand{hint}"
+    elif not last:
+        history = "" if words else ", or its history cannot be read"
+        when = f"by {meta.get('updatedBy')} on {str(meta.get('updated'))[:16].replace('T', ' ')}"
+        outcome, why = by_hand, f"it was saved by hand{history}: version {version} {when}{hint}"
+    elif not is_in_place:
+        where = meta.get("folderTitle") or "General"
+        outcome, why = by_hand, f"it was moved to the folder {where!r}{hint}"
+    else:
+        outcome, why = "update", f"from ampwatch {last[1]} to {__version__}"
+    request = ("dashboard.update_dashboard", body)
+    return Change(f"dashboard {board['uid']}", outcome, why, request, diff)
+
+
+def plan(server: GrafanaServer, boards: Sequence[Json], wishes: Wishes) -> list[Change]:
+    """Return what there is to do, and raise a GrafanaError if Grafana does not answer."""
+    server.check()
+    is_there = server.ask("folder.get_folder", wishes.folder, instead={404: None})
+    request = ("folder.create_folder", wishes.folder, wishes.folder)
+    outcome = "unchanged" if is_there else "create"
+    changes = [Change(f"folder {wishes.folder}", outcome, request=request)]
+    uid = wishes.datasource
+    stored = server.ask("datasource.get_datasource_by_uid", uid, instead={403: {}, 404: None})
+    if stored == {}:  # it may not be read, but tried
+        why = "the token may not read datasources" if wishes.prometheus_url else server.trouble(uid)
+        source = Change(f"datasource {uid}", "refuse" if why else "unchanged", why)
+    else:
+        source = plan_datasource(stored, wishes)
+    if source.outcome == "refuse":
+        listed = server.ask("datasource.list_datasources", instead={403: []})
+        names = [f"{one['uid']} ({one['name']})" for one in listed if one["type"] == "prometheus"]
+        hint = f"of that type there are {', '.join(names)}: " if names else ""
+        why = f"{source.why}; {hint}name one with --datasource UID, or have one made with --prometheus-url URL"
+        source = source._replace(why=why)
+    changes.append(source)
+    name = (NEW if stored is None else stored).get("name", uid)
+    current = {"selected": False, "text": name, "value": uid}
+    for board in boards:
+        there = server.ask("dashboard.get_dashboard", board["uid"], instead={404: None, 406: {}})
+        versions = server.ask(VERSIONS, board["uid"], instead={403: [], 404: []}) if there else []
+        # Grafana 11 and older answer with a list.
+        versions = versions.get("versions") if isinstance(versions, dict) else versions
+        chosen = opened_on(board, current=current)
+        changes.append(plan_board(chosen, there, versions or [], wishes))
+    return changes
 
 
 def push(
-    server: Grafana,
-    boards: Sequence[Board],
-    wishes: BoardWishes,
-    say: Callable[[str], None],
-    *,
-    dry_run: bool = False,
-) -> None:
-    """Make a Grafana have the dashboards; what is as it should be is left alone.
-
-    Args:
-        server: The Grafana.
-        boards: The dashboards.
-        wishes: How it is to be.
-        say: Takes a line for a reader.
-        dry_run: Only say what would be done.
+    server: GrafanaServer, changes: Sequence[Change], datasource: str, *, dry_run: bool
+) -> Iterator[str]:
+    """Do what is planned, and say so line by line.
 
     Raises:
         GrafanaError: If something is refused, in which case nothing has been written; if Grafana
             does not do what it is asked to; if the datasource does not answer.
     """
-    changes = _plan(server, boards, wishes)
-    refused = [change for change in changes if change.outcome is Outcome.REFUSE]
-    for change in refused:
-        if change.diff:
-            say(change.diff)
+    refused = [change for change in changes if change.outcome == "refuse"]
+    yield from (change.diff for change in refused if change.diff)
     if refused:
-        reasons = "".join(f"\n  {c.part} {c.name}: {_why(server, c)}" for c in refused)
+        reasons = "".join(f"\n  {change.part}: {change.why}" for change in refused)
         msg = f"nothing was written, for this stands against it:{reasons}"
         raise GrafanaError(msg)
     for change in changes:
-        if not dry_run:
-            _do(server, change)
-        say(_line(change, dry_run=dry_run))
-    is_new = any(c.part == "datasource" and c.outcome is Outcome.CREATE for c in changes)
-    if dry_run and is_new:
-        return
-    if trouble := server.datasource_trouble(wishes.datasource):
-        text = f"the dashboards are in place, but will be empty: {trouble}"
-        raise GrafanaError(f"nothing was written: {trouble}" if dry_run else text)
+        if change.outcome != "unchanged" and not dry_run:
+            server.ask(*change.request)
+        yield change.line(dry_run=dry_run)
+    is_there = not dry_run or changes[1].outcome != "create"
+    if is_there and (trouble := server.trouble(datasource)):
+        head = "nothing was written" if dry_run else "the dashboards are in place, but empty"
+        msg = f"{head}: {trouble}"
+        raise GrafanaError(msg)
 
 
-def diff(
-    server: Grafana, boards: Sequence[Board], wishes: BoardWishes, say: Callable[[str], None]
-) -> bool:
-    """Say what a push would change, with the differences, and return whether there are any.
+def export(server: GrafanaServer, directory: Path, folder: str) -> Iterator[str]:
+    """Write the dashboards of a folder as files like the shipped ones, and say so line by line.
 
     Raises:
-        GrafanaError: If Grafana does not answer.
-    """
-    changes = _plan(server, boards, wishes)
-    for change in changes:
-        say(_line(change, dry_run=True))
-        if change.diff and change.outcome is not Outcome.KEEP:
-            say(change.diff)
-    return any(change.outcome is not Outcome.KEEP for change in changes)
-
-
-def export(
-    server: Grafana,
-    directory: Path,
-    boards: Sequence[Board],
-    folder: str,
-    say: Callable[[str], None],
-) -> None:
-    """Write the dashboards of a folder into files, as the shipped ones are written.
-
-    Args:
-        server: The Grafana.
-        directory: Where to; made if it is not there. Files of the same name are replaced.
-        boards: The shipped ones, which give the order of the keys.
-        folder: uid of the folder.
-        say: Takes a line for a reader.
-
-    Raises:
-        GrafanaError: If Grafana does not answer, or has no such folder, or nothing in it.
+        GrafanaError: If Grafana does not answer, or has nothing in that folder.
         SettingsError: If the directory cannot be written to.
     """
     server.check()
-    if not server.has_folder(folder):
-        msg = f"expected a folder with the uid {folder!r}, found none; `ampwatch grafana push` makes it, --folder names another one"
-        raise GrafanaError(msg)
-    models = {board.uid: board for board in boards}
-    count = 0
-    for uid in server.dashboards_in(folder):
-        stored = server.dashboard(uid, history=False)
-        if stored is None or stored.dashboard is None:
-            say(f"left out {uid}: it is in Grafana's newer format (v2), which this cannot write")
+    # 5000 is the most that Grafana lists.
+    wanted = {"type_": "dash-db", "folder_uids": folder, "limit": 5000}
+    uids = [str(one["uid"]) for one in server.ask("search.search_dashboards", **wanted)]
+    written = 0
+    for uid in filter(UID.fullmatch, uids):  # they become names of files
+        found = server.ask("dashboard.get_dashboard", uid, instead={404: {}, 406: {}})
+        if "dashboard" not in found:
+            yield f"left out {uid}: it is in Grafana's newer format (v2), which this cannot write"
             continue
-        text = as_text(as_shipped(stored.dashboard, models.get(uid)))
-        say(f"written {_write(directory, f'{uid}.json', text)}")
-        count += 1
-    if not count:
-        msg = f"expected dashboards in the folder {folder!r}, found none to write"
+        path = directory / f"{uid}.json"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            path.write_text(as_text(opened_on(found["dashboard"])), encoding="utf-8")
+        except OSError as error:
+            msg = f"expected to write {str(path)!r}, got: {error.strerror}"
+            raise SettingsError(msg) from error
+        yield f"written {path}"
+        written += 1
+    if not written:
+        msg = f"expected dashboards in the folder {folder!r}, found none to write; `ampwatch grafana push` makes it, --folder names another one"
         raise GrafanaError(msg)
-
-
-def _plan(server: Grafana, boards: Sequence[Board], wishes: BoardWishes) -> list[PartChange]:
-    server.check()
-    changes = [plan_folder(wishes.folder, is_there=server.has_folder(wishes.folder))]
-    stored = server.datasource(wishes.datasource)
-    name = wishes.datasource
-    if stored == {}:  # it may not be read, but tried
-        changes.append(_unread(server, wishes))
-    else:
-        planned = plan_datasource(
-            wishes.datasource, stored, wishes.prometheus_url, wishes.scrape_interval
-        )
-        changes.append(planned)
-        name = (stored or planned.body or {}).get("name", name)
-    for board in boards:
-        chosen = with_datasource(board, wishes.datasource, name)
-        there = server.dashboard(board.uid)
-        changes.append(plan_board(chosen, there, wishes.folder, force=wishes.force))
-    return changes
-
-
-def _unread(server: Grafana, wishes: BoardWishes) -> PartChange:
-    trouble = "the token may not read datasources"
-    if wishes.prometheus_url is None:
-        trouble = server.datasource_trouble(wishes.datasource)
-    outcome = Outcome.REFUSE if trouble else Outcome.KEEP
-    return PartChange("datasource", wishes.datasource, outcome, trouble)
-
-
-def _why(server: Grafana, change: PartChange) -> str:
-    if change.part != "datasource":
-        return change.why
-    found = [d for d in server.datasources() if d.get("type") == "prometheus"]
-    known = ", ".join(f"{d.get('uid')} ({d.get('name')})" for d in found)
-    there = f"of that type there are {known}: name one with" if known else "name one with"
-    return f"{change.why}; {there} --datasource UID, or have one made with --prometheus-url URL"
-
-
-def _do(server: Grafana, change: PartChange) -> None:
-    if change.body is None:
-        return
-    if change.part == "folder":
-        server.create_folder(change.body)
-    elif change.part == "dashboard":
-        server.save_dashboard(change.body)
-    elif change.outcome is Outcome.CREATE:
-        server.create_datasource(change.body)
-    else:
-        server.update_datasource(change.body)
-
-
-def _line(change: PartChange, *, dry_run: bool) -> str:
-    words = {
-        Outcome.KEEP: ("unchanged", "unchanged"),
-        Outcome.CREATE: ("created", "would create"),
-        Outcome.UPDATE: ("updated", "would update"),
-        Outcome.REFUSE: ("refused", "would refuse"),
-    }[change.outcome]
-    why = f": {change.why}" if change.why else ""
-    return f"{words[dry_run]:<12}  {change.part} {change.name}{why}"
-
-
-def _write(directory: Path, name: str, text: str) -> Path:
-    path = directory / name
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=directory, prefix=".", suffix=".json")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        msg = f"expected to write {str(path)!r}, got: {error.strerror}"
-        raise SettingsError(msg) from error
-    return path

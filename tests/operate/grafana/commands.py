@@ -12,30 +12,16 @@ import traceback
 
 from ampwatch.cli import main
 
-
-def run(argv: list[str]) -> int:
-    try:
-        return main(argv)
-    except SystemExit as end:
-        return int(end.code or 0)
-    except BaseException:  # noqa: BLE001 - whatever it is, the test has to see it
-        traceback.print_exc()
-        return 99
-
-
-def serve() -> None:
-    start = dict(os.environ)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        os.environ.clear()
-        os.environ.update(start | asked["environment"])
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = run(asked["argv"])
-        told = {"status": status, "out": out.getvalue(), "err": err.getvalue()}
-        sys.stdout.write(json.dumps(told) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    serve()
+start = dict(os.environ)
+for line in sys.stdin:
+    argv, environment = json.loads(line)
+    os.environ.clear()
+    os.environ.update(start | environment)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = main(argv)
+        except BaseException:  # noqa: BLE001 - whatever it is, the test has to see it
+            traceback.print_exc()
+            status = 99
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)  # noqa: T201

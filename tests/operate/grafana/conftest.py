@@ -1,10 +1,11 @@
-"""The command line in the environment that has grafana-client, and a small dashboard."""
+"""The command line in the environment that has grafana-client, and small dashboards."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,9 @@ from tests.host.daemon.parts import ROOT
 from tests.operate.grafana.standin import TOKEN, Grafana, serving
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+
+PROMETHEUS = ("--prometheus-url", "http://prometheus:9090")
 
 
 class Said(NamedTuple):
@@ -25,43 +28,35 @@ class Said(NamedTuple):
     err: str
 
 
-class Commands:
-    """Runs ``ampwatch``."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def __call__(self, *argv: str, **environment: str) -> Said:
-        asked = json.dumps({"argv": argv, "environment": environment})
-        print(asked, file=self._process.stdin, flush=True)
-        told = Said(**json.loads(self._process.stdout.readline()))
-        # Of all of them: never a traceback, never the token.
-        assert told.status != 99, told.err
-        assert TOKEN not in told.out + told.err
-        return told
+Command = Callable[..., Said]
 
 
-def grafana_python() -> str:
-    """Return the Python of the environment with grafana-client; without one, skip or fail."""
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Command]:
+    """``ampwatch``, where grafana-client is; without that, skip or fail."""
     python = os.environ.get("AMPWATCH_GRAFANA_PYTHON") or str(ROOT / ".venv-grafana/bin/python")
     if not Path(python).exists():
         outcome = pytest.fail if os.environ.get("AMPWATCH_REQUIRE_SERVICES") == "1" else pytest.skip
         outcome(f"there is no environment with grafana-client at {python}; `make test` makes it")
-    return python
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GRAFANA_")}
     with subprocess.Popen(
-        [grafana_python(), "-m", "tests.operate.grafana.commands"],
+        [python, "-m", "tests.operate.grafana.commands"],
         cwd=ROOT,
         env=environment | {"PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        yield Commands(process)
+
+        def run(*argv: str, **environment: str) -> Said:
+            print(json.dumps([argv, environment]), file=process.stdin, flush=True)
+            told = Said(*json.loads(process.stdout.readline()))
+            # Of all of them: never a traceback, never the token.
+            assert told.status != 99, told.err
+            assert TOKEN not in told.out + told.err
+            return told
+
+        yield run
         process.stdin.close()
 
 
@@ -77,24 +72,14 @@ def dashboards(tmp_path: Path) -> Path:
 
 def small(topic: str, **changes: Any) -> dict[str, Any]:
     """Return a dashboard with what a push looks at."""
-    variable: dict[str, Any] = {"type": "datasource", "name": "datasource", "query": "prometheus"}
-    if topic == "run":
-        variable["current"] = {}
-    return {
-        "id": None,
-        "uid": f"ampwatch-{topic}",
-        "title": f"ampwatch / {topic.title()}",
-        "tags": ["ampwatch"],
-        "schemaVersion": 39,
-        "templating": {"list": [variable]},
-        "panels": [{"id": 1, "title": "Is it well?", "fieldConfig": {"decimals": 1.0}}],
-        **changes,
-    }
+    variable = {"type": "datasource", "name": "datasource", "query": "prometheus"}
+    titles = {"uid": f"ampwatch-{topic}", "title": f"ampwatch / {topic.title()}"}
+    panels = [{"id": 1, "title": "Is it well?"}]
+    return {**titles, "templating": {"list": [variable]}, "panels": panels, **changes}
 
 
 def write(directory: Path, dashboard: dict[str, Any]) -> None:
-    text = json.dumps(dashboard, indent=2) + "\n"
-    (directory / f"{dashboard['uid']}.json").write_text(text, encoding="utf-8")
+    (directory / f"{dashboard['uid']}.json").write_text(json.dumps(dashboard), encoding="utf-8")
 
 
 @pytest.fixture
@@ -103,9 +88,7 @@ def grafana() -> Grafana:
 
 
 @pytest.fixture
-def ampwatch(
-    commands: Commands, grafana: Grafana, dashboards: Path
-) -> Iterator[Callable[..., Said]]:
+def ampwatch(commands: Command, grafana: Grafana, dashboards: Path) -> Iterator[Command]:
     """``ampwatch grafana`` with the stand-in as its Grafana and small dashboards."""
     with serving(grafana) as url:
 
@@ -115,6 +98,3 @@ def ampwatch(
             return commands("grafana", verb, *argv, *ours, **(access | environment))
 
         yield run
-
-
-PROMETHEUS = ("--prometheus-url", "http://prometheus:9090")

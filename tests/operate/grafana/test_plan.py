@@ -1,175 +1,180 @@
-"""Plans, made from what is there and what should be: no HTTP, no client."""
+"""Without a Grafana and without its client: what a push plans, and what it refuses at once."""
 
 from __future__ import annotations
 
-import json
+import importlib.util
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.errors import SettingsError
-from ampwatch.operate.grafana import Board, BoardWishes, load
-from ampwatch.operate.grafana.boards import as_shipped, bare, compared, with_datasource
-from ampwatch.operate.grafana.plan import (
-    Outcome,
-    Stored,
-    message,
-    plan_board,
-    plan_datasource,
-)
-from ampwatch.operate.grafana.trouble import too_old
-from tests.operate.grafana.conftest import small, write
+from ampwatch.cli import main
+from ampwatch.errors import GrafanaError
+from ampwatch.operate.grafana.boards import as_text, difference
+from ampwatch.operate.grafana.server import GrafanaServer
+from ampwatch.operate.grafana.work import Wishes, plan_board
+from tests.operate.grafana.conftest import small
+from tests.operate.grafana.standin import TOKEN
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-BOARD = Board("ampwatch-run", bare(small("run")))
-OLDER = Board("ampwatch-run", bare(small("run", title="ampwatch / Old")))
-IN_PLACE = {"folderUid": "ampwatch", "folderTitle": "ampwatch", "canSave": True}
+BOARD, OLDER = small("run"), small("run", title="ampwatch / Old")
 
 
-def stored(board: Board, words: str | None, **meta: Any) -> Stored:
-    """Return ``board`` as a Grafana has it: numbered."""
-    return Stored({**board.dashboard, "id": 12, "version": 5}, IN_PLACE | meta, words)
+def pushed(board: dict[str, Any]) -> str:
+    """Return the message of the version in which a push saves ``board``."""
+    message: str = plan_board(board, None, [], Wishes()).request[1]["message"]
+    return message
 
 
 @pytest.mark.parametrize(
-    ("there", "outcome", "forced"),
+    ("there", "message", "meta", "outcome", "forced"),
     [
-        (None, Outcome.CREATE, Outcome.CREATE),
-        (stored(BOARD, message(BOARD)), Outcome.KEEP, Outcome.KEEP),
-        (stored(BOARD, ""), Outcome.KEEP, Outcome.KEEP),
-        (stored(BOARD, None), Outcome.KEEP, Outcome.KEEP),
+        (BOARD, pushed(BOARD), {}, "unchanged", "unchanged"),
+        (BOARD, "", {}, "unchanged", "unchanged"),
+        (BOARD, None, {}, "unchanged", "unchanged"),
         # Rewritten by Grafana in storing, for the message is that of this very board.
-        (stored(OLDER, message(BOARD)), Outcome.KEEP, Outcome.KEEP),
-        (stored(OLDER, message(OLDER)), Outcome.UPDATE, Outcome.UPDATE),
-        (stored(OLDER, ""), Outcome.REFUSE, Outcome.UPDATE),
-        (stored(OLDER, None), Outcome.REFUSE, Outcome.UPDATE),
-        (stored(OLDER, "Restored from version 2"), Outcome.REFUSE, Outcome.UPDATE),
-        (stored(OLDER, f"{message(OLDER)} and more"), Outcome.REFUSE, Outcome.UPDATE),
-        (stored(BOARD, message(BOARD), folderUid="x"), Outcome.REFUSE, Outcome.UPDATE),
-        (stored(OLDER, message(OLDER), provisioned=True), Outcome.REFUSE, Outcome.REFUSE),
-        (stored(BOARD, "", provisioned=True), Outcome.KEEP, Outcome.KEEP),
-        (stored(OLDER, message(OLDER), canSave=False), Outcome.REFUSE, Outcome.REFUSE),
-        (Stored(None, {}, None), Outcome.REFUSE, Outcome.UPDATE),
+        (OLDER, pushed(BOARD), {}, "unchanged", "unchanged"),
+        (OLDER, pushed(OLDER), {}, "update", "update"),
+        (OLDER, "", {}, "refuse", "update"),
+        (OLDER, None, {}, "refuse", "update"),
+        (OLDER, "Restored from version 2", {}, "refuse", "update"),
+        (OLDER, f"{pushed(OLDER)} and more", {}, "refuse", "update"),
+        (None, None, {}, "refuse", "update"),
+        (BOARD, pushed(BOARD), {"folderUid": "x"}, "refuse", "update"),
+        (OLDER, pushed(OLDER), {"provisioned": True}, "refuse", "refuse"),
+        (BOARD, "", {"provisioned": True}, "unchanged", "unchanged"),
+        (OLDER, pushed(OLDER), {"canSave": False}, "refuse", "refuse"),
     ],
 )
 def test_a_dashboard_is_replaced_only_where_nobody_but_a_push_has_saved_it(
-    there: Stored | None, outcome: Outcome, forced: Outcome
+    there: dict[str, Any] | None,
+    message: str | None,
+    meta: dict[str, Any],
+    outcome: str,
+    forced: str,
 ) -> None:
     """Without force, and with it."""
-    plain = plan_board(BOARD, there, "ampwatch")
-    with_force = plan_board(BOARD, there, "ampwatch", force=True)
+    stored = {"meta": {"folderUid": "ampwatch", "canSave": True} | meta}
+    stored["dashboard"] = there and {**there, "id": 12, "version": 5}
+    versions = [{"version": 6, "message": "x"}]
+    versions += [] if message is None else [{"version": 5, "message": message}]
+
+    plain = plan_board(BOARD, stored, versions, Wishes())
+    with_force = plan_board(BOARD, stored, versions, Wishes(force=True))
 
     assert (plain.outcome, with_force.outcome) == (outcome, forced)
-    assert (plain.body is None) == (plain.outcome in (Outcome.KEEP, Outcome.REFUSE))
-    assert with_force.outcome is not Outcome.UPDATE or with_force.body["overwrite"]
+    assert plain.request[1]["dashboard"].get("version") == (5 if there else None)
+    assert (plain.request[1]["overwrite"], with_force.request[1]["overwrite"]) == (False, True)
 
 
-def test_a_number_is_the_same_with_a_point_and_without() -> None:
-    """JSON knows one kind of number, and Grafana writes 1.0 as 1."""
-    there = json.loads(json.dumps(small("run")).replace("1.0", "1"))
+def test_what_grafana_counts_and_how_it_writes_numbers_makes_no_difference() -> None:
+    """JSON knows one kind of number, and Grafana writes 1.0 as 1; 1.5 stays."""
+    board = {"uid": "x", "title": "X", "panels": [{"w": 1.0, "h": 1.5}]}
+    there = {"version": 3, "id": 7, "panels": [{"h": 1.5, "w": 1}], "title": "X", "uid": "x"}
 
-    assert compared(there) == compared(BOARD.dashboard)
-    assert Board("ampwatch-run", bare(there)).digest == BOARD.digest != OLDER.digest
-
-
-def test_the_choice_of_a_datasource_comes_and_goes() -> None:
-    """In with a push, out with an export; other variables and the original stay as they are."""
-    other = {"type": "query", "name": "job", "current": {"value": "x"}}
-    loki = {"type": "datasource", "name": "logs", "query": "loki", "current": {"value": "y"}}
-    variable = small("run")["templating"]["list"][0]
-    board = Board("ampwatch-run", bare(small("run", templating={"list": [loki, variable, other]})))
-
-    chosen = with_datasource(board, "P8E8", "Mimir")
-
-    kept, current, job = chosen.dashboard["templating"]["list"]
-    assert (kept, job) == (loki, other)
-    assert current["current"] == {"selected": False, "text": "Mimir", "value": "P8E8"}
-    assert board.dashboard["templating"]["list"][1] == variable
-    model = Board("ampwatch-run", bare(small("run")))
-    pushed = with_datasource(model, "P8E8", "Mimir").dashboard
-    assert as_shipped({**pushed, "version": 9}, model) == model.dashboard
-    assert with_datasource(Board("x", {"title": "none"}), "a", "b").dashboard == {"title": "none"}
+    assert difference(there, board) == ""
+    assert as_text(there) == as_text(board)
+    assert '"h": 1.5,\n      "w": 1\n' in as_text(board)
 
 
-def test_a_datasource_is_changed_only_where_an_address_is_given() -> None:
-    """Whatever it looks like otherwise; what Grafana answers with is not sent back."""
-    there = {"uid": "d", "id": 1, "type": "prometheus", "url": "http://a", "typeName": "Prometheus"}
+@pytest.fixture
+def refusal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dashboards: Path
+) -> Callable[..., str]:
+    """What a push with these options says that is refused."""
+    monkeypatch.setenv("GRAFANA_URL", "http://localhost:3000")
+    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
 
-    assert plan_datasource("d", there, None, "15s").outcome is Outcome.KEEP
-    change = plan_datasource("d", there, "http://b", "15s")
-    assert change.outcome is Outcome.UPDATE
-    assert (
-        change.why
-        == "url http://a -> http://b, httpMethod unset -> POST, timeInterval unset -> 15s"
-    )
-    assert not {"id", "typeName"} & set(change.body)
-    settled = there | change.body
-    assert plan_datasource("d", settled, "http://b", "15s").outcome is Outcome.KEEP
-    assert plan_datasource("d", settled, "http://b", "1m").why == "timeInterval 15s -> 1m"
+    def run(*options: str) -> str:
+        assert main(["grafana", "push", "--dashboards", str(dashboards), *options]) == 1
+        return capsys.readouterr().err
+
+    return run
 
 
 @pytest.mark.parametrize(
-    ("version", "old"),
-    [("9.5.21", True), ("10.3.9", True), ("10.4.0", False), ("12.1.0-89012pre", False),
-     ("13.0.1", False), ("", False), ("next", False)],
-)  # fmt: skip
-def test_a_grafana_older_than_the_dashboards_are_made_for_is_known(
-    version: str, *, old: bool
-) -> None:
-    """One that says nothing readable is taken as it is."""
-    assert bool(too_old(version, "http://g")) == old
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
+    ("options", "told"),
     [
-        ("{", "expected the JSON of a dashboard"),
-        ("[]", "an object with a title"),
-        ('{"title": "x", "uid": "other"}', "expected the uid 'ampwatch-bad'"),
+        (("--url", "localhost:3000"), "an address like http://localhost:3000"),
+        (("--url", "http://grafana:port"), "an address like http://localhost:3000"),
+        (("--url", "http://grafana/?orgId=1"), "without a user, `?` and `#`"),
+        (("--url", "http://admin:hunter2@grafana"), "without a user, `?` and `#`"),
+        (("--url", "admin:hunter2@grafana"), "without a user, `?` and `#`"),
+        (("--timeout", "nan"), "`--timeout`: expected seconds above 0"),
+        (("--org-id", "0"), "`--org-id`: expected the number of an organization"),
+        (("--ca-file", "/nowhere/ca.pem"), "a PEM file with certificates, got '/nowhere/ca.pem'"),
+        (("--token-file", "/nowhere/token"), "No such file or directory: '/nowhere/token'"),
+        (("--scrape-interval", "15"), "`--scrape-interval`: expected a duration"),
+        (("--datasource", "a/b"), "`--datasource`: expected a uid"),
+        (("--folder", ""), "`--folder`: expected a uid"),
+        (("--prometheus-url", "prometheus:9090"), "`--prometheus-url`: expected an address"),
+        (("--prometheus-url", "http://u:hunter2@p"), "`--prometheus-url`: expected an address"),
+        (("--dashboards", "/nowhere"), "JSON files in '/nowhere', found none"),
+        (("ampwatch-rum",), "expected ampwatch-rum among the JSON files in"),
     ],
 )
-def test_a_file_that_is_no_dashboard_is_reported(content: str, told: str, tmp_path: Path) -> None:
-    """By name, before anything is sent."""
+def test_what_is_not_usable_is_reported(
+    options: tuple[str, ...], told: str, refusal: Callable[..., str]
+) -> None:
+    """Words name it; a password in it is not repeated."""
+    said = refusal(*options)
+
+    assert told in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "content", ["", "e", "glsa_a\nglsa_b\n", "glsa_\u00fcbcd", "Bearer glsa_x"]
+)
+def test_no_token_is_reported(content: str, refusal: Callable[..., str], tmp_path: Path) -> None:
+    """None, a letter, two lines, another alphabet, another word."""
+    (tmp_path / "token").write_text(content, encoding="utf-8")
+
+    said = refusal("--token-file", str(tmp_path / "token"))
+
+    assert "expected the token of a service account and nothing else" in said
+    assert "Service accounts" in said
+    assert "glsa_" not in said
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"title": "x", "uid": "other"}'])
+def test_no_board_is_reported(content: str, refusal: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "ampwatch-bad.json").write_text(content)
 
-    with pytest.raises(SettingsError) as caught:
-        load(tmp_path)
+    said = refusal("--dashboards", str(tmp_path))
 
-    assert told in str(caught.value)
-    assert "ampwatch-bad.json" in str(caught.value)
+    assert "expected the JSON of a dashboard, with a title and the uid 'ampwatch-bad'" in said
 
 
-def test_a_directory_without_dashboards_is_reported(tmp_path: Path) -> None:
-    """Instead of doing nothing with success."""
-    with pytest.raises(SettingsError, match="found none"):
-        load(tmp_path)
+def test_without_the_client_the_command_says_how_to_get_it(refusal: Callable[..., str]) -> None:
+    """In an environment of its own, not in this one, which trains."""
+    assert importlib.util.find_spec("grafana_client") is None, "it would replace urllib3 here"
+
+    said = refusal()
+
+    assert "expected the package grafana-client, which is not installed here" in said
+    assert "uvx --from 'ampwatch[grafana]' ampwatch grafana" in said
+    assert "takes the place of urllib3" in said
 
 
-def test_dashboards_are_named_with_or_without_the_common_part(tmp_path: Path) -> None:
-    """Each once."""
-    for topic in ("overview", "run"):
-        write(tmp_path, small(topic))
+def test_whatever_the_client_raises_the_token_is_in_no_chain() -> None:
+    """A traceback shows causes and contexts, and theirs hold requests."""
 
-    names = ["run", "ampwatch-run", "ampwatch-overview.json"]
-    assert [board.uid for board in load(tmp_path, names)] == ["ampwatch-run", "ampwatch-overview"]
+    def fail(_: str) -> None:
+        try:
+            {}[TOKEN]
+        except KeyError as error:
+            msg = f"Authorization: Bearer {TOKEN}"
+            raise RuntimeError(msg) from error
 
+    server = object.__new__(GrafanaServer)
+    server._url, server._token, server._timeout_s = "http://g", TOKEN, 1.0
+    server._api = SimpleNamespace(client=SimpleNamespace(GET=fail))
+    with pytest.raises(GrafanaError) as caught:
+        server.check()
 
-@pytest.mark.parametrize(
-    ("wishes", "told"),
-    [
-        ({"scrape_interval": "15"}, "`--scrape-interval`: expected a duration"),
-        ({"datasource": "a/b"}, "`--datasource`: expected a uid"),
-        ({"folder": ""}, "`--folder`: expected a uid"),
-        ({"prometheus_url": "prometheus:9090"}, "`--prometheus-url`: expected an address"),
-        ({"prometheus_url": "http://u:hunter2@p"}, "`--prometheus-url`: expected one without a"),
-    ],
-)
-def test_a_wish_that_cannot_be_is_reported(wishes: dict[str, str], told: str) -> None:
-    """By its option, without a password in it."""
-    with pytest.raises(SettingsError) as caught:
-        BoardWishes(**wishes)
-
-    assert told in str(caught.value)
-    assert "hunter2" not in str(caught.value)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    assert TOKEN not in f"{caught.value!r} {server!r}"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
-from dashboards.source.gpu_dcgm import dcgm
 from dashboards.source.gpu_health import errors, known
-from dashboards.source.gpu_limits import clocks, links, memory
-from dashboards.source.gpu_mig import instances
+from dashboards.source.gpu_limits import clocks, memory
 from dashboards.source.gpu_who import who
 from dashboards.source.gpu_work import work
-from dashboards.source.gpus import EXPORTERS, GPU, NO_GPU, TENSOR_FULL, UP, of_gpu, tensor_active
+from dashboards.source.gpus import GPU, NO_GPU, TENSOR_FULL, UP, of_gpu, tensor_active
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Panel, Stat
 from dashboards.source.queries import Query
@@ -17,7 +15,6 @@ from dashboards.source.queries import Query
 _CYCLES = "ampwatch_gpu_tensor_active_cycles_total"
 _ELAPSED = "ampwatch_gpu_sm_cycles_total"
 _TENSOR = "ampwatch_gpu_tensor_active_ratio"
-_POWER = "ampwatch_gpu_power_watts"
 _THROTTLED = "ampwatch_gpu_throttle_seconds_total"
 _LAST_XID = "ampwatch_gpu_xid_last_timestamp_seconds"
 
@@ -37,17 +34,15 @@ def page() -> Page:
         " NVML and GPM, beside the runs on them.",
         rows=(
             Row(100, "Are the GPUs well, and who computes on them?", (*_tiles(), *who())),
-            Row(200, "Are the tensor cores at work?", work()),
-            Row(300, "What holds the clocks down?", clocks()),
-            Row(400, "Is there memory left?", memory()),
-            Row(500, "Is the hardware failing?", errors()),
-            Row(600, "What do the links carry?", links(), collapsed=True),
-            Row(700, "How are GPUs in MIG mode used?", instances(), collapsed=True),
+            Row(
+                200,
+                "Are the tensor cores at work, and what holds the clocks down?",
+                (*work(), *clocks()),
+            ),
+            Row(400, "Is there memory left, and is the hardware failing?", (*memory(), *errors())),
             Row(800, "What is not known of a GPU, and why?", known()),
-            Row(900, "What does dcgm-exporter say?", dcgm(), collapsed=True),
         ),
         choices=(GPU,),
-        exporters=EXPORTERS,
     )
 
 
@@ -68,21 +63,7 @@ def _tiles() -> tuple[Panel, ...]:
             no_value=NO_GPU,
             queries=(Query(f"sum({up})"),),
             thresholds=thresholds(NEUTRAL, Step(0, BAD), Step(1, GOOD)),
-        ),
-        Stat(
-            id=102,
-            title="GPUs that are lost",
-            description=described(
-                shows="GPUs that were seen before and do not answer any more.",
-                good="0.",
-                act="the GPU has fallen off the bus, wants a reset, or the driver is gone: see its"
-                " XID errors below, drain the machine, restart it.",
-                metrics=[UP],
-            ),
-            unit="none",
-            no_value=NO_GPU,
-            queries=(Query(f"count({up}) - sum({up})"),),
-            thresholds=none_bad,
+            width=6,
         ),
         Stat(
             id=103,
@@ -103,6 +84,7 @@ def _tiles() -> tuple[Panel, ...]:
                 ),
             ),
             thresholds=none_bad,
+            width=6,
         ),
         Stat(
             id=104,
@@ -119,6 +101,7 @@ def _tiles() -> tuple[Panel, ...]:
             no_value="No reasons are read: see below why",
             queries=(Query(f"max(rate({of_gpu(_THROTTLED, TOO_HOT)}[$__rate_interval]))"),),
             thresholds=thresholds(GOOD, Step(0.01, WARN), Step(0.1, BAD)),
+            width=6,
         ),
         Stat(
             id=105,
@@ -134,18 +117,6 @@ def _tiles() -> tuple[Panel, ...]:
             no_value="Not measured: it takes Hopper or newer, see below",
             queries=(Query(f"avg({tensor_active()})"),),
             thresholds=TENSOR_FULL,
-        ),
-        Stat(
-            id=106,
-            title="Power",
-            description=described(
-                shows="What the GPUs that were chosen draw together.",
-                good="near the sum of the limits while they train.",
-                act="a fall without a change of load: a rank waits, or clocks are held down.",
-                metrics=[_POWER],
-            ),
-            unit="watt",
-            no_value=NO_GPU,
-            queries=(Query(f"sum({of_gpu(_POWER)})"),),
+            width=6,
         ),
     )

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dashboards.source.capabilities import GPU_REASONS, STATE_WORDS
 from dashboards.source.fields import (
     BAD,
-    GOOD,
     NEUTRAL,
     WARN,
-    Step,
     described,
-    thresholds,
     words,
 )
-from dashboards.source.gpus import ANSWERS, KEYS, NAME, NO_GPU, SHOWN, UP, by_gpu, of_gpu
-from dashboards.source.panels import Panel, StateTimeline, TimeSeries
-from dashboards.source.queries import Query, of, smallest
+from dashboards.source.gpus import KEYS, of_gpu
+from dashboards.source.queries import of
 from dashboards.source.tables import Column, Key, Table
 
-_XID, _XID_LAST = "ampwatch_gpu_xid_errors_total", "ampwatch_gpu_xid_last_timestamp_seconds"
-_ECC = "ampwatch_gpu_ecc_errors_total"
-_ROWS = "ampwatch_gpu_remapped_rows"
-_PENDING, _FAILED = "ampwatch_gpu_row_remap_pending", "ampwatch_gpu_row_remap_failed"
-_CAPABILITY = "ampwatch_gpu_capability"
-_INFO = "ampwatch_gpu_info"
+if TYPE_CHECKING:
+    from dashboards.source.panels import Panel
 
+_XID, _XID_LAST = "ampwatch_gpu_xid_errors_total", "ampwatch_gpu_xid_last_timestamp_seconds"
+_CAPABILITY = "ampwatch_gpu_capability"
 _XIDS = words(
     {
         "13": ("13: the program, an illegal instruction or access", NEUTRAL),
@@ -46,9 +42,7 @@ _XIDS = words(
 
 
 def errors() -> tuple[Panel, ...]:
-    """Return XID and ECC errors, rows of the memory, and GPUs that went."""
-    bad = thresholds(GOOD, Step(1, BAD))
-    warn = thresholds(GOOD, Step(1, WARN))
+    """Return the XID errors."""
     by_xid = "max by (instance, gpu, xid)"
     return (
         Table(
@@ -86,87 +80,11 @@ def errors() -> tuple[Panel, ...]:
             descending=True,
             width=12,
         ),
-        StateTimeline(
-            id=502,
-            title="GPUs that went",
-            description=described(
-                shows=f"Whether each GPU answered, of at most {SHOWN}: those that are lost first.",
-                good="one unbroken band for each.",
-                act="a GPU that went and came back was reset, or the daemon restarted: look for an"
-                " XID error at that time.",
-                metrics=[UP],
-            ),
-            unit="none",
-            no_value=NO_GPU,
-            queries=(Query(smallest(SHOWN, f"min by (instance, gpu) ({of_gpu(UP)})"), NAME),),
-            mappings=(ANSWERS,),
-            thresholds=thresholds(BAD, Step(1, GOOD)),
-        ),
-        TimeSeries(
-            id=503,
-            title="ECC errors",
-            description=described(
-                shows="Errors in the memories of the GPUs that were chosen, over time.",
-                good="no uncorrected one; a corrected one now and then.",
-                act="uncorrected: the result of that step is wrong or the process was stopped;"
-                " drain the machine. Corrected by the hundred: the memory wears out, plan it.",
-                metrics=[_ECC],
-            ),
-            unit="short",
-            no_value="Not measured: ECC is off, or these GPUs do not have it",
-            queries=(
-                Query(
-                    f"sum by (severity) (increase({of_gpu(_ECC)}[$__rate_interval]))",
-                    "{{severity}}",
-                ),
-            ),
-            minimum=0,
-            bars=True,
-            interval="1m",
-        ),
-        Table(
-            id=504,
-            title="Rows of the memory",
-            description=described(
-                shows="Rows that were replaced by spare ones, whether one waits for the next reset"
-                " of the GPU, and whether one could not be replaced; ECC errors in the time range.",
-                good="0 everywhere; a replaced row is repaired, and nothing to do.",
-                act="waiting: reset the GPU when the job ends. Not replaced: exchange the GPU.",
-                metrics=[_ROWS, _PENDING, _FAILED, _ECC],
-            ),
-            unit="none",
-            no_value="Not measured: it takes Ampere or newer",
-            keys=KEYS,
-            columns=(
-                Column(
-                    title="Replaced",
-                    width=100,
-                    expr=f"sum by (instance, gpu) ({of_gpu(_ROWS)})",
-                    thresholds=warn,
-                ),
-                Column(title="Waiting", expr=by_gpu(of_gpu(_PENDING)), thresholds=warn, width=100),
-                Column(
-                    title="Not replaced", expr=by_gpu(of_gpu(_FAILED)), thresholds=bad, width=110
-                ),
-                Column(
-                    title="ECC errors",
-                    expr=f"sum by (instance, gpu) (increase({of_gpu(_ECC)}[$__range]))",
-                    decimals=0,
-                    thresholds=warn,
-                ),
-            ),
-            sort_by="Not replaced",
-            descending=True,
-            width=12,
-        ),
     )
 
 
 def known() -> tuple[Panel, ...]:
     """Return the facts of the GPUs, and what cannot be read of them, in words."""
-    facts = ("name", "compute_capability", "driver_version", "cuda_version", "synthetic")
-    titles = ("Product", "Compute capability", "Driver", "CUDA up to", "Synthetic")
-    by_fact = ", ".join(facts)
     return (
         Table(
             id=801,
@@ -196,24 +114,5 @@ def known() -> tuple[Panel, ...]:
             sort_by="State",
             descending=True,
             height=10,
-        ),
-        Table(
-            id=802,
-            title="Which GPUs there are",
-            description=described(
-                shows="Products, drivers and how many of each; synthetic ones do not exist.",
-                good="one line: the same product and driver everywhere in a job.",
-                act="several drivers in a job: kernels and speed differ; bring them to one.",
-                metrics=[_INFO],
-            ),
-            unit="none",
-            no_value=NO_GPU,
-            keys=tuple(
-                Key(label=label, title=title) for label, title in zip(facts, titles, strict=True)
-            ),
-            columns=(Column(title="GPUs", expr=f"count by ({by_fact}) ({of_gpu(_INFO)})"),),
-            sort_by="GPUs",
-            descending=True,
-            height=6,
         ),
     )

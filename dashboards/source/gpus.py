@@ -14,13 +14,10 @@ from dashboards.source.fields import (
 from dashboards.source.links import field, to_dashboard
 from dashboards.source.queries import largest, of
 from dashboards.source.tables import Key
-from dashboards.source.variables import DAEMON, choice
+from dashboards.source.variables import choice
 
 SHOWN = 20
 """Lines in a panel over time; of more GPUs than that, those with the largest values are drawn."""
-
-EXPORTERS = f"{DAEMON}|DCGM_FI_DEV_GPU_TEMP"
-"""dcgm-exporter is a job of its own: both are in the variables, All chooses both."""
 
 GPU = choice(
     "gpu",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dashboards.source.fields import BAD, NEUTRAL, Step, described, spans, thresholds
 from dashboards.source.layers_growth import growth
 from dashboards.source.layers_rounding import low_precision, underflow, updates
@@ -18,10 +20,12 @@ from dashboards.source.modules import (
     worst,
 )
 from dashboards.source.page import Page, Row
-from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.queries import Query, largest, of
+from dashboards.source.queries import of
 from dashboards.source.tables import Column, Key, Table
 from dashboards.source.variables import choice
+
+if TYPE_CHECKING:
+    from dashboards.source.panels import Panel
 
 _MEASURED = (
     "ampwatch_module_gradient_amax"
@@ -78,9 +82,12 @@ def page() -> Page:
         " machine speaks for a module.",
         rows=(
             Row(100, "Which module is about to overflow?", _overflow()),
-            Row(200, "Which module has NaN or infinity?", _nonfinite()),
+            Row(
+                200,
+                "Which module has NaN or infinity, and whose updates round away?",
+                (*_nonfinite(), *updates()),
+            ),
             Row(300, "Which module's gradients round to zero?", underflow()),
-            Row(400, "Which module's updates round away?", updates()),
             Row(500, "Which module is not in low precision?", low_precision()),
             Row(700, "Which module grows before it breaks?", growth()),
             Row(600, "How far can this be trusted?", trust()),
@@ -156,24 +163,7 @@ def _overflow() -> tuple[Panel, ...]:
             no_value=no_ranges,
             expr=_OF_OUTPUTS,
             bits=True,
-            width=8,
-        ),
-        lines(
-            number=103,
-            title="Headroom of the gradients of outputs, in bits",
-            about=described(
-                shows=f"The {SHOWN} modules where backward is closest to the limit, loss scale"
-                f" included. {limits}",
-                good="a saw-tooth between 1 and 10 with a GradScaler, which looks for the limit.",
-                act="a module far below the others keeps the loss scale down for all: run it in"
-                " bfloat16 or float32.",
-                metrics=[_OUTPUT_GRADIENT, _ACTIVATION_LIMIT],
-            ),
-            no_value=no_ranges,
-            expr=_OF_OUTPUT_GRADIENTS,
-            bits=True,
-            limits=GRADIENT_HEADROOM,
-            width=8,
+            width=12,
         ),
         lines(
             number=104,
@@ -189,7 +179,7 @@ def _overflow() -> tuple[Panel, ...]:
             expr=_OF_GRADIENTS,
             bits=True,
             limits=GRADIENT_HEADROOM,
-            width=8,
+            width=12,
         ),
     )
 
@@ -228,31 +218,5 @@ def _nonfinite() -> tuple[Panel, ...]:
             sort_by="Elements",
             descending=True,
             width=12,
-        ),
-        TimeSeries(
-            id=202,
-            title="NaN and infinity over time",
-            description=described(
-                shows=f"{shows} The {SHOWN} modules with most of them.",
-                good="nothing but single bars beside a backoff of the loss scale.",
-                act="the module whose bars come first in time is where to look; those after it"
-                " were only infected.",
-                metrics=[_NONFINITE],
-            ),
-            unit="short",
-            no_value=none_seen,
-            queries=(
-                Query(
-                    largest(
-                        SHOWN,
-                        "sum by (run, module)"
-                        f" (increase({of_module(_NONFINITE)}[$__rate_interval]))",
-                    ),
-                    "{{run}} {{module}}",
-                ),
-            ),
-            minimum=0,
-            bars=True,
-            interval="1m",
         ),
     )

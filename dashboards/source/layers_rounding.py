@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.modules import KEYS, NOT_HERE, SHARE_LOST, SHOWN, SPEAKS, lines, worst
-from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.queries import Query, smallest
 from dashboards.source.tables import Column, Table
+
+if TYPE_CHECKING:
+    from dashboards.source.panels import Panel
 
 _UNCHANGED = thresholds(GOOD, Step(0.5, WARN), Step(0.9, BAD))
 """Thresholds of updates that round away: where most do, training moves only the small elements."""
@@ -105,20 +108,6 @@ def updates() -> tuple[Panel, ...]:
             descending=True,
             width=12,
         ),
-        lines(
-            number=402,
-            title="Left unchanged",
-            about=described(
-                shows=f"{shows} The {SHOWN} worst modules.",
-                good="flat and low.",
-                act="a share that rises as the learning rate decays says where training will stop"
-                " to move: that is the time to go to float32 parameters.",
-                metrics=[_UNTOUCHED],
-            ),
-            no_value=no_updates,
-            expr=worst("max", _UNTOUCHED),
-            bits=False,
-        ),
     )
 
 
@@ -154,22 +143,6 @@ def low_precision() -> tuple[Panel, ...]:
                 ),
             ),
             sort_by="In 16 bits or fewer",
-            width=12,
-        ),
-        TimeSeries(
-            id=502,
-            title="Low precision over time",
-            description=described(
-                shows=f"{shows} The {SHOWN} modules with the smallest share.",
-                good="flat: what runs in which dtype is a property of the code.",
-                act="a share that falls at a point in time: something switched autocast off there"
-                " (an evaluation, another thread, a custom function).",
-                metrics=[_LOW],
-            ),
-            unit="percentunit",
-            no_value=no_census,
-            queries=(Query(smallest(SHOWN, worst("min", _LOW)), "{{run}} {{module}}"),),
-            minimum=0,
-            maximum=1,
+            width=24,
         ),
     )

@@ -20,9 +20,6 @@ LOSS_REACHES = 0.01
 REPORT_AGE = thresholds(GOOD, Step(120, WARN), Step(900, BAD))
 """A rank is stale after 120 s, the setting stale_seconds; a checkpoint seldom takes 900 s."""
 
-OVERHEAD = thresholds(GOOD, Step(0.01, WARN), Step(0.02, BAD))
-"""The budget is 1 % of the step time (the setting overhead_budget); twice that is out of control."""
-
 SEVERAL_SAMPLES = "5m"
 """Between two samples of a slow run are minutes: over a shorter time the lines have gaps."""
 
@@ -43,7 +40,6 @@ NO_SCALER_TILE = "No GradScaler in use"
 
 NO_SAMPLE = "No gradient was sampled in this time; the level light takes no samples at all"
 NO_NORM = "No finite gradient was sampled in this time; the level light takes no samples at all"
-NO_BLOCKS = "No blocks were measured in this time: the level light takes no samples, and block_formats may be off"
 NO_MAGNITUDE = (
     "No gradient other than zero was sampled in this time; the level light takes no samples"
 )

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import BAD, GOOD, WARN, Step, described, thresholds, words
-from dashboards.source.measures import OVERHEAD
+from typing import TYPE_CHECKING
+
+from dashboards.source.fields import BAD, GOOD, described, words
 from dashboards.source.panels import Stat, StateTimeline, TimeSeries
-from dashboards.source.queries import Query, largest, of, rate, smallest
-from dashboards.source.tables import Column, Key, Table
+from dashboards.source.queries import Query, of, rate, smallest
+
+if TYPE_CHECKING:
+    from dashboards.source.tables import Table
 
 
 def of_ampwatch() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
     """Return the panels of the row."""
     return (
-        TimeSeries(
-            id=401,
-            title="What watching costs",
-            description=described(
-                shows="Share of the time of the training thread that ampwatch takes, on the rank"
-                " of each run that pays most.",
-                good="below 1 %, the budget: sampling becomes rarer by itself to stay there.",
-                act='above 2 %: raise sample_every, or monitor with level="light".',
-                metrics=["ampwatch_overhead_seconds_total"],
-            ),
-            unit="percentunit",
-            no_value="No run is watched",
-            queries=(
-                Query(
-                    f"max by (run) ({rate('ampwatch_overhead_seconds_total')})", legend="{{run}}"
-                ),
-            ),
-            minimum=0,
-            thresholds=OVERHEAD,
-            area=True,
-        ),
         TimeSeries(
             id=402,
             title="What ampwatch missed",
@@ -89,67 +71,5 @@ def of_ampwatch() -> tuple[TimeSeries | StateTimeline | Table | Stat, ...]:
                 ),
             ),
             mappings=(words({1: ("ok", GOOD), 0: ("failed", BAD)}),),
-        ),
-        Table(
-            id=404,
-            title="Versions",
-            description=described(
-                shows="How many daemons run which version of ampwatch.",
-                good="one version.",
-                act="bring the older ones up to date: a daemon cannot read rings of a newer layout.",
-                metrics=["ampwatch_build_info"],
-            ),
-            unit="none",
-            no_value="No ampwatch target",
-            width=6,
-            keys=(Key(label="version", title="Version"),),
-            sort_by="Version",
-            columns=(
-                Column(title="Daemons", expr=f"count by (version) ({of('ampwatch_build_info')})"),
-            ),
-        ),
-        Stat(
-            id=405,
-            title="Not read",
-            description=described(
-                shows="Ring files that the daemons found and cannot read, of another version of"
-                " ampwatch or damaged; and ranks beyond the setting max_ranks of a daemon.",
-                good="0 and 0.",
-                act="install the same version of ampwatch for the training and the daemon; raise"
-                " max_ranks where a machine does have so many.",
-                metrics=["ampwatch_rings_unreadable", "ampwatch_ranks_left_out"],
-            ),
-            unit="none",
-            no_value="No ampwatch target",
-            queries=(
-                Query(f"sum({of('ampwatch_rings_unreadable')})", legend="rings"),
-                Query(f"sum({of('ampwatch_ranks_left_out')})", legend="ranks"),
-            ),
-            thresholds=thresholds(GOOD, Step(1, WARN)),
-            names=True,
-            width=6,
-            height=8,
-        ),
-        TimeSeries(
-            id=406,
-            title="Slowest collectors (5)",
-            description=described(
-                shows="How long the newest pass of a collector took, of the daemons where it took"
-                " longest.",
-                good="far below the scrape interval.",
-                act="gpu takes seconds: the driver hangs, see the dashboard GPU. rings: the machine"
-                " is short of CPU, or has more ranks than a daemon keeps up with.",
-                metrics=["ampwatch_collector_duration_seconds"],
-            ),
-            unit="s",
-            no_value="No ampwatch target",
-            queries=(
-                Query(
-                    largest(5, of("ampwatch_collector_duration_seconds")),
-                    legend="{{instance}} {{collector}}",
-                ),
-            ),
-            minimum=0,
-            width=12,
         ),
     )

@@ -4,13 +4,6 @@ from __future__ import annotations
 
 from dashboards.source.fields import described
 from dashboards.source.links import label, to_dashboard
-from dashboards.source.measures import (
-    ATTEMPTED_TOTAL,
-    LOSS_REACHES,
-    SKIPPED,
-    SKIPPED_TOTAL,
-    skipped_share,
-)
 from dashboards.source.panels import StateTimeline, TimeSeries
 from dashboards.source.queries import Query, of, rate
 from dashboards.source.states import HEALTH_WORDS, health
@@ -56,23 +49,6 @@ def history() -> tuple[StateTimeline | TimeSeries, ...]:
             links=_LINE_TO_RUN,
         ),
         TimeSeries(
-            id=302,
-            title="Skipped optimizer steps of each run",
-            description=described(
-                shows="Share of optimizer steps that the GradScaler skipped in 10 minutes.",
-                good="0.05 % and less once the scale is found; a minute of more at the start.",
-                act="above 1 %, open the run: the row Why are steps skipped? tells probes from storms.",
-                metrics=[SKIPPED_TOTAL, ATTEMPTED_TOTAL],
-            ),
-            unit="percentunit",
-            no_value="No optimizer has stepped in the last 10 minutes",
-            queries=(Query(skipped_share("10m", "run"), legend="{{run}}"),),
-            minimum=0,
-            thresholds=SKIPPED,
-            area=True,
-            links=_LINE_TO_RUN,
-        ),
-        TimeSeries(
             id=303,
             title="Steps per second of each run",
             description=described(
@@ -85,21 +61,6 @@ def history() -> tuple[StateTimeline | TimeSeries, ...]:
             no_value="No iteration was counted: no run, or it has not ended its first step",
             queries=(Query(f"avg by (run) ({rate('ampwatch_steps_total')})", legend="{{run}}"),),
             minimum=0,
-            links=_LINE_TO_RUN,
-        ),
-        TimeSeries(
-            id=304,
-            title="Loss of each run",
-            description=described(
-                shows="Mean over the ranks of the newest loss; a gap is a loss that is not finite.",
-                good="falls, with noise.",
-                act="a gap, or a jump that stays: open the run and look at its findings.",
-                metrics=["ampwatch_loss"],
-            ),
-            unit="short",
-            no_value="No loss was handed to GradScaler.scale() or seen otherwise",
-            queries=(Query(f"avg by (run) ({of('ampwatch_loss')})", legend="{{run}}"),),
-            reaches_to=LOSS_REACHES,
             links=_LINE_TO_RUN,
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import BAD, GOOD, NEUTRAL, Step, described, thresholds
+from dashboards.source.fields import GOOD, NEUTRAL, Step, described, thresholds
 from dashboards.source.links import to_dashboard
 from dashboards.source.measures import NO_RUN_TILE, NONE_IS_GOOD
 from dashboards.source.panels import Stat
@@ -22,23 +22,6 @@ def tiles() -> tuple[Stat, ...]:
     any_run = f"0 * count({of('ampwatch_run_info')})"
     return (
         Stat(
-            id=101,
-            title="Scrape targets",
-            description=described(
-                shows="ampwatch daemons that Prometheus reaches now.",
-                good="one for each machine that trains.",
-                act="0: none of those that were there within the day answers. If none is known,"
-                " check in this order: that the data source is the Prometheus that scrapes"
-                " ampwatch, that its page Targets lists the job, that the daemon listens where"
-                " Prometheus looks (port 10917; by default on 127.0.0.1 only).",
-                metrics=["up", "ampwatch_build_info"],
-            ),
-            unit="none",
-            no_value="No ampwatch target",
-            queries=(Query(f"sum({of('up')} {_OF_AMPWATCH})"),),
-            thresholds=thresholds(BAD, Step(1, GOOD)),
-        ),
-        Stat(
             id=102,
             title="Targets down",
             description=described(
@@ -52,6 +35,7 @@ def tiles() -> tuple[Stat, ...]:
             no_value="No target within a day",
             queries=(Query(f"sum(({of('up')} == bool 0) {_OF_AMPWATCH})"),),
             thresholds=NONE_IS_GOOD,
+            width=5,
         ),
         Stat(
             id=103,
@@ -67,6 +51,7 @@ def tiles() -> tuple[Stat, ...]:
             no_value=NO_RUN_TILE,
             queries=(Query(f"count(max by (job, run) ({RUNNING}) == 1) or {any_run}"),),
             thresholds=thresholds(NEUTRAL, Step(1, GOOD)),
+            width=5,
         ),
         Stat(
             id=104,
@@ -82,6 +67,7 @@ def tiles() -> tuple[Stat, ...]:
             no_value=NO_RUN_TILE,
             queries=(Query(f"count({critical('job, run')}) or {any_run}"),),
             thresholds=NONE_IS_GOOD,
+            width=5,
         ),
         Stat(
             id=105,
@@ -98,6 +84,7 @@ def tiles() -> tuple[Stat, ...]:
             queries=(Query(f"sum({LOST})"),),
             thresholds=NONE_IS_GOOD,
             links=(to_dashboard("Which ranks?", "ampwatch-ranks"),),
+            width=5,
         ),
         Stat(
             id=106,
@@ -113,5 +100,6 @@ def tiles() -> tuple[Stat, ...]:
             no_value="No ampwatch target",
             queries=(Query(f"count({ALERTS}) or 0 * count({of('ampwatch_build_info')})"),),
             thresholds=NONE_IS_GOOD,
+            width=4,
         ),
     )

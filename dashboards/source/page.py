@@ -13,7 +13,7 @@ from ampwatch import __version__
 from ampwatch.operate.grafana.boards import as_text
 from dashboards.source.events import ALERTS, events
 from dashboards.source.links import TAG, others
-from dashboards.source.variables import DAEMON, variables
+from dashboards.source.variables import variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +64,6 @@ class Page:
         rows: Its questions, the most urgent first.
         drawn: Annotation that is drawn over the time series from the start, by its name.
         choices: Variables that only this dashboard has, from ``variables.choice``.
-        exporters: Metrics, with bars between them, whose jobs and instances can be chosen.
     """
 
     uid: str
@@ -73,7 +72,6 @@ class Page:
     rows: tuple[Row, ...] = field(default=())
     drawn: str = ALERTS
     choices: tuple[model.VariableModel, ...] = ()
-    exporters: str = DAEMON
 
     def json(self) -> str:
         """Return the text of the file, as `ampwatch grafana export` writes it."""
@@ -93,9 +91,7 @@ class Page:
             refresh="30s",
             schema_version=SCHEMA,
             panels=list(_placed(self.rows)),
-            templating=model.DashboardDashboardTemplating(
-                list_val=variables(*self.choices, exporters=self.exporters)
-            ),
+            templating=model.DashboardDashboardTemplating(list_val=variables(*self.choices)),
             annotations=model.AnnotationContainer(list_val=events(self.drawn)),
             links=[others()],
         )

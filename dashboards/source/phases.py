@@ -18,9 +18,6 @@ NO_PHASES = "No step has ended since the daemon was started, or none of its phas
 DATA = thresholds(GOOD, Step(0.25, WARN), Step(0.4, BAD))
 """From a quarter on it is a finding (input_bound), from two fifths on a warning."""
 
-SLOWER = thresholds(GOOD, Step(1.3, WARN), Step(1.5, BAD))
-"""From 1.3 on it is a finding (step_slower), from 1.5 on, after five minutes, a warning."""
-
 EXCESS = thresholds(GOOD, Step(0.05, WARN), Step(0.15, BAD))
 """A tenth of a step, held for some steps, is a finding (straggler); 0.15, held for long, an alert."""
 

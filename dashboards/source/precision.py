@@ -8,21 +8,18 @@ from ampwatch.diagnosis.kinds.registry import RELEASED
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds
 from dashboards.source.page import Page, Row
 from dashboards.source.panels import Panel, Stat, TimeSeries
-from dashboards.source.precision_basis import absent, on_the_cpu, windows
-from dashboards.source.precision_ceiling import ceiling, views
+from dashboards.source.precision_basis import absent
+from dashboards.source.precision_ceiling import ceiling
 from dashboards.source.precision_kernels import kernels
 from dashboards.source.precision_shares import FORWARD_ONLY, LOW, OVER, RUN, share, sums
 from dashboards.source.precision_why import casts, fallbacks
 from dashboards.source.queries import Query, of
 from dashboards.source.states import ADVICE_KEY, FINDING_KEYS
-from dashboards.source.tables import Column, Key, Table
+from dashboards.source.tables import Column, Table
 
 _FLOPS = "ampwatch_flops_total"
 _ELIGIBLE = "ampwatch_tensor_core_flops_total"
-_CALLS = "ampwatch_op_calls_total"
-_BYTES = "ampwatch_op_bytes_total"
 _FALLBACK = "ampwatch_autocast_fallback_flops_total"
-_CASTS = "ampwatch_casts_total"
 _COUNTED = "ampwatch_census_iterations_total"
 _LAST = "ampwatch_last_census_timestamp_seconds"
 _START = "ampwatch_run_start_timestamp_seconds"
@@ -32,8 +29,6 @@ _KINDS = "|".join(
     row.slug for row in RELEASED if row is AUTOCAST_INACTIVE or row.family is KindFamily.PERFORMANCE
 )
 _OF_KINDS = f'kind=~"{_KINDS}"'
-
-_WITH_FLOPS = 'op_kind=~"matmul|convolution|attention"'
 
 _MOST = thresholds(NEUTRAL, Step(0, WARN), Step(0.5, NEUTRAL), Step(0.9, GOOD))
 """Thresholds of matmuls: of a model that AMP suits they are all but a few per cent of the FLOPs."""
@@ -48,14 +43,14 @@ def page() -> Page:
         f" how close to the ceiling? Ops and kernels are looked at rarely: shares are of {OVER}.",
         rows=(
             Row(100, "Does it run in the dtype that was asked for?", _mix()),
-            Row(200, "Why does autocast leave ops in float32?", fallbacks()),
-            Row(300, "What do casts cost?", casts()),
+            Row(
+                200,
+                "Why does autocast leave ops in float32, and what do casts cost?",
+                (*fallbacks(), *casts()),
+            ),
             Row(400, "Do matmuls run on tensor cores?", kernels()),
-            Row(500, "How much of the ceiling is used, and what is missing?", ceiling()),
-            Row(600, "Do the views of the tensor cores agree?", views()),
+            Row(500, "How much of the peak is used, and what is missing?", ceiling()),
             Row(700, "What is not known, and why?", absent()),
-            Row(800, "What do profiler windows cost?", windows(), collapsed=True),
-            Row(900, "What ran on the CPU?", on_the_cpu(), collapsed=True),
         ),
     )
 
@@ -79,6 +74,7 @@ def _mix() -> tuple[Panel, ...]:
             queries=(Query(share(sums(_FLOPS, LOW), sums(_FLOPS)), "{{run}}"),),
             thresholds=_MOST,
             names=True,
+            width=6,
         ),
         Stat(
             id=102,
@@ -96,6 +92,7 @@ def _mix() -> tuple[Panel, ...]:
             queries=(Query(share(sums(_ELIGIBLE), sums(_FLOPS)), "{{run}}"),),
             thresholds=_MOST,
             names=True,
+            width=6,
         ),
         Stat(
             id=103,
@@ -112,38 +109,7 @@ def _mix() -> tuple[Panel, ...]:
             queries=(Query(share(sums(_FALLBACK), sums(_FLOPS)), "{{run}}"),),
             thresholds=thresholds(GOOD, Step(0.01, NEUTRAL), Step(0.1, WARN)),
             names=True,
-        ),
-        Stat(
-            id=104,
-            title="Casts per multiplying op",
-            description=described(
-                shows="Casts for each matmul, convolution or attention.",
-                good="below 2: autocast casts an input and, once a step, a weight.",
-                act="more says that tensors go back and forth: look for ops of the float32 list"
-                " between matmuls, and for weights that are cast anew in each micro-batch.",
-                metrics=[_CASTS, _CALLS],
-            ),
-            unit="none",
-            no_value=no_census,
-            decimals=1,
-            queries=(Query(share(sums(_CASTS), sums(_CALLS, _WITH_FLOPS)), "{{run}}"),),
-            thresholds=thresholds(GOOD, Step(2, NEUTRAL), Step(4, WARN)),
-            names=True,
-        ),
-        Stat(
-            id=105,
-            title="Counted iterations",
-            description=described(
-                shows=f"Iterations whose ops were counted within {OVER}, of all ranks that were"
-                " chosen. All shares here are of these.",
-                good="a few in each hour: one sample in seven.",
-                act="with none, look below at what is not known; `deep` counts every step.",
-                metrics=[_COUNTED],
-            ),
-            unit="none",
-            no_value="No run that counts ops was chosen",
-            decimals=0,
-            queries=(Query(f"sum(increase({of(_COUNTED)}[{OVER}]))"),),
+            width=6,
         ),
         Stat(
             id=106,
@@ -157,6 +123,7 @@ def _mix() -> tuple[Panel, ...]:
             unit="s",
             no_value="No ops were ever counted",
             queries=(Query(f"time() - max({of(_LAST)})"),),
+            width=6,
         ),
         TimeSeries(
             id=107,
@@ -181,38 +148,7 @@ def _mix() -> tuple[Panel, ...]:
             minimum=0,
             maximum=1,
             stacked=True,
-        ),
-        Table(
-            id=108,
-            title="Ops by kind and dtype",
-            description=described(
-                shows=f"ATen ops in counted iterations of {OVER}, and the bytes that they have"
-                " read and written; casts are a row of their own below.",
-                good="matmul, convolution and attention in 16 bits; normalization, loss and"
-                " softmax in float32, for the sake of their range.",
-                act="pointwise ops in float32 with many bytes are memory traffic that 16 bits"
-                " would halve: look for a float32 tensor that is added in.",
-                metrics=[_CALLS, _BYTES],
-            ),
-            unit="short",
-            no_value=no_census,
-            keys=(Key(label="op_kind", title="Kind"), Key(label="dtype", title="Dtype")),
-            columns=(
-                Column(
-                    title="Calls",
-                    expr=f"sum by (op_kind, dtype) (increase({of(_CALLS)}[{OVER}]))",
-                    unit="short",
-                    decimals=0,
-                ),
-                Column(
-                    title="Bytes",
-                    expr=f"sum by (op_kind, dtype) (increase({of(_BYTES)}[{OVER}]))",
-                    unit="bytes",
-                ),
-            ),
-            sort_by="Bytes",
-            descending=True,
-            width=12,
+            width=24,
         ),
         Table(
             id=109,

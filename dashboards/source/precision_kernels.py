@@ -37,10 +37,6 @@ def kernels() -> tuple[Panel, ...]:
     """Return the share of tensor cores as a band, and what keeps matmuls from them."""
     no_windows = f"No profiler window on a GPU within {OVER}"
     of_all = f"(sum(increase({of(SECONDS, MATMULS)}[{OVER}])) > 0)"
-    units = (
-        "By its name a kernel multiplies on tensor cores, on the general-purpose cores (cuda), or"
-        " does not say (unknown); other kernels multiply no matrices."
-    )
     return (
         TimeSeries(
             id=401,
@@ -64,56 +60,6 @@ def kernels() -> tuple[Panel, ...]:
             maximum=1,
             overrides=_BAND,
             width=8,
-        ),
-        TimeSeries(
-            id=403,
-            width=8,
-            title="Time of kernels by unit",
-            description=described(
-                shows=f"{units} As shares of the time of all kernels in profiler windows.",
-                good="tensor is the broadest band of a model that multiplies.",
-                act="if other dominates, tensor cores are not the bottleneck: fuse pointwise ops"
-                " (torch.compile), use fused attention and a fused optimizer.",
-                metrics=[SECONDS],
-            ),
-            unit="percentunit",
-            no_value=no_windows,
-            queries=(
-                Query(
-                    f"sum by (unit) (increase({of(SECONDS)}[{OVER}]))"
-                    f" / on () group_left () (sum(increase({of(SECONDS)}[{OVER}])) > 0)",
-                    "{{unit}}",
-                ),
-            ),
-            minimum=0,
-            maximum=1,
-            stacked=True,
-        ),
-        TimeSeries(
-            id=404,
-            width=8,
-            title="Time of matmuls by dtype",
-            description=described(
-                shows="What the kernels of matmuls computed in, as far as their names say it, as"
-                " shares of their time.",
-                good="the dtype of autocast. Compare with FLOPs by dtype above: float32 takes"
-                " more of the time than of the FLOPs, by the ratio of the peaks.",
-                act="float32 under autocast: see the reasons above. unknown: nothing is wrong,"
-                " the names are silent.",
-                metrics=[SECONDS],
-            ),
-            unit="percentunit",
-            no_value=no_windows,
-            queries=(
-                Query(
-                    f"sum by (dtype) (increase({of(SECONDS, MATMULS)}[{OVER}]))"
-                    f" / on () group_left () {of_all}",
-                    "{{dtype}}",
-                ),
-            ),
-            minimum=0,
-            maximum=1,
-            stacked=True,
         ),
         Table(
             id=402,
@@ -155,6 +101,6 @@ def kernels() -> tuple[Panel, ...]:
                 ),
             ),
             sort_by="At least",
-            height=6,
+            width=16,
         ),
     )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds, words
-from dashboards.source.panels import Panel, TimeSeries
-from dashboards.source.precision_shares import FORWARD_ONLY, OVER, RUN, share, sums
-from dashboards.source.queries import Query
+from typing import TYPE_CHECKING
+
+from dashboards.source.fields import NEUTRAL, WARN, Step, described, thresholds, words
+from dashboards.source.precision_shares import FORWARD_ONLY, OVER, RUN, sums
 from dashboards.source.tables import Column, Key, Table
+
+if TYPE_CHECKING:
+    from dashboards.source.panels import Panel
 
 _OPS = "ampwatch_autocast_fallback_ops_total"
 _FLOPS = "ampwatch_autocast_fallback_flops_total"
 _ALL_FLOPS = "ampwatch_flops_total"
 _CASTS = "ampwatch_casts_total"
 _CAST_BYTES = "ampwatch_cast_bytes_total"
-_OP_BYTES = "ampwatch_op_bytes_total"
-
 _REASONS = words(
     {
         "fp32_list": ("autocast runs it in float32, for its range: as it should be", NEUTRAL),
@@ -34,7 +35,6 @@ _REASONS = words(
 
 def fallbacks() -> tuple[Panel, ...]:
     """Return what ran in float32 although the training uses autocast, by why."""
-    no_census = f"No ops were counted within {OVER}"
     by = "run, reason"
     seen = f"{sums(_OPS, by=by)} > 0"  # the counters of all reasons are born at 0
     return (
@@ -74,30 +74,7 @@ def fallbacks() -> tuple[Panel, ...]:
             ),
             sort_by="Share of FLOPs",
             descending=True,
-            width=14,
-        ),
-        TimeSeries(
-            id=202,
-            title="What autocast could have made faster",
-            description=described(
-                shows=f"FLOPs in float32 under autocast over all FLOPs, by reason. {FORWARD_ONLY}",
-                good="flat at 0.",
-                act="a step upwards is a change of code or data: a new branch of the model, an"
-                " evaluation in between. 10 % of the FLOPs in float32 can be half of the time.",
-                metrics=[_FLOPS, _ALL_FLOPS],
-            ),
-            unit="percentunit",
-            no_value=no_census,
-            queries=(
-                Query(
-                    f"{sums(_FLOPS, by='reason')}"
-                    f" / on () group_left () (sum({sums(_ALL_FLOPS)}) > 0)",
-                    "{{reason}}",
-                ),
-            ),
-            minimum=0,
-            stacked=True,
-            width=10,
+            width=12,
         ),
     )
 
@@ -140,23 +117,6 @@ def casts() -> tuple[Panel, ...]:
             ),
             sort_by="Bytes",
             descending=True,
-            width=14,
-        ),
-        TimeSeries(
-            id=302,
-            title="Bytes of casts beside those of ops",
-            description=described(
-                shows="Bytes that casts have moved over those that all other ops have.",
-                good="below 10 %.",
-                act="above a quarter, casts eat what 16 bits save: keep weights in the dtype of"
-                " autocast with a master copy in the optimizer, or move the float32 region.",
-                metrics=[_CAST_BYTES, _OP_BYTES],
-            ),
-            unit="percentunit",
-            no_value=no_casts,
-            queries=(Query(share(sums(_CAST_BYTES), sums(_OP_BYTES)), "{{run}}"),),
-            minimum=0,
-            thresholds=thresholds(GOOD, Step(0.1, NEUTRAL), Step(0.25, WARN)),
-            width=10,
+            width=12,
         ),
     )

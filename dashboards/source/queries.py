@@ -115,12 +115,3 @@ def one_of_each(expr: str, by: str, shown: str, count: int) -> str:
         f"topk({count}, sum by ({labels}, {shown}) (topk by ({by}) (1, {expr})"
         f" * on ({by}) group_left () count by ({by}) ({expr})))"
     )
-
-
-def foreign(metric: str, *matchers: str) -> str:
-    """Return the selector of a metric that another exporter has, as dcgm-exporter.
-
-    Its jobs and instances are not those of ampwatch, but a selector without them would leave
-    the variables without effect; choose All to see it.
-    """
-    return f"{metric}{{{', '.join([EVERYWHERE, *matchers])}}}"

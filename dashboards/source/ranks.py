@@ -8,17 +8,14 @@ from dashboards.source.fields import (
     BAD,
     GOOD,
     NEUTRAL,
-    NOTE,
     WARN,
     Step,
-    color,
     described,
     thresholds,
 )
-from dashboards.source.links import field, to_dashboard
-from dashboards.source.measures import NO_RUN, NO_RUN_TILE, NO_SCALER_TILE, NONE_IS_GOOD
+from dashboards.source.measures import NO_RUN_TILE, NO_SCALER_TILE, NONE_IS_GOOD
 from dashboards.source.page import Page, Row
-from dashboards.source.panels import Panel, Stat, StateTimeline, TimeSeries
+from dashboards.source.panels import Panel, Stat, StateTimeline
 from dashboards.source.queries import Query, having, of
 from dashboards.source.ranks_apart import (
     STEP_SECONDS,
@@ -28,15 +25,12 @@ from dashboards.source.ranks_apart import (
 )
 from dashboards.source.ranks_numbers import numbers
 from dashboards.source.ranks_waiting import waiting
-from dashboards.source.states import HEALTH_WORDS, STATE_WORDS, TROUBLE, health, state
-from dashboards.source.tables import Column, Key, Table
+from dashboards.source.states import HEALTH_WORDS, TROUBLE, health
 from dashboards.source.verdicts import ends
 
 _RUNNING = of("ampwatch_run_state", having("state", "running"))
 _STALE = of("ampwatch_run_state", having("state", "stale"))
 _FAILED = of("ampwatch_run_state", having("state", "failed"))
-_LAST_STEP = of("ampwatch_last_step_timestamp_seconds")
-
 _COMPARED = "1m"
 """Time between two points where each rank is asked for: enough to tell them apart, and a quarter of the
 work of 15 s, which of a thousand ranks takes seconds."""
@@ -60,12 +54,11 @@ def page() -> Page:
             Row(
                 100,
                 "Are all ranks there?",
-                (*_tiles(), ends(110, width=24), _states(), _trouble(), _silent()),
+                (*_tiles(), ends(110, width=24), _trouble()),
             ),
             Row(200, "Which rank is slow?", _by_the_minute(slow())),
             Row(500, "Which rank do the others wait for?", _by_the_minute(waiting())),
-            Row(300, "Do the ranks agree about the loss scale?", _by_the_minute(agreement())),
-            Row(400, "Does a rank compute something else?", _by_the_minute(numbers())),
+            Row(300, "Do the ranks agree?", _by_the_minute((*agreement(), *numbers()))),
         ),
     )
 
@@ -76,8 +69,6 @@ def _by_the_minute(panels: tuple[Panel, ...]) -> tuple[Panel, ...]:
 
 
 def _tiles() -> tuple[Stat, ...]:
-    reporting = f"count by (job, run) ({of('ampwatch_run_info', every_rank=True)})"
-    complete = f"group by (job, run, world_size) ({of('ampwatch_run_info', every_rank=True)})"
     return (
         Stat(
             id=101,
@@ -85,13 +76,14 @@ def _tiles() -> tuple[Stat, ...]:
             description=described(
                 shows="Ranks whose newest step is recent.",
                 good="the world size of the run.",
-                act="fewer: see Ranks by state for since when.",
+                act="fewer: see Ranks in trouble for since when.",
                 metrics=["ampwatch_run_state"],
             ),
             unit="none",
             no_value=NO_RUN_TILE,
             queries=(Query(f"sum({_RUNNING})"),),
             thresholds=thresholds(NEUTRAL, Step(1, GOOD)),
+            width=5,
         ),
         Stat(
             id=102,
@@ -109,6 +101,7 @@ def _tiles() -> tuple[Stat, ...]:
             no_value=NO_RUN_TILE,
             queries=(Query(f"sum({_STALE})"),),
             thresholds=NONE_IS_GOOD,
+            width=5,
         ),
         Stat(
             id=103,
@@ -123,29 +116,7 @@ def _tiles() -> tuple[Stat, ...]:
             no_value=NO_RUN_TILE,
             queries=(Query(f"sum({_FAILED})"),),
             thresholds=NONE_IS_GOOD,
-        ),
-        Stat(
-            id=104,
-            title="Runs with ranks missing",
-            description=described(
-                shows="Runs of which fewer (or more) ranks report than their world size says, on the"
-                " chosen instances: choose All.",
-                good="0.",
-                act="fewer: a machine without a daemon, or one that Prometheus does not scrape; Scrape"
-                " targets in Overview says how many it reaches. More: two trainings under one name,"
-                " or two daemons on a machine.",
-                metrics=["ampwatch_run_info"],
-            ),
-            unit="none",
-            no_value=NO_RUN_TILE,
-            queries=(
-                Query(
-                    f'count(count_values by (job, run) ("world_size", {reporting})'
-                    f" unless on (job, run, world_size) {complete})"
-                    f" or 0 * count({of('ampwatch_run_info', every_rank=True)})"
-                ),
-            ),
-            thresholds=thresholds(GOOD, Step(1, WARN)),
+            width=5,
         ),
         Stat(
             id=105,
@@ -163,6 +134,7 @@ def _tiles() -> tuple[Stat, ...]:
             queries=(Query(f"max({to_median(STEP_SECONDS)})"),),
             thresholds=_APART,
             interval=_COMPARED,
+            width=5,
         ),
         Stat(
             id=106,
@@ -171,7 +143,7 @@ def _tiles() -> tuple[Stat, ...]:
                 shows="How many different loss scales the ranks of a run have, the run with most.",
                 good="1: all ranks see the same overflow and scale alike.",
                 act="2 and more for longer than a scrape: some ranks skip steps that others apply,"
-                " so their weights drift apart. See Do the ranks agree about the loss scale?",
+                " so their weights drift apart. See Do the ranks agree?",
                 metrics=["ampwatch_loss_scale"],
             ),
             unit="none",
@@ -184,32 +156,7 @@ def _tiles() -> tuple[Stat, ...]:
             ),
             thresholds=thresholds(GOOD, Step(2, BAD)),
             interval=_COMPARED,
-        ),
-    )
-
-
-def _states() -> TimeSeries:
-    return TimeSeries(
-        id=107,
-        title="Ranks by state",
-        description=described(
-            shows="How many ranks are in each state.",
-            good="all running; all finished at the end.",
-            act="a step from running to stale or failed is when it happened: look there in the"
-            " other panels, and in the logs of the machines.",
-            metrics=["ampwatch_run_state"],
-        ),
-        unit="none",
-        no_value=NO_RUN,
-        queries=(Query(f"sum by (state) ({of('ampwatch_run_state')})", legend="{{state}}"),),
-        stacked=True,
-        minimum=0,
-        width=6,
-        overrides=(
-            color("running", GOOD),
-            color("finished", NOTE),
-            color("stale", WARN),
-            color("failed", BAD),
+            width=4,
         ),
     )
 
@@ -234,42 +181,5 @@ def _trouble() -> StateTimeline:
             ),
         ),
         mappings=(HEALTH_WORDS,),
-        width=8,
-    )
-
-
-def _silent() -> Table:
-    by = "run, rank, instance"
-    oldest = f"topk({SHOWN}, max by ({by}) (time() - {_LAST_STEP}))"
-    to_run = to_dashboard("This rank alone", "ampwatch-run", run=field("Run"), rank=field("Rank"))
-    to_gpu = to_dashboard("The GPUs of its machine", "ampwatch-gpu", instance=field("Machine"))
-    return Table(
-        id=109,
-        title=f"Ranks silent the longest ({SHOWN})",
-        description=described(
-            shows="The ranks whose newest step is oldest, with their machines.",
-            good="all of about the same age.",
-            act="one that is older than the others is the one they wait for: click for its run or"
-            " for the GPUs of its machine.",
-            metrics=["ampwatch_last_step_timestamp_seconds", "ampwatch_run_state"],
-        ),
-        unit="none",
-        no_value="No rank has ended a step yet",
-        width=10,
-        keys=(
-            Key(label="run", title="Run"),
-            Key(label="rank", title="Rank", links=(to_run,), width=60),
-            Key(label="instance", title="Machine", links=(to_gpu,)),
-        ),
-        sort_by="Last step",
-        descending=True,
-        columns=(
-            Column(title="Last step", expr=oldest, unit="s", decimals=0, width=90),
-            Column(
-                title="State",
-                expr=f"{state(by)} and on ({by}) {oldest}",
-                mappings=(STATE_WORDS,),
-                width=80,
-            ),
-        ),
+        width=24,
     )

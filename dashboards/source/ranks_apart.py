@@ -6,7 +6,7 @@ from dashboards.source.fields import GOOD, WARN, Step, described, thresholds
 from dashboards.source.links import label, to_dashboard
 from dashboards.source.measures import NO_SCALER
 from dashboards.source.panels import TimeSeries
-from dashboards.source.queries import Query, increase, largest, of, rate
+from dashboards.source.queries import Query, largest, of, rate
 
 TOP = 5
 """Ranks that have a line of their own in a time series."""
@@ -69,7 +69,6 @@ def slow() -> tuple[TimeSeries, ...]:
             no_value="No step has ended in this time",
             queries=bands(STEP_SECONDS),
             minimum=0,
-            width=8,
         ),
         TimeSeries(
             id=202,
@@ -88,32 +87,7 @@ def slow() -> tuple[TimeSeries, ...]:
             reaches_from=0.95,
             reaches_to=1.2,
             decimals=2,
-            width=8,
             thresholds=thresholds(GOOD, Step(1.05, WARN)),
-            links=THIS_RANK,
-        ),
-        TimeSeries(
-            id=203,
-            title=f"Ranks that stopped first ({TOP})",
-            description=described(
-                shows="How long ago the ranks ended their newest step, those with the oldest, next"
-                " to the median.",
-                good="below the time of a step; all of them rise together during a checkpoint.",
-                act="one rises alone: it hangs, and the others will wait for it.",
-                metrics=["ampwatch_last_step_timestamp_seconds"],
-            ),
-            unit="s",
-            no_value="No rank has ended a step yet",
-            queries=(
-                *outliers(f"time() - {of('ampwatch_last_step_timestamp_seconds')}"),
-                Query(
-                    "quantile by (run) (0.5, time()"
-                    f" - {of('ampwatch_last_step_timestamp_seconds')})",
-                    legend="median {{run}}",
-                ),
-            ),
-            minimum=0,
-            width=8,
             links=THIS_RANK,
         ),
     )
@@ -121,9 +95,6 @@ def slow() -> tuple[TimeSeries, ...]:
 
 def agreement() -> tuple[TimeSeries, ...]:
     """Return whether all ranks of a run scale and skip alike."""
-    skipped = (
-        f"sum by (job, instance, run, rank) ({increase('ampwatch_optimizer_steps_skipped_total')})"
-    )
     return (
         TimeSeries(
             id=301,
@@ -147,42 +118,5 @@ def agreement() -> tuple[TimeSeries, ...]:
             ),
             stacked=True,
             minimum=0,
-            width=8,
-        ),
-        TimeSeries(
-            id=302,
-            title="Skipped steps over the ranks",
-            description=described(
-                shows="Optimizer steps skipped between two points of the graph: smallest, median and"
-                " largest of the ranks.",
-                good="all lines on each other: a step is skipped by all ranks or by none.",
-                act="largest above smallest: ranks skip alone, and their weights drift apart.",
-                metrics=["ampwatch_optimizer_steps_skipped_total"],
-            ),
-            unit="short",
-            no_value="No optimizer step was counted in this time",
-            queries=bands(skipped, 1.0, 0.5, 0.0),
-            minimum=0,
-            width=8,
-        ),
-        TimeSeries(
-            id=303,
-            title=f"Ranks that skip more than the median ({TOP})",
-            description=described(
-                shows="How many more optimizer steps these ranks skipped than the median rank of"
-                " their run, between two points of the graph.",
-                good="0.",
-                act="one goes on: its data or its GPU; see its findings and, on the"
-                " dashboard GPU, ECC errors and XIDs of its machine.",
-                metrics=["ampwatch_optimizer_steps_skipped_total"],
-            ),
-            unit="short",
-            no_value="No optimizer step was counted in this time",
-            queries=outliers(
-                f"{skipped} - on (job, run) group_left () quantile by (job, run) (0.5, {skipped})"
-            ),
-            minimum=0,
-            width=8,
-            links=THIS_RANK,
         ),
     )

@@ -21,10 +21,10 @@ from dashboards.source.measures import (
     unfinished,
 )
 from dashboards.source.page import Page, Row
-from dashboards.source.panels import Stat, TimeSeries
-from dashboards.source.queries import Query, increase, of, rate
+from dashboards.source.panels import Stat
+from dashboards.source.queries import Query, of, rate
 from dashboards.source.run_gradients import gradients
-from dashboards.source.run_progress import facts, learning, sampling, speed
+from dashboards.source.run_progress import facts, learning, speed
 from dashboards.source.run_scaling import scaling
 from dashboards.source.run_time import time_of_steps
 from dashboards.source.states import (
@@ -35,7 +35,7 @@ from dashboards.source.states import (
     health,
 )
 from dashboards.source.tables import Key, Table
-from dashboards.source.verdicts import ends, roots
+from dashboards.source.verdicts import roots
 
 _TO_RANKS = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run"))
 
@@ -55,16 +55,17 @@ def page() -> Page:
                     *_tiles(),
                     roots(111, height=5),
                     _findings(),
-                    _finding_steps(),
-                    ends(112, width=10),
                 ),
             ),
             Row(200, "Why are steps skipped?", scaling()),
             Row(300, "Do the gradients fit the format?", gradients()),
             Row(400, "Does it learn?", learning()),
-            Row(500, "Is it as fast as it was?", speed()),
-            Row(700, "Where does a step's time go?", time_of_steps()),
-            Row(600, "What is it, and what did ampwatch see of it?", (facts(), *sampling())),
+            Row(
+                500,
+                "Is it as fast as it was, and where does a step's time go?",
+                (*speed(), *time_of_steps()),
+            ),
+            Row(600, "What is it, and what did ampwatch see of it?", (facts(),)),
         ),
     )
 
@@ -150,7 +151,7 @@ def _tiles() -> tuple[Stat, ...]:
                 shows="How many times the gradients can double before they overflow the format of"
                 " autocast, at the loss scale they have now. all zero: no element of any gradient is left.",
                 good="1 or more. With a GradScaler less is normal just before a probe.",
-                act="below 1 for long: the next growth of the scale skips a step. See Headroom.",
+                act="below 1 for long: the next growth of the scale skips a step.",
                 metrics=["ampwatch_autocast_dtype_max", "ampwatch_scaled_gradient_amax_max"],
             ),
             unit="none",
@@ -195,7 +196,7 @@ def _tiles() -> tuple[Stat, ...]:
             description=described(
                 shows="Iterations of the training loop per second, mean of the ranks.",
                 good="what it was yesterday.",
-                act="see Is it as fast as it was? below.",
+                act="see Is it as fast as it was, and where does a step's time go? below.",
                 metrics=["ampwatch_steps_total"],
             ),
             unit="none",
@@ -253,31 +254,4 @@ def _findings() -> Table:
         ),
         sort_by="Last seen",
         columns=finding_columns("run"),
-    )
-
-
-def _finding_steps() -> TimeSeries:
-    return TimeSeries(
-        id=110,
-        title="Steps with each finding",
-        description=described(
-            shows="Iterations in which each kind of finding was seen, between two points of the"
-            " graph, on the rank that saw it most.",
-            good="empty.",
-            act="the kind that comes first is most often the cause of those that follow.",
-            metrics=["ampwatch_finding_steps_total"],
-        ),
-        unit="short",
-        no_value="Nothing was found in this time",
-        queries=(
-            Query(
-                f"max by (run, kind) ({increase('ampwatch_finding_steps_total')}) > 0",
-                legend="{{kind}} {{run}}",
-            ),
-        ),
-        bars=True,
-        interval="1m",
-        minimum=0,
-        width=14,
-        height=6,
     )

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ampwatch.host.fleet.ranges import CANDIDATES
-from ampwatch.numerics.formats import FORMATS
 from dashboards.source.fields import (
     BAD,
-    GOOD,
-    NEUTRAL,
     NOTE,
     WARN,
     color,
     described,
     limit_line,
-    words,
 )
 from dashboards.source.links import label, to_dashboard
 from dashboards.source.measures import (
-    HEADROOM,
-    NO_BLOCKS,
-    NO_GRADIENT,
     NO_MAGNITUDE,
     NO_NORM,
     NO_SAMPLE,
     SEVERAL_SAMPLES,
     UNDERFLOW,
-    headroom,
     shares,
 )
 from dashboards.source.panels import Heatmap, StateTimeline, TimeSeries
-from dashboards.source.queries import Query, any_of, having, increase, of, rate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ampwatch.numerics.formats import FloatFormat
+from dashboards.source.queries import Query, increase, of, rate
 
 _TO_LAYERS = (to_dashboard("Which module? Open Layers", "ampwatch-layers", run=label("run")),)
 
@@ -53,41 +37,6 @@ def _limit(exponent: str) -> str:
     scale = f"min by (run) ({of('ampwatch_loss_scale')})"
     float16 = f"max by (run) ({of('ampwatch_autocast_dtype_max')} == 65504)"
     return f"{exponent} / ({scale} and {float16} or {float16} / 65504)"
-
-
-def _families(formats: Iterable[FloatFormat]) -> dict[str, list[str]]:
-    """Return the names of formats by what an element costs."""
-    families: dict[str, list[str]] = {}
-    for fmt in sorted(formats, key=lambda fmt: -fmt.bits):
-        families.setdefault(f"{fmt.bits} bits", []).append(fmt.name)
-    return families
-
-
-_FAMILIES = _families(FORMATS[name] for name in CANDIDATES)
-_BLOCK_FAMILIES = _families(fmt for fmt in FORMATS.values() if fmt.block is not None)
-
-
-def _fit(fit: str, formats: str) -> str:
-    matchers = having("fit", fit), formats
-    return f"max by (run, format) ({of('ampwatch_gradient_format_fit', *matchers)})"
-
-
-def _fits(formats: str) -> str:
-    return (
-        f"3 * {_fit('too_wide', formats)} > 0 or 2 * {_fit('fits_scaled', formats)} > 0"
-        f" or {_fit('fits', formats)}"
-    )
-
-
-def _in_blocks(metric: str, worst: str) -> tuple[Query, ...]:
-    """Return a line for each block-scaled format, those of a family together."""
-    return tuple(
-        Query(
-            f"{worst} by (run, format) ({of(metric, any_of('format', *formats))})",
-            legend=f"blocks of {family}: {{{{format}}}} {{{{run}}}}",
-        )
-        for family, formats in _BLOCK_FAMILIES.items()
-    )
 
 
 def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
@@ -151,29 +100,6 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 limit_line("/^float16 smallest normal/", NOTE),
                 limit_line("/^float16 smallest subnormal/", WARN),
             ),
-        ),
-        TimeSeries(
-            id=303,
-            title="Headroom",
-            description=described(
-                shows="How many times the largest scaled gradient (peaks of the last minute"
-                " included) can double before it is past the largest number of the format, the"
-                " worst rank. A gap: every gradient is zero. bfloat16 has about 100 and more.",
-                good="1 or more most of the time. With a GradScaler it falls by 1 at each growth"
-                " and comes back at the backoff: that is how it probes.",
-                act="below 1 without a GradScaler: overflow is near; lower the learning rate, put a"
-                " norm before the layer that grows (see Layers), or use bfloat16.",
-                metrics=["ampwatch_autocast_dtype_max", "ampwatch_scaled_gradient_amax_max"],
-            ),
-            unit="none",
-            no_value="No gradient other than zero was sampled in this time, or no autocast was seen",
-            queries=(Query(f"{headroom('run')} < {NO_GRADIENT}", legend="doublings left {{run}}"),),
-            reaches_from=0,
-            reaches_to=8,
-            thresholds=HEADROOM,
-            decimals=1,
-            links=_TO_LAYERS,
-            width=8,
         ),
         TimeSeries(
             id=304,
@@ -253,77 +179,6 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 Query(f"max by (run) ({of('ampwatch_gradient_norm')})", legend="norm {{run}}"),
             ),
             log2=True,
-            width=24,
-            height=6,
-        ),
-        StateTimeline(
-            id=306,
-            title="Which format would hold the gradients?",
-            description=described(
-                shows="Whether the newest gradients of all ranks fit each format: as they are, with"
-                " a loss scale, or with none.",
-                good="the format of autocast reads fits, or with a scale where there is a GradScaler.",
-                act="too wide: no loss scale holds them; take a format that fits.",
-                metrics=["ampwatch_gradient_format_fit"],
-            ),
-            unit="none",
-            no_value="No whole gradient was sampled in this time: flushed or non-finite ones say nothing",
-            queries=tuple(
-                Query(
-                    _fits(any_of("format", *formats)),
-                    legend=f"{family}: {{{{format}}}} {{{{run}}}}",
-                )
-                for family, formats in _FAMILIES.items()
-            ),
-            mappings=(
-                words(
-                    {
-                        1: ("fits", GOOD),
-                        2: ("with a scale", NOTE),
-                        3: ("too wide", BAD),
-                        0: ("unknown", NEUTRAL),
-                    }
-                ),
-            ),
-            width=24,
-            height=6,
-        ),
-        TimeSeries(
-            id=308,
-            title="How much noise would blocks of the gradients carry?",
-            description=described(
-                shows="The signal-to-quantisation-noise ratio of the newest gradients whose blocks were"
-                " measured, if each block of 32 (nvfp4: 16) had a scale of its own in this format: an"
-                " estimate, the worst rank. 6 dB are one binary digit.",
-                good="the format that you want to train in keeps 20 dB or more, and keeps them.",
-                act="it falls below: ampwatch plan says which layers can be trained in it and which not.",
-                metrics=["ampwatch_gradient_block_sqnr_decibels"],
-            ),
-            unit="dB",
-            no_value=NO_BLOCKS,
-            queries=_in_blocks("ampwatch_gradient_block_sqnr_decibels", "min"),
-            reaches_from=0,
-            decimals=1,
-            width=12,
-        ),
-        TimeSeries(
-            id=309,
-            title="How many would become zero in blocks?",
-            description=described(
-                shows="The share of the same gradient elements that would become zero, other than"
-                " zeros: a block holds what is within so many powers of two of its largest element.",
-                good="below 5 %.",
-                act="above 20 %: a few large elements hide the rest of their blocks; Layers says in"
-                " which modules gradients are spread widely.",
-                metrics=["ampwatch_gradient_block_underflow_ratio"],
-            ),
-            unit="percentunit",
-            no_value=NO_BLOCKS,
-            queries=_in_blocks("ampwatch_gradient_block_underflow_ratio", "max"),
-            minimum=0,
-            thresholds=UNDERFLOW,
-            area=True,
-            links=_TO_LAYERS,
-            width=12,
+            width=8,
         ),
     )

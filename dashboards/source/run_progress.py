@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dashboards.source.fields import (
-    BAD,
-    color,
     described,
 )
 from dashboards.source.links import label, to_dashboard
-from dashboards.source.measures import LOSS_REACHES, NO_RUN, NONE_IS_GOOD, OVERHEAD
+from dashboards.source.measures import LOSS_REACHES, NO_RUN, NONE_IS_GOOD
 from dashboards.source.panels import TimeSeries
-from dashboards.source.queries import Query, increase, of, rate
+from dashboards.source.queries import Query, of, rate
 from dashboards.source.tables import Column, Key, Table
 
 _BUCKETS = "ampwatch_step_duration_seconds_bucket"
@@ -40,30 +38,6 @@ def learning() -> tuple[TimeSeries, ...]:
             reaches_to=LOSS_REACHES,
         ),
         TimeSeries(
-            id=402,
-            title="Losses that are not finite",
-            description=described(
-                shows="Iterations with a NaN or infinite loss between two points of the graph, of"
-                " the rank that has most.",
-                good="0.",
-                act="the forward pass has overflowed: the findings name the op. A scale that falls"
-                " with it is only the messenger.",
-                metrics=["ampwatch_loss_nonfinite_total"],
-            ),
-            unit="short",
-            no_value="No iteration was seen yet",
-            queries=(
-                Query(
-                    f"max by (run) ({increase('ampwatch_loss_nonfinite_total')})", legend="{{run}}"
-                ),
-            ),
-            bars=True,
-            interval="1m",
-            minimum=0,
-            width=6,
-            overrides=(color("/./", BAD),),
-        ),
-        TimeSeries(
             id=403,
             title="Weights and buffers that are not finite",
             description=described(
@@ -90,7 +64,6 @@ def learning() -> tuple[TimeSeries, ...]:
                 ),
             ),
             minimum=0,
-            width=6,
             thresholds=NONE_IS_GOOD,
             area=True,
         ),
@@ -137,55 +110,6 @@ def speed() -> tuple[TimeSeries, ...]:
                 to_dashboard("Do the tensor cores work?", "ampwatch-precision", run=label("run")),
             ),
         ),
-        TimeSeries(
-            id=502,
-            title="Steps per second",
-            description=described(
-                shows="Iterations of the training loop per second, skipped ones included, of the"
-                " slowest and of the fastest rank.",
-                good="level, both lines on each other: ranks wait for one another.",
-                act="lines apart: a rank has begun anew or is not part of the collective.",
-                metrics=["ampwatch_steps_total"],
-            ),
-            unit="none",
-            no_value="No iteration was counted yet",
-            queries=(
-                Query(f"min by (run) ({rate('ampwatch_steps_total')})", legend="slowest {{run}}"),
-                Query(f"max by (run) ({rate('ampwatch_steps_total')})", legend="fastest {{run}}"),
-            ),
-            minimum=0,
-            width=6,
-        ),
-        TimeSeries(
-            id=503,
-            title="What watching costs",
-            description=described(
-                shows="Share of the time that ampwatch takes on the training thread and on the"
-                " device, of the rank that pays most; coloured from the default budget on.",
-                good="below 1 %.",
-                act="above it for long: raise sample_every, or lower overhead_budget.",
-                metrics=[
-                    "ampwatch_overhead_seconds_total",
-                    "ampwatch_device_overhead_seconds_total",
-                ],
-            ),
-            unit="percentunit",
-            no_value="This run is not watched now",
-            queries=(
-                Query(
-                    f"max by (run) ({rate('ampwatch_overhead_seconds_total')})",
-                    legend="host {{run}}",
-                ),
-                Query(
-                    f"max by (run) ({rate('ampwatch_device_overhead_seconds_total')})",
-                    legend="device {{run}}",
-                ),
-            ),
-            minimum=0,
-            width=6,
-            thresholds=OVERHEAD,
-            area=True,
-        ),
     )
 
 
@@ -222,53 +146,5 @@ def facts() -> Table:
                 title="Ranks",
                 expr=f"count by ({', '.join(said)}) ({of('ampwatch_run_info')})",
             ),
-        ),
-    )
-
-
-def sampling() -> tuple[TimeSeries, ...]:
-    """Return how much of the run was looked at."""
-    return (
-        TimeSeries(
-            id=602,
-            title="One step in how many is sampled",
-            description=described(
-                shows="Iterations from one sampled one to the next, as the overhead budget has it"
-                " now; the rank that samples least.",
-                good="level.",
-                act="it rises: sampling became dearer, or steps shorter. Raise overhead_budget if"
-                " the ranges above are too old for you.",
-                metrics=["ampwatch_sampling_interval_steps"],
-            ),
-            unit="short",
-            no_value="Nothing is sampled: level light, or before the first sample",
-            queries=(
-                Query(f"max by (run) ({of('ampwatch_sampling_interval_steps')})", legend="{{run}}"),
-            ),
-            minimum=0,
-            height=7,
-        ),
-        TimeSeries(
-            id=603,
-            title="Age of the newest sample",
-            description=described(
-                shows="How old the newest measurement of each kind is, on the rank where it is"
-                " oldest.",
-                good="seconds to minutes.",
-                act="it grows steadily: the run stands still, or sampling is off after a sensor"
-                " error; the log of the training says so.",
-                metrics=["ampwatch_last_sample_timestamp_seconds"],
-            ),
-            unit="s",
-            no_value="Nothing was sampled yet",
-            queries=(
-                Query(
-                    f"time() - min by (run, topic)"
-                    f" ({of('ampwatch_last_sample_timestamp_seconds')})",
-                    legend="{{topic}} {{run}}",
-                ),
-            ),
-            minimum=0,
-            height=7,
         ),
     )

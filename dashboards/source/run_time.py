@@ -1,4 +1,4 @@
-"""Where does a step's time go? What it is spent on, what it yields, and whether it has grown."""
+"""What the time of a step is spent on, and what it yields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dashboards.source.phases import (
     DATA,
     MEAN_STEP,
     NO_PHASES,
-    SLOWER,
     WAITS_FOR_DATA,
     seconds,
 )
@@ -74,35 +73,7 @@ def time_of_steps() -> tuple[TimeSeries, ...]:
             area=True,
             links=(_TO_RANKS,),
         ),
-        _trained("Samples", "samples", 703),
         _trained("Tokens", "tokens", 704),
-        TimeSeries(
-            id=705,
-            title="Has it become slower?",
-            description=described(
-                shows="Mean time of a step over that of its fastest tenth in the time that is shown.",
-                good="near 1.",
-                act="it rises and stays: the first panel of this row says which part has grown, the finding"
-                " step_slower since which step. Short peaks are evaluations and checkpoints. Choose a longer"
-                " time to compare with yesterday.",
-                metrics=["ampwatch_step_duration_seconds"],
-            ),
-            unit="none",
-            no_value="No step has ended in this time",
-            queries=(
-                Query(
-                    f"({MEAN_STEP}) / quantile_over_time(0.1, ({MEAN_STEP})[$__range:$__interval] @ end())",
-                    legend="{{run}}",
-                ),
-            ),
-            decimals=2,
-            reaches_from=0.9,
-            reaches_to=1.5,
-            interval="1m",
-            width=8,
-            thresholds=SLOWER,
-            area=True,
-        ),
     )
 
 
@@ -123,6 +94,5 @@ def _trained(title: str, what: str, number: int) -> TimeSeries:
         no_value=_NOT_TOLD.format(what),
         queries=(Query(f"sum by (run) ({rate(metric)})", legend="{{run}}"),),
         minimum=0,
-        width=8,
         links=(_TO_RANKS,),
     )

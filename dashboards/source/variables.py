@@ -41,21 +41,12 @@ def choice(name: str, label: str, description: str, series: str) -> model.Variab
     )
 
 
-def variables(*further: model.VariableModel, exporters: str = DAEMON) -> list[model.VariableModel]:
+def variables(*further: model.VariableModel) -> list[model.VariableModel]:
     """Return data source, job, instance, run, rank, further ones, and the ad hoc filters.
 
     Args:
         further: From ``choice``.
-        exporters: Metrics, with bars between them, whose jobs and instances can be chosen.
     """
-    several = "|" in exporters
-    others = ", and other exporters" if several else ""
-    named = (f'__name__=~"{exporters}"',) if several else ()
-
-    def scraped(*matchers: str) -> str:
-        chosen = ", ".join((*named, *matchers))
-        return ("" if several else exporters) + (f"{{{chosen}}}" if chosen else "")
-
     return [
         model.VariableModel(
             type_val=model.VariableType.DATASOURCE,
@@ -64,12 +55,12 @@ def variables(*further: model.VariableModel, exporters: str = DAEMON) -> list[mo
             description="The Prometheus that scrapes the ampwatch daemons.",
             query="prometheus",
         ),
-        choice("job", "Job", f"Scrape jobs with an ampwatch daemon{others}.", scraped()),
+        choice("job", "Job", "Scrape jobs with an ampwatch daemon.", DAEMON),
         choice(
             "instance",
             "Instance",
-            f"Daemons, one on each machine{others}.",
-            scraped('job=~"$job"'),
+            "Daemons, one on each machine.",
+            f'{DAEMON}{{job=~"$job"}}',
         ),
         choice(
             "run",

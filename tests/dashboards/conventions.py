@@ -46,8 +46,6 @@ PROPERTIES = frozenset(
 
 _METRIC_LINE = re.compile(r"\n\nMetric: `\w+`(, `\w+`)*$")
 _ALARMING = frozenset({"red", "orange"})
-_TROUBLE = frozenset({"Scrape targets", "GPUs that went"})
-"""Panels in which no value is bad, or which always have one."""
 
 _COUNTS = re.compile(r"increase\([^\[]*\[\$__rate_interval\]")
 _WORDS = re.compile(r"[A-Z]\w*( \S+)+")
@@ -211,7 +209,7 @@ def _colours(panel: dict[str, Any]) -> Iterator[str]:
         values = [step.get("value") for step in steps]
         if not values or values[0] is not None or values[1:] != sorted(v or 0 for v in values[1:]):
             yield f"expected thresholds that begin with null and rise, got {values}"
-        if steps[:1] and steps[0].get("color") in _ALARMING and panel["title"] not in _TROUBLE:
+        if steps[:1] and steps[0].get("color") in _ALARMING:
             yield "expected no alarming colour first: Grafana gives it to what has no value"
 
 

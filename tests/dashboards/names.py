@@ -41,24 +41,6 @@ if TYPE_CHECKING:
 
 TARGET = frozenset({"job", "instance"})
 _SUFFIXES = {"histogram": ("_bucket", "_sum", "_count")}
-_DCGM = frozenset(
-    [
-        "gpu",
-        "UUID",
-        "pci_bus_id",
-        "device",
-        "modelName",
-        "Hostname",
-        "hostname",
-        "DCGM_FI_DRIVER_VERSION",
-        "GPU_I_PROFILE",
-        "GPU_I_ID",
-        "container",
-        "namespace",
-        "pod",
-    ]
-)
-
 EXPORTED: dict[str, frozenset[str]] = {
     metric.name + suffix: frozenset(metric.labels)
     | TARGET
@@ -74,28 +56,8 @@ FOREIGN: dict[str, frozenset[str]] = {
     "scrape_samples_scraped": TARGET,
     "ALERTS": TARGET | {"alertname", "alertstate", "severity"} | frozenset(LABELS),
     "ALERTS_FOR_STATE": TARGET | {"alertname", "severity"} | frozenset(LABELS),
-    **{
-        f"DCGM_FI_{name}": TARGET | _DCGM
-        for name in [
-            "PROF_PIPE_TENSOR_ACTIVE",
-            "PROF_TENSOR_UTIL_RATIO",
-            "PROF_PIPE_TENSOR_HMMA_ACTIVE",
-            "PROF_HMMA_UTIL_RATIO",
-            "PROF_SM_ACTIVE",
-            "PROF_SM_OCCUPANCY",
-            "PROF_DRAM_ACTIVE",
-            "DEV_GPU_UTIL",
-            "DEV_POWER_USAGE",
-            "DEV_TOTAL_ENERGY_CONSUMPTION",
-            "DEV_FB_USED",
-            "DEV_FB_FREE",
-            "DEV_GPU_TEMP",
-            "DEV_SM_CLOCK",
-            "DEV_XID_ERRORS",
-        ]
-    },
 }
-"""Series that Prometheus makes itself, and those of dcgm-exporter under old and new names."""
+"""Series that Prometheus makes itself."""
 
 _VALUES: tuple[tuple[str, str, frozenset[str]], ...] = tuple(
     (metric, label, frozenset(values))

@@ -33,24 +33,16 @@ def _scrape(minute: int, now: float) -> dict[str, float]:
             found[f'ampwatch_run_state{of},state="{name}"}}'] = float(name == state)
         found[f'ampwatch_run_info{of},world_size="{world}"}}'] = 1.0
         found[f"ampwatch_last_report_timestamp_seconds{of}}}"] = now
-        found[f"ampwatch_last_applied_step_timestamp_seconds{of}}}"] = now
         return of
 
     done = rank("done", 0, "finished")
-    for what in ("report", "applied_step"):
-        found[f"ampwatch_last_{what}_timestamp_seconds{done}}}"] = now - ENDED_SECONDS
+    found[f"ampwatch_last_report_timestamp_seconds{done}}}"] = now - ENDED_SECONDS
     found[f"ampwatch_loss_scale{done}}}"] = 65536.0
     for what, each in ("", 1000.0), ("underflow_", 10.0):
         sampled = each * min(minute, MINUTES // 2)
         found[f"ampwatch_gradient_{what}elements_total{done}}}"] = sampled
     for number in range(8):
-        of = rank("wide", number, "running", world=8)
-        # Rank 0 speaks for its machine, but for three of nine modules beyond module_series.
-        found[f"ampwatch_modules_untracked{of}}}"] = 9.0 if number else 3.0
-        # Rank 7 differs all the time, of the others another one each minute, and more.
-        apart = 1.0 if number == 7 else 3.0 * (minute % 8 == number)
-        found[f"ampwatch_loss{of}}}"] = float("nan") if number == 5 else 2.0 + apart
-        found[f"ampwatch_loss_nonfinite_total{of}}}"] = 20.0 * passed if number == 5 else 0.0
+        rank("wide", number, "running", world=8)
     rank("twins", 0, "running", UP)
     rank("twins", 0, "running", "node-1:10917")
     if early:

@@ -62,16 +62,6 @@ def test_a_dashboard_that_was_edited_by_hand_is_reported_and_put_right(
 
 
 @pytest.mark.parametrize("name", BOOK)
-def test_a_panel_has_a_number_of_its_row(name: str) -> None:
-    dashboard = BOOK[name]().plain()
-    row = 0
-    for shown in dashboard["panels"]:
-        row = shown["id"] if shown["type"] == "row" else row
-        for inside in (shown, *shown.get("panels", ())):
-            assert inside["id"] // 100 * 100 == row, inside["title"]
-
-
-@pytest.mark.parametrize("name", BOOK)
 def test_every_panel_says_what_it_shows_what_is_good_and_what_to_do(name: str) -> None:
     for shown in panels(BOOK[name]().plain()):
         shows, good, act, metric = shown["description"].split("\n\n")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.labels import LABELS
 from tests.alerts.rules import queries
 from tests.dashboards import documents
@@ -20,23 +19,6 @@ from tests.dashboards.promql import parse
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-UNUSED: dict[str, str] = {
-    "ampwatch_gradient_sample_nonfinite_elements": "what loggers are handed; the counter misses none",
-    "ampwatch_gradient_sample_step": "what loggers are handed: which step the sample is of",
-    "ampwatch_gradient_underflow_ratio": "what loggers are handed; the counters miss no sample",
-    "ampwatch_gradient_zero_ratio": "what loggers are handed; the counters miss no sample",
-    "ampwatch_memory_bytes": "it is within its limit; the page has it, and who sizes a machine asks",
-    "ampwatch_memory_limit_bytes": "what ampwatch_memory_bytes is held against",
-    "ampwatch_training_memory_allocated_bytes": "the text of AmpwatchMemoryCreep has it",
-    "ampwatch_training_memory_capacity_bytes": "the text of AmpwatchMemoryCreep has it",
-    "ampwatch_training_memory_peak_bytes": "what a machine is sized by, asked for once a run",
-    "ampwatch_training_memory_reserved_bytes": "what a machine is sized by, asked for once a run",
-    "ampwatch_optimizer_consecutive_skipped_steps": "its hold, _max, misses no run of skips",
-    "ampwatch_scaled_gradient_amax": "its hold, _max, misses no peak",
-}
-"""Metrics that no panel and no rule reads, and why they are exported all the same."""
-
 
 MISTAKES = [
     ("a metric", "ampwatch_step_total", "", "ampwatch_step_total: no such metric"),
@@ -181,18 +163,6 @@ def test_a_description_names_metrics_that_its_panel_reads(file: Path) -> None:
 
         assert named, panel["title"]
         assert named <= read, panel["title"]
-
-
-def test_every_metric_is_read_by_a_panel_or_a_rule_or_says_why_not() -> None:
-    """A metric that nobody reads need not be exported."""
-    read = set().union(
-        *(metrics(expression.text) for file in FILES for expression in expressions(load(file))),
-        *(metrics(rule["expr"]) for _, rule in all_rules()),
-    )
-    exported = {metric.name for metric in CATALOG}
-
-    assert exported - read == set(UNUSED)
-    assert all(UNUSED.values())
 
 
 def test_what_is_foreign_is_not_our_own() -> None:

@@ -1,6 +1,6 @@
 """The newest minutes of a made-up training of many ranks, as Prometheus would have scraped it.
 
-The first machine has GPUs: those that the daemon sees, and those of dcgm-exporter.
+The first machine has GPUs.
 """
 
 from __future__ import annotations
@@ -29,41 +29,14 @@ _OF_THE_SLOWEST = {"data": 2.6, "backward_with_reduction": 0.2}
 _OF_THE_LAST = {
     "ampwatch_loss": 3.0,
     "ampwatch_step_duration_seconds_sum": 3.0,
-    "ampwatch_training_thread_run_delay_seconds_total": 3.0,
 }
 """Factors of what the last rank has more of."""
 
 _SAMPLE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
-_RISES = ("_total", "_sum", "_count", "_bucket", "_ENERGY_CONSUMPTION")
+_RISES = ("_total", "_sum", "_count", "_bucket")
 
-
-DCGM_JOB = "dcgm"
-DCGM_INSTANCES = ("node-0:9400", "node-1:9400")
-"""An exporter with the old names of metrics and labels, and one with the new ones."""
-
-BLANK = 140737488355328.0
-"""Number that DCGM gives where it has no value."""
 
 _GPU_SAMPLE = re.compile(r"^(ampwatch_(?:gpu|mig)_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
-_OLD = {
-    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.5,
-    "DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE": 0.4,
-    "DCGM_FI_PROF_DRAM_ACTIVE": BLANK,
-}
-_NEW = {
-    "DCGM_FI_PROF_TENSOR_UTIL_RATIO": 0.25,
-    "DCGM_FI_PROF_HMMA_UTIL_RATIO": 0.2,
-    "DCGM_FI_PROF_DRAM_ACTIVE": 0.3,
-}
-_BOTH = {
-    "DCGM_FI_DEV_GPU_UTIL": 97.0,
-    "DCGM_FI_DEV_POWER_USAGE": 500.0,
-    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 600e6,
-    "DCGM_FI_DEV_FB_USED": 1024.0,
-    "DCGM_FI_DEV_SM_CLOCK": 1980.0,
-    "DCGM_FI_DEV_GPU_TEMP": 61.0,
-    "DCGM_FI_DEV_XID_ERRORS": 0.0,
-}
 
 
 def instance(machine: int) -> str:
@@ -95,7 +68,6 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
                 changed = differing(name, labels, value) if rank == ranks - 1 else value
                 yield name, f'{own},instance="{instance(rank // PER_MACHINE)}"', changed
     yield from gpu_samples(instance(0))
-    yield from dcgm_samples()
     for machine in range(machines):
         yield "up", f'instance="{instance(machine)}"', 1.0
         for collector in ("rings", "gpu"):
@@ -151,14 +123,3 @@ def gpu_samples(instance: str) -> Iterator[tuple[str, str, float]]:
     body, _ = PrometheusExporter(fleet_with_gpus(), {}).render()
     for name, labels, value in _GPU_SAMPLE.findall(body.decode()):
         yield name, f'{labels},instance="{instance}"', float(value)
-
-
-def dcgm_samples() -> Iterator[tuple[str, str, float]]:
-    """Name, labels and newest value of each series of dcgm-exporter: of the first two GPUs."""
-    named = zip(DCGM_INSTANCES, (_OLD, _NEW), ("Hostname", "hostname"), strict=True)
-    for instance, values, host in named:
-        at = f'job="{DCGM_JOB}",instance="{instance}",{host}="{instance.partition(":")[0]}"'
-        for gpu in (0, 1):
-            who = f'{at},gpu="{gpu}",UUID="SYNTHETIC-{gpu}",modelName="Synthetic GPU"'
-            for name, value in {**values, **_BOTH}.items():
-                yield name, who, value

@@ -17,7 +17,7 @@ from ampwatch.diagnosis.performance.op_shares import (
 )
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Fallback
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -177,16 +177,13 @@ class AutocastState:
         phase: str = "forward",
     ) -> None:
         self._book.make_once(
-            Finding(
-                kind=AUTOCAST_INACTIVE.slug,
-                severity=severity,
-                where=where,
+            AUTOCAST_INACTIVE.finding(
+                where,
+                census.step,
                 summary=f"Autocast did nothing at step {census.step}: {what}",
-                advice=AUTOCAST_INACTIVE.advice,
+                severity=severity,
                 phase=phase,
                 dtype="float32",
-                first_step=census.step,
-                last_step=census.step,
                 evidence=evidence,
             )
         )

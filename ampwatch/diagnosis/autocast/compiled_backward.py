@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import Finding, Severity, SkipClass
+from ampwatch.wire.records import Severity, SkipClass
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -72,24 +72,17 @@ class CompiledBackward:
     def _say(self, seen: CompiledGradients) -> None:
         where = f"param:{seen.parameter}" if seen.parameter else ""
         self._book.make_once(
-            Finding(
-                kind=COMPILE_BACKWARD_AUTOCAST.slug,
-                severity=COMPILE_BACKWARD_AUTOCAST.severity,
-                where=where,
-                op=seen.op,
+            COMPILE_BACKWARD_AUTOCAST.finding(
+                where,
+                seen.step,
                 summary=(
                     f"The gradient of {in_words(where) if where else 'a parameter'} is not finite after the backward of"
                     f" step {seen.step}: its module is kept out of autocast, but torch.compile has"
                     f" traced the backward under the autocast of the forward, in {seen.dtype}"
                 ),
-                advice=COMPILE_BACKWARD_AUTOCAST.advice,
+                op=seen.op,
                 phase="backward",
                 dtype=seen.dtype,
-                first_step=seen.step,
-                last_step=seen.step,
-                evidence={
-                    "nonfinite": float(seen.nonfinite),
-                    "parameters": float(seen.parameters),
-                },
+                evidence={"nonfinite": float(seen.nonfinite), "parameters": float(seen.parameters)},
             )
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -50,21 +50,17 @@ class StaleCasts:
         if any(f.last_step == seen.step for f in self._book.of_kind(STALE_AUTOCAST_CACHE.slug)):
             return  # another sensor has seen it in the same iteration
         self._book.make_once(
-            Finding(
-                kind=STALE_AUTOCAST_CACHE.slug,
-                severity=STALE_AUTOCAST_CACHE.severity,
-                where=where,
+            STALE_AUTOCAST_CACHE.finding(
+                where,
+                seen.step,
                 summary=(
                     f"A forward in step {seen.step} used {counted(seen.casts, 'weight')} as before the"
                     f" last change{first}: the autocast region was"
                     f" not left in between, and keeps what it has cast to {seen.dtype}. The model"
                     f" does not see its updates"
                 ),
-                advice=STALE_AUTOCAST_CACHE.advice,
                 phase="forward",
                 dtype=seen.dtype,
-                first_step=seen.step,
-                last_step=seen.step,
                 evidence={"stale_casts": float(seen.casts)},
             )
         )

@@ -68,21 +68,19 @@ def explain_error(seen: Raised) -> Finding | None:
 
 def refused_op(seen: RefusedOp) -> Finding:
     """Return what is known of an op that runs under autocast on a CPU, and not on a GPU."""
-    return Finding(
-        kind=API_ERROR.slug,
-        severity=Severity.WARNING,
-        where=seen.where,
-        op=seen.op,
+    return API_ERROR.finding(
+        seen.where,
+        seen.step,
         summary=(
             f"{seen.op} ran under autocast at step {seen.step} on a probability that had been"
             f" rounded to {seen.dtype}, where all that is close to 1 is 1: on a GPU PyTorch raises"
             f" an exception instead"
         ),
+        severity=Severity.WARNING,
         advice=BCE.remedy,
+        op=seen.op,
         phase="forward",
         dtype=seen.dtype,
-        first_step=seen.step,
-        last_step=seen.step,
         source=seen.source,
     )
 
@@ -108,22 +106,19 @@ def _finding(seen: Raised, known: KnownError, match: re.Match[str] | None) -> Fi
         }
     place = f" in {in_words(where)}" if where != "api" else ""
     shown = seen.message.strip().splitlines()[0][:200] if seen.message.strip() else ""
-    return Finding(
-        kind=API_ERROR.slug,
-        severity=API_ERROR.severity,
-        where=where,
-        op=op,
+    return API_ERROR.finding(
+        where,
+        seen.step,
         summary=(
             f"Training ended at step {seen.step}{place} with {seen.type_name} ({shown!r}):"
             f" {known.meaning}{names}"
         ),
         advice=f"{known.remedy} {API_ERROR.advice}".strip(),
+        op=op,
         phase=phase,
         dtype=_dtype_of(seen.message),
-        first_step=seen.step,
-        last_step=seen.step,
-        evidence=evidence,
         source=seen.source,
+        evidence=evidence,
     )
 
 

@@ -414,14 +414,4 @@ def _of(where: str) -> str:
 
 
 def _warning(kind: Kind, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:
-    more.setdefault("advice", kind.advice)
-    return Finding(
-        kind=kind.slug,
-        severity=Severity.WARNING,
-        where=where,
-        summary=summary,
-        phase=phase,
-        first_step=step,
-        last_step=step,
-        **more,
-    )
+    return kind.finding(where, step, summary=summary, phase=phase, **more)

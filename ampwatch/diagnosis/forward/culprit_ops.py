@@ -83,19 +83,15 @@ class CulpritOps:
             self._newest = made
             self._book.led_to_by(made)
             return
-        finding = Finding(
-            kind=NONFINITE_INPUT.slug,
-            severity=NONFINITE_INPUT.severity,
-            where="",
-            phase="forward",
+        finding = NONFINITE_INPUT.finding(
+            "",
+            bad.step,
             summary=(
                 f"The data was not finite before the model saw it: {'NaN' if bad.nans else 'inf'} among"
                 f" the inputs of the model at step {bad.step}; no precision and no loss scale would help"
             ),
-            advice=NONFINITE_INPUT.advice,
+            phase="forward",
             source=bad.source,
-            first_step=bad.step,
-            last_step=bad.step,
             evidence={"numel": float(bad.numel)},
         )
         self._book.make(finding)
@@ -220,18 +216,16 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
         and trace.has_trained
     ):
         severity = Severity.INFO
-    return Finding(
-        kind=found.kind.slug,
+    return found.kind.finding(
+        found.where,
+        trace.step,
+        summary=summary_of(found, trace.step) + (_OF_COMPILED if trace.of_compiled else ""),
         severity=severity,
-        where=found.where,
+        advice=_advice(found, trace),
         op=birth.op if is_op else "",
         phase=found.phase,
         dtype=birth.out.dtype or "float32",
-        summary=summary_of(found, trace.step) + (_OF_COMPILED if trace.of_compiled else ""),
-        advice=_advice(found, trace),
         source=birth.source,
-        first_step=trace.step,
-        last_step=trace.step,
         evidence=_evidence(found) | ({"tried_step": float(trace.step)} if trace.tried else {}),
     )
 

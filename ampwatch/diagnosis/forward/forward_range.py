@@ -170,17 +170,8 @@ class ForwardRange:
         if self._book.again(HEADROOM_LOW.slug, name, step, lambda _: says, **evidence):
             return
         self._book.make(
-            Finding(
-                kind=HEADROOM_LOW.slug,
-                severity=HEADROOM_LOW.severity,
-                where=name,
-                summary=says,
-                advice=HEADROOM_LOW.advice,
-                phase="forward",
-                dtype="float16",
-                first_step=step,
-                last_step=step,
-                evidence=evidence,
+            HEADROOM_LOW.finding(
+                name, step, summary=says, phase="forward", dtype="float16", evidence=evidence
             )
         )
 

@@ -253,10 +253,9 @@ def _finding(read: LogitsRead, trend: _Trend) -> Finding:
         if trend.steps_left
         else f"From {SATURATED:.0f} on"
     )
-    return Finding(
-        kind=LOGIT_GROWTH.slug,
-        severity=LOGIT_GROWTH.severity,
-        where=read.where,
+    return LOGIT_GROWTH.finding(
+        read.where,
+        read.step,
         summary=(
             f"The largest attention logit in {in_words(read.where)} grows: from {most}"
             f"{trend.before:.3g} at step {trend.since} to {most}{trend.now:.3g} at step {read.step},"
@@ -264,12 +263,11 @@ def _finding(read: LogitsRead, trend: _Trend) -> Finding:
             f" one key and none to the others, and its gradient vanishes; neighbouring numbers of"
             f" {read.dtype} are {spacing:.2g} apart there now"
         ),
-        advice=LOGIT_GROWTH.advice,
+        first_step=trend.since,
         op=read.op,
         phase="forward",
         dtype=read.dtype,
-        first_step=trend.since,
-        last_step=read.step,
+        source=read.source,
         evidence={
             "largest": trend.now,
             "largest_before": trend.before,
@@ -279,7 +277,6 @@ def _finding(read: LogitsRead, trend: _Trend) -> Finding:
             "spacing": spacing,
             "is_bound": float(read.is_bound),
         },
-        source=read.source,
     )
 
 

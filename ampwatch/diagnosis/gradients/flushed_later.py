@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -55,10 +54,9 @@ class FlushedLater:
             return
         share = seen.lost / seen.compared
         self._book.make(
-            Finding(
-                kind=GRAD_UNDERFLOW.slug,
-                severity=GRAD_UNDERFLOW.severity,
-                where=where,
+            GRAD_UNDERFLOW.finding(
+                where,
+                seen.step,
                 summary=(
                     f"{seen.share:.1%} of the gradient elements of {in_words(where)} have become zero between"
                     f" scaler.unscale_() and the step, as of step {seen.step}; of all gradients {share:.1%}, those that"
@@ -66,10 +64,9 @@ class FlushedLater:
                     " when they were not scaled any more"
                 ),
                 advice=ADVICE,
+                first_step=self._agreeing[0].step,
                 phase="optimizer",
                 dtype="float16",
-                first_step=self._agreeing[0].step,
-                last_step=seen.step,
                 evidence={"lost_share": share, "lost_share_here": seen.share},
             )
         )

@@ -223,16 +223,13 @@ class GradientRange:
         self, severity: Severity, where: str, summary: str, step: int, evidence: dict[str, float]
     ) -> None:
         infos = self._book.of_kind(FP16_WITHOUT_SCALER.slug)
-        made = Finding(
-            kind=FP16_WITHOUT_SCALER.slug,
-            severity=severity,
-            where=where,
+        made = FP16_WITHOUT_SCALER.finding(
+            where,
+            step,
             summary=summary,
-            advice=FP16_WITHOUT_SCALER.advice,
+            severity=severity,
             phase="backward",
             dtype="float16",
-            first_step=step,
-            last_step=step,
             evidence=evidence,
         )
         self._book.make(made)
@@ -325,16 +322,12 @@ class GradientRange:
         made = self._book.again_anywhere(RANGE_TOO_WIDE.slug, iteration.step, says, **evidence)
         if made is not None:
             return made
-        finding = Finding(
-            kind=RANGE_TOO_WIDE.slug,
-            severity=RANGE_TOO_WIDE.severity,
-            where=where,
+        finding = RANGE_TOO_WIDE.finding(
+            where,
+            iteration.step,
             summary=says(iteration.step),
-            advice=RANGE_TOO_WIDE.advice,
             phase="backward",
             dtype="float16",
-            first_step=iteration.step,
-            last_step=iteration.step,
             evidence=evidence,
         )
         self._book.make(finding)
@@ -410,18 +403,17 @@ class GradientRange:
             self._book.restate(made, step, severity, summary, **evidence)
             return
         self._book.make(
-            Finding(
-                kind=GRAD_UNDERFLOW.slug,
-                severity=severity,
-                where=where,
+            GRAD_UNDERFLOW.finding(
+                where,
+                step,
                 summary=summary,
+                severity=severity,
                 advice=advice,
+                first_step=began,
                 phase="backward",
                 dtype="float16",
                 root=root is None,
                 caused_by="" if root is None else root.key,
-                first_step=began,
-                last_step=step,
                 evidence=evidence,
             )
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, during
 from ampwatch.numerics.written import scale_text
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -61,17 +61,13 @@ class LossDtype:
         if self._book.again(FP16_LOSS_CAPS_SCALE.slug, "loss", step, says, loss_scale=scale):
             return
         self._book.make(
-            Finding(
-                kind=FP16_LOSS_CAPS_SCALE.slug,
-                severity=FP16_LOSS_CAPS_SCALE.severity,
-                where="loss",
-                op="mul",
+            FP16_LOSS_CAPS_SCALE.finding(
+                "loss",
+                step,
                 summary=says(step),
-                advice=FP16_LOSS_CAPS_SCALE.advice,
+                op="mul",
                 phase="backward",
                 dtype="float16",
-                first_step=step,
-                last_step=step,
                 evidence={"loss_scale": scale, "largest_scale": FLOAT16.max},
             )
         )

@@ -176,16 +176,14 @@ class LowScale:
             return self._made
         first = iteration.step - self._rested + 1
         interval = int(iteration.scaler.growth_interval) if iteration.scaler else 0
-        self._made = finding = Finding(
-            kind=SCALE_STUCK_LOW.slug,
-            severity=SCALE_STUCK_LOW.severity,
-            where=where,
+        self._made = finding = SCALE_STUCK_LOW.finding(
+            where,
+            iteration.step,
             summary="",
             advice=_advice(self._largest_then, interval),
+            first_step=first,
             phase="backward",
             dtype="float16",
-            first_step=first,
-            last_step=iteration.step,
         )
         self._describe(finding, iteration, scale)
         self._book.make(finding)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
+
+from ampwatch.wire.records import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.wire.records import Finding, Severity
+    from typing_extensions import Unpack
+
+    from ampwatch.wire.records import Severity
 
     Fits = Callable[[Finding, Finding], bool]
 
@@ -227,6 +231,19 @@ class Precedence(Enum):
     """Root if numbers had blown up before any format was too small for them."""
 
 
+class Details(TypedDict, total=False):
+    """What a detector may add to a finding, by the names of the attributes of ``Finding``."""
+
+    op: str
+    phase: str
+    dtype: str
+    source: str
+    count: int
+    evidence: dict[str, float]
+    root: bool
+    caused_by: str
+
+
 @dataclass(frozen=True)
 class Kind:
     """One kind of finding. It never changes once released: it is a label, a link and a page.
@@ -274,6 +291,39 @@ class Kind:
     def page(self) -> str:
         """The page about it, by its place in the repository."""
         return f"docs/diagnoses/{self.slug}.md"
+
+    def finding(
+        self,
+        where: str,
+        step: int,
+        *,
+        summary: str,
+        severity: Severity | None = None,
+        advice: str | None = None,
+        first_step: int | None = None,
+        **details: Unpack[Details],
+    ) -> Finding:
+        """Return a new finding of this kind.
+
+        Args:
+            where: Its place, as of ``Finding``.
+            step: The iteration it was seen in, the last of several.
+            summary: One sentence: what happened, where, since when.
+            severity: How bad it is; ``severity`` of the row by default.
+            advice: What to change; ``advice`` of the row by default.
+            first_step: The first iteration it was seen in; ``step`` by default.
+            details: Other attributes of the finding.
+        """
+        return Finding(
+            kind=self.slug,
+            severity=self.severity if severity is None else severity,
+            where=where,
+            summary=summary,
+            advice=self.advice if advice is None else advice,
+            first_step=step if first_step is None else first_step,
+            last_step=step,
+            **details,
+        )
 
     def is_explained(self, when: When) -> bool:
         """Whether anything explains it that is compared at that moment."""

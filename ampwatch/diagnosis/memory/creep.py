@@ -126,17 +126,14 @@ def _finding(rise: _Rise, kept: Kept | None) -> Finding:
         evidence["iterations_left"] = rise.steps_left
         evidence["hours_left"] = rise.steps_left * growth.seconds / 3600
     is_graph = kept is not None and kept.holding is not Holding.PART
-    return Finding(
-        kind=MEMORY_CREEP.slug,
-        severity=MEMORY_CREEP.severity,
-        where="loss" if is_graph else "",
+    return MEMORY_CREEP.finding(
+        "loss" if is_graph else "",
+        growth.step,
         summary=f"{_how_much(rise)}. {_until(rise)}{_holder(kept)}",
-        advice=MEMORY_CREEP.advice,
-        phase="forward",
         first_step=growth.since,
-        last_step=growth.step,
-        evidence=evidence,
+        phase="forward",
         source="" if kept is None else kept.source,
+        evidence=evidence,
     )
 
 

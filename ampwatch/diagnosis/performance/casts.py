@@ -9,7 +9,7 @@ from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import HALF_DTYPES, Fallback, OpKind
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -166,20 +166,16 @@ class Casts:
         what = what.format(most=f"most in {in_words(where)}")
         share = sums.cast_bytes / sums.bytes
         self._book.make_once(
-            Finding(
-                kind=CAST_OVERHEAD.slug,
-                severity=CAST_OVERHEAD.severity,
-                where=where,
-                op="_to_copy",
+            CAST_OVERHEAD.finding(
+                where,
+                census.step,
                 summary=(
                     f"The forward pass has {sums.casts} casts between dtypes beside {sums.ops} ops"
                     f" that compute, at step {census.step}; {what}. Casts move {share:.0%} of the"
                     f" bytes of forward and backward"
                 ),
-                advice=CAST_OVERHEAD.advice,
+                op="_to_copy",
                 phase="forward",
-                first_step=census.step,
-                last_step=census.step,
                 evidence={
                     "casts": float(sums.casts),
                     "ops": float(sums.ops),
@@ -195,19 +191,15 @@ class Casts:
         if copies < WORTH_A_WORD or copies <= activations:
             return
         self._book.make_once(
-            Finding(
-                kind=NO_MEMORY_GAIN.slug,
-                severity=NO_MEMORY_GAIN.severity,
-                where="",
+            NO_MEMORY_GAIN.finding(
+                "",
+                census.step,
                 summary=(
                     f"Autocast does not save memory here: until backward the graph keeps"
                     f" {_mebibytes(copies)} of low-precision copies of weights, and only"
                     f" {_mebibytes(activations)} of activations are halved, at step {census.step}"
                 ),
-                advice=NO_MEMORY_GAIN.advice,
                 phase="config",
-                first_step=census.step,
-                last_step=census.step,
                 evidence={
                     "weight_copy_bytes": float(copies),
                     "activation_bytes": float(activations),

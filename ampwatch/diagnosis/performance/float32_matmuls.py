@@ -17,7 +17,7 @@ from ampwatch.diagnosis.performance.op_shares import (
 )
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Fallback
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -122,20 +122,17 @@ class Float32Matmuls:
             f" {' and '.join(census.autocast_dtypes)}"
         )
         self._book.make_once(
-            Finding(
-                kind=FP32_MATMUL.slug,
-                severity=FP32_MATMUL.severity,
-                where=where,
-                op=ops.most_common(1)[0][0],
+            FP32_MATMUL.finding(
+                where,
+                census.step,
                 summary=(
                     f"{share:.0%} of the FLOPs of the forward pass are float32 matmuls and"
                     f" convolutions at step {census.step}: {why}"
                 ),
                 advice=_AUTOCAST if self._machine.has_no_tensor_cores else FP32_MATMUL.advice,
+                op=ops.most_common(1)[0][0],
                 phase="forward",
                 dtype="float32",
-                first_step=census.step,
-                last_step=census.step,
                 evidence={
                     "float32_share": share,
                     "reason_share": flops / totals.total(),

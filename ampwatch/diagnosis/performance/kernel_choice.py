@@ -166,17 +166,13 @@ class SlowKernels:
         amounts = by_module(self._census, TRAINING, sort.ops) if self._census else None
         where = heaviest(amounts) if amounts else ""
         ops = Counter({kernel.op: kernel.seconds for kernel in kernels if kernel.op})
-        finding = Finding(
-            kind=sort.kind.slug,
-            severity=Severity.INFO,
-            where=where,
-            op=max(ops, key=lambda op: ops[op], default=""),
+        finding = sort.kind.finding(
+            where,
+            last,
             summary=summary,
-            advice=sort.kind.advice,
+            op=max(ops, key=lambda op: ops[op], default=""),
             phase="config" if sort.kind is not FP32_MATMUL else "forward",
             dtype=kernels[0].dtype,
-            first_step=last,
-            last_step=last,
             evidence=evidence,
         )
         self._book.make(finding)

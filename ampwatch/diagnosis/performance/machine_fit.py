@@ -9,7 +9,7 @@ from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL, TF32_FRO
 from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, flops_of, ops_in
 from ampwatch.diagnosis.scale.scale_dynamics import SCALER_WITH_BF16
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -139,16 +139,13 @@ class MachineFit:
         evidence: dict[str, float],
     ) -> None:
         self._book.make_once(
-            Finding(
-                kind=CPU_ISA_MISSING.slug,
-                severity=severity,
-                where="env",
+            CPU_ISA_MISSING.finding(
+                "env",
+                step,
                 summary=summary,
-                advice=CPU_ISA_MISSING.advice,
+                severity=severity,
                 phase="config",
                 dtype=dtype,
-                first_step=step,
-                last_step=step,
                 evidence=evidence,
             )
         )
@@ -168,10 +165,9 @@ class MachineFit:
             return
         tf32, benchmark = (matmuls + convolutions) / total, unsearched / total
         self._book.make_once(
-            Finding(
-                kind=BACKEND_FLAGS.slug,
-                severity=BACKEND_FLAGS.severity,
-                where="env",
+            BACKEND_FLAGS.finding(
+                "env",
+                census.step,
                 summary=(
                     f"Switches of PyTorch that this training would run faster with are off, at"
                     f" step {census.step}: {' and '.join(f for f, is_worth in flags.items() if is_worth)}."
@@ -179,10 +175,7 @@ class MachineFit:
                     f" convolutions of sizes that stay the same and that cuDNN has not searched the"
                     f" fastest algorithm for"
                 ),
-                advice=BACKEND_FLAGS.advice,
                 phase="config",
-                first_step=census.step,
-                last_step=census.step,
                 evidence={"float32_share": tf32, "unsearched_convolution_share": benchmark},
             )
         )

@@ -17,7 +17,7 @@ from ampwatch.diagnosis.performance.op_shares import (
 )
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import ALIGNMENT, OpKind
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -214,22 +214,18 @@ class OpShapes:
         )[1]
         worker = "its fast kernels" if self._has_no_tensor_cores else "tensor cores"
         self._book.make_once(
-            Finding(
-                kind=LAYOUT_NCHW.slug,
-                severity=LAYOUT_NCHW.severity,
-                where=where,
-                op=key.op,
+            LAYOUT_NCHW.finding(
+                where,
+                census.step,
                 summary=(
                     f"{share:.0%} of the {key.dtype} convolution FLOPs of the forward pass read an input that is"
                     f" contiguous and not channels_last, at step {census.step}, most of them in"
                     f" {in_words(where)}: {worker} work on channels_last, so each such"
                     f" convolution transposes its input and its output, or runs a slower kernel"
                 ),
-                advice=LAYOUT_NCHW.advice,
+                op=key.op,
                 phase="config",
                 dtype=key.dtype,
-                first_step=census.step,
-                last_step=census.step,
                 evidence={
                     "nchw_share": share,
                     "nchw_share_here": amounts[where] / total,
@@ -253,17 +249,14 @@ class OpShapes:
             sizes[key_name] = float(size)
             sizes[f"{key_name}_padded"] = float(dims.pad(size))
         self._book.make_once(
-            Finding(
-                kind=DIMS_UNALIGNED.slug,
-                severity=Severity.INFO,
-                where=where,
-                op="" if key is None else key.op,
+            DIMS_UNALIGNED.finding(
+                where,
+                step,
                 summary=summary,
                 advice=PAD_FOR_A_GPU if self._has_no_tensor_cores else DIMS_UNALIGNED.advice,
+                op="" if key is None else key.op,
                 phase="config",
                 dtype="" if key is None else key.dtype,
-                first_step=step,
-                last_step=step,
                 evidence=evidence | sizes,
             )
         )

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,17 +118,15 @@ class SyncsInStep:
             return
         first = lines[0][0]
         self._book.make(
-            Finding(
-                kind=SYNC_IN_STEP.slug,
-                severity=severity,
-                where="api",
+            SYNC_IN_STEP.finding(
+                "api",
+                step,
                 summary=summary,
-                advice=SYNC_IN_STEP.advice,
-                op=first.op if first.op.isidentifier() else "copy_",
+                severity=severity,
                 first_step=self._observed[0].step,
-                last_step=step,
-                evidence=evidence,
+                op=first.op if first.op.isidentifier() else "copy_",
                 source=first.source,
+                evidence=evidence,
             )
         )
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.wire.records import Finding
-
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.rounding import OpSite
     from ampwatch.diagnosis.kinds.kind import Kind
-    from ampwatch.wire.records import Severity
+    from ampwatch.wire.records import Finding, Severity
 
 
 def finding_at(
@@ -32,19 +30,16 @@ def finding_at(
         evidence: The numbers it rests on.
         severity: Another one than the kind is made with.
     """
-    return Finding(
-        kind=kind.slug,
-        severity=severity or kind.severity,
-        where=site.where,
+    return kind.finding(
+        site.where,
+        site.step,
         summary=summary,
-        advice=kind.advice,
+        severity=severity,
         op=site.op,
         phase=site.phase,
         dtype=dtype,
-        first_step=site.step,
-        last_step=site.step,
-        evidence=evidence,
         source=site.source,
+        evidence=evidence,
     )
 
 

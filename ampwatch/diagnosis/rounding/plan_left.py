@@ -230,21 +230,18 @@ def _num_left(plan: _Plan) -> float:
 
 def _finding(plan: _Plan, followed: _Followed, step: int) -> Finding:
     product = followed.product
-    return Finding(
-        kind=PLAN_LEFT.slug,
-        severity=PLAN_LEFT.severity,
-        where=product.module,
+    return PLAN_LEFT.finding(
+        product.module,
+        step,
         summary=(
             f"The precision plan of step {plan.made.step} no longer holds for {_num_left(plan):g} of"
             f" {len(plan.products)} products. In {in_words(product.module)} {_words(plan, followed)}."
             f" It has been outside of the plan in each of {followed.left} measurements since step"
             f" {followed.since}; it was last known to hold in step {followed.held}"
         ),
-        advice=PLAN_LEFT.advice,
+        first_step=followed.since,
         phase="forward" if product.product == FORWARD else "backward",
         dtype=product.formats[0],
-        first_step=followed.since,
-        last_step=step,
         evidence=_evidence(plan, followed),
     )
 

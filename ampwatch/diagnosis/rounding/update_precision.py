@@ -11,7 +11,7 @@ from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.at_site import finding_at
 from ampwatch.numerics.formats import FORMATS, HALF
-from ampwatch.wire.records import Finding, Severity, Topic
+from ampwatch.wire.records import Severity, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,16 +180,14 @@ class UpdatePrecision:
             self._book.restate(made[-1], iteration.step, severity, summary, **evidence)
             return
         self._book.make(
-            Finding(
-                kind=UPDATE_ROUNDING.slug,
-                severity=severity,
-                where=where,
+            UPDATE_ROUNDING.finding(
+                where,
+                iteration.step,
                 summary=self._summary + stopped,
-                advice=UPDATE_ROUNDING.advice,
+                severity=severity,
+                first_step=max(0, iteration.step - worst.span),
                 phase="optimizer",
                 dtype=dtype,
-                first_step=max(0, iteration.step - worst.span),
-                last_step=iteration.step,
                 evidence=evidence,
             )
         )

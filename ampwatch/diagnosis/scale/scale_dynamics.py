@@ -285,15 +285,13 @@ class ScaleDynamics:
         where = _optimizers_with_found_inf(iteration)
         finding = self._book.get(SCALE_COLLAPSE.slug, where)
         if finding is None:
-            finding = Finding(
-                kind=SCALE_COLLAPSE.slug,
-                severity=SCALE_COLLAPSE.severity,
-                where=where,
+            finding = SCALE_COLLAPSE.finding(
+                where,
+                iteration.step,
                 summary="",
                 advice="",
-                phase="backward",
                 first_step=since,
-                last_step=iteration.step,
+                phase="backward",
                 count=self._skips.streak if storm else self._skip_rate.skips,
             )
             before = self._fell_from if storm else self._skip_rate.scale_before
@@ -412,15 +410,12 @@ class ScaleDynamics:
         if self._below_one < BELOW_ONE_STEPS:
             return
         first = iteration.step - self._below_one + 1
-        finding = Finding(
-            kind=SCALE_BELOW_ONE.slug,
-            severity=SCALE_BELOW_ONE.severity,
-            where=where,
+        finding = SCALE_BELOW_ONE.finding(
+            where,
+            iteration.step,
             summary="",
-            advice=SCALE_BELOW_ONE.advice,
-            phase="backward",
             first_step=first,
-            last_step=iteration.step,
+            phase="backward",
             count=self._below_one,
         )
         self._low.finding = finding
@@ -504,16 +499,8 @@ class ScaleDynamics:
         )
         if self._book.again(SCALE_RUNAWAY.slug, "api", iteration.step, lambda _: says, **evidence):
             return
-        finding = Finding(
-            kind=SCALE_RUNAWAY.slug,
-            severity=SCALE_RUNAWAY.severity,
-            where="api",
-            summary=says,
-            advice=SCALE_RUNAWAY.advice,
-            phase="backward",
-            first_step=iteration.step,
-            last_step=iteration.step,
-            evidence=evidence,
+        finding = SCALE_RUNAWAY.finding(
+            "api", iteration.step, summary=says, phase="backward", evidence=evidence
         )
         self._book.make(finding)
 
@@ -549,20 +536,16 @@ class ScaleDynamics:
         scale = iteration.loss_scale
         if not self._book.again(SCALER_WITH_BF16.slug, "api", iteration.step, loss_scale=scale):
             self._book.make(
-                Finding(
-                    kind=SCALER_WITH_BF16.slug,
-                    severity=SCALER_WITH_BF16.severity,
-                    where="api",
+                SCALER_WITH_BF16.finding(
+                    "api",
+                    iteration.step,
                     summary=(
                         f"A GradScaler is enabled although autocast runs in bfloat16, since step"
                         f" {iteration.step}: it does useless work, its scale means nothing, and it"
                         f" hides skipped steps"
                     ),
-                    advice=SCALER_WITH_BF16.advice,
                     phase="config",
                     dtype="bfloat16",
-                    first_step=iteration.step,
-                    last_step=iteration.step,
                     evidence={"loss_scale": scale},
                 )
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.numerics.written import scale_argument, scale_text
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -134,16 +134,15 @@ class ScaleReset:
         if self._book.again(SCALE_RESET.slug, "api", step, lambda _: summary, **evidence):
             return
         self._book.make(
-            Finding(
-                kind=SCALE_RESET.slug,
+            SCALE_RESET.finding(
+                "api",
+                step,
+                summary=summary,
                 # Without the scale before it may be the first training with a scaler at all.
                 severity=Severity.WARNING if change.known_before else Severity.INFO,
-                where="api",
-                summary=summary,
                 advice=_advice(change, self._before),
-                phase="config",
                 first_step=since,
-                last_step=step,
+                phase="config",
                 count=self._skips,
                 evidence=evidence,
             )

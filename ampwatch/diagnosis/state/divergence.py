@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, Precedence, very_likely
 from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
+from ampwatch.wire.records import Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -210,19 +210,16 @@ class Divergence:
         since = self._record_since
         end = "before anything stopped being finite" if broke else "and nothing holds it any more"
         self._book.make(
-            Finding(
-                kind=DIVERGENCE.slug,
-                severity=DIVERGENCE.severity,
-                where="loss",
+            DIVERGENCE.finding(
+                "loss",
+                step,
                 summary=(
                     f"The training diverges: since step {since} the loss has risen from"
                     f" {self._level:.3g} to {self._newest:.3g}, larger than ever"
                     f" {counted(self._records, 'time')}, {end}{weights}. It would do so in float32 as well"
                 ),
-                advice=DIVERGENCE.advice,
-                phase="forward",
                 first_step=since,
-                last_step=step,
+                phase="forward",
                 evidence=evidence,
             )
         )

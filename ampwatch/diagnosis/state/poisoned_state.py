@@ -268,18 +268,15 @@ class PoisonedState:
                 f". {by.op} outside of any optimizer's step made them of the gradient of"
                 f" {in_words(f'param:{by.gradient}')}, which was not finite"
             )
-        finding = Finding(
-            kind=PARAM_NONFINITE.slug,
-            severity=PARAM_NONFINITE.severity,
-            where=where,
+        finding = PARAM_NONFINITE.finding(
+            where,
+            iteration.step,
             summary=says(iteration.step),
             advice=PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND,
             op="" if by is None else by.op,
             source="" if by is None else by.source,
             phase="optimizer",
             dtype=worst.dtype,
-            first_step=iteration.step,
-            last_step=iteration.step,
             evidence=evidence,
         )
         self._book.make(finding)
@@ -300,20 +297,16 @@ class PoisonedState:
             return
         worst = max(suspects, key=lambda r: r.histogram.nonfinite)
         where, eps = f"param:{worst.name}", self._lost_eps[worst.name]
-        finding = Finding(
-            kind=OPTIMIZER_EPS_UNDERFLOW.slug,
-            severity=OPTIMIZER_EPS_UNDERFLOW.severity,
-            where=where,
+        finding = OPTIMIZER_EPS_UNDERFLOW.finding(
+            where,
+            iteration.step,
             summary=(
                 f"The optimizer's eps of {eps:g} is zero in {worst.dtype}, and so is the square of a"
                 f" small gradient: its step divided by zero and left {_words(worst)} in {in_words(where)},"
                 f" as of step {iteration.step}"
             ),
-            advice=OPTIMIZER_EPS_UNDERFLOW.advice,
             phase="optimizer",
             dtype=worst.dtype,
-            first_step=iteration.step,
-            last_step=iteration.step,
             evidence={"eps": eps, **_evidence(worst, bad)},
         )
         self._book.make(finding)
@@ -327,21 +320,17 @@ class PoisonedState:
             self._book.again(OPTIMIZER_EPS_UNDERFLOW.slug, where, lost.step)
             return
         self._book.make(
-            Finding(
-                kind=OPTIMIZER_EPS_UNDERFLOW.slug,
-                severity=OPTIMIZER_EPS_UNDERFLOW.severity,
-                where=where,
+            OPTIMIZER_EPS_UNDERFLOW.finding(
+                where,
+                lost.step,
                 summary=(
                     f"The squares of gradients that the optimizer keeps in {lost.dtype} are zero where the gradient, or its"
                     f" average, is not: {lost.share:.0%} of those of {in_words(where)}, as of step {lost.step}. It divides"
                     f" by its eps of {lost.eps:g} alone there, and has moved weights by {lost.ratio:.2g} times the learning"
                     f" rate in that step{'' if lost.dtype == 'float16' else FROM_ELSEWHERE}"
                 ),
-                advice=OPTIMIZER_EPS_UNDERFLOW.advice,
                 phase="optimizer",
                 dtype=lost.dtype,
-                first_step=lost.step,
-                last_step=lost.step,
                 evidence={
                     "eps": lost.eps,
                     "zero_share": lost.share,
@@ -370,16 +359,12 @@ class PoisonedState:
 
         if self._book.again_anywhere(BUFFER_NONFINITE.slug, iteration.step, says, **evidence):
             return
-        finding = Finding(
-            kind=BUFFER_NONFINITE.slug,
-            severity=BUFFER_NONFINITE.severity,
-            where=where,
+        finding = BUFFER_NONFINITE.finding(
+            where,
+            iteration.step,
             summary=says(iteration.step),
-            advice=BUFFER_NONFINITE.advice,
             phase="forward",
             dtype=first.dtype,
-            first_step=iteration.step,
-            last_step=iteration.step,
             evidence=evidence,
         )
         self._book.make(finding)

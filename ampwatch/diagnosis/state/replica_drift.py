@@ -16,7 +16,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -203,18 +203,14 @@ class ReplicaDrift:
         else:
             who = f"{_named(first.ranks)} no longer have the same weights"
         self._book.make(
-            Finding(
-                kind=REPLICA_DRIFT.slug,
-                severity=REPLICA_DRIFT.severity,
-                where=f"param:{begin}" if begin == end else "",
+            REPLICA_DRIFT.finding(
+                f"param:{begin}" if begin == end else "",
+                step,
                 summary=(
                     f"{who[0].upper()}{who[1:]}: {weights} {were} bit-identical at step {first.since + 1} and"
                     f" {'is' if begin == end else 'are'} not at step {step}"
                 ),
-                advice=REPLICA_DRIFT.advice,
                 phase="optimizer",
-                first_step=step,
-                last_step=step,
                 evidence={
                     "ranks_compared": float(len(first.ranks)),
                     "ranks_apart": float(len(others)),

@@ -236,15 +236,12 @@ class PeriodicSkips:
             return
         first = step - RECURRENCES * period
         self._book.make(
-            Finding(
-                kind=PERIODIC_SKIP.slug,
-                severity=PERIODIC_SKIP.severity,
-                where=where,
+            PERIODIC_SKIP.finding(
+                where,
+                step,
                 summary=says(first),
-                advice=PERIODIC_SKIP.advice,
-                phase="backward",
                 first_step=first,
-                last_step=step,
+                phase="backward",
                 count=RECURRENCES + 1,
                 evidence=evidence,
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.numerics.written import scale_text
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -43,19 +43,15 @@ class Replicas:
         """Take in that one of several replicas skips a step that another one takes."""
         here = "skips it" if seen.here else "takes it"
         self._book.make_once(
-            Finding(
-                kind=RANK_FOUND_INF_MISMATCH.slug,
-                severity=RANK_FOUND_INF_MISMATCH.severity,
-                where=f"optimizer:{seen.optimizer}",
+            RANK_FOUND_INF_MISMATCH.finding(
+                f"optimizer:{seen.optimizer}",
+                seen.step,
                 summary=(
                     f"{seen.skipping} of {seen.replicas} replicas skip step {seen.step} at a loss"
                     f" scale of {scale_text(seen.loss_scale)} (this one {here}), after"
                     f" {counted(seen.common_steps, 'step')} together: from here on their weights and scales are different"
                 ),
-                advice=RANK_FOUND_INF_MISMATCH.advice,
                 phase="optimizer",
-                first_step=seen.step,
-                last_step=seen.step,
                 evidence={
                     "replicas": float(seen.replicas),
                     "skipping": float(seen.skipping),

@@ -206,15 +206,12 @@ class SharedScaler:
         if self._book.again(SHARED_SCALER_DESYNC.slug, where, step, lambda _: says, **evidence):
             return
         first = step if account.since < 0 else account.since
-        finding = Finding(
-            kind=SHARED_SCALER_DESYNC.slug,
-            severity=SHARED_SCALER_DESYNC.severity,
-            where=where,
+        finding = SHARED_SCALER_DESYNC.finding(
+            where,
+            step,
             summary=says,
-            advice=SHARED_SCALER_DESYNC.advice,
-            phase="optimizer",
             first_step=first,
-            last_step=step,
+            phase="optimizer",
             count=account.skips,
             evidence=evidence,
         )

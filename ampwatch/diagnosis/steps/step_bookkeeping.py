@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
-from ampwatch.wire.records import Finding, Severity, SkipClass
+from ampwatch.wire.records import Severity, SkipClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,15 +97,11 @@ class StepBookkeeping:
         finding = self._book.get(SCHEDULER_AHEAD.slug, where)
         if finding is None:
             self._book.make(
-                Finding(
-                    kind=SCHEDULER_AHEAD.slug,
-                    severity=SCHEDULER_AHEAD.severity,
-                    where=where,
+                SCHEDULER_AHEAD.finding(
+                    where,
+                    step,
                     summary=_summary(index, 1, step),
-                    advice=SCHEDULER_AHEAD.advice,
                     phase="optimizer",
-                    first_step=step,
-                    last_step=step,
                     evidence={"scheduler_steps_ahead": 1.0},
                 )
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.numerics.written import step_time
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -91,14 +91,12 @@ class InputBound:
             self._book.restate(made, last.last_step, severity, says, **evidence)
             return
         self._book.make(
-            Finding(
-                kind=INPUT_BOUND.slug,
-                severity=severity,
-                where="step",
+            INPUT_BOUND.finding(
+                "step",
+                last.last_step,
                 summary=says,
-                advice=INPUT_BOUND.advice,
+                severity=severity,
                 first_step=first,
-                last_step=last.last_step,
                 count=last.last_step - first + 1,
                 evidence=evidence,
             )

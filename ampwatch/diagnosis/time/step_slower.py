@@ -137,14 +137,12 @@ class StepSlower:
             self._book.restate(made, last, severity, says, **evidence)
             return
         self._book.make(
-            Finding(
-                kind=STEP_SLOWER.slug,
-                severity=severity,
-                where="step",
+            STEP_SLOWER.finding(
+                "step",
+                last,
                 summary=says,
-                advice=STEP_SLOWER.advice,
+                severity=severity,
                 first_step=first,
-                last_step=last,
                 count=last - first + 1,
                 evidence=evidence,
             )

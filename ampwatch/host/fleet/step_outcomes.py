@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
 from ampwatch.numerics.written import scale_text
-from ampwatch.wire.records import Finding, SkipClass
+from ampwatch.wire.records import SkipClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -172,18 +172,14 @@ def _say(
     if scale is not None:
         evidence["loss_scale"] = scale[0]
     rank.find(
-        Finding(
-            kind=RANK_FOUND_INF_MISMATCH.slug,
-            severity=RANK_FOUND_INF_MISMATCH.severity,
-            where=where,
+        RANK_FOUND_INF_MISMATCH.finding(
+            where,
+            step,
             summary=(
                 f"Rank {rank.identity.rank} skips step {step}{at}, which rank {others} takes: from"
                 f" here on the ranks have different weights and scales"
             ),
-            advice=RANK_FOUND_INF_MISMATCH.advice,
             phase="optimizer",
-            first_step=step,
-            last_step=step,
             evidence=evidence,
         )
     )

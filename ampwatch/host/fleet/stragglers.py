@@ -15,7 +15,7 @@ from ampwatch.diagnosis.time.straggler import STRAGGLER
 from ampwatch.host.fleet.gpu_users import gpu_of
 from ampwatch.host.fleet.gpus import Feature
 from ampwatch.numerics.written import step_time
-from ampwatch.wire.records import Finding, StepPhase
+from ampwatch.wire.records import StepPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -370,18 +370,15 @@ def _say(
         if seconds is not None:
             evidence[name] = seconds
     rank.find(
-        Finding(
-            kind=STRAGGLER.slug,
-            severity=STRAGGLER.severity,
-            where="step",
+        STRAGGLER.finding(
+            "step",
+            steps[1],
             summary=(
                 f"Rank {number} makes the {len(members)} ranks of this host wait: of each step of"
                 f" {step_time(mean_step)} it takes {step_time(share.excess)} longer than the others,"
                 f" which wait {step_time(share.waited)} longer than it does; {cause}; since step {first}"
             ),
-            advice=STRAGGLER.advice,
             first_step=first,
-            last_step=steps[1],
             count=SPANS * num_steps if known is None else known.count + num_steps,
             evidence=evidence,
         )

@@ -20,7 +20,7 @@ from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
 from ampwatch.host.fleet.gpu_users import gpu_of
 from ampwatch.host.fleet.gpus import Feature
 from ampwatch.report.op_shares import nanoseconds_by_unit
-from ampwatch.wire.records import Finding, RunState
+from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -198,15 +198,12 @@ class ViewComparison:
             "ideal_time_share": views.arithmetic,
         }
         rank.find(
-            Finding(
-                kind=TENSOR_VIEWS_DISAGREE.slug,
-                severity=TENSOR_VIEWS_DISAGREE.severity,
-                where="env",
+            TENSOR_VIEWS_DISAGREE.finding(
+                "env",
+                rank.newest.step,
                 summary=f"The views of the tensor cores contradict one another: {sentence}",
-                advice=TENSOR_VIEWS_DISAGREE.advice,
-                phase="config",
                 first_step=rank.newest.step if known is None else known.first_step,
-                last_step=rank.newest.step,
+                phase="config",
                 count=1 if known is None else known.count + 1,
                 evidence={name: share for name, share in shares.items() if share is not None},
             )

@@ -23,6 +23,9 @@ from ampwatch.wire.records import GONE_STEP, Severity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Unpack
+
+    from ampwatch.diagnosis.kinds.kind import Details, Kind
     from ampwatch.wire.records import Finding
 
     Says = Callable[[int], str]
@@ -139,6 +142,62 @@ class FindingBook:
         is_behind = root is finding if is_made else outranks(finding, culprit, root)
         return culprit if is_behind else None
 
+    def place_of(self, kind: Kind, where: str) -> str:
+        """Return the place where a kind was found last; ``where`` if it has not been made."""
+        made = self.of_kind(kind.slug)
+        return made[-1].where if made else where
+
+    def report(
+        self,
+        kind: Kind,
+        where: str,
+        step: int,
+        *,
+        summary: str | Says,
+        severity: Severity | None = None,
+        first_step: int | None = None,
+        is_once: bool = False,
+        **details: Unpack[Details],
+    ) -> Finding:
+        """Make a finding, or count the one of this kind and place again as it stands now.
+
+        Of one that is counted again the sentence and the numbers are brought up to date, and the
+        severity if one is given; what else is given is that of a new one.
+
+        Args:
+            kind: Kind of the finding.
+            where: Its place.
+            step: The iteration.
+            summary: The sentence, or what makes it of the iteration that the finding began in.
+            severity: What the present evidence makes of it. Another one is reported at once.
+            first_step: The iteration that a new one began in; ``step`` by default.
+            is_once: The kind is made once, with a severity that stays. At another place it is only
+                counted: its numbers would stand beside the name of the first.
+            details: Other attributes of the finding, as of ``Kind.finding``.
+        """
+        known = self.of_kind(kind.slug)[-1:] if is_once else []
+        made = known[0] if known else self.get(kind.slug, where)
+        first_step = step if first_step is None else first_step
+        if made is not None and made.where != where:
+            self.again(made, step)
+            return made
+        if not isinstance(summary, str):
+            summary = summary(first_step if made is None else made.first_step)
+        if made is None:
+            made = kind.finding(
+                where, step, summary=summary, severity=severity, first_step=first_step, **details
+            )
+            self.make(made)
+            return made
+        if is_once or severity is None:
+            severity = made.severity
+        has_moved = made.severity is not severity
+        made.severity, made.summary = severity, summary
+        made.evidence.update(details.get("evidence", {}))
+        if self.count(made, step) or has_moved:
+            self.report_change(made)
+        return made
+
     def make(self, finding: Finding) -> None:
         """Enter a new finding, and attach it, and what is known, to what explains it.
 
@@ -215,68 +274,11 @@ class FindingBook:
             or waited_ns >= REPORTED_AGAIN_NS
         )
 
-    def again(
-        self, kind: str, where: str, step: int, says: Says | None = None, /, **evidence: float
-    ) -> bool:
-        """Count one more iteration of a finding; return whether it had been made at all.
-
-        Args:
-            kind: Kind of the finding.
-            where: Its place.
-            step: The iteration.
-            says: Makes the summary of the numbers as they stand now; as it was without.
-            evidence: Numbers as they stand now.
-        """
-        finding = self.get(kind, where)
-        if finding is None:
-            return False
+    def again(self, finding: Finding, step: int, **evidence: float) -> None:
+        """Count one more iteration of a finding, with some numbers as they stand now."""
         finding.evidence.update(evidence)
-        if says is not None:
-            finding.summary = says(finding.first_step)
         if self.count(finding, step):
             self.report_change(finding)
-        return True
-
-    def again_anywhere(
-        self, kind: str, step: int, says: Says | None = None, /, **evidence: float
-    ) -> Finding | None:
-        """Count one more iteration of a kind that is made once, and return it if it was.
-
-        The newest counts, at the place where it was made. Arguments as of ``again``.
-        """
-        made = self.of_kind(kind)
-        if not made:
-            return None
-        self.again(kind, made[-1].where, step, says, **evidence)
-        return made[-1]
-
-    def make_once(self, finding: Finding) -> None:
-        """Enter a finding, or count its kind again if that has been made, wherever it was.
-
-        Numbers and sentence are the newest at the place where it was made. Those of another place
-        would stand beside its name, and are only counted.
-        """
-        made = self.of_kind(finding.kind)
-        if not made:
-            self.make(finding)
-        elif made[-1].where == finding.where:
-            self.renew(finding)
-        else:
-            self.again(finding.kind, made[-1].where, finding.last_step)
-
-    def renew(self, finding: Finding) -> bool:
-        """Count a finding again with the numbers and the sentence of a newer one of its place.
-
-        Returns:
-            Whether it had been made at all.
-        """
-        return self.again(
-            finding.kind,
-            finding.where,
-            finding.last_step,
-            lambda _: finding.summary,
-            **finding.evidence,
-        )
 
     def end(self, finding: Finding, step: int) -> None:
         """Report that what a finding is about was seen to be gone, in iteration ``step``.
@@ -285,24 +287,6 @@ class FindingBook:
         """
         finding.evidence[GONE_STEP] = float(step)
         self.report_change(finding)
-
-    def restate(
-        self, finding: Finding, step: int, severity: Severity, summary: str, /, **evidence: float
-    ) -> None:
-        """Count one more iteration of a finding as it stands now, be it better or worse than before.
-
-        Args:
-            finding: A finding of this book.
-            step: The iteration.
-            severity: What the present evidence makes of it. Another one is reported at once.
-            summary: The sentence about the present evidence.
-            evidence: Numbers as they stand now.
-        """
-        has_moved = finding.severity is not severity
-        finding.severity, finding.summary = severity, summary
-        finding.evidence.update(evidence)
-        if self.count(finding, step) or has_moved:
-            self.report_change(finding)
 
     def report_change(self, finding: Finding) -> None:
         """Pass on a finding that has changed, as an escalation if its severity has risen."""

@@ -8,6 +8,7 @@ import pytest
 
 from ampwatch.diagnosis.book import REPORTED_AGAIN_NS, FindingBook
 from ampwatch.diagnosis.causes import FOUND_LATE, INCIDENT_STEPS, LASTING
+from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW
 from ampwatch.diagnosis.kinds.kind import When, since
 from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.diagnosis.news import News, Reason
@@ -62,10 +63,11 @@ def test_a_finding_is_reported_each_time_at_first_and_then_every_few_steps() -> 
     """Current while it is young; one that lasts for ever stays fresh and does not flood."""
     ear = Ear()
     book = FindingBook(ear)
-    book.make(_finding("a"))
+    finding = _finding("a")
+    book.make(finding)
     for step in range(1, 2000):
         book.now_ns = step * 10**9 // 10  # ten steps a second
-        book.again("a", "optimizer:0", step, loss_scale=float(step))
+        book.again(finding, step, loss_scale=float(step))
 
     later = [*range(288, 2001, 32)]
     assert [count for _, count, _ in ear.heard] == [*range(1, 257), *later]
@@ -78,10 +80,11 @@ def test_a_finding_of_long_steps_is_reported_once_a_minute() -> None:
     """However few steps that are."""
     ear = Ear()
     book = FindingBook(ear)
-    book.make(_finding("a"))
+    finding = _finding("a")
+    book.make(finding)
     for step in range(1, 300):
         book.now_ns = step * 10 * 10**9  # ten seconds a step
-        book.again("a", "optimizer:0", step)
+        book.again(finding, step)
 
     assert [count for _, count, _ in ear.heard][256:] == [262, 268, 274, 280, 286, 292, 298]
 
@@ -90,23 +93,29 @@ def test_numbers_and_sentence_are_of_one_moment_and_of_one_place() -> None:
     """What is seen elsewhere is counted; its numbers would stand beside another name."""
     book = FindingBook(Ear())
     for step, where in enumerate(("a", "a", "b")):
-        finding = _finding("slow", where)
-        finding.summary, finding.last_step = f"at step {step}", step
-        finding.evidence = {"share": step / 4}
-        book.make_once(finding)
+        book.report(
+            DIVERGENCE,
+            where,
+            step,
+            summary=f"at step {step}",
+            severity=(CRITICAL, WARNING, INFO)[step],
+            is_once=True,
+            evidence={"share": step / 4},
+        )
 
     (made,) = book.findings
     assert (made.summary, made.evidence) == ("at step 1", {"share": 0.25})
-    assert (made.count, made.last_step) == (3, 2)
+    assert (made.count, made.last_step, made.severity) == (3, 2, CRITICAL)
 
 
 def test_what_was_counted_and_not_reported_is_reported_at_the_end() -> None:
     """The last word about a finding is its final count, once."""
     ear = Ear()
     book = FindingBook(ear)
-    book.make(_finding("a"))
+    finding = _finding("a")
+    book.make(finding)
     for step in range(1, 300):
-        book.again("a", "optimizer:0", step)
+        book.again(finding, step)
     book.report_changes()
     book.report_changes()
 
@@ -120,7 +129,7 @@ def test_an_iteration_in_which_two_parts_see_it_is_counted_once() -> None:
     book = FindingBook(Ear())
     book.make(finding)
     for step in (3, 4, 4, 5):
-        book.again("a", "optimizer:0", step)
+        book.again(finding, step)
 
     assert (finding.count, finding.last_step) == (3, 5)
 
@@ -128,10 +137,35 @@ def test_an_iteration_in_which_two_parts_see_it_is_counted_once() -> None:
 def test_the_same_kind_at_another_place_is_another_finding() -> None:
     """Kind and place together are the identity."""
     book = FindingBook(Ear())
-    book.make(_finding("a", "optimizer:0"))
+    one, other = (book.report(DIVERGENCE, where, 5, summary="") for where in ("loss", "step"))
 
-    assert book.again("a", "optimizer:1", 5) is False
-    assert book.get("a", "optimizer:0") is book.findings[0]
+    assert book.findings == [one, other]
+    assert [book.get(DIVERGENCE.slug, where) for where in ("loss", "step")] == [one, other]
+    assert book.get(DIVERGENCE.slug, "api") is None
+
+
+def test_a_finding_is_made_from_its_row_and_then_brought_up_to_date() -> None:
+    """Slug, severity and advice are those of the row; the sentence may say since when."""
+    book = FindingBook(Ear())
+    for step, share in ((7, 0.5), (8, 0.25)):
+        made = book.report(
+            DIVERGENCE,
+            "loss",
+            step,
+            summary=lambda since: f"since step {since}",
+            first_step=step - 2,
+            dtype="float16",
+            evidence={"share": share},
+        )
+
+    assert book.findings == [made]
+    assert (made.kind, made.severity, made.advice) == (
+        DIVERGENCE.slug,
+        DIVERGENCE.severity,
+        DIVERGENCE.advice,
+    )
+    assert (made.first_step, made.last_step, made.count) == (5, 8, 2)
+    assert (made.summary, made.dtype, made.evidence) == ("since step 5", "float16", {"share": 0.25})
 
 
 def test_a_symptom_is_attached_to_its_root_once() -> None:
@@ -174,16 +208,14 @@ def test_two_findings_never_explain_one_another() -> None:
     assert other.caused_by == one.key
 
 
-def test_a_kind_that_is_made_once_is_counted_wherever_it_was_made() -> None:
-    """Nothing is counted before it was made."""
+def test_a_kind_is_at_the_place_where_it_was_found_last() -> None:
+    """Before that it is where it is seen now."""
     book = FindingBook(Ear())
-    nothing = book.again_anywhere("a", 1, share=0.5)
-    made = _finding("a", "param:w")
-    book.make(made)
+    before = book.place_of(DIVERGENCE, "loss")
+    for step, where in enumerate(("param:v", "param:w")):
+        book.report(DIVERGENCE, where, step, summary="")
 
-    assert nothing is None
-    assert book.again_anywhere("a", 7, share=0.5) is made
-    assert (made.count, made.last_step, made.evidence) == (2, 7, {"share": 0.5})
+    assert (before, book.place_of(DIVERGENCE, "loss")) == ("loss", "param:w")
 
 
 def _at(kind: str, step: int, where: str = "") -> Finding:
@@ -475,7 +507,7 @@ def test_a_finding_that_has_become_worse_is_reported_as_that_once(reported_by: s
     if reported_by == "report_change":
         book.report_change(finding)
     if reported_by == "again":
-        book.again("a", "w", 1)
+        book.again(finding, 1)
     for _ in range(3):
         book.report_escalations()
         book.report_change(finding)
@@ -619,15 +651,22 @@ def test_a_finding_is_restated_as_it_stands_for_better_and_for_worse() -> None:
     """Another severity is reported at once, however often it was reported before."""
     ear = Ear()
     book = FindingBook(ear)
-    made = _finding("grad_underflow", "param:w")
+    made = _finding(GRAD_UNDERFLOW.slug, "param:w")
     made.evidence = {"lost_share": 0.5, "loss_scale": 1.0}
     book.make(made)
+
+    def report(step: int, severity: Severity, summary: str, share: float) -> None:
+        evidence = {"lost_share": share}
+        book.report(
+            GRAD_UNDERFLOW, "param:w", step, summary=summary, severity=severity, evidence=evidence
+        )
+
     for step in range(1, 500):
-        book.restate(made, step, Severity.WARNING, f"at step {step}", lost_share=0.5)
+        report(step, WARNING, f"at step {step}", 0.5)
     before = len(ear.heard)
-    book.restate(made, 500, Severity.CRITICAL, "all is lost", lost_share=1.0)
+    report(500, CRITICAL, "all is lost", 1.0)
     book.report_escalations()
-    book.restate(made, 501, Severity.WARNING, "it was lost", lost_share=0.1)
+    report(501, WARNING, "it was lost", 0.1)
     book.report_escalations()
 
     assert [reason for _, reason, _, _ in ear.news] == [Reason.MADE, Reason.WORSE]

@@ -176,14 +176,14 @@ class AutocastState:
         *,
         phase: str = "forward",
     ) -> None:
-        self._book.make_once(
-            AUTOCAST_INACTIVE.finding(
-                where,
-                census.step,
-                summary=f"Autocast did nothing at step {census.step}: {what}",
-                severity=severity,
-                phase=phase,
-                dtype="float32",
-                evidence=evidence,
-            )
+        self._book.report(
+            AUTOCAST_INACTIVE,
+            where,
+            census.step,
+            summary=f"Autocast did nothing at step {census.step}: {what}",
+            severity=severity,
+            phase=phase,
+            dtype="float32",
+            evidence=evidence,
+            is_once=True,
         )

@@ -71,18 +71,18 @@ class CompiledBackward:
 
     def _say(self, seen: CompiledGradients) -> None:
         where = f"param:{seen.parameter}" if seen.parameter else ""
-        self._book.make_once(
-            COMPILE_BACKWARD_AUTOCAST.finding(
-                where,
-                seen.step,
-                summary=(
-                    f"The gradient of {in_words(where) if where else 'a parameter'} is not finite after the backward of"
-                    f" step {seen.step}: its module is kept out of autocast, but torch.compile has"
-                    f" traced the backward under the autocast of the forward, in {seen.dtype}"
-                ),
-                op=seen.op,
-                phase="backward",
-                dtype=seen.dtype,
-                evidence={"nonfinite": float(seen.nonfinite), "parameters": float(seen.parameters)},
-            )
+        self._book.report(
+            COMPILE_BACKWARD_AUTOCAST,
+            where,
+            seen.step,
+            summary=(
+                f"The gradient of {in_words(where) if where else 'a parameter'} is not finite after the backward of"
+                f" step {seen.step}: its module is kept out of autocast, but torch.compile has"
+                f" traced the backward under the autocast of the forward, in {seen.dtype}"
+            ),
+            op=seen.op,
+            phase="backward",
+            dtype=seen.dtype,
+            evidence={"nonfinite": float(seen.nonfinite), "parameters": float(seen.parameters)},
+            is_once=True,
         )

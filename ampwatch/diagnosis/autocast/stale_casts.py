@@ -49,18 +49,18 @@ class StaleCasts:
         where = f"param:{seen.parameter}" if seen.parameter else "api"
         if any(f.last_step == seen.step for f in self._book.of_kind(STALE_AUTOCAST_CACHE.slug)):
             return  # another sensor has seen it in the same iteration
-        self._book.make_once(
-            STALE_AUTOCAST_CACHE.finding(
-                where,
-                seen.step,
-                summary=(
-                    f"A forward in step {seen.step} used {counted(seen.casts, 'weight')} as before the"
-                    f" last change{first}: the autocast region was"
-                    f" not left in between, and keeps what it has cast to {seen.dtype}. The model"
-                    f" does not see its updates"
-                ),
-                phase="forward",
-                dtype=seen.dtype,
-                evidence={"stale_casts": float(seen.casts)},
-            )
+        self._book.report(
+            STALE_AUTOCAST_CACHE,
+            where,
+            seen.step,
+            summary=(
+                f"A forward in step {seen.step} used {counted(seen.casts, 'weight')} as before the"
+                f" last change{first}: the autocast region was"
+                f" not left in between, and keeps what it has cast to {seen.dtype}. The model"
+                f" does not see its updates"
+            ),
+            phase="forward",
+            dtype=seen.dtype,
+            evidence={"stale_casts": float(seen.casts)},
+            is_once=True,
         )

@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.calls.known_errors import (
-    BCE,
     FLOAT16_GRADIENTS,
     KNOWN,
     OF_NONFINITE,
@@ -16,12 +15,14 @@ from ampwatch.diagnosis.calls.known_errors import (
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, at_fault, certain, since
 from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.calls import Raised, RefusedOp
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.calls import Raised
+    from ampwatch.wire.records import Finding
 
 
 def _refuses_nonfinite(error: Finding, _broken: Finding) -> bool:
@@ -55,34 +56,15 @@ MAX_NAMES = 4
 """Parameters named in a sentence."""
 
 
-def explain_error(seen: Raised) -> Finding | None:
-    """Return what is known of an exception; ``None`` if it has nothing to do with AMP."""
+def report_error(book: FindingBook, seen: Raised) -> None:
+    """Report what is known of an exception; nothing if it has nothing to do with AMP."""
     for known in KNOWN:
         match = known.message.search(seen.message)
         if match is not None and seen.type_name in known.types:
-            return _finding(seen, known, match)
+            _report(book, seen, known, match)
+            return
     if seen.type_name == "RuntimeError" and _is_recurrent(seen):
-        return _finding(seen, RECURRENT, None)
-    return None
-
-
-def refused_op(seen: RefusedOp) -> Finding:
-    """Return what is known of an op that runs under autocast on a CPU, and not on a GPU."""
-    return API_ERROR.finding(
-        seen.where,
-        seen.step,
-        summary=(
-            f"{seen.op} ran under autocast at step {seen.step} on a probability that had been"
-            f" rounded to {seen.dtype}, where all that is close to 1 is 1: on a GPU PyTorch raises"
-            f" an exception instead"
-        ),
-        severity=Severity.WARNING,
-        advice=BCE.remedy,
-        op=seen.op,
-        phase="forward",
-        dtype=seen.dtype,
-        source=seen.source,
-    )
+        _report(book, seen, RECURRENT, None)
 
 
 def _is_recurrent(seen: Raised) -> bool:
@@ -90,7 +72,9 @@ def _is_recurrent(seen: Raised) -> bool:
     return bool(half and seen.module_type in ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell"))
 
 
-def _finding(seen: Raised, known: KnownError, match: re.Match[str] | None) -> Finding:
+def _report(
+    book: FindingBook, seen: Raised, known: KnownError, match: re.Match[str] | None
+) -> None:
     phase = known.phase or ("backward" if seen.in_backward else "forward")
     where = _where(seen, phase)
     op = known.op or _op_of(seen, match)
@@ -106,9 +90,11 @@ def _finding(seen: Raised, known: KnownError, match: re.Match[str] | None) -> Fi
         }
     place = f" in {in_words(where)}" if where != "api" else ""
     shown = seen.message.strip().splitlines()[0][:200] if seen.message.strip() else ""
-    return API_ERROR.finding(
+    book.report(
+        API_ERROR,
         where,
         seen.step,
+        is_once=True,
         summary=(
             f"Training ended at step {seen.step}{place} with {seen.type_name} ({shown!r}):"
             f" {known.meaning}{names}"

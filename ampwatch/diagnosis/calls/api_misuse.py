@@ -7,7 +7,7 @@ from collections import deque
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.calls.api_errors import explain_error, refused_op
+from ampwatch.diagnosis.calls.api_errors import API_ERROR, report_error
 from ampwatch.diagnosis.calls.kinds import (
     BACKWARD_UNDER_AUTOCAST,
     CLIP_BEFORE_UNSCALE,
@@ -16,6 +16,7 @@ from ampwatch.diagnosis.calls.kinds import (
     SCALE_CHANGED_MID_ACCUMULATION,
     UNSCALED_STEP,
 )
+from ampwatch.diagnosis.calls.known_errors import BCE
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.evidence.calls import (
     AddedTerm,
@@ -32,7 +33,7 @@ from ampwatch.diagnosis.evidence.calls import (
 from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.state.poisoned_state import PARAM_NONFINITE
 from ampwatch.numerics.written import scale_text
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,22 +131,20 @@ class ApiMisuse:
         where = f"optimizer:{seen.optimizer}"
         norm = "" if math.isnan(seen.norm) else f", with a norm of {seen.norm:.4g}"
         self._say(
-            _warning(
-                CLIP_BEFORE_UNSCALE,
-                where,
-                seen.step,
-                "optimizer",
-                f"{seen.function} limited gradients of {in_words(where)} to {seen.limit:g} at step {seen.step}"
-                f" while they were still multiplied by the loss scale of {scale_text(scale)}{norm}: after"
-                f" unscaling the limit is {seen.limit / scale:.3g}, and the optimizer all but stops",
-                source=seen.source,
-                evidence={
-                    "loss_scale": scale,
-                    "limit": seen.limit,
-                    "norm": seen.norm,
-                    "effective_limit": seen.limit / scale,
-                },
-            )
+            CLIP_BEFORE_UNSCALE,
+            where,
+            seen.step,
+            "optimizer",
+            f"{seen.function} limited gradients of {in_words(where)} to {seen.limit:g} at step {seen.step}"
+            f" while they were still multiplied by the loss scale of {scale_text(scale)}{norm}: after"
+            f" unscaling the limit is {seen.limit / scale:.3g}, and the optimizer all but stops",
+            source=seen.source,
+            evidence={
+                "loss_scale": scale,
+                "limit": seen.limit,
+                "norm": seen.norm,
+                "effective_limit": seen.limit / scale,
+            },
         )
 
     def rescaled(self, seen: RescaledGradients) -> None:
@@ -163,30 +162,28 @@ class ApiMisuse:
             return
         where = f"optimizer:{seen.optimizer}"
         self._say(
-            _warning(
-                CLIP_BEFORE_UNSCALE,
-                where,
-                seen.step,
-                "optimizer",
-                f"The program itself has limited {counted(seen.gradients, 'gradient')} of {in_words(where)} at step"
-                f" {seen.step} while they were still multiplied by the loss scale of {scale_text(scale)}:"
-                f" {seen.after / seen.before:.3g} of their norm was left, and the same norm each time, whatever it"
-                f" was. After unscaling the limit is 1/{scale_text(scale)} of what was meant",
-                source=seen.source,
-                evidence={
-                    "loss_scale": scale,
-                    "share_left": seen.after / seen.before,
-                    "gradients": float(seen.gradients),
-                },
-            )
+            CLIP_BEFORE_UNSCALE,
+            where,
+            seen.step,
+            "optimizer",
+            f"The program itself has limited {counted(seen.gradients, 'gradient')} of {in_words(where)} at step"
+            f" {seen.step} while they were still multiplied by the loss scale of {scale_text(scale)}:"
+            f" {seen.after / seen.before:.3g} of their norm was left, and the same norm each time, whatever it"
+            f" was. After unscaling the limit is 1/{scale_text(scale)} of what was meant",
+            source=seen.source,
+            evidence={
+                "loss_scale": scale,
+                "share_left": seen.after / seen.before,
+                "gradients": float(seen.gradients),
+            },
         )
 
     def clipped_nonfinite(self, seen: NonfiniteClip) -> None:
         """Gradients were clipped by a norm that is not finite, and stepped with."""
-        made = self._book.again_anywhere(CLIP_NONFINITE_NORM.slug, seen.step, norm=seen.norm)
-        if made is not None:
-            return
-        if seen.parameter:
+        made = self._book.of_kind(CLIP_NONFINITE_NORM.slug)
+        if made:
+            self._book.again(made[-1], seen.step, norm=seen.norm)
+        elif seen.parameter:
             self._say_nonfinite(seen, f"param:{seen.parameter}")
         elif self._unnamed is None:
             self._unnamed = seen
@@ -210,17 +207,15 @@ class ApiMisuse:
     def _say_nonfinite(self, seen: NonfiniteClip, where: str) -> None:
         count = f" ({counted(seen.broken, 'element')})" if seen.broken else ""
         self._say(
-            _warning(
-                CLIP_NONFINITE_NORM,
-                where,
-                seen.step,
-                "optimizer",
-                f"clip_grad_norm_ scaled the gradients by a norm of {_norm(seen.norm)} at step {seen.step},"
-                f" which turns all of them into zeros and NaN, and optimizer {seen.optimizer} took the"
-                f" step; the gradient that was not finite{count} is {_of(where)}",
-                source=seen.source,
-                evidence={"norm": seen.norm, "limit": seen.limit, "nonfinite": float(seen.broken)},
-            )
+            CLIP_NONFINITE_NORM,
+            where,
+            seen.step,
+            "optimizer",
+            f"clip_grad_norm_ scaled the gradients by a norm of {_norm(seen.norm)} at step {seen.step},"
+            f" which turns all of them into zeros and NaN, and optimizer {seen.optimizer} took the"
+            f" step; the gradient that was not finite{count} is {_of(where)}",
+            source=seen.source,
+            evidence={"norm": seen.norm, "limit": seen.limit, "nonfinite": float(seen.broken)},
         )
 
     def stepped_scaled(self, seen: ScaledStep) -> None:
@@ -233,18 +228,16 @@ class ApiMisuse:
         elif seen.in_backward:
             how = "in the middle of backward"
         self._say(
-            _warning(
-                UNSCALED_STEP,
-                where,
-                seen.step,
-                "backward" if seen.in_backward else "optimizer",
-                f"Optimizer {seen.optimizer} was stepped {how} at step {seen.step} with the gradients"
-                f" of {counted(seen.parameters, 'parameter')} still multiplied by the loss scale of {scale_text(scale)}:"
-                f" nothing has divided them by it, and nothing skips a step with infinities",
-                source=seen.source,
-                evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
-                op="step",
-            )
+            UNSCALED_STEP,
+            where,
+            seen.step,
+            "backward" if seen.in_backward else "optimizer",
+            f"Optimizer {seen.optimizer} was stepped {how} at step {seen.step} with the gradients"
+            f" of {counted(seen.parameters, 'parameter')} still multiplied by the loss scale of {scale_text(scale)}:"
+            f" nothing has divided them by it, and nothing skips a step with infinities",
+            source=seen.source,
+            evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
+            op="step",
         )
 
     def mixed(self, seen: MixedGradients) -> None:
@@ -268,16 +261,14 @@ class ApiMisuse:
                 f" scaled, and are divided by the scale of {scale_text(scale)} all the same"
             )
         self._say(
-            _warning(
-                MIXED_SCALED_BACKWARD,
-                where,
-                seen.step,
-                "backward",
-                f"Scaled and unscaled losses are mixed in {in_words(where)} at step {seen.step}: {what},"
-                f" for example {in_words(f'param:{seen.parameter}')}",
-                source=seen.source,
-                evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
-            )
+            MIXED_SCALED_BACKWARD,
+            where,
+            seen.step,
+            "backward",
+            f"Scaled and unscaled losses are mixed in {in_words(where)} at step {seen.step}: {what},"
+            f" for example {in_words(f'param:{seen.parameter}')}",
+            source=seen.source,
+            evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
         )
 
     def added(self, seen: AddedTerm) -> None:
@@ -287,42 +278,38 @@ class ApiMisuse:
             return
         where = f"optimizer:{seen.optimizer}"
         self._say(
-            _warning(
-                MIXED_SCALED_BACKWARD,
-                where,
-                seen.step,
-                "backward",
-                f"A term that is made of weights alone was added to the gradients of"
-                f" {counted(seen.parameters, 'parameter')} of {in_words(where)} at step {seen.step} while they were"
-                f" still multiplied by the loss scale: after unscaling it weighs 1/{scale_text(scale)} of what it"
-                f" should, for example in {in_words(f'param:{seen.parameter}')}",
-                source=seen.source,
-                evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
-                advice=ADDED_ADVICE,
-            )
+            MIXED_SCALED_BACKWARD,
+            where,
+            seen.step,
+            "backward",
+            f"A term that is made of weights alone was added to the gradients of"
+            f" {counted(seen.parameters, 'parameter')} of {in_words(where)} at step {seen.step} while they were"
+            f" still multiplied by the loss scale: after unscaling it weighs 1/{scale_text(scale)} of what it"
+            f" should, for example in {in_words(f'param:{seen.parameter}')}",
+            source=seen.source,
+            evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
+            advice=ADDED_ADVICE,
         )
 
     def mixed_scales(self, seen: MixedScales) -> None:
         """Gradients were made with another scale than they are divided by."""
         where = f"optimizer:{seen.optimizer}"
         self._say(
-            _warning(
-                SCALE_CHANGED_MID_ACCUMULATION,
-                where,
-                seen.step,
-                "backward",
-                f"Gradients of {in_words(where)} were accumulated over"
-                f" {counted(seen.updates, 'update')} of the scaler until"
-                f" step {seen.step}: a part of them was multiplied by {scale_text(seen.other)}, all of them are"
-                f" divided by {scale_text(seen.scale)}",
-                source=seen.source,
-                evidence={
-                    "loss_scale": seen.scale,
-                    "other_scale": seen.other,
-                    "updates": float(seen.updates),
-                    "parameters": float(seen.parameters),
-                },
-            )
+            SCALE_CHANGED_MID_ACCUMULATION,
+            where,
+            seen.step,
+            "backward",
+            f"Gradients of {in_words(where)} were accumulated over"
+            f" {counted(seen.updates, 'update')} of the scaler until"
+            f" step {seen.step}: a part of them was multiplied by {scale_text(seen.other)}, all of them are"
+            f" divided by {scale_text(seen.scale)}",
+            source=seen.source,
+            evidence={
+                "loss_scale": seen.scale,
+                "other_scale": seen.other,
+                "updates": float(seen.updates),
+                "parameters": float(seen.parameters),
+            },
         )
 
     def backward_in_autocast(self, seen: AutocastBackward) -> None:
@@ -332,58 +319,73 @@ class ApiMisuse:
         if made is not None and made.severity is Severity.INFO and not is_chosen:
             made.severity = Severity.WARNING
             self._book.report_change(made)
-        finding = _warning(
-            BACKWARD_UNDER_AUTOCAST,
-            "api",
-            seen.step,
-            "backward",
+        summary = (
             f"backward() was called inside a {seen.dtype} autocast region at step {seen.step}:"
             f" backward ran under autocast, so ops whose forward ran in float32 may run in"
-            f" {seen.dtype}",
-            source=seen.source,
-            evidence={},
-            dtype=seen.dtype,
+            f" {seen.dtype}"
         )
+        more: dict[str, Any] = {}
         if seen.products:
             example = (
                 f", for example with {in_words(f'param:{seen.weight}')}" if seen.weight else ""
             )
-            finding.summary = (
+            summary = (
                 f"torch.autograd.grad was called inside a {seen.dtype} autocast region at step {seen.step}:"
                 f" {counted(seen.products, 'matrix product')} whose forward ran in float32{example} ran in"
                 f" {seen.dtype} on the way to the gradients"
             )
-            finding.advice = GRAD_OUT_OF_AUTOCAST
-            finding.evidence["products"] = float(seen.products)
+            more["advice"] = GRAD_OUT_OF_AUTOCAST
+            more["evidence"] = {"products": float(seen.products)}
         if is_chosen:
             # Whoever does that on purpose, or by a framework, has no block of the step to leave: not
             # a slip. Where all that is trained ran under autocast, it also changes no number.
-            finding.severity = Severity.INFO
-            finding.summary += (
+            more["severity"] = Severity.INFO
+            summary += (
                 f"; the region is that of {seen.region_of}"
                 if seen.region_of
                 else "; the region is held from step to step"
             )
-        self._say(finding)
+        self._say(
+            BACKWARD_UNDER_AUTOCAST,
+            "api",
+            seen.step,
+            "backward",
+            summary,
+            source=seen.source,
+            dtype=seen.dtype,
+            **more,
+        )
 
     def refused(self, seen: RefusedOp) -> None:
         """An op ran that autocast would have refused on a GPU."""
-        self._say(refused_op(seen))
+        self._say(
+            API_ERROR,
+            seen.where,
+            seen.step,
+            "forward",
+            f"{seen.op} ran under autocast at step {seen.step} on a probability that had been"
+            f" rounded to {seen.dtype}, where all that is close to 1 is 1: on a GPU PyTorch raises"
+            f" an exception instead",
+            severity=Severity.WARNING,
+            advice=BCE.remedy,
+            op=seen.op,
+            dtype=seen.dtype,
+            source=seen.source,
+        )
 
     def raised(self, seen: Raised) -> None:
         """An exception has ended the training."""
-        finding = explain_error(seen)
-        if finding is None:
-            return
-        self._book.make_once(finding)
+        report_error(self._book, seen)
 
-    def _say(self, finding: Finding) -> None:
-        """Make a finding, or count it: once per iteration."""
-        made = self._book.get(finding.kind, finding.where)
-        if made is None:
-            self._book.make(finding)
-        elif made.last_step != finding.last_step:
-            self._book.renew(finding)
+    def _say(
+        self, kind: Kind, where: str, step: int, phase: str, summary: str, **more: Any
+    ) -> None:
+        """Report a finding once per iteration, with a severity that stays."""
+        made = self._book.get(kind.slug, where)
+        if made is not None:
+            more["severity"] = made.severity
+        if made is None or made.last_step != step:
+            self._book.report(kind, where, step, summary=summary, phase=phase, **more)
 
 
 def _is_without(factor: float, scale: float) -> bool:
@@ -411,7 +413,3 @@ def _of(where: str) -> str:
     """Return whose a gradient is: a parameter's, or one of an optimizer's."""
     of_one = where.startswith("param:")
     return f"that of {in_words(where)}" if of_one else f"one of those of {in_words(where)}"
-
-
-def _warning(kind: Kind, where: str, step: int, phase: str, summary: str, **more: Any) -> Finding:
-    return kind.finding(where, step, summary=summary, phase=phase, **more)

@@ -79,11 +79,12 @@ class CulpritOps:
         self.explained_at = iteration.step
         made = next(iter(self._book.of_kind(NONFINITE_INPUT.slug)), None)
         if made is not None:
-            self._book.again(made.kind, made.where, iteration.step)
+            self._book.again(made, iteration.step)
             self._newest = made
             self._book.led_to_by(made)
             return
-        finding = NONFINITE_INPUT.finding(
+        finding = self._book.report(
+            NONFINITE_INPUT,
             "",
             bad.step,
             summary=(
@@ -94,7 +95,6 @@ class CulpritOps:
             source=bad.source,
             evidence={"numel": float(bad.numel)},
         )
-        self._book.make(finding)
         self._attach(finding)
 
     @property
@@ -121,7 +121,7 @@ class CulpritOps:
         made = self._newest
         if made is None or self._may_be_of_buffer(made, step, since):
             return
-        self._book.again(made.kind, made.where, step)
+        self._book.again(made, step)
         self._seen_again(made)
 
     def _may_be_of_buffer(self, made: Finding, step: int, since: int) -> bool:
@@ -164,7 +164,7 @@ class CulpritOps:
                 self._book.report_change(made)
             if trace.step > made.last_step:  # what arrives late may have been counted already
                 # The numbers stay those of the step that the summary is about.
-                self._book.again(made.kind, made.where, trace.step)
+                self._book.again(made, trace.step)
             self._newest = made
             self._seen_again(made)
             self._book.led_to_by(made)

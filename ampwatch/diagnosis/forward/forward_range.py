@@ -167,12 +167,14 @@ class ForwardRange:
             f" at {FLOAT16_MAX:.6g}, and rose: at the rate of then it overflows"
             f" {counted(ahead, 'step')} later"
         )
-        if self._book.again(HEADROOM_LOW.slug, name, step, lambda _: says, **evidence):
-            return
-        self._book.make(
-            HEADROOM_LOW.finding(
-                name, step, summary=says, phase="forward", dtype="float16", evidence=evidence
-            )
+        self._book.report(
+            HEADROOM_LOW,
+            name,
+            step,
+            summary=says,
+            phase="forward",
+            dtype="float16",
+            evidence=evidence,
         )
 
 

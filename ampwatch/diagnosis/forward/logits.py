@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -175,14 +175,49 @@ class LogitGrowth:
     def _say(self, read: LogitsRead, trend: _Trend) -> None:
         if self._told is None:
             self._told_at, self._told = read.step, trend
-            self._book.make(_finding(read, trend))
+            self._report(read, trend)
             return
         made = self._book.of_kind(LOGIT_GROWTH.slug)
         if made and made[-1].where == read.where and read.step > self._told_at:
             self._told_at = read.step
             # Where it began is what was said first: later a plateau before lies within the growth.
             began = trend._replace(since=self._told.since, before=self._told.before)
-            self._book.renew(_finding(read, began))
+            self._report(read, began)
+
+    def _report(self, read: LogitsRead, trend: _Trend) -> None:
+        spacing = _spacing(read.dtype, trend.now)
+        most = "at most " if read.is_bound else ""
+        ends = (
+            f"At this rate it reaches {SATURATED:.0f} in {trend.steps_left:.0f} iterations, from where"
+            if trend.steps_left
+            else f"From {SATURATED:.0f} on"
+        )
+        self._book.report(
+            LOGIT_GROWTH,
+            read.where,
+            read.step,
+            summary=(
+                f"The largest attention logit in {in_words(read.where)} grows: from {most}"
+                f"{trend.before:.3g} at step {trend.since} to {most}{trend.now:.3g} at step {read.step},"
+                f" and doubles in {trend.doubles_in:.0f} iterations. {ends} a softmax gives all weight to"
+                f" one key and none to the others, and its gradient vanishes; neighbouring numbers of"
+                f" {read.dtype} are {spacing:.2g} apart there now"
+            ),
+            first_step=trend.since,
+            op=read.op,
+            phase="forward",
+            dtype=read.dtype,
+            source=read.source,
+            evidence={
+                "largest": trend.now,
+                "largest_before": trend.before,
+                "doubles_in_steps": trend.doubles_in,
+                "saturates_at": SATURATED,
+                "steps_left": trend.steps_left,
+                "spacing": spacing,
+                "is_bound": float(read.is_bound),
+            },
+        )
 
 
 def _trend(points: Sequence[_Point], loud: float, *, is_bound: bool) -> _Trend | None:
@@ -243,41 +278,6 @@ def _noise(points: Sequence[_Point]) -> float:
 def _slope(points: Sequence[tuple[int, float]]) -> float:
     """Return the slope of a line through points: the median of those of all pairs (Theil and Sen)."""
     return median((y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in combinations(points, 2))
-
-
-def _finding(read: LogitsRead, trend: _Trend) -> Finding:
-    spacing = _spacing(read.dtype, trend.now)
-    most = "at most " if read.is_bound else ""
-    ends = (
-        f"At this rate it reaches {SATURATED:.0f} in {trend.steps_left:.0f} iterations, from where"
-        if trend.steps_left
-        else f"From {SATURATED:.0f} on"
-    )
-    return LOGIT_GROWTH.finding(
-        read.where,
-        read.step,
-        summary=(
-            f"The largest attention logit in {in_words(read.where)} grows: from {most}"
-            f"{trend.before:.3g} at step {trend.since} to {most}{trend.now:.3g} at step {read.step},"
-            f" and doubles in {trend.doubles_in:.0f} iterations. {ends} a softmax gives all weight to"
-            f" one key and none to the others, and its gradient vanishes; neighbouring numbers of"
-            f" {read.dtype} are {spacing:.2g} apart there now"
-        ),
-        first_step=trend.since,
-        op=read.op,
-        phase="forward",
-        dtype=read.dtype,
-        source=read.source,
-        evidence={
-            "largest": trend.now,
-            "largest_before": trend.before,
-            "doubles_in_steps": trend.doubles_in,
-            "saturates_at": SATURATED,
-            "steps_left": trend.steps_left,
-            "spacing": spacing,
-            "is_bound": float(read.is_bound),
-        },
-    )
 
 
 def _spacing(dtype: str, value: float) -> float:

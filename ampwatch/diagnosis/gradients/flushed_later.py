@@ -48,25 +48,24 @@ class FlushedLater:
         where = f"param:{seen.parameter}"
         made = self._book.of_kind(GRAD_UNDERFLOW.slug)
         if made:
-            self._book.again(GRAD_UNDERFLOW.slug, made[-1].where, seen.step)
+            self._book.again(made[-1], seen.step)
             return
         if len(self._agreeing) < MIN_SAMPLES:
             return
         share = seen.lost / seen.compared
-        self._book.make(
-            GRAD_UNDERFLOW.finding(
-                where,
-                seen.step,
-                summary=(
-                    f"{seen.share:.1%} of the gradient elements of {in_words(where)} have become zero between"
-                    f" scaler.unscale_() and the step, as of step {seen.step}; of all gradients {share:.1%}, those that"
-                    f" float16 makes zero, below {FORMATS['float16'].flush_at:.2g}: the program has taken them through it"
-                    " when they were not scaled any more"
-                ),
-                advice=ADVICE,
-                first_step=self._agreeing[0].step,
-                phase="optimizer",
-                dtype="float16",
-                evidence={"lost_share": share, "lost_share_here": seen.share},
-            )
+        self._book.report(
+            GRAD_UNDERFLOW,
+            where,
+            seen.step,
+            summary=(
+                f"{seen.share:.1%} of the gradient elements of {in_words(where)} have become zero between"
+                f" scaler.unscale_() and the step, as of step {seen.step}; of all gradients {share:.1%}, those that"
+                f" float16 makes zero, below {FORMATS['float16'].flush_at:.2g}: the program has taken them through it"
+                " when they were not scaled any more"
+            ),
+            advice=ADVICE,
+            first_step=self._agreeing[0].step,
+            phase="optimizer",
+            dtype="float16",
+            evidence={"lost_share": share, "lost_share_here": seen.share},
         )

@@ -210,7 +210,7 @@ class GradientRange:
     def _say_unmeasured(self, step: int) -> None:
         """Say that nobody scales the loss, unless a sample has told more."""
         if not self._book.of_kind(FP16_WITHOUT_SCALER.slug):
-            self._make_without_scaler(
+            self._report_without_scaler(
                 Severity.INFO,
                 "api",
                 f"float16 autocast trains without a loss scaler, since step {step}: no enabled GradScaler"
@@ -219,11 +219,12 @@ class GradientRange:
                 {},
             )
 
-    def _make_without_scaler(
+    def _report_without_scaler(
         self, severity: Severity, where: str, summary: str, step: int, evidence: dict[str, float]
     ) -> None:
         infos = self._book.of_kind(FP16_WITHOUT_SCALER.slug)
-        made = FP16_WITHOUT_SCALER.finding(
+        made = self._book.report(
+            FP16_WITHOUT_SCALER,
             where,
             step,
             summary=summary,
@@ -232,7 +233,6 @@ class GradientRange:
             dtype="float16",
             evidence=evidence,
         )
-        self._book.make(made)
         for info in infos:
             self._book.explain(info, made)
 
@@ -288,10 +288,7 @@ class GradientRange:
         elif newest is not None and not is_new:
             harm += self._stillness.then(newest)
         summary = f"Gradients come out of float16 without an enabled GradScaler; {harm}"
-        if newest is not None and not is_new:
-            self._book.restate(newest, step, severity, summary, **evidence)
-            return
-        self._make_without_scaler(severity, where, summary, step, evidence)
+        self._report_without_scaler(severity, where, summary, step, evidence)
 
     def _too_wide(
         self, iteration: Iteration, gradients: Mapping[str, Gradient], worst: str, share: float
@@ -319,19 +316,15 @@ class GradientRange:
                 f" zero at the present {scale_text(scale)}, at step {iteration.step}"
             )
 
-        made = self._book.again_anywhere(RANGE_TOO_WIDE.slug, iteration.step, says, **evidence)
-        if made is not None:
-            return made
-        finding = RANGE_TOO_WIDE.finding(
-            where,
+        return self._book.report(
+            RANGE_TOO_WIDE,
+            self._book.place_of(RANGE_TOO_WIDE, where),
             iteration.step,
-            summary=says(iteration.step),
+            summary=says,
             phase="backward",
             dtype="float16",
             evidence=evidence,
         )
-        self._book.make(finding)
-        return finding
 
     def _is_why(self, cap: Cap) -> bool:
         """Whether a gradient has been seen to be so large that it overflows at the scale it did."""
@@ -400,22 +393,19 @@ class GradientRange:
             made.advice = advice
             if fits is None:
                 made.evidence.pop("scale_that_fits", None)
-            self._book.restate(made, step, severity, summary, **evidence)
-            return
-        self._book.make(
-            GRAD_UNDERFLOW.finding(
-                where,
-                step,
-                summary=summary,
-                severity=severity,
-                advice=advice,
-                first_step=began,
-                phase="backward",
-                dtype="float16",
-                root=root is None,
-                caused_by="" if root is None else root.key,
-                evidence=evidence,
-            )
+        self._book.report(
+            GRAD_UNDERFLOW,
+            where,
+            step,
+            summary=summary,
+            severity=severity,
+            advice=advice,
+            first_step=began,
+            phase="backward",
+            dtype="float16",
+            root=root is None,
+            caused_by="" if root is None else root.key,
+            evidence=evidence,
         )
 
 

@@ -58,16 +58,13 @@ class LossDtype:
                 f" step {since} at a scale above {FLOAT16.max:.6g}"
             )
 
-        if self._book.again(FP16_LOSS_CAPS_SCALE.slug, "loss", step, says, loss_scale=scale):
-            return
-        self._book.make(
-            FP16_LOSS_CAPS_SCALE.finding(
-                "loss",
-                step,
-                summary=says(step),
-                op="mul",
-                phase="backward",
-                dtype="float16",
-                evidence={"loss_scale": scale, "largest_scale": FLOAT16.max},
-            )
+        self._book.report(
+            FP16_LOSS_CAPS_SCALE,
+            "loss",
+            step,
+            summary=says,
+            op="mul",
+            phase="backward",
+            dtype="float16",
+            evidence={"loss_scale": scale, "largest_scale": FLOAT16.max},
         )

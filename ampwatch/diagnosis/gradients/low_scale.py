@@ -169,10 +169,8 @@ class LowScale:
         self._largest_then, self._share = self.largest_applied, share
         self._then = _Then.STUCK
         if self._made is not None:
-            again = self._book.count(self._made, iteration.step)
             self._describe(self._made, iteration, scale)
-            if again:
-                self._book.report_change(self._made)
+            self._book.again(self._made, iteration.step)
             return self._made
         first = iteration.step - self._rested + 1
         interval = int(iteration.scaler.growth_interval) if iteration.scaler else 0

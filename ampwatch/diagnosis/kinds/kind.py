@@ -234,6 +234,7 @@ class Precedence(Enum):
 class Details(TypedDict, total=False):
     """What a detector may add to a finding, by the names of the attributes of ``Finding``."""
 
+    advice: str
     op: str
     phase: str
     dtype: str
@@ -299,7 +300,6 @@ class Kind:
         *,
         summary: str,
         severity: Severity | None = None,
-        advice: str | None = None,
         first_step: int | None = None,
         **details: Unpack[Details],
     ) -> Finding:
@@ -310,16 +310,15 @@ class Kind:
             step: The iteration it was seen in, the last of several.
             summary: One sentence: what happened, where, since when.
             severity: How bad it is; ``severity`` of the row by default.
-            advice: What to change; ``advice`` of the row by default.
             first_step: The first iteration it was seen in; ``step`` by default.
-            details: Other attributes of the finding.
+            details: Other attributes of the finding; ``advice`` of the row by default.
         """
+        details.setdefault("advice", self.advice)
         return Finding(
             kind=self.slug,
             severity=self.severity if severity is None else severity,
             where=where,
             summary=summary,
-            advice=self.advice if advice is None else advice,
             first_step=step if first_step is None else first_step,
             last_step=step,
             **details,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.memory.course import Course, Growth, Point
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -98,8 +98,36 @@ class MemoryCreep:
         kept = _kept_long(read)
         for rise in sorted(rises, key=lambda rise: rise.steps_left):
             if rise.growth.grown >= MIN_GROWN and (kept is not None or rise.ends_soon):
-                self._book.make_once(_finding(rise, read.kept if kept is None else kept))
+                self._report(rise, read.kept if kept is None else kept)
                 return
+
+    def _report(self, rise: _Rise, kept: Kept | None) -> None:
+        memory, growth = rise.memory, rise.growth
+        evidence = {
+            "bytes_per_iteration": growth.rate,
+            "grown_bytes": float(growth.grown),
+            "grown_first_step": float(growth.since),
+            "allocated_bytes": float(memory.allocated),
+        }
+        if kept is not None:
+            evidence["iterations_looked_at"] = float(kept.iterations)
+            evidence["kept_first_step"] = float(kept.since)
+        if memory.limit:
+            evidence["limit_bytes"] = float(memory.limit)
+            evidence["iterations_left"] = rise.steps_left
+            evidence["hours_left"] = rise.steps_left * growth.seconds / 3600
+        is_graph = kept is not None and kept.holding is not Holding.PART
+        self._book.report(
+            MEMORY_CREEP,
+            "loss" if is_graph else "",
+            growth.step,
+            is_once=True,
+            summary=f"{_how_much(rise)}. {_until(rise)}{_holder(kept)}",
+            first_step=growth.since,
+            phase="forward",
+            source="" if kept is None else kept.source,
+            evidence=evidence,
+        )
 
 
 def _kept_long(read: MemoryRead) -> Kept | None:
@@ -108,33 +136,6 @@ def _kept_long(read: MemoryRead) -> Kept | None:
     if kept is None or kept.iterations < MIN_KEPT or read.step - kept.since < LONG:
         return None
     return kept
-
-
-def _finding(rise: _Rise, kept: Kept | None) -> Finding:
-    memory, growth = rise.memory, rise.growth
-    evidence = {
-        "bytes_per_iteration": growth.rate,
-        "grown_bytes": float(growth.grown),
-        "grown_first_step": float(growth.since),
-        "allocated_bytes": float(memory.allocated),
-    }
-    if kept is not None:
-        evidence["iterations_looked_at"] = float(kept.iterations)
-        evidence["kept_first_step"] = float(kept.since)
-    if memory.limit:
-        evidence["limit_bytes"] = float(memory.limit)
-        evidence["iterations_left"] = rise.steps_left
-        evidence["hours_left"] = rise.steps_left * growth.seconds / 3600
-    is_graph = kept is not None and kept.holding is not Holding.PART
-    return MEMORY_CREEP.finding(
-        "loss" if is_graph else "",
-        growth.step,
-        summary=f"{_how_much(rise)}. {_until(rise)}{_holder(kept)}",
-        first_step=growth.since,
-        phase="forward",
-        source="" if kept is None else kept.source,
-        evidence=evidence,
-    )
 
 
 def _how_much(rise: _Rise) -> str:

@@ -165,47 +165,47 @@ class Casts:
         where = heaviest(amounts)
         what = what.format(most=f"most in {in_words(where)}")
         share = sums.cast_bytes / sums.bytes
-        self._book.make_once(
-            CAST_OVERHEAD.finding(
-                where,
-                census.step,
-                summary=(
-                    f"The forward pass has {sums.casts} casts between dtypes beside {sums.ops} ops"
-                    f" that compute, at step {census.step}; {what}. Casts move {share:.0%} of the"
-                    f" bytes of forward and backward"
-                ),
-                op="_to_copy",
-                phase="forward",
-                evidence={
-                    "casts": float(sums.casts),
-                    "ops": float(sums.ops),
-                    "casts_per_op": sums.casts / max(1, sums.ops),
-                    "avoidable_casts": avoidable,
-                    "cast_bytes_share": share,
-                },
-            )
+        self._book.report(
+            CAST_OVERHEAD,
+            where,
+            census.step,
+            summary=(
+                f"The forward pass has {sums.casts} casts between dtypes beside {sums.ops} ops"
+                f" that compute, at step {census.step}; {what}. Casts move {share:.0%} of the"
+                f" bytes of forward and backward"
+            ),
+            op="_to_copy",
+            phase="forward",
+            evidence={
+                "casts": float(sums.casts),
+                "ops": float(sums.ops),
+                "casts_per_op": sums.casts / max(1, sums.ops),
+                "avoidable_casts": avoidable,
+                "cast_bytes_share": share,
+            },
+            is_once=True,
         )
 
     def _check_weight_copies(self, census: OpCensus) -> None:
         copies, activations = census.weight_cast_bytes, census.activation_bytes
         if copies < WORTH_A_WORD or copies <= activations:
             return
-        self._book.make_once(
-            NO_MEMORY_GAIN.finding(
-                "",
-                census.step,
-                summary=(
-                    f"Autocast does not save memory here: until backward the graph keeps"
-                    f" {_mebibytes(copies)} of low-precision copies of weights, and only"
-                    f" {_mebibytes(activations)} of activations are halved, at step {census.step}"
-                ),
-                phase="config",
-                evidence={
-                    "weight_copy_bytes": float(copies),
-                    "activation_bytes": float(activations),
-                    "bytes_more_than_float32": float(copies - activations),
-                },
-            )
+        self._book.report(
+            NO_MEMORY_GAIN,
+            "",
+            census.step,
+            summary=(
+                f"Autocast does not save memory here: until backward the graph keeps"
+                f" {_mebibytes(copies)} of low-precision copies of weights, and only"
+                f" {_mebibytes(activations)} of activations are halved, at step {census.step}"
+            ),
+            phase="config",
+            evidence={
+                "weight_copy_bytes": float(copies),
+                "activation_bytes": float(activations),
+                "bytes_more_than_float32": float(copies - activations),
+            },
+            is_once=True,
         )
 
 

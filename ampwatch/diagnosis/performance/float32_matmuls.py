@@ -121,26 +121,26 @@ class Float32Matmuls:
             else f"most of it in {in_words(where)}, {WORDS[reason]}, although autocast is"
             f" {' and '.join(census.autocast_dtypes)}"
         )
-        self._book.make_once(
-            FP32_MATMUL.finding(
-                where,
-                census.step,
-                summary=(
-                    f"{share:.0%} of the FLOPs of the forward pass are float32 matmuls and"
-                    f" convolutions at step {census.step}: {why}"
-                ),
-                advice=_AUTOCAST if self._machine.has_no_tensor_cores else FP32_MATMUL.advice,
-                op=ops.most_common(1)[0][0],
-                phase="forward",
-                dtype="float32",
-                evidence={
-                    "float32_share": share,
-                    "reason_share": flops / totals.total(),
-                    "float32_flops": share * totals.total(),
-                    "modules": float(len(amounts)),
-                    **self._gain(census),
-                },
-            )
+        self._book.report(
+            FP32_MATMUL,
+            where,
+            census.step,
+            summary=(
+                f"{share:.0%} of the FLOPs of the forward pass are float32 matmuls and"
+                f" convolutions at step {census.step}: {why}"
+            ),
+            advice=_AUTOCAST if self._machine.has_no_tensor_cores else FP32_MATMUL.advice,
+            op=ops.most_common(1)[0][0],
+            phase="forward",
+            dtype="float32",
+            evidence={
+                "float32_share": share,
+                "reason_share": flops / totals.total(),
+                "float32_flops": share * totals.total(),
+                "modules": float(len(amounts)),
+                **self._gain(census),
+            },
+            is_once=True,
         )
 
     def _gain(self, census: OpCensus) -> dict[str, float]:

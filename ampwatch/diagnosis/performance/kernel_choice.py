@@ -11,7 +11,7 @@ from ampwatch.diagnosis.performance.gains import ITEM_BYTES, saving
 from ampwatch.diagnosis.performance.op_shapes import DIMS_UNALIGNED, unaligned_flops_of
 from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, heaviest, ops_in
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -146,37 +146,26 @@ class SlowKernels:
         if gain is not None:
             evidence["recoverable_seconds"] = gain
             evidence["gain_ratio"] = gain * window.iterations / window.wall_s
-        summary = _summary(sort, last, kernels, evidence)
-        finding = self._book.again_anywhere(sort.kind.slug, last, lambda _: summary, **evidence)
-        if finding is None:
-            finding = self._make(sort, last, kernels, evidence, summary)
-        large = evidence.get("gain_ratio", evidence["wall_share"])
-        if large >= WARNING_SHARE and finding.severity is Severity.INFO:
-            finding.severity = Severity.WARNING
-            self._book.report_change(finding)
-
-    def _make(
-        self,
-        sort: _KernelSort,
-        last: int,
-        kernels: Sequence[KernelTime],
-        evidence: dict[str, float],
-        summary: str,
-    ) -> Finding:
-        amounts = by_module(self._census, TRAINING, sort.ops) if self._census else None
-        where = heaviest(amounts) if amounts else ""
+        made = self._book.of_kind(sort.kind.slug)
         ops = Counter({kernel.op: kernel.seconds for kernel in kernels if kernel.op})
-        finding = sort.kind.finding(
-            where,
+        finding = self._book.report(
+            sort.kind,
+            made[-1].where if made else self._heaviest(sort),
             last,
-            summary=summary,
+            summary=_summary(sort, last, kernels, evidence),
             op=max(ops, key=lambda op: ops[op], default=""),
             phase="config" if sort.kind is not FP32_MATMUL else "forward",
             dtype=kernels[0].dtype,
             evidence=evidence,
         )
-        self._book.make(finding)
-        return finding
+        large = evidence.get("gain_ratio", evidence["wall_share"])
+        if large >= WARNING_SHARE and finding.severity is Severity.INFO:
+            finding.severity = Severity.WARNING
+            self._book.report_change(finding)
+
+    def _heaviest(self, sort: _KernelSort) -> str:
+        amounts = by_module(self._census, TRAINING, sort.ops) if self._census else None
+        return heaviest(amounts) if amounts else ""
 
     def _gain(self, sort: _KernelSort, seconds: float) -> float | None:
         """Return how much of so many seconds a step better kernels would save, if it is known."""

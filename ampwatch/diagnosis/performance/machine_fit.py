@@ -138,16 +138,16 @@ class MachineFit:
         summary: str,
         evidence: dict[str, float],
     ) -> None:
-        self._book.make_once(
-            CPU_ISA_MISSING.finding(
-                "env",
-                step,
-                summary=summary,
-                severity=severity,
-                phase="config",
-                dtype=dtype,
-                evidence=evidence,
-            )
+        self._book.report(
+            CPU_ISA_MISSING,
+            "env",
+            step,
+            summary=summary,
+            severity=severity,
+            phase="config",
+            dtype=dtype,
+            evidence=evidence,
+            is_once=True,
         )
 
     def _check_flags(self, census: OpCensus) -> None:
@@ -164,20 +164,20 @@ class MachineFit:
         if not any(flags.values()):
             return
         tf32, benchmark = (matmuls + convolutions) / total, unsearched / total
-        self._book.make_once(
-            BACKEND_FLAGS.finding(
-                "env",
-                census.step,
-                summary=(
-                    f"Switches of PyTorch that this training would run faster with are off, at"
-                    f" step {census.step}: {' and '.join(f for f, is_worth in flags.items() if is_worth)}."
-                    f" {tf32:.0%} of the FLOPs are float32 that may not use TF32, {benchmark:.0%} are"
-                    f" convolutions of sizes that stay the same and that cuDNN has not searched the"
-                    f" fastest algorithm for"
-                ),
-                phase="config",
-                evidence={"float32_share": tf32, "unsearched_convolution_share": benchmark},
-            )
+        self._book.report(
+            BACKEND_FLAGS,
+            "env",
+            census.step,
+            summary=(
+                f"Switches of PyTorch that this training would run faster with are off, at"
+                f" step {census.step}: {' and '.join(f for f, is_worth in flags.items() if is_worth)}."
+                f" {tf32:.0%} of the FLOPs are float32 that may not use TF32, {benchmark:.0%} are"
+                f" convolutions of sizes that stay the same and that cuDNN has not searched the"
+                f" fastest algorithm for"
+            ),
+            phase="config",
+            evidence={"float32_share": tf32, "unsearched_convolution_share": benchmark},
+            is_once=True,
         )
 
     def _idle_tf32(self, census: OpCensus) -> tuple[int, int]:

@@ -213,25 +213,25 @@ class OpShapes:
             ((t.nchw_flops, k) for k, t in ops_in(census, FORWARD) if k.module == where),
         )[1]
         worker = "its fast kernels" if self._has_no_tensor_cores else "tensor cores"
-        self._book.make_once(
-            LAYOUT_NCHW.finding(
-                where,
-                census.step,
-                summary=(
-                    f"{share:.0%} of the {key.dtype} convolution FLOPs of the forward pass read an input that is"
-                    f" contiguous and not channels_last, at step {census.step}, most of them in"
-                    f" {in_words(where)}: {worker} work on channels_last, so each such"
-                    f" convolution transposes its input and its output, or runs a slower kernel"
-                ),
-                op=key.op,
-                phase="config",
-                dtype=key.dtype,
-                evidence={
-                    "nchw_share": share,
-                    "nchw_share_here": amounts[where] / total,
-                    "modules": float(len(amounts)),
-                },
-            )
+        self._book.report(
+            LAYOUT_NCHW,
+            where,
+            census.step,
+            summary=(
+                f"{share:.0%} of the {key.dtype} convolution FLOPs of the forward pass read an input that is"
+                f" contiguous and not channels_last, at step {census.step}, most of them in"
+                f" {in_words(where)}: {worker} work on channels_last, so each such"
+                f" convolution transposes its input and its output, or runs a slower kernel"
+            ),
+            op=key.op,
+            phase="config",
+            dtype=key.dtype,
+            evidence={
+                "nchw_share": share,
+                "nchw_share_here": amounts[where] / total,
+                "modules": float(len(amounts)),
+            },
+            is_once=True,
         )
 
     def _make(
@@ -248,17 +248,17 @@ class OpShapes:
             key_name = name.lower().replace(" ", "_")
             sizes[key_name] = float(size)
             sizes[f"{key_name}_padded"] = float(dims.pad(size))
-        self._book.make_once(
-            DIMS_UNALIGNED.finding(
-                where,
-                step,
-                summary=summary,
-                advice=PAD_FOR_A_GPU if self._has_no_tensor_cores else DIMS_UNALIGNED.advice,
-                op="" if key is None else key.op,
-                phase="config",
-                dtype="" if key is None else key.dtype,
-                evidence=evidence | sizes,
-            )
+        self._book.report(
+            DIMS_UNALIGNED,
+            where,
+            step,
+            summary=summary,
+            advice=PAD_FOR_A_GPU if self._has_no_tensor_cores else DIMS_UNALIGNED.advice,
+            op="" if key is None else key.op,
+            phase="config",
+            dtype="" if key is None else key.dtype,
+            evidence=evidence | sizes,
+            is_once=True,
         )
 
 

@@ -112,22 +112,17 @@ class SyncsInStep:
             if waits >= MANY and waited >= LONG_SHARE and idle >= IDLE_SHARE:
                 severity = Severity.WARNING
         summary = f"{_sentence(lines, waits)}{measured}"
-        known = self._book.get(SYNC_IN_STEP.slug, "api")
-        if known is not None:
-            self._book.restate(known, step, severity, summary, **evidence)
-            return
         first = lines[0][0]
-        self._book.make(
-            SYNC_IN_STEP.finding(
-                "api",
-                step,
-                summary=summary,
-                severity=severity,
-                first_step=self._observed[0].step,
-                op=first.op if first.op.isidentifier() else "copy_",
-                source=first.source,
-                evidence=evidence,
-            )
+        self._book.report(
+            SYNC_IN_STEP,
+            "api",
+            step,
+            summary=summary,
+            severity=severity,
+            first_step=self._observed[0].step,
+            op=first.op if first.op.isidentifier() else "copy_",
+            source=first.source,
+            evidence=evidence,
         )
 
 

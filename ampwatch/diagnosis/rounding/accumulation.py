@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.places import in_words
-from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
 
@@ -247,13 +246,20 @@ class Accumulation:
         self, kind: Kind, site: OpSite, dtype: str, summary: str, evidence: dict[str, float]
     ) -> None:
         made = self._book.of_kind(kind.slug)
-        if not made:
-            self._book.make(finding_at(site, kind, dtype, summary, evidence))
-            return
-        # Other sums of the same training stop as well: their numbers are not those of the first.
-        is_same = made[-1].where == site.where
-        newest = finding_at(site, kind, dtype, summary, evidence) if is_same else None
-        count_once_a_step(self._book, made[-1], site.step, newest)
+        if made and made[-1].last_step == site.step:
+            return  # other sums of the same training stop as well
+        self._book.report(
+            kind,
+            site.where,
+            site.step,
+            summary=summary,
+            is_once=True,
+            op=site.op,
+            phase=site.phase,
+            dtype=dtype,
+            source=site.source,
+            evidence=evidence,
+        )
 
 
 def _times(share: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
-from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
 
@@ -154,10 +153,21 @@ class Fp8:
         severity: Severity | None = None,
     ) -> None:
         made = self._book.of_kind(kind.slug)
-        if made:
-            count_once_a_step(self._book, made[-1], site.step)
-        else:
-            self._book.make(finding_at(site, kind, dtype, summary, evidence, severity=severity))
+        if not made:
+            self._book.report(
+                kind,
+                site.where,
+                site.step,
+                summary=summary,
+                severity=severity,
+                op=site.op,
+                phase=site.phase,
+                dtype=dtype,
+                source=site.source,
+                evidence=evidence,
+            )
+        elif made[-1].last_step != site.step:  # one incident has many places
+            self._book.again(made[-1], site.step)
 
 
 def _place(where: str) -> str:

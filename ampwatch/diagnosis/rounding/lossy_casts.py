@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
-from ampwatch.diagnosis.rounding.at_site import count_once_a_step, finding_at
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
 
@@ -59,19 +58,23 @@ class RoundedIntegers:
         # Positions are cast once in every layer: one incident. An info stands for no warning.
         alike = next((f for f in made if f.severity == severity), None)
         if alike is not None or (made and severity is Severity.INFO):
-            count_once_a_step(self._book, alike or made[0], site.step)
+            alike = alike or made[0]
+            if alike.last_step != site.step:
+                self._book.again(alike, site.step)
             return
         if any(f.where == site.where for f in made):
             return
-        self._book.make(
-            finding_at(
-                site,
-                LOSSY_INTEGER_CAST,
-                cast.dtype,
-                _summary(cast),
-                evidence,
-                severity=severity,
-            )
+        self._book.report(
+            LOSSY_INTEGER_CAST,
+            site.where,
+            site.step,
+            summary=_summary(cast),
+            severity=severity,
+            op=site.op,
+            phase=site.phase,
+            dtype=cast.dtype,
+            source=site.source,
+            evidence=evidence,
         )
 
 

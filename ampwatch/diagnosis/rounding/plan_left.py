@@ -12,7 +12,7 @@ from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.products import CastLoss, cast_loss, product_db
 from ampwatch.numerics.whatif import scale_window
-from ampwatch.wire.records import FORWARD, PRODUCTS, Finding, Operand, Severity
+from ampwatch.wire.records import FORWARD, PRODUCTS, Operand, Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -207,16 +207,28 @@ class PlanLeft:
                 self._say(plan, followed, measured.step)
 
     def _say(self, plan: _Plan, followed: _Followed, step: int) -> None:
-        if plan.first is None:
-            plan.first = followed
-            if not self._book.renew(_finding(plan, followed, step)):
-                self._book.make(_finding(plan, followed, step))
-        elif plan.first is followed:
-            self._book.renew(_finding(plan, followed, step))
-        else:
+        plan.first = plan.first or followed
+        product = plan.first.product
+        made = self._book.get(PLAN_LEFT.slug, product.module)
+        if plan.first is not followed and made is not None:
             # Its numbers would stand beside those of the first.
-            where = plan.first.product.module
-            self._book.again(PLAN_LEFT.slug, where, step, products_left=_num_left(plan))
+            self._book.again(made, step, products_left=_num_left(plan))
+            return
+        self._book.report(
+            PLAN_LEFT,
+            product.module,
+            step,
+            summary=(
+                f"The precision plan of step {plan.made.step} no longer holds for {_num_left(plan):g} of"
+                f" {len(plan.products)} products. In {in_words(product.module)} {_words(plan, followed)}."
+                f" It has been outside of the plan in each of {followed.left} measurements since step"
+                f" {followed.since}; it was last known to hold in step {followed.held}"
+            ),
+            first_step=followed.since,
+            phase="forward" if product.product == FORWARD else "backward",
+            dtype=product.formats[0],
+            evidence=_evidence(plan, followed),
+        )
 
 
 def _turn(product: PlannedProduct, layer: int) -> tuple[bool, int, int]:
@@ -226,24 +238,6 @@ def _turn(product: PlannedProduct, layer: int) -> tuple[bool, int, int]:
 
 def _num_left(plan: _Plan) -> float:
     return float(sum(f.left >= MIN_MEASUREMENTS for f in plan.products))
-
-
-def _finding(plan: _Plan, followed: _Followed, step: int) -> Finding:
-    product = followed.product
-    return PLAN_LEFT.finding(
-        product.module,
-        step,
-        summary=(
-            f"The precision plan of step {plan.made.step} no longer holds for {_num_left(plan):g} of"
-            f" {len(plan.products)} products. In {in_words(product.module)} {_words(plan, followed)}."
-            f" It has been outside of the plan in each of {followed.left} measurements since step"
-            f" {followed.since}; it was last known to hold in step {followed.held}"
-        ),
-        first_step=followed.since,
-        phase="forward" if product.product == FORWARD else "backward",
-        dtype=product.formats[0],
-        evidence=_evidence(plan, followed),
-    )
 
 
 def _words(plan: _Plan, followed: _Followed) -> str:

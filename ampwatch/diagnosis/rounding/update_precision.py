@@ -9,7 +9,6 @@ from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.places import in_words
-from ampwatch.diagnosis.rounding.at_site import finding_at
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.wire.records import Severity, Topic
 
@@ -112,12 +111,19 @@ class UpdatePrecision:
             "over_steps": float(seen.steps),
             "over_additions": float(seen.additions),
         }
-        if made:
-            self._book.restate(made[-1], step, UPDATE_ROUNDING.severity, self._summary, **evidence)
-            return
-        finding = finding_at(seen.site, UPDATE_ROUNDING, seen.dtype, self._summary, evidence)
-        finding.phase, finding.first_step = "optimizer", step - seen.steps
-        self._book.make(finding)
+        self._book.report(
+            UPDATE_ROUNDING,
+            where,
+            step,
+            summary=self._summary,
+            severity=UPDATE_ROUNDING.severity,
+            first_step=step - seen.steps,
+            op=seen.site.op,
+            phase="optimizer",
+            dtype=seen.dtype,
+            source=seen.site.source,
+            evidence=evidence,
+        )
 
     def _follow_stillness(self, iteration: Iteration, taken: float) -> None:
         """Take in since when each parameter has not changed at all; infinite for one that has."""
@@ -175,21 +181,16 @@ class UpdatePrecision:
             self._stopped = max(0.0, *self._still_since.values()), float(iteration.step)
         if self._stopped is not None:
             evidence["still_first_step"], evidence["still_last_step"] = self._stopped
-        if made:
-            summary = self._summary + stopped
-            self._book.restate(made[-1], iteration.step, severity, summary, **evidence)
-            return
-        self._book.make(
-            UPDATE_ROUNDING.finding(
-                where,
-                iteration.step,
-                summary=self._summary + stopped,
-                severity=severity,
-                first_step=max(0, iteration.step - worst.span),
-                phase="optimizer",
-                dtype=dtype,
-                evidence=evidence,
-            )
+        self._book.report(
+            UPDATE_ROUNDING,
+            made[-1].where if made else where,
+            iteration.step,
+            summary=self._summary + stopped,
+            severity=severity,
+            first_step=max(0, iteration.step - worst.span),
+            phase="optimizer",
+            dtype=dtype,
+            evidence=evidence,
         )
 
     def _take_back(self, iteration: Iteration) -> None:

@@ -239,13 +239,13 @@ class ScaleDynamics:
 
     def count(self, plain: Sequence[Iteration]) -> None:
         """Take in plain iterations in a row: a scaler that is of no use stays that."""
-        if not self._is_useless:
+        useless = self._book.get(SCALER_WITH_BF16.slug, "api") if self._is_useless else None
+        if useless is None:
             return
         for iteration in plain:
             # The time decides when a finding that lasts is reported again.
             self._book.now_ns = iteration.time_ns
-            scale = iteration.loss_scale
-            self._book.again(SCALER_WITH_BF16.slug, "api", iteration.step, loss_scale=scale)
+            self._book.again(useless, iteration.step, loss_scale=iteration.loss_scale)
 
     def _note_movement(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # The test compares with the scale it began at, which is no longer the scaler's own doing.
@@ -402,10 +402,8 @@ class ScaleDynamics:
         where = made[-1].where if made else where
         if made:
             self._is_back(made[-1])
-            again = self._book.count(made[-1], iteration.step)
             self._describe_low(made[-1], iteration)
-            if again:
-                self._book.report_change(made[-1])
+            self._book.again(made[-1], iteration.step)
             return
         if self._below_one < BELOW_ONE_STEPS:
             return
@@ -497,12 +495,9 @@ class ScaleDynamics:
             f" {scale_text(iteration.loss_scale)} at step {iteration.step} and never met an overflow"
             f"{gradients_seen(amax, measured)}"
         )
-        if self._book.again(SCALE_RUNAWAY.slug, "api", iteration.step, lambda _: says, **evidence):
-            return
-        finding = SCALE_RUNAWAY.finding(
-            "api", iteration.step, summary=says, phase="backward", evidence=evidence
+        self._book.report(
+            SCALE_RUNAWAY, "api", iteration.step, summary=says, phase="backward", evidence=evidence
         )
-        self._book.make(finding)
 
     def _end_runaway(self, iteration: Iteration) -> None:
         """Say that a scale that grew without end has met an overflow."""
@@ -533,22 +528,18 @@ class ScaleDynamics:
         self._is_useless = "bfloat16" in autocast_dtypes and "float16" not in autocast_dtypes
         if not self._is_useless:
             return
-        scale = iteration.loss_scale
-        if not self._book.again(SCALER_WITH_BF16.slug, "api", iteration.step, loss_scale=scale):
-            self._book.make(
-                SCALER_WITH_BF16.finding(
-                    "api",
-                    iteration.step,
-                    summary=(
-                        f"A GradScaler is enabled although autocast runs in bfloat16, since step"
-                        f" {iteration.step}: it does useless work, its scale means nothing, and it"
-                        f" hides skipped steps"
-                    ),
-                    phase="config",
-                    dtype="bfloat16",
-                    evidence={"loss_scale": scale},
-                )
-            )
+        self._book.report(
+            SCALER_WITH_BF16,
+            "api",
+            iteration.step,
+            summary=lambda since: (
+                f"A GradScaler is enabled although autocast runs in bfloat16, since step"
+                f" {since}: it does useless work, its scale means nothing, and it hides skipped steps"
+            ),
+            phase="config",
+            dtype="bfloat16",
+            evidence={"loss_scale": iteration.loss_scale},
+        )
         if verdict.grew or verdict.skipped:
             self._bfloat16_does_harm()
 

@@ -131,21 +131,19 @@ class ScaleReset:
         if finding is not None and finding.first_step != since:
             # Another jump of the same training: its numbers are those of now, its count goes on.
             evidence["jump_first_step"] = float(since)
-        if self._book.again(SCALE_RESET.slug, "api", step, lambda _: summary, **evidence):
-            return
-        self._book.make(
-            SCALE_RESET.finding(
-                "api",
-                step,
-                summary=summary,
-                # Without the scale before it may be the first training with a scaler at all.
-                severity=Severity.WARNING if change.known_before else Severity.INFO,
-                advice=_advice(change, self._before),
-                first_step=since,
-                phase="config",
-                count=self._skips,
-                evidence=evidence,
-            )
+        self._book.report(
+            SCALE_RESET,
+            "api",
+            step,
+            summary=summary,
+            # Without the scale before it may be the first training with a scaler at all.
+            severity=Severity.WARNING if change.known_before else Severity.INFO,
+            advice=_advice(change, self._before),
+            first_step=since,
+            is_once=True,
+            phase="config",
+            count=self._skips,
+            evidence=evidence,
         )
 
 

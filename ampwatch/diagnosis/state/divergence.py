@@ -114,9 +114,10 @@ class Divergence:
         self._weigh(iteration)
         self._updated = self._updated or not verdict.skipped
         broke = _has_broken(iteration, verdict)
-        if self._book.of_kind(DIVERGENCE.slug):
+        made = self._book.of_kind(DIVERGENCE.slug)
+        if made:
             if broke:
-                self._book.again_anywhere(DIVERGENCE.slug, iteration.step)
+                self._book.again(made[-1], iteration.step)
         elif self._is_diverging(broke=broke):
             self._say(iteration, broke=broke)
 
@@ -209,19 +210,18 @@ class Divergence:
             weights = f"; the largest weight of {in_words(f'param:{worst}')} from {first:.3g} to {last:.3g}"
         since = self._record_since
         end = "before anything stopped being finite" if broke else "and nothing holds it any more"
-        self._book.make(
-            DIVERGENCE.finding(
-                "loss",
-                step,
-                summary=(
-                    f"The training diverges: since step {since} the loss has risen from"
-                    f" {self._level:.3g} to {self._newest:.3g}, larger than ever"
-                    f" {counted(self._records, 'time')}, {end}{weights}. It would do so in float32 as well"
-                ),
-                first_step=since,
-                phase="forward",
-                evidence=evidence,
-            )
+        self._book.report(
+            DIVERGENCE,
+            "loss",
+            step,
+            summary=(
+                f"The training diverges: since step {since} the loss has risen from"
+                f" {self._level:.3g} to {self._newest:.3g}, larger than ever"
+                f" {counted(self._records, 'time')}, {end}{weights}. It would do so in float32 as well"
+            ),
+            first_step=since,
+            phase="forward",
+            evidence=evidence,
         )
 
 

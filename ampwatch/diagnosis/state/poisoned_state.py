@@ -260,18 +260,17 @@ class PoisonedState:
                 f" here on is of use{self._by_hand}"
             )
 
-        if self._book.again_anywhere(PARAM_NONFINITE.slug, iteration.step, says, **evidence):
-            return
-        by = self._mover()
+        by = None if self._book.of_kind(PARAM_NONFINITE.slug) else self._mover()
         if by is not None:
             self._by_hand = (
                 f". {by.op} outside of any optimizer's step made them of the gradient of"
                 f" {in_words(f'param:{by.gradient}')}, which was not finite"
             )
-        finding = PARAM_NONFINITE.finding(
-            where,
+        self._book.report(
+            PARAM_NONFINITE,
+            self._book.place_of(PARAM_NONFINITE, where),
             iteration.step,
-            summary=says(iteration.step),
+            summary=says,
             advice=PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND,
             op="" if by is None else by.op,
             source="" if by is None else by.source,
@@ -279,7 +278,6 @@ class PoisonedState:
             dtype=worst.dtype,
             evidence=evidence,
         )
-        self._book.make(finding)
 
     def _mover(self) -> Birth | None:
         """Return what has moved weights by hand, if none were seen to be finite since."""
@@ -297,7 +295,8 @@ class PoisonedState:
             return
         worst = max(suspects, key=lambda r: r.histogram.nonfinite)
         where, eps = f"param:{worst.name}", self._lost_eps[worst.name]
-        finding = OPTIMIZER_EPS_UNDERFLOW.finding(
+        self._book.report(
+            OPTIMIZER_EPS_UNDERFLOW,
             where,
             iteration.step,
             summary=(
@@ -309,34 +308,34 @@ class PoisonedState:
             dtype=worst.dtype,
             evidence={"eps": eps, **_evidence(worst, bad)},
         )
-        self._book.make(finding)
 
     def observe_squares(self, lost: LostSquares) -> None:
         """Take in squares of gradients that have become zero in the optimizer's state."""
         where = f"param:{lost.parameter}"
         if lost.ratio < MIN_RATIO or lost.share < MIN_LOST:
             return
-        if self._book.of_kind(OPTIMIZER_EPS_UNDERFLOW.slug):
-            self._book.again(OPTIMIZER_EPS_UNDERFLOW.slug, where, lost.step)
+        made = self._book.of_kind(OPTIMIZER_EPS_UNDERFLOW.slug)
+        if made:
+            if made[-1].where == where:
+                self._book.again(made[-1], lost.step)
             return
-        self._book.make(
-            OPTIMIZER_EPS_UNDERFLOW.finding(
-                where,
-                lost.step,
-                summary=(
-                    f"The squares of gradients that the optimizer keeps in {lost.dtype} are zero where the gradient, or its"
-                    f" average, is not: {lost.share:.0%} of those of {in_words(where)}, as of step {lost.step}. It divides"
-                    f" by its eps of {lost.eps:g} alone there, and has moved weights by {lost.ratio:.2g} times the learning"
-                    f" rate in that step{'' if lost.dtype == 'float16' else FROM_ELSEWHERE}"
-                ),
-                phase="optimizer",
-                dtype=lost.dtype,
-                evidence={
-                    "eps": lost.eps,
-                    "zero_share": lost.share,
-                    "moved_over_learning_rate": lost.ratio,
-                },
-            )
+        self._book.report(
+            OPTIMIZER_EPS_UNDERFLOW,
+            where,
+            lost.step,
+            summary=(
+                f"The squares of gradients that the optimizer keeps in {lost.dtype} are zero where the gradient, or its"
+                f" average, is not: {lost.share:.0%} of those of {in_words(where)}, as of step {lost.step}. It divides"
+                f" by its eps of {lost.eps:g} alone there, and has moved weights by {lost.ratio:.2g} times the learning"
+                f" rate in that step{'' if lost.dtype == 'float16' else FROM_ELSEWHERE}"
+            ),
+            phase="optimizer",
+            dtype=lost.dtype,
+            evidence={
+                "eps": lost.eps,
+                "zero_share": lost.share,
+                "moved_over_learning_rate": lost.ratio,
+            },
         )
 
     def _gradients_broke_first(self) -> bool:
@@ -357,17 +356,15 @@ class PoisonedState:
                 f" with it is not finite either"
             )
 
-        if self._book.again_anywhere(BUFFER_NONFINITE.slug, iteration.step, says, **evidence):
-            return
-        finding = BUFFER_NONFINITE.finding(
-            where,
+        self._book.report(
+            BUFFER_NONFINITE,
+            self._book.place_of(BUFFER_NONFINITE, where),
             iteration.step,
-            summary=says(iteration.step),
+            summary=says,
             phase="forward",
             dtype=first.dtype,
             evidence=evidence,
         )
-        self._book.make(finding)
 
 
 def _evidence(worst: TensorRange, bad: Sequence[TensorRange]) -> dict[str, float]:

@@ -188,7 +188,9 @@ class ReplicaDrift:
                 known[ranks] = step
 
     def _report(self, step: int, cohort: Mapping[int, WeightCheck], drifts: list[_Drift]) -> None:
-        if self._book.again_anywhere(REPLICA_DRIFT.slug, step) is not None:
+        made = self._book.of_kind(REPLICA_DRIFT.slug)
+        if made:
+            self._book.again(made[-1], step)
             return
         first = max(drifts, key=lambda drift: len(drift.ranks))
         # All that came apart alike: one parameter alone would be accused of what befell the model.
@@ -202,22 +204,21 @@ class ReplicaDrift:
             who = f"{_named(others)} no longer {_has(others)} the weights of {_named(first.most)}"
         else:
             who = f"{_named(first.ranks)} no longer have the same weights"
-        self._book.make(
-            REPLICA_DRIFT.finding(
-                f"param:{begin}" if begin == end else "",
-                step,
-                summary=(
-                    f"{who[0].upper()}{who[1:]}: {weights} {were} bit-identical at step {first.since + 1} and"
-                    f" {'is' if begin == end else 'are'} not at step {step}"
-                ),
-                phase="optimizer",
-                evidence={
-                    "ranks_compared": float(len(first.ranks)),
-                    "ranks_apart": float(len(others)),
-                    "rank": float(min(others)),
-                    "last_equal_step": float(first.since + 1),
-                },
-            )
+        self._book.report(
+            REPLICA_DRIFT,
+            f"param:{begin}" if begin == end else "",
+            step,
+            summary=(
+                f"{who[0].upper()}{who[1:]}: {weights} {were} bit-identical at step {first.since + 1} and"
+                f" {'is' if begin == end else 'are'} not at step {step}"
+            ),
+            phase="optimizer",
+            evidence={
+                "ranks_compared": float(len(first.ranks)),
+                "ranks_apart": float(len(others)),
+                "rank": float(min(others)),
+                "last_equal_step": float(first.since + 1),
+            },
         )
 
 

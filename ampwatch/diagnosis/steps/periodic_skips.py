@@ -232,19 +232,15 @@ class PeriodicSkips:
                 f" from"
             )
 
-        if self._book.again(PERIODIC_SKIP.slug, where, step, says, **evidence):
-            return
-        first = step - RECURRENCES * period
-        self._book.make(
-            PERIODIC_SKIP.finding(
-                where,
-                step,
-                summary=says(first),
-                first_step=first,
-                phase="backward",
-                count=RECURRENCES + 1,
-                evidence=evidence,
-            )
+        self._book.report(
+            PERIODIC_SKIP,
+            where,
+            step,
+            summary=says,
+            first_step=step - RECURRENCES * period,
+            phase="backward",
+            count=RECURRENCES + 1,
+            evidence=evidence,
         )
 
 

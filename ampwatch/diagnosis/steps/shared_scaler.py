@@ -203,10 +203,9 @@ class SharedScaler:
             "loss_scale": iteration.loss_scale,
         }
         says = _summary(index, step, account, others)
-        if self._book.again(SHARED_SCALER_DESYNC.slug, where, step, lambda _: says, **evidence):
-            return
         first = step if account.since < 0 else account.since
-        finding = SHARED_SCALER_DESYNC.finding(
+        self._book.report(
+            SHARED_SCALER_DESYNC,
             where,
             step,
             summary=says,
@@ -215,7 +214,6 @@ class SharedScaler:
             count=account.skips,
             evidence=evidence,
         )
-        self._book.make(finding)
 
 
 def _summary(index: int, step: int, account: _Account, others: list[_Account]) -> str:

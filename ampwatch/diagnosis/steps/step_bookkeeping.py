@@ -96,14 +96,13 @@ class StepBookkeeping:
         where = f"optimizer:{index}"
         finding = self._book.get(SCHEDULER_AHEAD.slug, where)
         if finding is None:
-            self._book.make(
-                SCHEDULER_AHEAD.finding(
-                    where,
-                    step,
-                    summary=_summary(index, 1, step),
-                    phase="optimizer",
-                    evidence={"scheduler_steps_ahead": 1.0},
-                )
+            self._book.report(
+                SCHEDULER_AHEAD,
+                where,
+                step,
+                summary=_summary(index, 1, step),
+                phase="optimizer",
+                evidence={"scheduler_steps_ahead": 1.0},
             )
             return
         again = self._book.count(finding, step)

@@ -88,18 +88,15 @@ class InputBound:
         says = _summary(evidence, first if made is None else made.first_step, on_device=on_device)
         if made is not None:
             made.count += last.last_step - last.first_step  # one more is counted with it
-            self._book.restate(made, last.last_step, severity, says, **evidence)
-            return
-        self._book.make(
-            INPUT_BOUND.finding(
-                "step",
-                last.last_step,
-                summary=says,
-                severity=severity,
-                first_step=first,
-                count=last.last_step - first + 1,
-                evidence=evidence,
-            )
+        self._book.report(
+            INPUT_BOUND,
+            "step",
+            last.last_step,
+            summary=says,
+            severity=severity,
+            first_step=first,
+            count=last.last_step - first + 1,
+            evidence=evidence,
         )
 
 

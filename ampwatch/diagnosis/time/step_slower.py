@@ -134,18 +134,15 @@ class StepSlower:
         says = _summary(evidence, first, phase, growth)
         if made is not None:
             made.count += last - self._slow[-1].first_step  # one more is counted with it
-            self._book.restate(made, last, severity, says, **evidence)
-            return
-        self._book.make(
-            STEP_SLOWER.finding(
-                "step",
-                last,
-                summary=says,
-                severity=severity,
-                first_step=first,
-                count=last - first + 1,
-                evidence=evidence,
-            )
+        self._book.report(
+            STEP_SLOWER,
+            "step",
+            last,
+            summary=says,
+            severity=severity,
+            first_step=first,
+            count=last - first + 1,
+            evidence=evidence,
         )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
-from ampwatch.errors import RAISE_THE_LIMIT, SettingsError, StateError, did_you_mean
+from ampwatch.errors import LIMITS, RAISE_THE_LIMIT, SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard, Log, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
@@ -107,7 +107,7 @@ def monitor(
     Raises:
         AttachError: If an argument cannot be watched.
         SettingsError: If a setting, ``serve`` or an ``AMPWATCH_*`` variable is not usable.
-        StateError: If there is no memory for a monitor.
+        StateError: If there is no memory, or no descriptor, for a monitor.
 
     Cost:
         Set-up some 10 ms, half a second where the daemon has to be started;
@@ -126,8 +126,11 @@ def monitor(
         other._make_room_for(targets)  # noqa: SLF001 - same module
     try:
         return Monitor(targets, resolved, serve=serve)
-    except MemoryError as error:  # while its parts are made: nothing is attached yet
-        msg = f"expected memory for a monitor, got {words_of(error)}; {RAISE_THE_LIMIT}"
+    except (MemoryError, OSError) as error:  # while its parts are made: nothing is attached yet
+        # What is imported only where it is needed wants a descriptor.
+        if isinstance(error, OSError) and error.errno not in LIMITS:
+            raise
+        msg = f"expected room for a monitor, got {words_of(error)}; {RAISE_THE_LIMIT}"
         raise StateError(msg) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import math
@@ -317,19 +318,29 @@ def test_a_machine_that_has_no_room_leaves_the_run_unwatched(
     assert not watch.last_step.skipped
 
 
-def test_no_memory_for_the_parts_of_a_monitor_is_an_error_that_says_what_to_do(
-    serving: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "got"),
+    [
+        (MemoryError(), "MemoryError"),
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            r"OSError: \[Errno 24\] Too many open files",
+        ),
+    ],
+)
+def test_no_room_for_the_parts_of_a_monitor_is_an_error_that_says_what_to_do(
+    error: Exception, got: str, serving: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is placed: nothing is left behind, and the same call works later."""
 
     def refuse(*_arguments: object, **_more: object) -> None:
-        raise MemoryError
+        raise error
 
     before = torch.amp.GradScaler.update
     run = build("fp16-foreach")
     with monkeypatch.context() as refusing:
         refusing.setattr(watching, "Session", refuse)
-        with pytest.raises(ampwatch.StateError, match="got MemoryError; raise the limit"):
+        with pytest.raises(ampwatch.StateError, match=f"got {got}; raise the limit"):
             ampwatch.monitor(run.models, run.scaler)
     left = list(serving.rglob("*"))
 

@@ -76,6 +76,13 @@ FOLLOWED_START_NS = 1e9
 """Debt with which ops are followed while that is not known: so dear a first iteration has thousands of
 parameters or ops, and the next ones would be as dear. Unit: ns."""
 
+MANY = 2048
+"""Parameters from which on the first iteration is not looked at whole: ops are neither counted nor followed before it
+is known how long one takes, and of state one part is sampled, of at most so many parameters."""
+
+OPS_NS = 200e3
+"""Time to count the ops of one parameter, of its forward, backward and step, before it was measured. Unit: ns."""
+
 ALARMED = 4
 """Iterations after an alarm that are all sampled."""
 
@@ -216,6 +223,7 @@ class Governor:
         self._bare_ns: deque[float] = deque(maxlen=REMEMBERED)
         self._excesses: dict[Wanted, deque[float]] = {}
         self._ops_ns = 0.0
+        self._parameters = 0
         self.hidden_ns = 0.0
         self._alarmed_until = -1
         self._deaf_until = -1
@@ -256,6 +264,15 @@ class Governor:
         self._settling = SETTLING if self._opening else 0
         if self.step == 0:
             self.wanted = self._plan()
+
+    def size(self, parameters: int) -> None:
+        """Look at the first iteration of a model of more than ``MANY`` parameters in part."""
+        self._parameters = parameters
+        if parameters > MANY and not self.follows_ops:
+            self._first -= OPS
+            self._ops_ns = OPS_NS * parameters
+            if self.step == 0:
+                self.wanted = self._plan()
 
     def owe(self, cost_ns: float) -> None:
         """Account for what was spent outside of guarded calls. Unit: ns."""
@@ -401,7 +418,7 @@ class Governor:
             return False
         if len(self._bare_ns) >= UNKNOWN:
             return min(self._bare_ns) < SHORT_NS
-        return self._owed_ns <= FOLLOWED_START_NS
+        return self._owed_ns <= FOLLOWED_START_NS and self._parameters <= MANY
 
     @property
     def _is_free(self) -> bool:
@@ -480,6 +497,8 @@ class Governor:
         if self._level in ("off", "light") or self.is_held:
             return frozenset()
         if self.step == 0:
+            if not self.follows_ops:
+                self.part = (0, max(math.ceil(self._parameters / MANY), 1))
             return self._first if self._opening else self._first - OPS
         if not self._is_due():
             return frozenset()

@@ -77,8 +77,9 @@ class Programs(Sensor):
         self._looked_at = 0
 
     def installed(self) -> None:
-        """Find out from where the monitor is made whether the first iteration has to be looked at."""
+        """Find out how large the model is, and from where the monitor is made whether to look at the first iteration."""
         self._set_up = program_of(self._names.modules())
+        self._governor.size(sum(1 for _ in self._names.parameters()))
         if _seen.get(self._set_up, 0) >= OPENING:
             self._governor.shorten_opening(OPENING)
 

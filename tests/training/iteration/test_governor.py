@@ -19,6 +19,7 @@ from ampwatch.training.iteration.governor import (
     FORWARD,
     LOOK,
     LOOK_SHARE,
+    MANY,
     MAX_ADVANCE,
     MAX_PERIOD,
     OF_OPS,
@@ -94,6 +95,30 @@ class Training:
     @property
     def sampled(self) -> list[int]:
         return [step for step, _, _ in self.samples]
+
+
+@pytest.mark.parametrize("level", ["standard", "deep"])
+@pytest.mark.parametrize("parameters", [MANY, 20_000])
+def test_the_first_iteration_of_a_large_model_is_looked_at_in_part(
+    parameters: int, level: str
+) -> None:
+    """No op is counted or followed in it, nor in the next ones where its parameters make these long; at deep, all are."""
+    training = Training(step_s=0.3, level=level)
+    training.governor.size(parameters)
+    follows = [training.governor.is_short]
+    for _ in range(4):
+        training.run(1)
+        follows.append(training.governor.is_short)
+    training.run(SETTLING - 5)
+
+    is_whole = parameters <= MANY or level == "deep"
+    (_, wanted, (part, parts)), *later = training.samples
+    assert (wanted >= OPS, part) == (is_whole, 0)
+    assert wanted - OPS == FIRST
+    assert parts == (1 if is_whole else math.ceil(parameters / MANY))
+    if level == "standard":
+        assert follows == [is_whole] * 4 + [False]
+        assert any(turn == OPS for _, turn, _ in later) == is_whole
 
 
 @pytest.mark.parametrize("budget", [0.002, 0.01, 0.1])

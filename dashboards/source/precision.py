@@ -21,7 +21,6 @@ _FLOPS = "ampwatch_flops_total"
 _ELIGIBLE = "ampwatch_tensor_core_flops_total"
 _FALLBACK = "ampwatch_autocast_fallback_flops_total"
 _COUNTED = "ampwatch_census_iterations_total"
-_LAST = "ampwatch_last_census_timestamp_seconds"
 _START = "ampwatch_run_start_timestamp_seconds"
 _FOUND = "ampwatch_finding_steps_total"
 
@@ -74,7 +73,7 @@ def _mix() -> tuple[Panel, ...]:
             queries=(Query(share(sums(_FLOPS, LOW), sums(_FLOPS)), "{{run}}"),),
             thresholds=_MOST,
             names=True,
-            width=6,
+            width=8,
         ),
         Stat(
             id=102,
@@ -92,7 +91,7 @@ def _mix() -> tuple[Panel, ...]:
             queries=(Query(share(sums(_ELIGIBLE), sums(_FLOPS)), "{{run}}"),),
             thresholds=_MOST,
             names=True,
-            width=6,
+            width=8,
         ),
         Stat(
             id=103,
@@ -109,21 +108,7 @@ def _mix() -> tuple[Panel, ...]:
             queries=(Query(share(sums(_FALLBACK), sums(_FLOPS)), "{{run}}"),),
             thresholds=thresholds(GOOD, Step(0.01, NEUTRAL), Step(0.1, WARN)),
             names=True,
-            width=6,
-        ),
-        Stat(
-            id=106,
-            title="Age of the newest count",
-            description=described(
-                shows="Time since ops were last counted, of the rank where it was latest.",
-                good="minutes.",
-                act="hours say that the numbers above describe the run as it was then.",
-                metrics=[_LAST],
-            ),
-            unit="s",
-            no_value="No ops were ever counted",
-            queries=(Query(f"time() - max({of(_LAST)})"),),
-            width=6,
+            width=8,
         ),
         TimeSeries(
             id=107,

@@ -35,7 +35,7 @@ from dashboards.source.states import (
     health,
 )
 from dashboards.source.tables import Key, Table
-from dashboards.source.verdicts import roots
+from dashboards.source.verdicts import ends, roots
 
 _TO_RANKS = to_dashboard("Which rank? Open its ranks", "ampwatch-ranks", run=label("run"))
 
@@ -55,6 +55,7 @@ def page() -> Page:
                     *_tiles(),
                     roots(111, height=5),
                     _findings(),
+                    ends(112, width=24),
                 ),
             ),
             Row(200, "Why are steps skipped?", scaling()),

@@ -40,6 +40,9 @@ SURVIVORS = {
     "run_rank:ampwatch_module_activation_headroom:log2_min: odule_activation_amax > [0]))) -> 1": (
         "an output below 1 is further from the end than any line"
     ),
+    "AmpwatchMeasurementsMissing: records_dropped_total > [0] -> 1": (
+        "who loses records in each of two times ten minutes has lost two"
+    ),
     **{
         f"job_run:ampwatch_root_info:{record}: {what}": _ORDER
         for record in ("topk1", "topk1_again")

@@ -126,7 +126,7 @@ test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests of a commit, some twelv
 	$(PYTEST) -m "not nightly" $(ARGS)
 
 .PHONY: test-all
-test-all: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run every test, those of frameworks included; much longer (ARGS="--times benchmarks/results/tests.jsonl")
+test-all: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run every test, those of frameworks included; much longer (ARGS="--times=benchmarks/results/tests.jsonl")
 	@$(BEFORE_TESTS)
 	@echo "==> Running every test"
 	$(PYTEST) $(ARGS)

@@ -36,7 +36,9 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would
     inherit that.
     """
-    config.pluginmanager.register(Times(config.getoption("markexpr"), config.getoption("times")))
+    # A worker of pytest-xdist has a part of the tests; the process that started it has all.
+    times = None if hasattr(config, "workerinput") else config.getoption("times")
+    config.pluginmanager.register(Times(config.getoption("markexpr"), times))
     too_slow = hypothesis.HealthCheck.too_slow
     hypothesis.settings.register_profile(
         "any speed",

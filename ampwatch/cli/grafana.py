@@ -76,8 +76,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         add = verb.add_argument
         if name == "export":
             add("directory", metavar="DIR", help="where to; made if it is not there")
-            # Taken, but of no effect: all files are written alike.
-            add("--dashboards", help=argparse.SUPPRESS)
         else:
             add("dashboard", nargs="*", help="its uid, without ampwatch- or with it (all)")
             _wishes(verb)

@@ -93,7 +93,8 @@ def ampwatch(commands: Command, grafana: Grafana, dashboards: Path) -> Iterator[
     with serving(grafana) as url:
 
         def run(verb: str, *argv: str, **environment: str) -> Said:
-            ours = () if "--dashboards" in argv else ("--dashboards", str(dashboards))
+            takes = verb != "export" and "--dashboards" not in argv
+            ours = ("--dashboards", str(dashboards)) if takes else ()
             access = {"GRAFANA_URL": url, "GRAFANA_TOKEN": TOKEN}
             return commands("grafana", verb, *argv, *ours, **(access | environment))
 

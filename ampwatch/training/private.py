@@ -216,6 +216,16 @@ storage_key: Callable[[Any], int] = attrgetter(
     )
 )
 
+WEAK_REF = _on_instances(
+    "UntypedStorage._weak_ref", "Refers weakly to memory, as torch.multiprocessing.reductions does."
+)
+free_weak_ref: Callable[[int], None] = _find(
+    "UntypedStorage._free_weak_ref", "Ends such a reference."
+)
+is_expired: Callable[[int], bool] = _find(
+    "UntypedStorage._expired", "Tells that there is nothing behind one any more."
+)
+
 is_functorch_wrapped: Callable[[Any], bool] = _find(
     "_C._functorch.is_functorch_wrapped_tensor",
     "Tells tensors within a transform of torch.func, whose memory is not to be read.",

@@ -37,6 +37,7 @@ def prepare_channels(
     keep: Callable[[Any, Exception], bool],
     /,
 ) -> None: ...
+def prepare_steps(names: tuple[str, ...], of_torch: tuple[Any, ...], /) -> None: ...
 
 class TappedCall:
     plan: tuple[Any, ...]
@@ -52,3 +53,32 @@ class Channel:
 class Notes:
     def __init__(self, keep: Callable[[tuple[Any, ...]], object], /) -> None: ...
     def note(self, kind: Any, given: Any = 0, at: int | None = None, /) -> None: ...
+
+class Finalizer:
+    def __init__(self, function: Callable[[Any], object], argument: Any, /) -> None: ...
+
+class Steps:
+    is_on: bool
+    is_due: bool
+    step: int
+    num: int
+    ended_ns: int
+    next_turn: int
+    def __init__(
+        self, given: tuple[Any, ...], channels: tuple[Channel, ...], batch_ns: int, /
+    ) -> None: ...
+    def listener(self, name: str, fallback: Callable[..., Any], /) -> Callable[..., Any]: ...
+    def begin(
+        self,
+        form: tuple[Any, ...],
+        dormant: tuple[tuple[Any, ...], ...],
+        scale: float,
+        num_losses: int,
+        is_moved: bool,
+        step: int,
+        ended_ns: int,
+        /,
+    ) -> None: ...
+    def end(self) -> tuple[float, int, bool, int]: ...
+    def ended(self) -> tuple[list[tuple[int, float, float, int]], int]: ...
+    def drop(self, num: int, /) -> None: ...

@@ -192,6 +192,8 @@ static int is_wanted(PyObject *subscriber)
     return dormant < 0 ? -1 : !dormant;
 }
 
+PyObject *subscribers_of(PyObject *channel) { return ((Channel *)channel)->subscribers; }
+
 /* Call one subscriber; keep what it wants to have called at the end. */
 static int hand_to(PyObject *subscriber, PyObject *event, Mark *mark, PyObject **ends)
 {

@@ -133,6 +133,7 @@ static PyMethodDef functions[] = {
     FAST(prepare_taps),
     FAST(prepare_channels),
     FAST(prepare_scalars),
+    FAST(prepare_steps),
     {"host_scalar", host_scalar, METH_O, NULL},
     {"instructions", instructions, METH_NOARGS, NULL},
     {"choose", choose, METH_O, NULL},
@@ -177,7 +178,9 @@ PyMODINIT_FUNC PyInit__core(void)
     PyObject *module = PyModule_Create(&definition);
     if (module && (add(module, "TappedCall", make_tapped_call()) < 0 ||
                    add(module, "Channel", make_channel()) < 0 ||
-                   add(module, "Notes", make_notes()) < 0))
+                   add(module, "Notes", make_notes()) < 0 ||
+                   add(module, "Steps", make_steps()) < 0 ||
+                   add(module, "Finalizer", make_finalizer()) < 0))
         Py_CLEAR(module);
     return module;
 }

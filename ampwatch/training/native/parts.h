@@ -11,14 +11,23 @@
 PyObject *make_tapped_call(void);
 PyObject *make_channel(void);
 PyObject *make_notes(void);
+PyObject *make_finalizer(void);
+PyObject *make_steps(void);
 
 /* Functions of the module. The first tell it of what is Python's: hooks/tapped_call.py, hooks/channel.py,
- * transfer/readback.py. */
+ * transfer/readback.py, iteration/plain.py. */
 PyObject *prepare_taps(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *prepare_channels(PyObject *module, PyObject *const *args, Py_ssize_t given);
+PyObject *prepare_steps(PyObject *module, PyObject *const *args, Py_ssize_t given);
 
 PyObject *prepare_scalars(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *host_scalar(PyObject *module, PyObject *tensor);
+
+/* The tuple of the subscribers of a channel, borrowed. */
+PyObject *subscribers_of(PyObject *channel);
+
+/* Whether anything is captured into a graph of an accelerator in this process. */
+int captures_any(void);
 
 /* The clock of time.perf_counter_ns(). */
 long long now_ns(void);

@@ -25,6 +25,8 @@ typedef struct {
 
 enum { BEGINS, AFTERS, FAILS };
 
+int captures_any(void) { return PyDict_Size(captures) > 0; }
+
 static PyObject *call_original(const Call *call)
 {
     if (!call->instance) return PyObject_Call(call->original, call->args, call->kwargs);
@@ -123,7 +125,7 @@ static PyObject *make_call(PyObject *self, PyObject *const *given, Py_ssize_t nu
         return NULL;
     }
     Call call = {given[0], num == 4 ? given[1] : NULL, given[num - 2], given[num - 1]};
-    if (!tapped->always_heard && PyDict_Size(captures) > 0) {
+    if (!tapped->always_heard && captures_any()) {
         PyObject *asked = PyObject_CallFunctionObjArgs(is_unheard, NULL);
         if (!asked) return NULL;
         Py_DECREF(asked);

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.numerics.units.ops import FP8_DTYPES, OpKind
 from ampwatch.training.kernels.admission import is_ordinary
 from ampwatch.training.model.dtypes import NAMES
 from ampwatch.training.ops.info import operands_of
+from ampwatch.training.ops.storage import WeakStorage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ class _Origin(NamedTuple):
         dtype: The FP8 format.
     """
 
-    storage: StorageWeakRef
+    storage: WeakStorage
     dtype: torch.dtype
 
 
@@ -132,7 +132,7 @@ class Dequantized:
             return
         if len(self._origins) >= MAX_REMEMBERED:
             self._origins.clear()
-        self._origins[storage.data_ptr()] = _Origin(StorageWeakRef(storage), dtype)  # type: ignore[no-untyped-call]
+        self._origins[storage.data_ptr()] = _Origin(WeakStorage(storage), dtype)
 
 
 def _has_place(tensor: Tensor) -> bool:
@@ -145,4 +145,4 @@ def _has_place(tensor: Tensor) -> bool:
 
 
 def _is_gone(origin: _Origin) -> bool:
-    return bool(origin.storage.expired())  # type: ignore[no-untyped-call]
+    return origin.storage.expired()

@@ -11,7 +11,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.training.hooks.sources import GENERATED
 from ampwatch.training.model.module_stack import ACCUMULATES, MAX_MARKS
@@ -25,6 +24,7 @@ from ampwatch.training.ops.graphs import (
     nodes_of,
 )
 from ampwatch.training.ops.operands import is_dense
+from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import (
     ENGINE,
     MODULE_CALLS,
@@ -378,7 +378,7 @@ class FramePlaces:
             if readers is None or readers.variable != variable:
                 # Another variable is other values in the same memory. The weak reference keeps the
                 # identity, not the memory, from being given to another storage.
-                held = StorageWeakRef(storage) if readers is None else readers.storage  # type: ignore[no-untyped-call]
+                held = WeakStorage(storage) if readers is None else readers.storage
                 readers = self._readers[key] = _Readers(held, variable, {})
             readers.modules.setdefault(call.info.kind, []).append(module)
 
@@ -403,7 +403,7 @@ class _Readers(NamedTuple):
         modules: Their names by the kind of op.
     """
 
-    storage: StorageWeakRef
+    storage: WeakStorage
     variable: str
     modules: dict[OpKind, list[str]]
 

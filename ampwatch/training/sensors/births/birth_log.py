@@ -7,7 +7,6 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.forward.faults import DIVISIONS, RECIPROCALS
@@ -31,6 +30,7 @@ from ampwatch.training.ops.operands import (
     second_number,
     sent_by,
 )
+from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import storage_key
 from ampwatch.training.sensors.births.asking import emptied
 from ampwatch.training.sensors.births.op_log import (
@@ -109,7 +109,7 @@ class BirthLog:
 
     def _clear(self) -> None:
         self._unfinished.clear()
-        self._storages: dict[int, StorageWeakRef] = {}
+        self._storages: dict[int, WeakStorage] = {}
         self._rows: dict[int, dict[Hashable, Extremes]] = {}
         self._gradients: list[LoggedGradient] | None = None
 
@@ -295,7 +295,7 @@ class BirthLog:
         storage = part.untyped_storage()
         key: int = storage_key(storage)
         if key not in self._storages:
-            self._storages[key] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            self._storages[key] = WeakStorage(storage)
         return key
 
     def _gradients_there_are(self) -> list[LoggedGradient]:

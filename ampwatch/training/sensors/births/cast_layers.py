@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.numerics.formats import FORMATS, FloatFormat, FormatFamily, ScaleBlock
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.model.names import canonical
 from ampwatch.training.ops.operands import is_dense
+from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import ConvNd, storage_key
 from ampwatch.wire.records import FORWARD, GRAD_INPUT, GRAD_WEIGHT, PRODUCTS
 
@@ -90,8 +90,8 @@ class CastLayers:
         self.modules = {module for module, _ in formats}
         self._apart = apart
         # With a weak reference, which keeps the identity of the memory from being given away.
-        self._inputs: dict[str, dict[Any, StorageWeakRef]] = {}
-        self._weights: dict[str, dict[Any, StorageWeakRef]] = {}
+        self._inputs: dict[str, dict[Any, WeakStorage]] = {}
+        self._weights: dict[str, dict[Any, WeakStorage]] = {}
         self.seen: set[str] = set()
 
     def run(self, call: OpCall, place: OpPlace, execute: Execute) -> Any:
@@ -124,7 +124,7 @@ class CastLayers:
         if is_forward:
             for known, tensor in ((self._inputs, first), (self._weights, second)):
                 storage = tensor.untyped_storage()
-                known.setdefault(module, {})[storage_key(storage)] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                known.setdefault(module, {})[storage_key(storage)] = WeakStorage(storage)
             return FORWARD
         both = {_memory(first), _memory(second)}
         if both & self._weights.get(module, {}).keys():

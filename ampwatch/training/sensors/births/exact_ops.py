@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.training.devices import autocast_key, autocast_types
 from ampwatch.training.ops.operands import is_dense
+from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import (
     DispatchKey,
     DispatchKeySet,
@@ -82,7 +82,7 @@ class ExactValue(NamedTuple):
 
     tensor: Tensor
     error: float
-    memory: StorageWeakRef
+    memory: WeakStorage
 
 
 class ExactValues:
@@ -112,7 +112,7 @@ class ExactValues:
     def put(self, tensor: Tensor, exact: Tensor, error: float) -> Tensor:
         """Take in the exact value of a tensor, in the place of an older one; return it."""
         # The weak reference keeps the identity of the memory from being given away.
-        memory = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        memory = WeakStorage(tensor.untyped_storage())
         self._known[_key(tensor)] = ExactValue(exact, error, memory)
         self._until_sweep -= 1
         if self._until_sweep <= 0:
@@ -130,7 +130,7 @@ class ExactValues:
 
     def _sweep(self) -> None:
         for key, value in list(self._known.items()):
-            if value.memory.expired():  # type: ignore[no-untyped-call]
+            if value.memory.expired():
                 del self._known[key]
         self._until_sweep = max(SWEEP, len(self._known))
 

@@ -9,7 +9,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.diagnosis.evidence.remedies import Measure
 from ampwatch.guard import is_of_a_signal, unbroken
@@ -24,6 +23,7 @@ from ampwatch.training.ops.events import OpPlace
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.ops.mode import OpMode, has_modes_of_user
 from ampwatch.training.ops.operands import is_dense, overwritten_by
+from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import (
     MAX_NODES_SEEN,
     OpOverload,
@@ -75,7 +75,7 @@ COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_me
 """Namespaces of ops that other processes take part in."""
 
 
-class _ReplayMode(OpMode):
+class _ReplayMode(OpMode):  # type: ignore[no-untyped-call] # of TorchDispatchMode
     """Reports every op of a replay, and refuses one that others would notice, before it runs.
 
     Args:
@@ -102,7 +102,7 @@ class _ReplayMode(OpMode):
         self._widens = remedy is not None and remedy.measure is Measure.SUMS_IN_FLOAT32
         self.has_widened = False
         # By identity, with a weak reference to keep it from being given away: no memory is held.
-        self._own: dict[int, StorageWeakRef] = {}
+        self._own: dict[int, WeakStorage] = {}
         for tensor in twin.own_tensors():
             self._owns(tensor)
 
@@ -167,7 +167,7 @@ class _ReplayMode(OpMode):
     def _owns(self, tensor: Tensor) -> None:
         key = self._key(tensor)
         if key and key not in self._own:
-            self._own[key] = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._own[key] = WeakStorage(tensor.untyped_storage())
 
     @unbroken
     def forget(self) -> None:

@@ -6,8 +6,6 @@ import math
 import weakref
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-from torch.multiprocessing.reductions import StorageWeakRef
-
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.training.ops.operands import (
     FLOATS,
@@ -16,6 +14,7 @@ from ampwatch.training.ops.operands import (
     overwritten_by,
     read_by,
 )
+from ampwatch.training.ops.storage import WeakStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,7 +40,7 @@ Note = TypeVar("Note")
 
 class _Result(NamedTuple, Generic[Note]):
     tensor: weakref.ref[Tensor]
-    storage: StorageWeakRef
+    storage: WeakStorage
     note: Note
 
 
@@ -101,7 +100,7 @@ class Unfinished(Generic[Note]):
         for tensor, note in zip(tensors, notes, strict=True):
             key = self._key_of(tensor)
             if key and len(self._results) < MAX_UNFINISHED:
-                storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+                storage = WeakStorage(tensor.untyped_storage())
                 result = _Result(weakref.ref(tensor), storage, note)
                 self._results.setdefault(key, []).append(result)
 
@@ -140,7 +139,7 @@ class Unfinished(Generic[Note]):
 
 
 def _is_freed(result: _Result[Note]) -> bool:
-    return bool(result.storage.expired())  # type: ignore[no-untyped-call]
+    return result.storage.expired()
 
 
 def _alive(result: _Result[Note], view: Tensor) -> Tensor:

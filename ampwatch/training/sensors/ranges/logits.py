@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ampwatch.diagnosis.evidence.logits import LogitsRead
 from ampwatch.numerics.units.ops import Phase
@@ -16,6 +15,7 @@ from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
+from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.ops.values import is_plain, place_name
 from ampwatch.training.transfer.deferred import WIDTH
 
@@ -69,7 +69,7 @@ class _Origin(NamedTuple):
 class _Product(NamedTuple):
     """A product that has not met a softmax. By storage, since views make no event."""
 
-    storage: StorageWeakRef
+    storage: WeakStorage
     origin: _Origin
 
 
@@ -232,7 +232,7 @@ class LogitSensor(OpSensor):
         if len(self._products) >= MAX_REMEMBERED:
             self._products.clear()
         storage = made.untyped_storage()
-        ref = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        ref = WeakStorage(storage)
         self._products[storage.data_ptr()] = _Product(ref, origin)
 
     def _origin(self, given: Sequence[Tensor]) -> _Origin | None:
@@ -241,7 +241,7 @@ class LogitSensor(OpSensor):
             if not is_plain(tensor):
                 continue
             product = self._products.get(tensor.untyped_storage().data_ptr())
-            if product is not None and not product.storage.expired():  # type: ignore[no-untyped-call]
+            if product is not None and not product.storage.expired():
                 return product.origin
         return None
 

@@ -330,6 +330,10 @@ class Account:
         """Count from here: what set-up has taken is not what each step takes."""
         self._ended_ns = 0
 
+    def add(self, spent_ns: int) -> None:
+        """Count what was spent outside of guarded calls. Unit: ns."""
+        self._ended_ns += spent_ns
+
     def begin(self, me: int, depth: int) -> None:
         """Begin a call, and count it unless an outer one or one of another thread is counted."""
         began = perf_counter_ns()

@@ -72,12 +72,14 @@ class Ampwatch(Companion):
     def attach(self, training: Training, stopwatch: Stopwatch) -> None:
         """Watch, by a clock that stands still while other processes have their turn.
 
-        Its budget is a share of the time of the training, which is not to grow by theirs.
+        Its budget is a share of the time of the training, which is not to grow by theirs. At `light` nothing
+        is budgeted, and plain iterations are taken down by the clock of the system.
         """
         self._watch = ampwatch.monitor(
             training.model, training.scaler, level=self.level, run="benchmark"
         )
-        self._watch._session._context.clock.monotonic_ns = stopwatch.ns
+        if self.level != "light":
+            self._watch._session._context.clock.monotonic_ns = stopwatch.ns
 
     def spent_ns(self) -> int:
         """Return what ampwatch says it has cost so far.

@@ -41,6 +41,22 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert {m for m in loaded if m.startswith("ampwatch")} == {"ampwatch", "ampwatch.last_resort"}
 
 
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_name_is_loaded_without_a_collection_of_garbage(*, collects: bool) -> None:
+    """Which goes through all that the program has made; afterwards it collects as before."""
+    code = f"""
+import gc, torch, ampwatch
+{"" if collects else "gc.disable()"}
+begun = []
+gc.callbacks.append(lambda phase, _info: begun.append(phase))
+ampwatch.monitor
+print(len(begun), gc.isenabled())
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert said.stdout == f"0 {collects}\n"
+
+
 def test_a_name_that_cannot_be_loaded_for_want_of_descriptors_says_what_to_do() -> None:
     """And is loaded once there are some again."""
     code = """

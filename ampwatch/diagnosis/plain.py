@@ -35,6 +35,11 @@ class PlainForm:
         self._num_dtypes = len(autocast_dtypes)
         self._until_ns = until_ns
 
+    def takes_all(self, iterations: Sequence[Iteration]) -> bool:
+        """Whether iterations that differ in times, losses and tracker alone are of this form, all of them."""
+        calm = (-CALM_LOSS < iteration.loss < CALM_LOSS for iteration in iterations)
+        return self.takes(iterations[0]) and self.takes(iterations[-1]) and all(calm)
+
     def takes(self, iteration: Iteration) -> bool:
         """Whether an iteration is of this form. Cost: 0.5 us."""
         like = self._like

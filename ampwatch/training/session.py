@@ -372,6 +372,7 @@ class Session:
             memory.add("transfer", readback.held_bytes)
         samples = RangeSamples(context.governor, measuring, home, bus) if self._samples else None
         self._notices = Notices(context)
+        self._schedulers = SchedulerSensor(context)
         self._ledger = IterationLedger(
             bus=bus,
             iteration=self._iteration,
@@ -381,6 +382,7 @@ class Session:
             judge=self.diagnosis,
             samples=samples,
             clock=context.clock,
+            schedulers=self._schedulers,
         )
         self._memory = MemorySensor(context)
         self._births = BirthSensor(context) if self._samples else None
@@ -487,7 +489,7 @@ class Session:
         yield self._notices
         yield self._phases
         # A scheduler's step belongs to the step of its optimizer: before the ledger.
-        yield SchedulerSensor(context)
+        yield self._schedulers
         yield self._ledger
         yield StaleCastSensor(context)
         yield CompiledBackwardSensor(context)

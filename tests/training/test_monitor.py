@@ -662,7 +662,7 @@ def test_a_sensor_that_fails_is_in_the_report_by_name(monkeypatch: pytest.Monkey
     run = build("fp16-foreach")
     with ampwatch.monitor(run.models, run.scaler, level="light", serve=False) as watch:
         run.loop()
-        monkeypatch.setattr(SchedulerSensor, "_has_moved", fail)
+        monkeypatch.setattr(SchedulerSensor, "has_moved", fail)
         run.loop()
         (box,) = from_json(watch.report("json"), "report")
 

@@ -136,21 +136,21 @@ class Totals:
         self.steps: dict[int, int] = {}
         self.skipped: dict[int, list[int]] = {}
 
-    def add(self, iteration: Iteration, verdict: StepVerdict) -> None:
-        """Count one iteration."""
+    def add(self, iteration: Iteration, verdict: StepVerdict, times: int = 1) -> None:
+        """Count an iteration, or several in a row that are like it and have moved nothing."""
         self.growths += verdict.grew
         self.backoffs += verdict.backed_off
         self.set_by_hand += verdict.set_by_hand
         self.nonfinite_losses += verdict.nonfinite_loss
         for index in iteration.applied_directly:
-            self._attempt(index)
+            self._attempt(index, times)
         for index, found_inf in iteration.found_inf.items():
-            self._attempt(index)
+            self._attempt(index, times)
             if found_inf:
                 self.skipped[index][SKIP_CLASSES.index(verdict.skip_class)] += 1
 
-    def _attempt(self, index: int) -> None:
-        self.steps[index] = self.steps.get(index, 0) + 1
+    def _attempt(self, index: int, times: int) -> None:
+        self.steps[index] = self.steps.get(index, 0) + times
         self.skipped.setdefault(index, [0] * len(SKIP_CLASSES))
 
     @property

@@ -26,6 +26,7 @@ from ampwatch.training.hooks.places import (
     GradScaler,
 )
 from ampwatch.training.hooks.roots import SETTLED
+from ampwatch.training.hooks.sensor import Sensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from ampwatch.guard import Account
     from ampwatch.training.hooks.open_iteration import OpenIteration
     from ampwatch.training.hooks.places import Handle, Place
-    from ampwatch.training.hooks.sensor import Sensor
     from ampwatch.training.scalers.loss_scaler import LossScaler
 
 
@@ -50,6 +50,12 @@ ROUND = 32
 HEARD = 2
 """What an iteration leaves to the next one shows in two in a row."""
 
+ROUNDS_AT_FIRST = 32
+"""Rounds of that length. Those after them have ``LONG_ROUND`` iterations: what is still to come is rarer."""
+
+LONG_ROUND = 4 * ROUND
+"""Has no divisor in common with ``SHIFT`` either, and divides what comes before."""
+
 SHIFT = 13
 """Iterations by which those that are heard move on from one round to the next, so that what a
 program does in each n-th iteration is heard whatever n is. Has no divisor in common with ``ROUND``."""
@@ -57,11 +63,13 @@ program does in each n-th iteration is heard whatever n is. Has no divisor in co
 
 def next_heard(step: int) -> int:
     """Return the first iteration from ``step`` on that resting sensors hear."""
-    number, place = divmod(step, ROUND)
-    heard = number * SHIFT % ROUND
+    length = ROUND if step < ROUND * ROUNDS_AT_FIRST else LONG_ROUND
+    number, place = divmod(step, length)
+    heard = number * SHIFT % length
     if place <= heard:
         return step - place + heard
-    return step - place + ROUND + (number + 1) * SHIFT % ROUND
+    begin = step - place + length
+    return next_heard(begin)
 
 
 def handler_name(event: type) -> str:
@@ -119,6 +127,10 @@ class Bus:
         is_optimizer_stepping: Whether any optimizer is stepping.
         may_compile: Whether ``torch.compile`` was called in this process.
         may_rest: Whether sensors may rest in iterations in which nothing of theirs is expected.
+        outermost: Identity of the optimizer whose step is running, and not within another one's.
+        stepping: Identities of those that step within it, its own included.
+        replace_listener: Returns what listens in place of a listener, by the name of what it hears: iterations like
+            the one before are taken down without it (``PlainSteps``).
         runs_compiled: Whether compiled code has run while this training is watched, or may have
             without being heard: then no hook may be on all modules, now or later.
     """
@@ -147,6 +159,11 @@ class Bus:
         self._asking = self.guard("ownership", is_thread_safe=True)
         self.is_stepping = False
         self.is_optimizer_stepping = False
+        self.outermost: int | None = None
+        self.stepping: set[int] = set()
+        self.replace_listener: Callable[[str, Callable[..., Any]], Callable[..., Any]] = (
+            lambda _, listener: listener
+        )
         self.runs_compiled = False
         self.at_boundary: tuple[Callable[[int], None], ...] = ()
         self._iteration = iteration
@@ -312,6 +329,16 @@ class Bus:
         elif step >= self._rest_at:
             self._rest(step)
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether any sensor rests."""
+        return bool(self._unheard)
+
+    @property
+    def next_turn(self) -> int:
+        """Iteration at which sensors that rest are to be woken, or others are to rest."""
+        return self._wake_at if self._unheard else self._rest_at
+
     def wake(self, iterations: int = HEARD_AT_FIRST) -> None:
         """Have no sensor rest in the open iteration and the following ones, ``iterations`` in all."""
         self._rest_at = max(self._rest_at, self._iteration.step + iterations)
@@ -322,7 +349,10 @@ class Bus:
         # What was placed for them stays: on Python 3.13 and newer a class whose methods were replaced a
         # thousand times has its attributes, and those of all its subclasses, looked up slowly for good.
         resting = [
-            sensor for sensor, guard in self._sensors if sensor.rests and guard.run(sensor.may_rest)
+            sensor
+            for sensor, guard in self._sensors
+            if sensor.rests
+            and (type(sensor).may_rest is Sensor.may_rest or guard.run(sensor.may_rest))
         ]
         for event in EACH_STEP:
             channel = self.channel(event)
@@ -344,7 +374,7 @@ class Bus:
                 before = self._in_order([*kept, *(s for s in now if s not in kept)])  # noqa: PLW2901
             channel.subscribers = before
         for sensor, guard in self._sensors:
-            if sensor in rested:
+            if sensor in rested and type(sensor).woken is not Sensor.woken:
                 guard.run(sensor.woken)
         self._unheard.clear()
 

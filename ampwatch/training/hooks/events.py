@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.attention import Attention
     from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.evidence.time import StepTime
     from ampwatch.wire.records import PlanRecord
 
     GradScaler = torch.amp.GradScaler
@@ -522,7 +524,13 @@ class IterationPlanned(NamedTuple):
 
 
 class IterationsArriving(NamedTuple):
-    """Iterations that have ended are about to be judged: several at once, where all is well."""
+    """Iterations that have ended are about to be judged: several at once, where all is well.
+
+    Attributes:
+        times: Where their time went, by their indices, in order; to be added to.
+    """
+
+    times: deque[tuple[int, StepTime]]
 
 
 class IterationArrived(NamedTuple):

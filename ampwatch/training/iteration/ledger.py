@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,6 +26,7 @@ from ampwatch.training.hooks.events import (
     IterationsArriving,
 )
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.iteration.plain import BEGAN, CALLED, UPDATING, WITHIN, PlainSteps
 from ampwatch.training.model.scaler import STEPPED
 from ampwatch.training.private import (
     DECIDES_ON_DEVICE,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.attention import Attention
     from ampwatch.diagnosis.evidence.iteration import TensorRange
+    from ampwatch.diagnosis.evidence.time import StepTime
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.events import (
@@ -118,11 +121,21 @@ class Samples(Protocol):
         """Let go of a sample that nobody will ask for."""
 
 
+class Schedulers(Protocol):
+    """The sensor of schedulers, as the ledger knows it."""
+
+    def has_moved(self, optimizer: Optimizer) -> bool:
+        """Whether the learning rate of an optimizer that steps was moved by one since it stepped last."""
+
+
 class Judge(Protocol):
     """The diagnosis, as the ledger knows it."""
 
     def deliver(self, *iterations: Iteration) -> None:
         """Take iterations that are complete; they come in order."""
+
+    def deliver_alike(self, iterations: Sequence[Iteration]) -> None:
+        """Take iterations that differ in their times, in their losses, which are finite, and in the tracker."""
 
     def attention(self) -> Attention:
         """Return what should be observed more closely in the next iteration."""
@@ -195,16 +208,15 @@ class IterationLedger(Sensor):
         judge: Takes iterations that are complete.
         samples: What was measured in the open iteration; ``None`` where nothing is.
         clock: The source of time.
+        schedulers: The sensor that tells of schedulers; iterations alike are taken down without its event.
 
     Attributes:
-        verdict: Index of an iteration that has ended and the optimizers it skipped, as
-            known on the host before its values arrive; only where no optimizer is fused.
         settings: Those of the scaler at its last update; ``None`` before.
     """
 
     name = "steps"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all by keyword
         self,
         *,
         bus: Bus,
@@ -215,10 +227,10 @@ class IterationLedger(Sensor):
         judge: Judge,
         samples: Samples | None,
         clock: Clock,
+        schedulers: Schedulers | None = None,
     ) -> None:
-        self.verdict: tuple[int, tuple[int, ...]] = (-1, ())
         self.settings: ScalerSettings | None = None
-        self.guard: Guard = bus.guard(self.name)
+        self.guard: Guard = bus.guard(self.name, sweep=self.removed)
         self._bus = bus
         self._closing = bus.channel(IterationClosing)
         self._closed = bus.channel(IterationClosed)
@@ -245,6 +257,38 @@ class IterationLedger(Sensor):
         self._ended_ns = 0
         self._delivered_ns = 0
         self._alarming = False
+        self._verdict: tuple[int, tuple[int, ...]] = (-1, ())
+        self._times: deque[tuple[int, StepTime]] = deque()
+        self._key: int | None = None
+        self._stage: object = None
+        self._plain: PlainSteps | None = None
+        # Where nothing is measured: a sample belongs to its iteration.
+        if samples is None and schedulers is not None and PlainSteps.may_be(clock):
+            self._plain = PlainSteps(
+                lambda: self.guard.run(self._resume),
+                lambda: self.guard.run(self._turn),
+                bus,
+                iteration,
+                schedulers.has_moved,
+                (self, schedulers),
+                int(BATCH_SECONDS * 1e9),
+            )
+            bus.replace_listener = self._plain.replace_listener
+
+    @property
+    def verdict(self) -> tuple[int, tuple[int, ...]]:
+        """Index of an iteration that has ended and the optimizers it skipped.
+
+        As known on the host before its values arrive; only where no optimizer is fused.
+        """
+        if self._plain is not None and self._plain.is_on and self._plain.num_ended:
+            return self._iteration.step - 1, ()
+        return self._verdict
+
+    def removed(self) -> None:
+        """Take no iterations down natively any more, and let go of the scaler."""
+        if self._plain is not None:
+            self._plain.end()
 
     def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory."""
@@ -327,7 +371,10 @@ class IterationLedger(Sensor):
         draft.found_inf_of.clear()
         for key, state in states_of_optimizers(scaler).items():
             # What was unscaled and not stepped has a verdict as well.
-            is_stepped = state["stage"].name == STEPPED
+            stage = state["stage"]
+            is_stepped = stage.name == STEPPED
+            if is_stepped:
+                self._key, self._stage = key, stage
             index = self._numbers.get(key, NOT_STEPPED) if is_stepped else NOT_STEPPED
             for found_inf in state["found_inf_per_device"].values():
                 verdicts.append(found_inf)
@@ -388,6 +435,7 @@ class IterationLedger(Sensor):
 
     def end_called(self, event: EndCalled) -> None:
         """Take the scale that was in use, before the call moves it."""
+        self._take_over()
         self.settle()
         draft = self._draft
         if not self._ends_by_call:
@@ -426,6 +474,7 @@ class IterationLedger(Sensor):
 
     def scale_seen(self, event: ScaleSeen) -> None:
         """Take the scale that a loss was multiplied by, which is also that after the last iteration."""
+        self._take_over()
         if self._ends_by_call:
             return
         self._settle_late(event.scale)
@@ -434,6 +483,7 @@ class IterationLedger(Sensor):
 
     def step_missed(self, event: StepMissed) -> None:
         """Close an iteration whose gradients were thrown away."""
+        self._take_over()
         if self._ends_by_call:
             return
         self._settle_late(event.scale_before)
@@ -507,7 +557,7 @@ class IterationLedger(Sensor):
         if self._closing.subscribers:
             self._closing.emit(IterationClosing(not well))
         sample = None if self._samples is None else self._samples.seal()
-        self._bus.note(IterationClosed, frame, now)
+        self._bus.note(IterationClosed, (step, frame.duration_s), now)
         if self._closed.subscribers:
             self._closed.emit(IterationClosed(frame))
         has_room = False
@@ -530,6 +580,8 @@ class IterationLedger(Sensor):
         if not (well and has_room) or sample is not None or not self._can_wait(row):
             self.deliver_arrived()
         self._bus.begin_iteration(step + 1)
+        if self._plain is not None and self._bus.is_resting and self._plain.may_begin():
+            self._begin_plain(self._plain, frame)
         # At `light` nobody wants to know, and the diagnosis is not asked.
         if self._opened.subscribers:
             attention = self._judge.attention()
@@ -540,7 +592,7 @@ class IterationLedger(Sensor):
         # on the host whether it has stepped.
         if draft.uncalled and draft.uncalled.keys() >= set(draft.found_inf_of) - {NOT_STEPPED}:
             skipped = tuple(sorted([index for index, skip in draft.uncalled.items() if skip]))
-            self.verdict = (self._iteration.step, skipped)
+            self._verdict = (self._iteration.step, skipped)
 
     def _is_well(self, row: Row | None, frame: Iteration, draft: _Draft) -> bool:
         """Whether nothing in the iteration that ends is known on the host to be non-finite."""
@@ -557,9 +609,18 @@ class IterationLedger(Sensor):
         """Deliver what has reached the host, several iterations in a call. Never waits."""
         self._delivered_ns = self._ended_ns
         if self._arriving.subscribers:
-            self._arriving.emit(IterationsArriving())
+            self._arriving.emit(IterationsArriving(self._times))
         waiting: list[Iteration] = []
         try:
+            if self._plain is not None and self._plain.num_ended:
+                plain, spent_ns = self._plain.ended()
+                self._bus.account.add(spent_ns)
+                self._tell_times(plain)
+                for iteration in plain if self._arrived.subscribers else ():
+                    self._arrive(iteration, is_alarming=False)
+                # Nothing between these: an interrupt before finds them all, and after it they are judged.
+                self._plain.drop(len(plain))
+                self._judge.deliver_alike(plain)
             for values, parcel in self._readback.arrived(_has_arrived):
                 waiting.append(self._complete(values, parcel))
                 # What sensors make of it, and what sampling has cost, is that of now.
@@ -580,19 +641,93 @@ class IterationLedger(Sensor):
         follows = iteration.step == self._newest[0] + 1
         if follows and iteration.scaler is not None and math.isnan(iteration.scale_before):
             iteration.scale_before = self._newest[1]
-        self._newest = (iteration.step, iteration.loss_scale)
         if parcel.sample is not None and self._samples is not None:
             iteration.topics = frozenset(parcel.sample.topics)
             iteration.incomplete = frozenset(parcel.sample.incomplete)
             taken = self._samples.take(parcel.sample)
             iteration.ranges = [r for r in taken if not r.is_input]
             iteration.inputs = [r for r in taken if r.is_input]
-        was_alarming = self._alarming
-        self._alarming = _is_alarming(iteration)
+        self._newest = (iteration.step, iteration.loss_scale)
+        self._tell_times([iteration])
+        self._arrive(iteration, is_alarming=_is_alarming(iteration))
+        return iteration
+
+    def _tell_times(self, iterations: Sequence[Iteration]) -> None:
+        times = self._times
+        for iteration in iterations:
+            while times and times[0][0] < iteration.step:
+                times.popleft()  # its values were given up
+            if times and times[0][0] == iteration.step:
+                iteration.time = times.popleft()[1]
+
+    def _arrive(self, iteration: Iteration, *, is_alarming: bool) -> None:
+        """Say that all of an iteration is there."""
+        was_alarming, self._alarming = self._alarming, is_alarming
         if self._arrived.subscribers:
             ends = was_alarming and not self._alarming
             self._arrived.emit(IterationArrived(iteration, self._alarming, ends))
-        return iteration
+
+    # Iterations like the one before (``PlainSteps``).
+
+    def _begin_plain(self, plain: PlainSteps, last: Iteration) -> None:
+        """Have iterations taken down natively, if the last one was of a form that can be."""
+        self.deliver_arrived()
+        scaler, key = self._bus.scaler, self._key
+        reference = None if key is None else self._registry.reference_to(key)
+        is_plain = last.scale_before > NO_INVERSE and not self._ends_by_call and self._late is None
+        if key is None or reference is None or self._readback.in_flight or not is_plain:
+            plain.wait()
+            return
+        if not self._bus.is_resting:
+            return  # who was told of what had arrived has closed the monitor, or woken a sensor
+        plain.turn_at(self._bus.next_turn)
+        plain.begin(last, scaler, key, reference, self._stage, self._ended_ns)
+
+    def _turn(self) -> None:
+        """Judge what was taken down natively if it is time, and let sensors rest or wake."""
+        plain = self._plain
+        if plain is not None and plain.is_due:
+            self.deliver_arrived()
+        self._bus.begin_iteration(self._iteration.step)
+        if plain is not None and plain.is_on:
+            if self._bus.is_resting:
+                plain.turn_at(self._bus.next_turn)
+            else:
+                self._resume()
+
+    def _take_over(self) -> None:
+        if self._plain is not None and self._plain.is_on:
+            self._resume()
+
+    def _resume(self) -> None:
+        """Go on with the open iteration, which is not like the one before: with what was noted of it."""
+        plain = self._plain
+        form = None if plain is None else plain.form
+        if plain is None or form is None:
+            return
+        if plain.num_ended:
+            self._verdict = self._iteration.step - 1, ()
+        noted = plain.end()
+        self._ended_ns = plain.ended_ns
+        draft, losses, index = self._draft, self._losses, form.number
+        if noted.num_losses:
+            losses.num_losses, losses.on_host = noted.num_losses, noted.loss
+            losses.dtype = form.like.loss_dtype
+        if noted.is_moved:
+            draft.scheduler_stepped.add(index)
+        if noted.stage >= BEGAN:
+            self._numbers[form.key] = self._stepping = index
+            if not form.is_fused:
+                draft.uncalled[index] = noted.stage < CALLED
+        if noted.stage == WITHIN:
+            self._bus.outermost = form.key
+            self._bus.stepping = {form.key}
+        if noted.stage == UPDATING:
+            row = self._row = self._readback.open()
+            if row is not None:
+                row.values[SCALE_BEFORE] = form.like.loss_scale
+                row.values[FOUND_INF] = 0.0
+                draft.found_inf_of.append(index)
 
 
 def _is_alarming(iteration: Iteration) -> bool:

@@ -55,6 +55,10 @@ class OptimizerRegistry:
                 return known
         return self._number(optimizer)
 
+    def reference_to(self, key: int) -> weakref.ref[Optimizer] | None:
+        """Return the optimizer that has a number by its identity."""
+        return self._alive.get(key)
+
     def index_of(self, optimizer: Optimizer) -> int | None:
         """Return the number of an optimizer, or ``None`` if it is not of this training.
 

@@ -40,7 +40,7 @@ class Box:
         settings: The settings of the run; empty if whoever made the box did not know them.
         findings: The findings, in the order in which they were made.
         steps: Iterations in order: the newest, and those around each finding.
-        optimizers: What the optimizers did in them; the newest of each at least.
+        optimizers: The newest record of each optimizer.
         ranges: Exponents of modules, the oldest first: the newest of each topic, and those
             of culprits when the finding was made.
         sampling: The newest totals of sampling, if there was any.
@@ -95,7 +95,7 @@ def joined(older: Box, newer: Box) -> Box:
     """
     findings = {f.key: f for f in (*older.findings, *newer.findings)}
     steps = {s.step: s for s in (*older.steps, *newer.steps)}
-    optimizers = {(o.step, o.index): o for o in (*older.optimizers, *newer.optimizers)}
+    optimizers = {o.index: o for o in (*older.optimizers, *newer.optimizers)}
     failures = {f.sensor: f for f in (*older.failures, *newer.failures)}
     timed = {t.step: t for t in (*older.device_phases, *newer.device_phases)}
     ranges = {(r.step, r.topic, r.module): r for r in (*older.ranges, *newer.ranges)}
@@ -111,7 +111,7 @@ def joined(older: Box, newer: Box) -> Box:
         settings=newer.settings or older.settings,
         findings=list(findings.values()),
         steps=[steps[key] for key in sorted(steps)],
-        optimizers=[optimizers[key] for key in sorted(optimizers)],
+        optimizers=[optimizers[index] for index in sorted(optimizers)],
         ranges=sorted(ranges.values(), key=_place),
         sampling=newer.sampling or older.sampling,
         notes=newer.notes or older.notes,

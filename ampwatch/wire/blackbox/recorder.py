@@ -51,7 +51,7 @@ together (``report.step_times``)."""
 
 STEP_BYTES = 300
 RANGE_BYTES = 1300
-"""Bytes of a record of a step or optimizer, and of a measurement, with what they refer to: measured
+"""Bytes of a record of a step, and of a measurement, with what they refer to: measured
 with tracemalloc."""
 
 BLOCKS_BYTES = 4000
@@ -75,7 +75,7 @@ class Recorder:
         end: The last word of the run, if it was said.
 
     Cost:
-        Below a microsecond a record. Some 400 bytes for each step and optimizer that is kept,
+        Below a microsecond a record. Some 400 bytes for each step that is kept,
         and a kilobyte for each module and topic that was measured.
     """
 
@@ -85,10 +85,8 @@ class Recorder:
         self._before, self._after = steps // 2, steps // 4
         self._most_kept = KEPT_SPANS * steps
         self._steps: deque[StepRecord] = deque(maxlen=steps)
-        self._optimizers: deque[OptimizerRecord] = deque(maxlen=steps)
-        self._newest_of: dict[int, OptimizerRecord] = {}
+        self._optimizers: dict[int, OptimizerRecord] = {}
         self._kept_steps: dict[int, StepRecord] = {}
-        self._kept_optimizers: dict[tuple[int, int], OptimizerRecord] = {}
         self._keep_until = -1
         self._ranges: dict[tuple[Topic, str], RangeRecord] = {}
         self._pinned: dict[tuple[int, Topic, str], RangeRecord] = {}
@@ -116,11 +114,10 @@ class Recorder:
     def nbytes(self) -> int:
         """What is remembered, as an estimate. Unit: B."""
         steps = len(self._steps) + len(self._kept_steps)
-        optimizers = len(self._optimizers) + len(self._kept_optimizers)
         ranges = [*self._ranges.values(), *self._pinned.values()]
         blocks = sum(1 for record in ranges if record.blocks)
         of_ranges = RANGE_BYTES * len(ranges) + BLOCKS_BYTES * blocks
-        return STEP_BYTES * (steps + optimizers) + of_ranges
+        return STEP_BYTES * steps + of_ranges
 
     @property
     def num_alarms(self) -> int:
@@ -146,7 +143,7 @@ class Recorder:
             started_ns=self._identity.started_ns,
             step=self._steps[-1] if self._steps else None,
             loss=next(losses, None),
-            optimizers=tuple(self._newest_of.values()),
+            optimizers=tuple(self._optimizers.values()),
             gradient=self._ranges.get((Topic.GRADIENT, ALL_MODULES)),
             autocast_dtypes=dtypes.split(",") if dtypes else (),
             findings=tuple(self._findings.values()),
@@ -173,9 +170,6 @@ class Recorder:
             written_ns: Unix time. Unit: ns.
         """
         steps = self._kept_steps | {s.step: s for s in self._steps}
-        optimizers = self._kept_optimizers | {
-            (o.step, o.index): o for o in (*self._newest_of.values(), *self._optimizers)
-        }
         end = self.end
         return Box(
             identity=self._identity,
@@ -188,7 +182,7 @@ class Recorder:
             # They are updated in place while the run goes on.
             findings=[replace(f, evidence=dict(f.evidence)) for f in self._findings.values()],
             steps=[steps[index] for index in sorted(steps)],
-            optimizers=[optimizers[key] for key in sorted(optimizers)],
+            optimizers=[self._optimizers[index] for index in sorted(self._optimizers)],
             ranges=self._chosen_ranges(),
             sampling=self._sampling,
             failures=list(self._failures.values()),
@@ -201,10 +195,7 @@ class Recorder:
             self._kept_steps[record.step] = record
 
     def _put_optimizer(self, record: OptimizerRecord) -> None:
-        self._optimizers.append(record)
-        self._newest_of[record.index] = record
-        if record.step <= self._keep_until and len(self._kept_optimizers) < self._most_kept:
-            self._kept_optimizers[record.step, record.index] = record
+        self._optimizers[record.index] = record
 
     def _put_range(self, record: RangeRecord) -> None:
         key = record.topic, record.module
@@ -260,9 +251,6 @@ class Recorder:
             for step in list(self._steps)[-self._before :]:
                 if len(self._kept_steps) < self._most_kept:
                     self._kept_steps.setdefault(step.step, step)
-            for record in list(self._optimizers)[-self._before :]:
-                if len(self._kept_optimizers) < self._most_kept:
-                    self._kept_optimizers.setdefault((record.step, record.index), record)
         self._keep_until = max(self._keep_until, newest + self._after)
         module = module_of(finding.where)
         # The first finding about a module decides: a later one is as a rule a consequence.

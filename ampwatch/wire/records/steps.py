@@ -179,7 +179,7 @@ class DevicePhasesRecord:
 
 @dataclass(slots=True)
 class OptimizerRecord:
-    """Totals of one optimizer so far; written after each iteration that used it.
+    """Totals of one optimizer so far; written after iterations that used it, of several alike after the last.
 
     Attributes:
         step: Index of the iteration.

@@ -48,6 +48,8 @@ _UNWRITABLE = (
 64 bits, a dict that another thread changes, a tensor that refuses ``float()``. ``MemoryError``
 where the process may have no more."""
 
+STEP = layout.RecordKind.STEP
+
 _CLOSE_WAIT_SECONDS, _CLOSE_NAP_SECONDS = 1.0, 0.005
 
 _MIN_DESCRIPTOR = 700
@@ -213,9 +215,16 @@ class RingWriter:
             chunks = -(-len(payload) // layout.PAYLOAD_SIZE)
             if self._head + self._staged >= self._repeats.due_at:
                 self._stage_due(chunks)
-            message = Message(kind, payload, chunks)
-            self._repeats.remember(record, message, self._head + self._staged)
-            self._stage(message)
+            if chunks == 1 and kind is STEP and self._staged < self._max_staged:
+                # In line: there is one of each step, and it does not last.
+                place = self._staged
+                slot = self._memory.slots[place]
+                layout.pack_slot_into(slot, self._head + place, kind, 0, 1, payload)
+                self._staged = place + 1
+            else:
+                message = Message(kind, payload, chunks)
+                self._repeats.remember(record, message, self._head + self._staged)
+                self._stage(message)
             self._records += 1
         except OSError as error:  # of what computes a field
             if is_of_a_signal(error):  # TimeoutError is an OSError

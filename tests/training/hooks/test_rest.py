@@ -10,7 +10,14 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
 import ampwatch
-from ampwatch.training.hooks.bus import HEARD, HEARD_AT_FIRST, ROUND, next_heard
+from ampwatch.training.hooks.bus import (
+    HEARD,
+    HEARD_AT_FIRST,
+    LONG_ROUND,
+    ROUND,
+    ROUNDS_AT_FIRST,
+    next_heard,
+)
 from ampwatch.training.hooks.events import AutocastEntering
 
 if TYPE_CHECKING:
@@ -71,20 +78,22 @@ def in_place() -> list[dict[str, object]]:
 def test_every_place_of_a_round_is_heard_in_its_turn() -> None:
     """What a program does in each n-th iteration meets one that is heard, whatever n is."""
     heard, step = set(), 0
-    while step < 1024 * ROUND:
+    while step < 4096 * ROUND:
         step = next_heard(step)
         heard |= {step, step + 1}
         step += HEARD
 
-    assert {step % ROUND for step in heard} == set(range(ROUND))
+    for length in (ROUND, LONG_ROUND):
+        assert {step % length for step in heard} == set(range(length))
     for n in range(2, 50):
         assert {step % n for step in heard} == set(range(n)), n
 
 
 def test_next_heard_is_the_open_iteration_or_a_later_one() -> None:
     """Never one that is over, and never further away than two rounds."""
-    for step in range(1000):
-        assert step <= next_heard(step) < step + 2 * ROUND
+    for step in range(4 * ROUND * ROUNDS_AT_FIRST):
+        is_late = step >= ROUND * (ROUNDS_AT_FIRST - 1)
+        assert step <= next_heard(step) < step + 2 * (LONG_ROUND if is_late else ROUND)
         assert next_heard(next_heard(step)) == next_heard(step)
 
 

@@ -32,6 +32,8 @@ from tests.training.bench import Bench, Heard
 from tests.training.sensors.late import FakeDevice
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.evidence.iteration import Iteration
 
 SETTINGS = ScalerSettings(2.0, 0.5, 2000)
@@ -44,6 +46,9 @@ class ListJudge:
         self.iterations: list[Iteration] = []
 
     def deliver(self, *iterations: Iteration) -> None:
+        self.iterations += iterations
+
+    def deliver_alike(self, iterations: Sequence[Iteration]) -> None:
         self.iterations += iterations
 
     def attention(self) -> Attention:

@@ -108,7 +108,7 @@ def test_everything_is_bounded() -> None:
     assert len(box.facts) == MAX_FACTS
     assert len(box.failures) == MAX_FAILURES
     assert len(box.steps) <= 5 * 16
-    assert len(box.optimizers) <= 6 * 16
+    assert len(box.optimizers) == 9
 
 
 def test_of_each_sensor_that_failed_the_newest_exception_is_kept() -> None:

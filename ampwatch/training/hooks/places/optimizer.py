@@ -41,42 +41,40 @@ def place_optimizer_step(bus: Bus, handles: list[Any]) -> None:
     # ``monitor()`` as well and leave no trace in an optimizer that is copied. They do not tell
     # skipped steps from applied ones (fused optimizers are called for both).
     stepping, stepped = bus.channel(OptimizerStepping), bus.channel(OptimizerStepped)
-    outermost: int | None = None
-    begun: set[int] = set()
 
-    @uncompiled
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        nonlocal outermost
         # A step that is being captured must not get our code into its graph.
         if (captures and is_unheard()) or bus.is_of_another(optimizer):
             return
-        if outermost is None or id(optimizer) in begun:
+        if bus.outermost is None or id(optimizer) in bus.stepping:
             # A step that raised never returned: what begins again is not inside of it.
-            outermost = id(optimizer)
-            begun.clear()
-        begun.add(id(optimizer))
+            bus.outermost = id(optimizer)
+            bus.stepping.clear()
+        bus.stepping.add(id(optimizer))
         bus.is_optimizer_stepping = True
         bus.note(OptimizerStepping)
         if stepping.subscribers:
             stepping.emit(OptimizerStepping(optimizer))
 
-    @uncompiled
     def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        nonlocal outermost
         if (captures and is_unheard()) or bus.is_of_another(optimizer):
             return
-        is_outermost = outermost == id(optimizer)
+        is_outermost = bus.outermost == id(optimizer)
         if is_outermost:
-            outermost = None
-            begun.clear()
+            bus.outermost = None
+            bus.stepping.clear()
             bus.note(OptimizerStepped)
         bus.is_optimizer_stepping = False
         stepped.emit(OptimizerStepped(optimizer, bus.is_stepping, is_outermost))
         if bus.at_boundary:
             bus.settle()
 
-    handles.append(register_optimizer_step_pre_hook(before))
-    handles.append(register_optimizer_step_post_hook(after))
+    hears_before, hears_after = (
+        uncompiled(bus.replace_listener(name, listener))
+        for name, listener in (("optimizer_before", before), ("optimizer_after", after))
+    )
+    handles.append(register_optimizer_step_pre_hook(hears_before))
+    handles.append(register_optimizer_step_post_hook(hears_after))
 
 
 def place_zero_grad(bus: Bus, handles: list[Any]) -> None:

@@ -101,7 +101,7 @@ def place_scale(bus: Bus, handles: list[Any]) -> None:
             if not bus.is_graph_of_another(listed(outputs)):
                 others.emit(event)
 
-    _on_scaler(bus, handles, "scale", returned=returned)
+    _on_scaler(bus, handles, "scale", returned=bus.replace_listener("scaled", returned))
 
 
 def place_get_scale(bus: Bus, handles: list[Any]) -> None:
@@ -170,6 +170,10 @@ def place_step(bus: Bus, handles: list[Any]) -> None:
         if scaler is bus.scaler:
             bus.is_stepping = False
 
+    before, after = (
+        bus.replace_listener("step_before", before),
+        bus.replace_listener("step_after", after),
+    )
     _on_scaler(bus, handles, "step", before=before, after=after, failed=failed)
 
 
@@ -192,6 +196,10 @@ def place_update(bus: Bus, handles: list[Any]) -> None:
             if bus.at_boundary:
                 bus.settle()
 
+    before, after = (
+        bus.replace_listener("update_before", before),
+        bus.replace_listener("update_after", after),
+    )
     _on_scaler(bus, handles, "update", before=before, after=after)
 
 

@@ -93,23 +93,11 @@ class SchedulerSensor(Sensor):
 
     def step_began(self, event: StepBegan) -> None:
         """Compare the counts of the schedulers of an optimizer with those of its last step."""
-        if event.scaler.is_enabled() and self._has_moved(event.optimizer):
+        if event.scaler.is_enabled() and self.has_moved(event.optimizer):
             self._bus.emit(SchedulerStepped(event.optimizer))
 
-    def _search(self, optimizer: Optimizer) -> None:
-        owner = weakref.ref(optimizer)
-        self._found = [
-            (scheduler, of)
-            for scheduler, of in self._found
-            if of() is not None and of() is not optimizer
-        ]
-        self._found += [
-            (weakref.ref(scheduler), owner)
-            for scheduler in referring_to(optimizer, LRScheduler)
-            if getattr(scheduler, "optimizer", None) is optimizer
-        ]
-
-    def _has_moved(self, optimizer: Optimizer) -> bool:
+    def has_moved(self, optimizer: Optimizer) -> bool:
+        """Whether its schedule has moved since the optimizer stepped last; to be asked once a step."""
         moved = bool(self._found) and self._any_advanced(optimizer)
         rates: list[float] = []
         for group in optimizer.param_groups:
@@ -128,6 +116,19 @@ class SchedulerSensor(Sensor):
         if is_new is not None:
             return is_new
         return self._courses[id(optimizer)].is_schedule_after(is_up=rates > before)
+
+    def _search(self, optimizer: Optimizer) -> None:
+        owner = weakref.ref(optimizer)
+        self._found = [
+            (scheduler, of)
+            for scheduler, of in self._found
+            if of() is not None and of() is not optimizer
+        ]
+        self._found += [
+            (weakref.ref(scheduler), owner)
+            for scheduler in referring_to(optimizer, LRScheduler)
+            if getattr(scheduler, "optimizer", None) is optimizer
+        ]
 
     def _is_moved_by_new(self, optimizer: Optimizer) -> bool | None:
         """Whether a scheduler that was not known has moved a rate; ``None`` where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from operator import sub
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,8 @@ from ampwatch.wire.records import NO_PHASES, StepPhase
 from ampwatch.wire.records.fields import MAX_COUNT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.events import (
         CompileCalled,
@@ -111,6 +114,7 @@ class PhaseSensor(Sensor):
         self._workers: int | None = None
         self._trained_by = 0
         self._phases: list[int] = []
+        self._ended: list[tuple[int, StepTime]] = []
         self._is_listening = self._was_settled = self._is_unheard = False
         self._listening_since = 0
         self._calls = CallNotes(
@@ -184,28 +188,27 @@ class PhaseSensor(Sensor):
         """Say of each iteration that has ended where its time has gone."""
         moments = tuple(self._moments)
         times, threads, kinds, given = (moments[place::WIDTH] for place in range(WIDTH))
-        device = self._context.home.device
-        is_ahead = device is not None and device.type != HOST
-        cpu_ns, run_delay_ns = self._thread.cpu_ns, self._thread.run_delay_ns
-        begin = 0
-        for _ in range(kinds.count(IterationClosed)):
+        begin, stop = (
+            0,
+            len(kinds) - kinds[::-1].index(IterationClosed) if IterationClosed in kinds else 0,
+        )
+        while begin < stop:
             end = kinds.index(IterationClosed, begin)
+            folded = self._fold_alike(moments, begin, end)
+            if folded:
+                begin += folded
+                continue
             # What is noted is noted with the thread that has ended the one before: it trains.
             thread, self._trained_by = self._trained_by or threads[end], threads[end]
             course = kinds[begin:end]
             if threads[begin:end].count(thread) < end - begin:
                 course = of_thread(thread, threads[begin:end], course)
-            iteration = given[end]
-            phases = self._split(
-                times[begin : end + 1], course, given[begin:end], iteration.duration_s
-            )
-            while self._told and self._told[0][0] <= iteration.step:
+            step, duration_s = given[end]
+            phases = self._split(times[begin : end + 1], course, given[begin:end], duration_s)
+            while self._told and self._told[0][0] <= step:
                 self._counted = self._told.popleft()[1:]
-            samples, tokens = self._counted
             workers = -1 if self._workers is None else self._workers
-            iteration.time = StepTime(
-                phases, samples, tokens, cpu_ns, run_delay_ns, self._numel, workers, is_ahead
-            )
+            self._end([(step, phases, self._numel)], workers)
             self._since = times[end]
             self._numel, self._workers = 0, None
             begin = end + 1
@@ -216,6 +219,57 @@ class PhaseSensor(Sensor):
         take = self._moments.popleft
         for _ in range(begin * WIDTH):
             take()
+
+    def _end(self, ended: Iterable[tuple[int, Phases, int]], workers: int) -> None:
+        """Say of iterations where their time has gone: of each its index, its phases and its elements."""
+        device = self._context.home.device
+        is_ahead = device is not None and device.type != HOST
+        samples, tokens = self._counted
+        cpu_ns, delay_ns = self._thread.cpu_ns, self._thread.run_delay_ns
+        for step, phases, numel in ended:
+            time = StepTime(phases, samples, tokens, cpu_ns, delay_ns, numel, workers, is_ahead)
+            self._ended.append((step, time))
+
+    def _fold_alike(self, moments: tuple[Any, ...], begin: int, end: int) -> int:
+        """Say of iterations in a row, in which the same has happened, where their time has gone.
+
+        As ``_fold`` does of each, all at once.
+
+        Args:
+            moments: As they are kept.
+            begin: Place of the first moment of the first one.
+            end: Place of the last one of it: its end.
+
+        Returns:
+            How many moments they have; 0 where they are to be split one by one.
+        """
+        times, threads, kinds, given = (moments[place::WIDTH] for place in range(WIDTH))
+        width, form = end + 1 - begin, kinds[begin : end + 1]
+        known = self._splitter.repeats(form[:-1])
+        if known is None or known.runs is None or self._spent is not None or self._told:
+            return 0
+        stop = end + 1
+        while kinds[stop : stop + width] == form:
+            stop += width
+        thread = threads[end]
+        is_alone = thread == self._trained_by and threads[begin:stop].count(thread) == stop - begin
+        ends = given[end:stop:width]
+        if not (is_alone and known.tells_elements_only and all(d > 0.0 for _, d in ends)):
+            return 0
+        rest = [duration_s for _, duration_s in ends]
+        columns = [[0.0] * len(ends)] * NUM_PHASES
+        for phase, first, last in known.runs:
+            begins, stops = times[begin + first : stop : width], times[begin + last : stop : width]
+            # No time goes backwards; a clock of a virtual machine that is moved may.
+            taken = [max(b - a, 0) / 1e9 for a, b in zip(begins, stops, strict=True)]
+            columns[phase], rest = taken, list(map(sub, rest, taken))
+        columns[known.rest] = [max(seconds, 0.0) for seconds in rest]
+        all_phases: Any = zip(*columns, strict=True)  # as many each as there are phases
+        numels = [sum(given[place : place + width - 1]) for place in range(begin, stop, width)]
+        steps = [step for step, _ in ends]
+        self._end(zip(steps, all_phases, numels, strict=True), -1)
+        self._since, self._phases = times[stop - 1], known.phases
+        return stop - begin
 
     def _split(
         self,
@@ -323,11 +377,13 @@ class PhaseSensor(Sensor):
 
     # The end of an iteration.
 
-    def iterations_arriving(self, _event: IterationsArriving) -> None:
+    def iterations_arriving(self, event: IterationsArriving) -> None:
         """Split what has ended."""
         if get_ident() == self._iteration.thread:
             self._read_thread()
         self._fold()
+        event.times.extend(self._ended)
+        self._ended.clear()
 
     def _read_thread(self) -> None:
         """Read the times of the thread, if that is due: those of the newest iteration."""

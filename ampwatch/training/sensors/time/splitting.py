@@ -165,6 +165,15 @@ class Splitter:
         self._reduces = known.reduces
         return known
 
+    def repeats(self, kinds: tuple[Any, ...]) -> Split | None:
+        """Return the phases of each of several iterations in a row, if they are known and all the same.
+
+        Args:
+            kinds: As of ``split_whole``, of each.
+        """
+        known = self._known.get((self._reduces, kinds))
+        return known if known is not None and known.reduces == self._reduces else None
+
     def _rename(self, places: range, phase: int, to: int) -> None:
         """Have a phase be another one: it is known only now."""
         for place in places:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.rounding import StillAverage, StuckAverage, SumSeen
+from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
+from ampwatch.diagnosis.rounding.accumulation import EMA_ROUNDING, METRIC_ACCUM_ROUNDING
 from ampwatch.wire.records import SkipClass, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
-    from ampwatch.diagnosis.steps.skips import SkipClassifier
+    from ampwatch.diagnosis.kinds.kind import Kind
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 UNEXPLAINED_SKIPS = 2
@@ -70,17 +73,17 @@ STATE = frozenset({Topic.ACTIVATION, Topic.WEIGHT})
 """Topics that call for a trace as soon as they are not finite, even where a scaler skips the step."""
 
 
-class Escalation:
+class Escalation(Detector):
     """Decides, iteration by iteration, whether the next one is traced.
 
     Args:
-        skips: Knows the current streaks.
-        culprits: Knows when an op was named last, and is notified when that goes on.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, skips: SkipClassifier, culprits: CulpritOps) -> None:
-        self._skips = skips
-        self._culprits = culprits
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._skips = shared.skips
+        self._culprits = shared.of(CulpritOps)
         self._until = -1
         self._step = -1
         self._forget_bursts()
@@ -134,8 +137,25 @@ class Escalation:
         """Whether the ops of the next iteration should be observed: something may round away."""
         return self._step < self._watched_until
 
-    def suspect(self, step: int) -> None:
-        """Take in that something may be rounding away as of iteration ``step``."""
+    @takes(SumSeen)
+    def observe_sum(self, seen: SumSeen) -> None:
+        """Take in that a running sum is kept in half precision."""
+        self._suspect(METRIC_ACCUM_ROUNDING, seen.step)
+
+    @takes(StuckAverage)
+    def observe_average(self, stuck: StuckAverage) -> None:
+        """Take in an update of an average of weights that had no effect."""
+        self._suspect(EMA_ROUNDING, stuck.site.step)
+
+    @takes(StillAverage)
+    def observe_still(self, still: StillAverage) -> None:
+        """Take in an update of an average of data that had no effect."""
+        self._suspect(EMA_ROUNDING, still.site.step)
+
+    def _suspect(self, kind: Kind, step: int) -> None:
+        """Have ops observed for a while: something may be rounding away that was not said yet."""
+        if self._book.of_kind(kind.slug):
+            return
         if step >= self._watched_until and self._watches < MAX_WATCHES:
             self._watches += 1
             self._watched_until = step + WATCHED_STEPS
@@ -144,7 +164,7 @@ class Escalation:
         explained = self._culprits.explained_at
         return explained >= max(self._looked_at, 0) and self._step - explained < self._rest
 
-    def update(self, iteration: Iteration, verdict: StepVerdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         self._step = iteration.step
         if verdict.skipped or verdict.nonfinite_loss:

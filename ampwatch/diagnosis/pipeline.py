@@ -4,90 +4,42 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.autocast.compiled_backward import CompiledBackward
-from ampwatch.diagnosis.autocast.stale_casts import StaleCasts
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
+from ampwatch.diagnosis.detector import Detector, Shared
+from ampwatch.diagnosis.detectors import DETECTORS
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.evidence.attention import Attention
-from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
 from ampwatch.diagnosis.evidence.logits import LogitsRead
 from ampwatch.diagnosis.evidence.memory import MemoryRead
-from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade
-from ampwatch.diagnosis.evidence.replicas import CheckedWeights
-from ampwatch.diagnosis.evidence.rounding import (
-    BrokenScale,
-    FlushedGradients,
-    Fp8Cast,
-    GradientSum,
-    LoopSum,
-    LossyCast,
-    LostSquares,
-    LostUpdate,
-    StillAverage,
-    StuckAverage,
-    StuckSum,
-    SumSeen,
-)
-from ampwatch.diagnosis.evidence.scaler import (
-    CompiledGradients,
-    ReplicaVerdicts,
-    ScalerChange,
-    StaleCast,
-    UnscaledStep,
-)
-from ampwatch.diagnosis.evidence.state import SoundBuffers
 from ampwatch.diagnosis.evidence.time import DevicePhases
 from ampwatch.diagnosis.evidence.waits import HostWaits
-from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.forward.logits import LogitGrowth
-from ampwatch.diagnosis.gradients.culprits import Culprits, OtherRanks
-from ampwatch.diagnosis.gradients.flushed_later import FlushedLater
-from ampwatch.diagnosis.gradients.gradient_range import GradientRange
-from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
-from ampwatch.diagnosis.gradients.lost_gradients import LostGradients
-from ampwatch.diagnosis.memory.creep import MemoryCreep
 from ampwatch.diagnosis.performance.performance import Performance
-from ampwatch.diagnosis.performance.syncs import SyncsInStep
 from ampwatch.diagnosis.plain import PlainForm
 from ampwatch.diagnosis.records.memory_records import MemoryRecorder
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
-from ampwatch.diagnosis.rounding.accumulation import (
-    EMA_ROUNDING,
-    METRIC_ACCUM_ROUNDING,
-    Accumulation,
-)
-from ampwatch.diagnosis.rounding.fp8 import Fp8
-from ampwatch.diagnosis.rounding.lossy_casts import RoundedIntegers
-from ampwatch.diagnosis.rounding.plan_left import PlanLeft
-from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
-from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
-from ampwatch.diagnosis.scale.scale_reset import ScaleReset
-from ampwatch.diagnosis.state.divergence import Divergence
-from ampwatch.diagnosis.state.poisoned_state import PoisonedState
-from ampwatch.diagnosis.state.replica_drift import ReplicaDrift
-from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
-from ampwatch.diagnosis.steps.replicas import Replicas
-from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
 from ampwatch.diagnosis.steps.skips import SkipClassifier
-from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps.steps import StepJudge, StepVerdict, Totals
-from ampwatch.diagnosis.time.step_times import StepTimes
-from ampwatch.wire.records import DevicePhasesRecord, OptimizerRecord, StepRecord
+from ampwatch.wire.records import OptimizerRecord, StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ampwatch.diagnosis.book import Notify
     from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost
-    from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus
+    from ampwatch.diagnosis.evidence.known import Known
+    from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus
     from ampwatch.settings import Settings
     from ampwatch.wire.records import Record
+
+ASIDE = (MemoryRead, HostWaits, LogitsRead, PlanMade, OperandsMeasured, DevicePhases)
+"""Observations that say nothing of the numbers of an iteration: it stays a plain one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +78,6 @@ class SelfCost:
     overhead_ns: int
     sensor_errors: int
     observations_dropped: int
-
-
-class Known(NamedTuple):
-    """Knowledge of the sensors that the diagnosis reads and never copies.
-
-    Attributes:
-        autocast_dtypes: Names of the autocast dtypes seen.
-        lost_eps: Parameters whose ``eps`` is zero in their dtype.
-        machine: What the training runs on.
-        layers: The weights of the model's layers at set-up.
-        other_ranks: The other ranks of the run; ``None`` where nothing is known of any.
-    """
-
-    autocast_dtypes: Sequence[str]
-    lost_eps: Mapping[str, float]
-    machine: Machine = Machine()
-    layers: Sequence[LayerShape] = ()
-    other_ranks: OtherRanks | None = None
 
 
 class Diagnosis:
@@ -194,88 +128,29 @@ class Diagnosis:
         self._run_guarded = run_guarded
         self._skips = SkipClassifier(settings.calibration_steps, settings.probe_steps)
         self._judge = StepJudge(self._skips)
-        self._culprits = Culprits(known.other_ranks)
-        self._scale = ScaleDynamics(self.book, settings, self._skips, self._culprits)
-        self._bookkeeping = StepBookkeeping(self.book, settings)
-        self._loss = LossDtype(self.book)
-        self._lost = lost = LostGradients(known.autocast_dtypes)
-        self._gradients = GradientRange(self.book, self._culprits, lost)
-        self._forward = ForwardRange(self.book, settings)
-        self._state = PoisonedState(self.book, known.lost_eps)
-        self._updates = UpdatePrecision(self.book)
-        self._ranges = RangeRecorder(settings, put, sampling_cost, self._state.nonfinite)
-        self.ops = OpRecorder(settings, put)
-        self._settings = settings
-        self.move(known.machine, known.layers)
-        self.focus = self._forward.focus
-        self._culprit_ops = culprit_ops = CulpritOps(self.book)
-        self._escalation = Escalation(self._skips, culprit_ops)
-        self._api = ApiMisuse(self.book, lambda: self.last_step.loss_scale)
-        self._reset = ScaleReset(self.book)
-        self._periodic = PeriodicSkips(self.book)
-        self._shared = SharedScaler(self.book)
-        self._compiled = CompiledBackward(self.book)
-        self._divergence = Divergence(self.book)
-        self._times = StepTimes(self.book)
-        self._accumulation = accumulation = Accumulation(self.book)
         self._plain: PlainForm | None = None
-        self._waiting = (
-            self._culprit_ops,
-            self._scale,
-            self._forward,
-            self._api,
-            self._reset,
-            self._compiled,
+        shared = Shared(
+            self.book,
+            settings,
+            known,
+            put,
+            sampling_cost,
+            loss_scale=lambda: self.last_step.loss_scale,
+            skips=self._skips,
         )
-        self._counting = (
-            self._escalation,
-            self._scale,
-            self._bookkeeping,
-            self._gradients,
-            self._periodic,
-            self._shared,
-            self._divergence,
-            self._times,
-        )
-        fp8 = Fp8(self.book, settings)
-        creep, memory = MemoryCreep(self.book), MemoryRecorder(put)
-        self._syncs = syncs = SyncsInStep(self.book)
-        self._logits = LogitGrowth(self.book)
-        plan_left = PlanLeft(self.book)
-        # What says nothing of the numbers of an iteration: it stays a plain one.
-        self._aside: dict[type, tuple[Callable[[Any], None], ...]] = {
-            MemoryRead: (memory.record, creep.observe),
-            HostWaits: (syncs.observe,),
-            LogitsRead: (self._logits.observe,),
-            PlanMade: (plan_left.follow,),
-            OperandsMeasured: (plan_left.observe,),
-            DevicePhases: (self._observe_device,),
-        }
-        self.memory = memory
-        self._observers: dict[type, Callable[[Any], None]] = {
-            OpTrace: self._observe_trace,
-            BadInput: culprit_ops.observe_input,
-            LossyCast: RoundedIntegers(self.book).observe,
-            Fp8Cast: fp8.observe,
-            BrokenScale: fp8.observe_scale,
-            SumSeen: self._suspect,
-            StuckSum: accumulation.observe_sum,
-            LoopSum: accumulation.observe_loop,
-            StuckAverage: self._observe_average,
-            StillAverage: self._observe_still,
-            GradientSum: accumulation.observe_gradients,
-            LostSquares: self._state.observe_squares,
-            SoundBuffers: self._state.observe_sound,
-            LostUpdate: self._updates.observe,
-            FlushedGradients: FlushedLater(self.book).observe,
-            ScalerChange: self._reset.observe,
-            UnscaledStep: self._gradients.observe,
-            CompiledGradients: self._compiled.observe,
-            ReplicaVerdicts: Replicas(self.book).observe,
-            CheckedWeights: ReplicaDrift(self.book).observe,
-            StaleCast: StaleCasts(self.book).observe,
-            **self._api.observers,
-        }
+        for kind in DETECTORS:
+            shared.build(kind)
+        self._of = shared.of
+        self._detectors = _having(shared, "detect")
+        self._counting = _having(shared, "count")
+        self._waiting = _having(shared, "is_at_rest")
+        self._observers: dict[type, list[Callable[[Any], None]]] = {}
+        for detector in shared.built.values():
+            for evidence, name in detector.observers.items():
+                self._observers.setdefault(evidence, []).append(getattr(detector, name))
+        self.ops = shared.of(OpRecorder)
+        self.memory = shared.of(MemoryRecorder)
+        self.focus = shared.of(ForwardRange).focus
 
     def deliver(self, *iterations: Iteration) -> None:
         """Take in iterations: judge them, record them, detect failures.
@@ -324,7 +199,7 @@ class Diagnosis:
     @property
     def norms(self) -> Mapping[str, float]:
         """L2 norms of the newest measured gradients by parameter, without the loss scale."""
-        return self._ranges.norms
+        return self._of(RangeRecorder).norms
 
     def observe(self, observation: object) -> None:
         """Take in what a sensor has learnt in the open iteration, as soon as it has.
@@ -332,39 +207,15 @@ class Diagnosis:
         Args:
             observation: An object of a type that a family of findings takes; others are ignored.
         """
-        handler = self._observers.get(type(observation))
-        for aside in self._aside.get(type(observation), ()):
-            self._run_guarded(aside, observation)
-        if handler is not None:
+        observers = self._observers.get(type(observation), ())
+        if observers and not isinstance(observation, ASIDE):
             self._plain = None
-            self._run_guarded(handler, observation)
-
-    def _observe_trace(self, trace: OpTrace) -> None:
-        self._culprit_ops.observe_trace(trace)
-        self._culprits.observe_trace(trace)
-        self._state.observe_trace(trace)
-
-    def _suspect(self, seen: SumSeen) -> None:
-        if not self.book.of_kind(METRIC_ACCUM_ROUNDING.slug):
-            self._escalation.suspect(seen.step)
-
-    def _observe_average(self, stuck: StuckAverage) -> None:
-        if not self.book.of_kind(EMA_ROUNDING.slug):
-            self._escalation.suspect(stuck.site.step)
-        self._accumulation.observe_average(stuck)
-
-    def _observe_still(self, still: StillAverage) -> None:
-        if not self.book.of_kind(EMA_ROUNDING.slug):
-            self._escalation.suspect(still.site.step)
-        self._accumulation.observe_still(still)
-
-    def _observe_device(self, timed: DevicePhases) -> None:
-        self._put(DevicePhasesRecord(timed.step, self.book.now_ns, timed.phases))
-        self._times.observe(timed)
+        for observe in observers:
+            self._run_guarded(observe, observation)
 
     def attention(self) -> Attention:
         """Return what should be observed more closely in the next iteration."""
-        escalation = self._escalation
+        escalation = self._of(Escalation)
         return Attention(
             escalation.wants_trace,
             escalation.wants_inputs,
@@ -372,59 +223,34 @@ class Diagnosis:
             self.focus,
             *escalation.failed,
             escalation.is_known,
-            look_every=self._logits.look_every,
+            look_every=self._of(LogitGrowth).look_every,
         )
 
     def end(self) -> None:
         """Say what was held back: nothing more will come."""
-        self._run_guarded(self._api.flush)
+        self._run_guarded(self._of(ApiMisuse).flush)
 
     def move(self, machine: Machine, layers: Sequence[LayerShape]) -> None:
         """Judge by another machine from now on: the training has moved there."""
         self._plain = None
-        self._performance = Performance(
-            self.book, self._settings, machine, layers, self._autocast_dtypes
-        )
+        self._of(Performance).move(machine, layers)
 
     def check_layers(self) -> None:
         """Check the model before anything has run."""
-        self._run_guarded(self._performance.check_layers)
+        self._run_guarded(self._of(Performance).check_layers)
 
     def observe_census(self, census: OpCensus, time_ns: int) -> None:
         """Take in the ops of an iteration that did not end."""
         self._plain = None
-        self._run_guarded(self._performance.check_census, census)
+        self._run_guarded(self._of(Performance).check_census, census)
         self._run_guarded(self.ops.record, census, time_ns)
 
     def _detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         self.book.now_ns = iteration.time_ns
-        self._culprit_ops.judge_input(iteration, verdict)
-        self._escalation.update(iteration, verdict)
-        self._culprits.update(iteration, verdict, iteration.step - self._skips.streak + 1)
-        self._state.detect(iteration)
-        self._scale.detect(iteration, verdict, self._autocast_dtypes)
-        self._bookkeeping.detect(iteration, verdict)
-        self._loss.detect(iteration, verdict)
-        judged = self._lost.judge(iteration)
-        self._gradients.detect(iteration, verdict, judged)
-        self._forward.detect(iteration)
-        self._updates.detect(iteration)
-        self._api.detect(iteration)
-        self._ranges.record(iteration, judged)
-        self._performance.detect(iteration)
-        self._syncs.detect(iteration)
-        # Last: they judge by what the others have found.
-        self._reset.detect(iteration, verdict)
-        self._periodic.detect(iteration, verdict)
-        self._shared.detect(iteration, verdict)
-        self._compiled.detect(iteration, verdict)
-        self._divergence.detect(iteration, verdict)
-        self._times.detect(iteration)
+        for detector in self._detectors:
+            detector.detect(iteration, verdict)
         self.book.attach_symptoms()
         self.book.report_escalations()
-        if iteration.census is not None:
-            self.ops.record(iteration.census, iteration.time_ns)
-        self.ops.pass_on(iteration.time_ns)
         if not verdict.set_by_hand and all(detector.is_at_rest for detector in self._waiting):
             plain = PlainForm(iteration, self._autocast_dtypes, self.ops.due_ns)
             self._plain = plain if plain.takes(iteration) else None
@@ -483,3 +309,9 @@ class Diagnosis:
                 )
             )
         self._put(*records)
+
+
+def _having(shared: Shared, name: str) -> list[Detector]:
+    """Return the detectors that have a method or property of their own, in their order."""
+    default = getattr(Detector, name)
+    return [d for kind, d in shared.built.items() if getattr(kind, name) is not default]

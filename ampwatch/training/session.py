@@ -9,7 +9,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Protocol
 
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
-from ampwatch.diagnosis.pipeline import Diagnosis, Known, LastStep, SelfCost
+from ampwatch.diagnosis.evidence.known import Known
+from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
 from ampwatch.guard import Account, Log
 from ampwatch.report.error_budget import ErrorBudget
 from ampwatch.training.devices import HOST, is_readable, limitation

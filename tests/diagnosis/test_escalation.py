@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.escalation import (
     ALERT_STEPS,
     BEGINNING,
@@ -23,6 +24,7 @@ from ampwatch.diagnosis.escalation import (
 )
 from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
+from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
 from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.steps import StepJudge
@@ -50,8 +52,9 @@ class Run(Simulation):
         super().__post_init__()
         skips = SkipClassifier(CALIBRATED, 20)
         self.judge = StepJudge(skips)
-        self.culprits = CulpritOps(self.book)
-        self.escalation = Escalation(skips, self.culprits)
+        shared = Shared(self.book, skips=skips)
+        self.culprits = shared.build(CulpritOps)
+        self.escalation = shared.build(Escalation)
         self.traced: list[int] = []
         self.explains = False
         self.trace = OVER
@@ -62,7 +65,7 @@ class Run(Simulation):
             if self.explains:
                 trace = traced(self.trace, step=iteration.step, loss_nonfinite=True)
                 self.culprits.observe_trace(trace)
-        self.escalation.update(iteration, self.judge.judge(iteration))
+        self.escalation.detect(iteration, self.judge.judge(iteration))
         self.step = iteration.step + 1
 
     def calm(self, steps: int) -> Run:
@@ -381,7 +384,7 @@ def _watched(run: Run, steps: int) -> list[int]:
 def test_what_may_be_rounding_away_is_watched_so_many_iterations() -> None:
     """Iterations after the suspicion; nothing is traced for that."""
     run = started()
-    run.escalation.suspect(run.step - 1)
+    run.escalation.observe_sum(SumSeen(run.step - 1))
     first = run.step
 
     assert _watched(run, 200) == list(range(first, first + WATCHED_STEPS))
@@ -393,7 +396,7 @@ def test_suspicions_in_one_watch_are_one_and_there_are_few_watches() -> None:
     run = started()
     seen: list[int] = []
     for _ in range(20):
-        run.escalation.suspect(run.step - 1)
+        run.escalation.observe_sum(SumSeen(run.step - 1))
         seen += _watched(run, WATCHED_STEPS // 2)
 
     assert len(seen) == MAX_WATCHES * WATCHED_STEPS

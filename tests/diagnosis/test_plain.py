@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from ampwatch.diagnosis.evidence.births import BadInput
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip
 from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost, ScalerSettings
+from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.evidence.ops import OpCensus
 from ampwatch.diagnosis.evidence.scaler import CompiledGradients, ScalerChange
-from ampwatch.diagnosis.pipeline import Diagnosis, Known, SelfCost
+from ampwatch.diagnosis.pipeline import Diagnosis, SelfCost
+from ampwatch.diagnosis.time.step_times import StepTimes
 from ampwatch.settings import Settings
 from ampwatch.wire.records import OptimizerRecord, StepRecord, Topic
 from ampwatch.wire.ring.encoding import encode
@@ -325,12 +327,12 @@ class Counts:
         self.calls += 1
 
 
-def test_a_plain_iteration_is_not_judged() -> None:
+def test_a_plain_iteration_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a thousand healthy ones a handful is: else all of this would be for nothing."""
     replay = Replay()
     judged = Counts()
-    detect = replay.diagnosis._scale.detect
-    replay.diagnosis._scale.detect = lambda *given: (judged(), detect(*given))  # type: ignore[func-returns-value,method-assign,assignment]
+    detect = StepTimes.detect
+    monkeypatch.setattr(StepTimes, "detect", lambda *given: (judged(), detect(*given)))
 
     for _ in range(1000):
         replay.take()

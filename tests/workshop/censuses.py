@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
+from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
@@ -77,9 +79,8 @@ class Watched:
         self.book = FindingBook(lambda _news: None)
         self.dtypes = list(dtypes)
         self.device = machine.device_type
-        self.performance = Performance(
-            self.book, Settings.resolve(settings, {}), machine, layers, self.dtypes
-        )
+        known = Known(self.dtypes, machine=machine, layers=layers)
+        self.performance = Performance(Shared(self.book, Settings.resolve(settings, {}), known))
         self.step = -1
 
     def take(self, *ops: Op, scaled: bool = False, num_losses: int = 0, **census: Any) -> Watched:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
+from ampwatch.diagnosis.steps.steps import StepVerdict
+from ampwatch.wire.records import SkipClass
 
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
@@ -26,6 +28,10 @@ _ITERATION = Iteration(
     applied_directly=(),
     scheduler_stepped=frozenset(),
 )
+
+
+TAKEN = StepVerdict(SkipClass.NONE, math.nan, applied=True)
+"""Verdict on an iteration whose step was taken."""
 
 
 def iteration(**changes: Any) -> Iteration:

@@ -6,7 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
+from ampwatch.diagnosis.detectors import DETECTORS
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
+from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
@@ -25,6 +28,17 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.news import News, Reason
     from ampwatch.wire.records import SkipClass
+
+OF_STEPS = (
+    Culprits,
+    ScaleDynamics,
+    StepBookkeeping,
+    ScaleReset,
+    PeriodicSkips,
+    SharedScaler,
+    Divergence,
+)
+"""Detectors that judge by verdicts, scales and losses."""
 
 
 @dataclass
@@ -45,12 +59,8 @@ class Simulation(MadeUpScaler):
         self.book = FindingBook(self._notify)
         skips = SkipClassifier(self.settings.calibration_steps, self.settings.probe_steps)
         self.judge = StepJudge(skips)
-        self.dynamics = ScaleDynamics(self.book, self.settings, skips, Culprits())
-        self.bookkeeping = StepBookkeeping(self.book, self.settings)
-        self.reset = ScaleReset(self.book)
-        self.periodic = PeriodicSkips(self.book)
-        self.shared = SharedScaler(self.book)
-        self.divergence = Divergence(self.book)
+        self.shared = Shared(self.book, self.settings, Known(self.dtypes), skips=skips)
+        self.detectors = [self.shared.build(kind) for kind in DETECTORS if kind in OF_STEPS]
 
     def _notify(self, news: News) -> None:
         self.notified.append((news.finding.kind, news.reason))
@@ -75,12 +85,8 @@ class Simulation(MadeUpScaler):
         self.classes.append(verdict.skip_class)
         self.scales.append(iteration.loss_scale)
         self.book.now_ns = iteration.time_ns
-        self.dynamics.detect(iteration, verdict, self.dtypes)
-        self.bookkeeping.detect(iteration, verdict)
-        self.reset.detect(iteration, verdict)
-        self.periodic.detect(iteration, verdict)
-        self.shared.detect(iteration, verdict)
-        self.divergence.detect(iteration, verdict)
+        for detector in self.detectors:
+            detector.detect(iteration, verdict)
         self.book.attach_symptoms()
         self.book.report_escalations()
         self.step = iteration.step + 1

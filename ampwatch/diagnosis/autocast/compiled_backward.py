@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.scaler import CompiledGradients
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Severity, SkipClass
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.scaler import CompiledGradients
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 COMPILE_BACKWARD_AUTOCAST = Kind(
@@ -34,19 +34,20 @@ SEARCHES = (SkipClass.CALIBRATING, SkipClass.PROBE)
 """Skips by which the scaler finds its scale: there gradients are not finite either way."""
 
 
-class CompiledBackward:
+class CompiledBackward(Detector):
     """Says which gradients of a protected region were lost.
 
     Without a scaler at once. With one only when its iteration is no search for a scale.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._waiting: dict[int, CompiledGradients] = {}
 
+    @takes(CompiledGradients)
     def observe(self, seen: CompiledGradients) -> None:
         """Take in non-finite gradients of a region that autocast was switched off in."""
         if seen.is_scaled:

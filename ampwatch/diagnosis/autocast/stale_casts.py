@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.detector import Detector, takes
+from ampwatch.diagnosis.evidence.scaler import StaleCast
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Severity
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.scaler import StaleCast
 
 STALE_AUTOCAST_CACHE = Kind(
     slug="stale_autocast_cache",
@@ -31,16 +27,10 @@ STALE_AUTOCAST_CACHE = Kind(
 )
 
 
-class StaleCasts:
-    """Says what the sensor has proven.
+class StaleCasts(Detector):
+    """Says what the sensor has proven."""
 
-    Args:
-        book: Where findings go.
-    """
-
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
-
+    @takes(StaleCast)
     def observe(self, seen: StaleCast) -> None:
         """Take in a forward with casts from before the last step."""
         first = (

@@ -18,6 +18,7 @@ from ampwatch.diagnosis.calls.kinds import (
 )
 from ampwatch.diagnosis.calls.known_errors import BCE
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.calls import (
     AddedTerm,
     AutocastBackward,
@@ -36,11 +37,9 @@ from ampwatch.numerics.written import scale_text
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.kinds.kind import Kind
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 WAIT_FOR_NAME = 8
 """Iterations in which it may turn out, from the weights that broke, whose gradient was not finite
@@ -83,37 +82,20 @@ ADDED_ADVICE = (
 """What to change where a term was added by hand."""
 
 
-class ApiMisuse:
+class ApiMisuse(Detector):
     """Takes what the sensors of API use have observed.
 
     Args:
-        book: Where findings go.
-        scale: Returns the newest loss scale that has reached the host.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook, scale: Callable[[], float]) -> None:
-        self._book = book
-        self._scale = scale
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._scale = shared.loss_scale
         self._unnamed: NonfiniteClip | None = None
         self._rescaled: dict[int, deque[RescaledGradients]] = {}
 
-    @property
-    def observers(self) -> Mapping[type, Callable[[Any], None]]:
-        """The methods that take in observations, by the type of what they take."""
-        return {
-            ScaledClip: self.clipped_scaled,
-            RescaledGradients: self.rescaled,
-            NonfiniteClip: self.clipped_nonfinite,
-            ScaledStep: self.stepped_scaled,
-            MixedGradients: self.mixed,
-            AddedTerm: self.added,
-            MixedScales: self.mixed_scales,
-            AutocastBackward: self.backward_in_autocast,
-            Raised: self.raised,
-            RefusedOp: self.refused,
-        }
-
-    def detect(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Say what was held back, if it is known by now."""
         self._name(iteration.step)
 
@@ -122,6 +104,7 @@ class ApiMisuse:
         """Whether a plain iteration would be nothing to it."""
         return self._unnamed is None
 
+    @takes(ScaledClip)
     def clipped_scaled(self, seen: ScaledClip) -> None:
         """Gradients were clipped before ``unscale_``."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
@@ -147,6 +130,7 @@ class ApiMisuse:
             },
         )
 
+    @takes(RescaledGradients)
     def rescaled(self, seen: RescaledGradients) -> None:
         """The program has changed gradients before ``unscale_``: a limit shows in that it leaves as much each time."""
         newest = self._rescaled.setdefault(seen.optimizer, deque(maxlen=MAX_RESCALED))
@@ -178,6 +162,7 @@ class ApiMisuse:
             },
         )
 
+    @takes(NonfiniteClip)
     def clipped_nonfinite(self, seen: NonfiniteClip) -> None:
         """Gradients were clipped by a norm that is not finite, and stepped with."""
         made = self._book.of_kind(CLIP_NONFINITE_NORM.slug)
@@ -218,6 +203,7 @@ class ApiMisuse:
             evidence={"norm": seen.norm, "limit": seen.limit, "nonfinite": float(seen.broken)},
         )
 
+    @takes(ScaledStep)
     def stepped_scaled(self, seen: ScaledStep) -> None:
         """``optimizer.step()`` was called on gradients of scaled losses."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
@@ -240,6 +226,7 @@ class ApiMisuse:
             op="step",
         )
 
+    @takes(MixedGradients)
     def mixed(self, seen: MixedGradients) -> None:
         """Scaled and unscaled losses were accumulated into the gradients of one optimizer."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
@@ -271,6 +258,7 @@ class ApiMisuse:
             evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
         )
 
+    @takes(AddedTerm)
     def added(self, seen: AddedTerm) -> None:
         """A penalty of weights was added to gradients that were multiplied by the loss scale."""
         scale = seen.scale if not math.isnan(seen.scale) else self._scale()
@@ -291,6 +279,7 @@ class ApiMisuse:
             advice=ADDED_ADVICE,
         )
 
+    @takes(MixedScales)
     def mixed_scales(self, seen: MixedScales) -> None:
         """Gradients were made with another scale than they are divided by."""
         where = f"optimizer:{seen.optimizer}"
@@ -312,6 +301,7 @@ class ApiMisuse:
             },
         )
 
+    @takes(AutocastBackward)
     def backward_in_autocast(self, seen: AutocastBackward) -> None:
         """Gradients were computed under autocast."""
         made = self._book.get(BACKWARD_UNDER_AUTOCAST.slug, "api")
@@ -356,6 +346,7 @@ class ApiMisuse:
             **more,
         )
 
+    @takes(RefusedOp)
     def refused(self, seen: RefusedOp) -> None:
         """An op ran that autocast would have refused on a GPU."""
         self._say(
@@ -373,6 +364,7 @@ class ApiMisuse:
             source=seen.source,
         )
 
+    @takes(Raised)
     def raised(self, seen: Raised) -> None:
         """An exception has ended the training."""
         report_error(self._book, seen)

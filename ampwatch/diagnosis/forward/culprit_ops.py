@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.causes import INCIDENT_STEPS, LASTING, is_left_behind
-from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.births import BadInput, OpTrace, Origin
 from ampwatch.diagnosis.forward.births import diagnose
 from ampwatch.diagnosis.forward.culprit_words import advice_of, summary_of
 from ampwatch.diagnosis.forward.faults import limit_of
@@ -21,8 +22,6 @@ from ampwatch.diagnosis.state.poisoned_state import BUFFER_NONFINITE
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.births import BadInput, OpTrace
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.forward.births import Diagnosed
     from ampwatch.diagnosis.steps.steps import StepVerdict
@@ -36,7 +35,7 @@ DOUBT_STEPS = 8
 """Iterations in which a trace is waited for, and made: what is seen on a device arrives some iterations later."""
 
 
-class CulpritOps:
+class CulpritOps(Detector):
     """Names the op that an incident began with.
 
     Iterations that fail after it are counted for it as well, without a trace. Where a buffer has become NaN or
@@ -44,14 +43,14 @@ class CulpritOps:
     fails is traced once more: if no op is at fault in it, the op is over.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
 
     Attributes:
         explained_at: The newest iteration in which an op was named; -1 before the first.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self.explained_at = -1
         self._newest: Finding | None = None
         self._doubted_since: int | None = None
@@ -59,11 +58,12 @@ class CulpritOps:
         self._inputs: dict[int, BadInput] = {}
         self._witness = ScaleWitness()
 
+    @takes(BadInput)
     def observe_input(self, bad: BadInput) -> None:
         """Take in what a model was given; what becomes of it is known when the iteration is judged."""
         self._inputs[bad.step] = bad
 
-    def judge_input(self, iteration: Iteration, verdict: StepVerdict) -> None:
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in a judged iteration: has a bad input made it fail? Has it stepped?"""
         if verdict.applied and not verdict.skipped:
             self._witness.step_taken(iteration.step)
@@ -149,6 +149,7 @@ class CulpritOps:
             if not is_named:
                 self._newest = None
 
+    @takes(OpTrace)
     def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op; on a device some iterations later."""
         found = diagnose(trace, self._witness.observe(trace))

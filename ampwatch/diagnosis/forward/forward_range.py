@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, before, during, likely, since
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
@@ -16,9 +17,8 @@ from ampwatch.wire.records import Finding, Severity, Topic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.settings import Settings
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 TOGETHER_STEPS = 64
 """Iterations within which outputs that come near the limit do so for one reason: what rises in one
@@ -95,25 +95,24 @@ MAX_FOCUS = 8
 """Modules that are measured in every iteration at a time."""
 
 
-class ForwardRange:
+class ForwardRange(Detector):
     """Follows the largest outputs of modules in float16.
 
     Args:
-        book: Where findings go.
-        settings: ``headroom_factor``.
+        shared: What the detectors have in common.
 
     Attributes:
         focus: Names of the modules to measure in every iteration; read by the sensor.
     """
 
-    def __init__(self, book: FindingBook, settings: Settings) -> None:
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self.focus: set[str] = set()
-        self._book = book
-        self._low_from = FLOAT16_MAX / settings.headroom_factor
+        self._low_from = FLOAT16_MAX / shared.settings.headroom_factor
         self._series: dict[str, deque[tuple[int, float]]] = {}
         self._focused: dict[str, tuple[int, float]] = {}
 
-    def detect(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         largest: dict[str, TensorRange] = {}
         for r in iteration.ranges:

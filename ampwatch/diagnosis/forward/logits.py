@@ -8,6 +8,8 @@ from itertools import combinations, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.logits import LogitsRead
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
@@ -16,8 +18,6 @@ from ampwatch.wire.records import Severity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.logits import LogitsRead
 
 LOGIT_GROWTH = Kind(
     slug="logit_growth",
@@ -134,15 +134,15 @@ class _Trend(NamedTuple):
         return max(math.log2(SATURATED / self.now), 0.0) / self.slope
 
 
-class LogitGrowth:
+class LogitGrowth(Detector):
     """Follows the largest attention logit of each module.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._series: dict[tuple[str, bool], deque[_Point]] = {}
         self._intervals: dict[tuple[str, bool], int] = {}
         self._told_at = -1
@@ -153,6 +153,7 @@ class LogitGrowth:
         """Iterations of which one is to be looked at for the logits; 0 before any were seen."""
         return min(self._intervals.values(), default=0)
 
+    @takes(LogitsRead)
     def observe(self, read: LogitsRead) -> None:
         """Take in the largest logit of a module."""
         if not 0 < read.largest < math.inf:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.evidence.births import Fault
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.births import Fault, OpTrace
 from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Phase
@@ -14,7 +15,7 @@ from ampwatch.wire.records import Topic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.births import Birth, OpTrace
+    from ampwatch.diagnosis.evidence.births import Birth
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
@@ -53,30 +54,14 @@ class _Fitted(NamedTuple):
     newest: float
 
 
-class OtherRanks(Protocol):
-    """The other ranks of a run, as far as one of them knows."""
-
-    are_there: bool
-    """Whether there are any."""
-
-    def is_sharded(self) -> bool:
-        """Whether they have gradients of the model that this rank has not."""
-
-    def note(self, parameter: str, since: int) -> None:
-        """Leave word that a gradient of this rank is not finite, in steps skipped since ``since``."""
-
-    def ask(self, since: int) -> tuple[str, list[int]]:
-        """Return a parameter whose gradient is not finite in other ranks, and these ranks."""
-
-
-class Culprits:
+class Culprits(Detector):
     """Remembers which gradients were not finite in skipped steps.
 
     Ranks whose parameters are sharded skip a step together, and one of them has the gradient. A rank
     whose own gradients are all finite then knows that it is another one's.
 
     Args:
-        others: The other ranks; ``None`` where nothing is known of any.
+        shared: What the detectors have in common.
 
     Attributes:
         worst: The parameter with the most non-finite elements since the last growth of the
@@ -87,11 +72,14 @@ class Culprits:
             finite were; empty if the newest trace shows another reason, or no such parameter.
     """
 
-    def __init__(self, others: OtherRanks | None = None) -> None:
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self.worst = ""
         self.newest: list[TensorRange] = []
         self.left_over = ""
+        others = shared.known.other_ranks
         self._others = others if others is not None and others.are_there else None
+        self._skips = shared.skips
         self._noted = ("", -1)
         self._is_elsewhere = False
         self._asked = -1
@@ -101,6 +89,7 @@ class Culprits:
         self._spared: set[str] = set()
         self._fitted: dict[str, _Fitted] = {}
 
+    @takes(OpTrace)
     def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op: are its gradients those of an earlier one?"""
         if trace.is_replay or not trace.bad_gradients:
@@ -110,14 +99,9 @@ class Culprits:
         is_left = bool(made) and all(map(_is_left_over, made))
         self.left_over = next(iter(trace.bad_gradients)) if is_left else ""
 
-    def update(self, iteration: Iteration, verdict: StepVerdict, since: int = 0) -> None:
-        """Take in one judged iteration.
-
-        Args:
-            iteration: The iteration.
-            verdict: What became of its step.
-            since: The first of the steps that were skipped in a row up to now.
-        """
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
+        """Take in one judged iteration."""
+        since = iteration.step - self._skips.streak + 1
         if verdict.grew or verdict.set_by_hand:
             self._forget()
         gradients = [r for r in iteration.ranges if r.topic is Topic.GRADIENT]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.rounding import FlushedGradients
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.rounding import FlushedGradients
 
 LOST_OF_ONE = 0.5
 """Share of a parameter's gradient that must be lost."""
@@ -27,17 +23,18 @@ ADVICE = (
 )
 
 
-class FlushedLater:
+class FlushedLater(Detector):
     """Detects gradients that float16 has made zero between ``unscale_`` and the step.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._agreeing: list[FlushedGradients] = []
 
+    @takes(FlushedGradients)
     def observe(self, seen: FlushedGradients) -> None:
         """Take in gradients of which some have become zero after they were unscaled."""
         others = (seen.lost_above + seen.kept_below) / seen.compared

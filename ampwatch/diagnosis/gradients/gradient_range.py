@@ -6,6 +6,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.scaler import UnscaledStep
+from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.gradients.kinds import (
     FP16_WITHOUT_SCALER,
     GRAD_UNDERFLOW,
@@ -15,6 +18,7 @@ from ampwatch.diagnosis.gradients.kinds import (
 from ampwatch.diagnosis.gradients.lost_gradients import (
     FLOAT16,
     SIMILAR,
+    LostGradients,
     flush_of,
     of_parameters,
 )
@@ -27,11 +31,9 @@ from ampwatch.wire.records import Finding, Severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.scaler import UnscaledStep
-    from ampwatch.diagnosis.gradients.culprits import Cap, Culprits
-    from ampwatch.diagnosis.gradients.lost_gradients import Gradient, Gradients, LostGradients
+    from ampwatch.diagnosis.gradients.culprits import Cap
+    from ampwatch.diagnosis.gradients.lost_gradients import Gradient
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 LOST_SHARE = 0.01
@@ -63,19 +65,17 @@ HARMLESS_SAMPLES = 3
 """Samples without a loss after which float16 without a scaler is said to have done no harm."""
 
 
-class GradientRange:
+class GradientRange(Detector):
     """Holds the gradients of sampled iterations against the range of float16.
 
     Args:
-        book: Where findings go.
-        culprits: Who made the steps be skipped.
-        lost: Knows what gradients were before they were flushed.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook, culprits: Culprits, lost: LostGradients) -> None:
-        self._book = book
-        self._culprits = culprits
-        self._lost = lost
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._culprits = shared.of(Culprits)
+        self._lost = shared.of(LostGradients)
         self._samples = 0
         self._agreeing = 0
         self._agreeing_since = 0
@@ -84,22 +84,17 @@ class GradientRange:
         self._keeps_nothing = 0.0
         self._say_again: Callable[[Iteration], None] | None = None
         self._unscaled: UnscaledStep | None = None
-        self._low = LowScale(book)
+        self._low = LowScale(shared.book)
 
+    @takes(UnscaledStep)
     def observe(self, seen: UnscaledStep) -> None:
         """Take in that nobody scales the loss: it is said at the end of that iteration."""
         self._unscaled = seen
 
-    def detect(self, iteration: Iteration, verdict: StepVerdict, judged: Gradients) -> None:
-        """Take in one judged iteration.
-
-        Args:
-            iteration: The iteration.
-            verdict: The verdict on it.
-            judged: Its gradients, and what formats have made of them.
-        """
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
+        """Take in one judged iteration."""
         self._low.follow(iteration, verdict)
-        gradients = of_parameters(judged, out_of=FLOAT16)
+        gradients = of_parameters(self._lost.judged, out_of=FLOAT16)
         if gradients and not verdict.skipped:
             self._say_again = None
             self._judge(iteration, gradients)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, during
 from ampwatch.numerics.written import scale_text
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
@@ -30,15 +30,8 @@ FP16_LOSS_CAPS_SCALE = Kind(
 )
 
 
-class LossDtype:
-    """Detects a loss in float16, which no scale of 65536 can multiply.
-
-    Args:
-        book: Where findings go.
-    """
-
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+class LossDtype(Detector):
+    """Detects a loss in float16, which no scale of 65536 can multiply."""
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration: in backward the scale itself is cast to float16."""

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.numerics.exponents import merged, nearest_exponent
 from ampwatch.numerics.formats import FORMATS, format_of_gradient, narrowest_half
 from ampwatch.numerics.whatif import flushed_zeros
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.steps.steps import StepVerdict
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
 
@@ -163,38 +165,40 @@ def flush_of(gradients: Sequence[Gradient]) -> Flush:
     return Flush(zeros, merged(wholes), min(steps))
 
 
-class LostGradients:
+class LostGradients(Detector):
     """Judges the zeros in the gradients of one training.
 
     Args:
-        autocast_dtypes: Names of the autocast dtypes seen; read, not copied.
+        shared: What the detectors have in common.
+
+    Attributes:
+        judged: The gradients of the newest iteration, judged by those before it.
     """
 
-    def __init__(self, autocast_dtypes: Sequence[str]) -> None:
-        self._autocast_dtypes = autocast_dtypes
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.judged: Gradients = {}
+        self._autocast_dtypes = shared.known.autocast_dtypes
         self._memories: dict[Key, _Memory] = {}
         self._befores: dict[Key, Before] = {}
         self._learnt_at = 0
         self._was_zero_without_reason = False
 
-    def judge(self, iteration: Iteration) -> Gradients:
-        """Return the gradients of one iteration, judged by those before it, and remember them.
-
-        Call it once for each iteration, in order.
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
+        """Judge the gradients of one iteration by those before it, and remember them.
 
         Cost: about 4 us a gradient.
         """
-        gradients = self._gradients(iteration)
+        gradients = self.judged = self._gradients(iteration)
         if iteration.scaler is not None and not 0.0 < iteration.scale_before < math.inf:
             # Times such a scale zeros may have been anything.
             for gradient in gradients.values():
                 gradient.flushed = None if gradient.histogram.zeros else 0
-            return gradients
+            return
         for topic in GRADIENTS:
             sample = {key: g for key, g in gradients.items() if key[0] is topic}
             if sample:
                 self._judge(iteration, sample)
-        return gradients
 
     def true_amax(self, name: str) -> float | None:
         """Return the largest magnitude of a parameter's gradient, without the loss scale.

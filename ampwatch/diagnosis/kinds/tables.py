@@ -1,4 +1,4 @@
-"""The lists of kinds in the documentation, written from the rows.
+"""The lists of kinds and detectors in the documentation, written from the rows.
 
 ``python -m ampwatch.diagnosis.kinds`` writes them into the pages of the repository, between two
 comments; with ``--check`` it only says which pages are not as they would be written.
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector
+from ampwatch.diagnosis.detectors import DETECTORS
 from ampwatch.diagnosis.kinds.kind import KindFamily
 from ampwatch.diagnosis.kinds.registry import ROWS
 
@@ -58,9 +60,23 @@ def index_of_pages(rows: Sequence[Kind] = ROWS) -> str:
     return "\n".join(parts)
 
 
+def order_of_detectors() -> str:
+    """Return the table of the detectors: what each takes, in the order in which they judge an iteration."""
+    lines = ["| detector | takes at once | of each iteration |", "| --- | --- | --- |"]
+    for kind in DETECTORS:
+        path = kind.__module__.partition("diagnosis.")[2].replace(".", "/")
+        taken = ", ".join(f"`{evidence.__name__}`" for evidence in kind.observers)
+        judges = "judges it" * (kind.detect is not Detector.detect)
+        counts = "counts plain ones" * (kind.count is not Detector.count)
+        does = ", ".join(filter(None, (judges, counts)))
+        lines.append(f"| `{kind.__name__}`, `{path}.py` | {taken} | {does} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "README.md": list_of_readme,
     INDEX: index_of_pages,
+    "docs/diagnosis.md": order_of_detectors,
 }
 """Pages with a generated part, by their place in the repository."""
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace, MemoryRead
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.memory.course import Course, Growth, Point
 from ampwatch.wire.records import Severity
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.memory import MemoryRead
 
 MEMORY_CREEP = Kind(
     slug="memory_creep",
@@ -72,20 +69,21 @@ class _Rise(NamedTuple):
         return self.steps_left <= self.watched
 
 
-class MemoryCreep:
+class MemoryCreep(Detector):
     """Reports memory that grows steadily because of graphs that are kept, or will soon be used up.
 
     Growth alone is no finding: a replay buffer grows as a leak does, until it is full. It is one once
     as much is left as it has grown by, or if graphs of all earlier iterations are seen to be kept.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._courses = {place: Course() for place in MemoryPlace}
 
+    @takes(MemoryRead)
     def observe(self, read: MemoryRead) -> None:
         """Take in the memory at the end of an iteration."""
         rises = []

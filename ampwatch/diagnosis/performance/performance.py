@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.autocast.autocast_state import AutocastState
+from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.performance.casts import Casts
 from ampwatch.diagnosis.performance.float32_matmuls import Float32Matmuls
 from ampwatch.diagnosis.performance.kernel_choice import SlowKernels
@@ -15,32 +16,32 @@ from ampwatch.wire.records import CensusSource
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus
-    from ampwatch.settings import Settings
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 
-class Performance:
+class Performance(Detector):
     """Checks what ran in which dtype, and in which kernels.
 
     Args:
-        book: Where findings go.
-        settings: Thresholds.
-        machine: What it runs on.
-        layers: The weights of the model's layers, as they were at set-up.
-        autocast_dtypes: Names of the autocast dtypes seen so far; read, never copied.
+        shared: What the detectors have in common.
     """
 
-    def __init__(
-        self,
-        book: FindingBook,
-        settings: Settings,
-        machine: Machine,
-        layers: Sequence[LayerShape],
-        autocast_dtypes: Sequence[str],
-    ) -> None:
-        self._autocast_dtypes = autocast_dtypes
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._settings = shared.settings
+        self._autocast_dtypes = shared.known.autocast_dtypes
+        self.move(shared.known.machine, shared.known.layers)
+
+    def move(self, machine: Machine, layers: Sequence[LayerShape]) -> None:
+        """Judge by a machine from now on, and forget what ran on another one.
+
+        Args:
+            machine: What the training runs on.
+            layers: The weights of the model's layers.
+        """
+        book, settings, autocast_dtypes = self._book, self._settings, self._autocast_dtypes
         self._known_dtypes = 0
         self._state = AutocastState(book, machine)
         self._matmuls = Float32Matmuls(book, settings, machine)
@@ -53,7 +54,7 @@ class Performance:
         """Check the shapes of the layers, before anything has run."""
         self._shapes.check_layers()
 
-    def detect(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in one judged iteration, after ``ScaleDynamics`` has."""
         if len(self._autocast_dtypes) != self._known_dtypes:
             self._known_dtypes = len(self._autocast_dtypes)

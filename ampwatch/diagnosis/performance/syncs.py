@@ -6,16 +6,18 @@ from collections import Counter, deque
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.waits import HostWaits
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.ops import Window
-    from ampwatch.diagnosis.evidence.waits import HostWaits, WaitingLine
+    from ampwatch.diagnosis.evidence.waits import WaitingLine
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 SYNC_IN_STEP = Kind(
     slug="sync_in_step",
@@ -54,21 +56,22 @@ MAX_NAMED = 3
 """Lines that the sentence names."""
 
 
-class SyncsInStep:
+class SyncsInStep(Detector):
     """Reports once the lines of a program at which the host waits for the device in each iteration.
 
     It is an info. It is a warning where profiler windows have measured that the host waits for long
     and that the device is idle meanwhile, or after that.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._observed: deque[HostWaits] = deque(maxlen=WINDOW)
         self._window: Window | None = None
 
+    @takes(HostWaits)
     def observe(self, waits: HostWaits) -> None:
         """Take in the waits of an iteration whose ops were observed."""
         self._observed.append(waits)
@@ -81,7 +84,7 @@ class SyncsInStep:
         most = sorted(lines, key=lambda line: (-each[line], line))
         self._report(waits.step, [(line, each[line]) for line in most])
 
-    def detect(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in the profiler window of an iteration, if one has ended with it."""
         if iteration.window is not None:
             self._window = iteration.window

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.memory import MemoryRead
 from ampwatch.wire.records import MemoryRecord, PlaceMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.diagnosis.evidence.memory import MemoryRead
 
 MIN_APART_NS = 10**9
 """Time from one record to the next at least. Unit: ns."""
 
 
-class MemoryRecorder:
+class MemoryRecorder(Detector):
     """Passes memory on as records, one a second at most.
 
     Args:
-        put: Where they go.
+        shared: What the detectors have in common.
 
     Attributes:
         newest: The newest memory, recorded or not; ``None`` before the first.
     """
 
-    def __init__(self, put: Callable[..., None]) -> None:
-        self._put = put
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._put = shared.put
         self._recorded_ns = 0
         self.newest: MemoryRecord | None = None
 
+    @takes(MemoryRead)
     def record(self, read: MemoryRead) -> None:
         """Take in the memory at the end of an iteration."""
         places = [

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import (
     ALL_MODULES,
@@ -17,11 +18,11 @@ from ampwatch.wire.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
+    from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
-    from ampwatch.settings import Settings
-    from ampwatch.wire.records import Record
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 APART_NS = 1_000_000_000
 """Between two times that a census is written: nobody reads tables faster, and in the first
@@ -30,17 +31,17 @@ iterations at ``deep`` there is one in each. Unit: ns."""
 MAX_OP_ROWS = 128
 
 
-class OpRecorder:
+class OpRecorder(Detector):
     """Adds censuses up and writes what came of it.
 
     Args:
-        settings: ``max_modules``.
-        put: Where records go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, settings: Settings, put: Callable[[Record], None]) -> None:
-        self._most_modules = settings.max_modules
-        self._put = put
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._most_modules = shared.settings.max_modules
+        self._put = shared.put
         self._iterations = 0
         self._ops: defaultdict[tuple[OpKind, str], list[int]] = defaultdict(lambda: [0] * 4)
         self._casts: defaultdict[tuple[str, str], list[int]] = defaultdict(lambda: [0] * 2)
@@ -48,6 +49,12 @@ class OpRecorder:
         self._written_ns = -APART_NS
         self._unwritten: tuple[OpCensus, int] | None = None
         self._newest: CensusRecord | None = None
+
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
+        """Take in one judged iteration."""
+        if iteration.census is not None:
+            self.record(iteration.census, iteration.time_ns)
+        self.pass_on(iteration.time_ns)
 
     def record(self, census: OpCensus, time_ns: int) -> None:
         """Add a census, and pass it on.

@@ -5,69 +5,57 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.gradients.lost_gradients import flush_of
+from ampwatch.diagnosis.detector import Detector, Shared
+from ampwatch.diagnosis.gradients.lost_gradients import LostGradients, flush_of
+from ampwatch.diagnosis.state.poisoned_state import PoisonedState
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged, nearest_exponent
 from ampwatch.numerics.whatif import cast
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost, TensorRange
-    from ampwatch.diagnosis.gradients.lost_gradients import Gradients
-    from ampwatch.diagnosis.state.poisoned_state import NonfiniteState
+    from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.steps.steps import StepVerdict
     from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
-    from ampwatch.settings import Settings
-    from ampwatch.wire.records import Record
 
 APART_NS = 100_000_000
 """Between two times that the records of a topic are written, unless something in them is not
 finite: nobody sees more, and a ring must not overflow before the daemon reads it. Unit: ns."""
 
 
-class RangeRecorder:
+class RangeRecorder(Detector):
     """Writes what was measured, at most ``max_modules`` modules of a topic at a time.
 
     Args:
-        settings: ``max_modules``.
-        put: Where records go.
-        cost: Asked what sampling has cost and missed so far.
-        state: Parameters and buffers that are not finite; read, not copied.
+        shared: What the detectors have in common.
 
     Attributes:
         norms: L2 norms of the newest gradients that were measured, by parameter, without the loss
             scale; those that are finite.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        put: Callable[[Record], None],
-        cost: Callable[[], SamplingCost],
-        state: NonfiniteState,
-    ) -> None:
-        self._most = settings.max_modules
-        self._put = put
-        self._cost = cost
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._most = shared.settings.max_modules
+        self._put = shared.put
+        self._cost = shared.sampling_cost
+        self._lost = shared.of(LostGradients)
         self._samples = [0] * len(Topic)
         self._nonfinite: dict[tuple[Topic, str], tuple[int, int]] = {}
         self._gradients = [0] * 6
-        self._state = state
+        self._state = shared.of(PoisonedState).nonfinite
         self._left_out: dict[Topic, int] = {}
         self._written_ns: dict[Topic, int] = {}
         self.norms: dict[str, float] = {}
 
-    def record(self, iteration: Iteration, judged: Gradients) -> None:
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Write the records of one iteration, if anything was measured in it.
 
         Cost: about 10 us a module on the training thread.
-
-        Args:
-            iteration: The iteration.
-            judged: Its gradients, and what formats have made of them.
         """
         if not iteration.topics:
             return
@@ -77,7 +65,7 @@ class RangeRecorder:
             every = [r for r in iteration.ranges if r.topic is topic and r.span == 1]
             if every and not skipped:
                 self._samples[topic] += 1
-                self._record_topic(iteration, topic, _scaled(iteration, every), judged)
+                self._record_topic(iteration, topic, _scaled(iteration, every))
         self._put(self._sampling(iteration.step))
 
     def _record_topic(
@@ -85,22 +73,21 @@ class RangeRecorder:
         iteration: Iteration,
         topic: Topic,
         every: Sequence[TensorRange],
-        judged: Gradients,
     ) -> None:
         everything = merged(r.histogram for r in every)
         if topic is Topic.GRADIENT:
-            self._count_gradients(every, everything, judged)
+            self._count_gradients(every, everything)
         if not self._is_time(topic, iteration.time_ns) and not everything.nonfinite:
             return
         by_module: dict[str, list[TensorRange]] = {}
         for r in every:
             by_module.setdefault(r.module, []).append(r)
         records = [
-            self._of_module(iteration, topic, module, ranges, judged)
+            self._of_module(iteration, topic, module, ranges)
             for module, ranges in by_module.items()
         ]
         if topic is Topic.GRADIENT:
-            together = self._of_module(iteration, topic, ALL_MODULES, every, judged, everything)
+            together = self._of_module(iteration, topic, ALL_MODULES, every, everything)
             if topic in iteration.incomplete:
                 together.norm = math.nan  # that of some of the gradients would pass for all of them
             self._put(together)
@@ -126,7 +113,6 @@ class RangeRecorder:
         topic: Topic,
         module: str,
         ranges: Sequence[TensorRange],
-        judged: Gradients,
         histogram: ExponentHistogram | None = None,
     ) -> RangeRecord:
         if histogram is None:
@@ -138,7 +124,7 @@ class RangeRecorder:
         dtypes = {r.dtype for r in ranges}
         # By name once: several calls of a module were judged together.
         keys = dict.fromkeys((topic, r.name) for r in ranges)
-        flush = flush_of([judged[key] for key in keys if key in judged])
+        flush = flush_of([self._lost.judged[key] for key in keys if key in self._lost.judged])
         return RangeRecord(
             step=iteration.step,
             time_ns=iteration.time_ns,
@@ -157,13 +143,11 @@ class RangeRecorder:
             histogram=histogram,
         )
 
-    def _count_gradients(
-        self, every: Sequence[TensorRange], everything: ExponentHistogram, judged: Gradients
-    ) -> None:
+    def _count_gradients(self, every: Sequence[TensorRange], everything: ExponentHistogram) -> None:
         by_format: dict[FloatFormat | None, list[ExponentHistogram]] = {}
         flushed = underflow = subnormal = 0
         for r in every:
-            gradient = judged[r.topic, r.name]
+            gradient = self._lost.judged[r.topic, r.name]
             by_format.setdefault(gradient.format, []).append(r.histogram)
             flushed += gradient.flushed or 0
         for fmt, histograms in by_format.items():

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, takes
+from ampwatch.diagnosis.evidence.rounding import (
+    GradientSum,
+    LoopSum,
+    StillAverage,
+    StuckAverage,
+    StuckSum,
+)
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.rounding import (
-        GradientSum,
-        LoopSum,
         OpSite,
-        StillAverage,
-        StuckAverage,
-        StuckSum,
     )
 
 METRIC_ACCUM_ROUNDING = Kind(
@@ -108,16 +110,10 @@ LOST_SHARE = 0.5
 """Error that is enough where this share of a gradient's elements is lost: it grows from there on."""
 
 
-class Accumulation:
-    """Detects sums and averages that have stopped.
+class Accumulation(Detector):
+    """Detects sums and averages that have stopped."""
 
-    Args:
-        book: Where findings go.
-    """
-
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
-
+    @takes(StuckSum)
     def observe_sum(self, stuck: StuckSum) -> None:
         """Take in an addition to a running sum that had no effect."""
         needed = ADDITIONS if stuck.grown >= 2 else ADDITIONS_UNGROWN
@@ -139,6 +135,7 @@ class Accumulation:
             },
         )
 
+    @takes(LoopSum)
     def observe_loop(self, summed: LoopSum) -> None:
         """Take in a sum that a module adds up in a loop, beside the one in float32."""
         if summed.additions < TERMS or summed.error < LOOP_ERROR:
@@ -160,6 +157,7 @@ class Accumulation:
             },
         )
 
+    @takes(StuckAverage)
     def observe_average(self, stuck: StuckAverage) -> None:
         """Take in an update of an average of weights that had no effect."""
         eps = FORMATS[stuck.dtype].eps
@@ -190,6 +188,7 @@ class Accumulation:
             },
         )
 
+    @takes(StillAverage)
     def observe_still(self, still: StillAverage) -> None:
         """Take in an update of an average of data that had no effect."""
         if still.stuck < STUCK_SHARE * still.compared:
@@ -218,6 +217,7 @@ class Accumulation:
             },
         )
 
+    @takes(GradientSum)
     def observe_gradients(self, summed: GradientSum) -> None:
         """Take in a sum of gradients beside the one in float32."""
         is_lost = summed.lost_share >= LOST_SHARE and summed.error >= ERROR_OF_LOST

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
-    from ampwatch.settings import Settings
+    from ampwatch.diagnosis.evidence.rounding import OpSite
 
 FP8_SATURATION = Kind(
     slug="fp8_saturation",
@@ -65,21 +65,21 @@ MIN_VALUES = 64
 MIN_LOST = 8
 
 
-class Fp8:
+class Fp8(Detector):
     """Checks what casts to FP8 lose.
 
     Each kind is made once, at the first place; the others are counted.
 
     Args:
-        book: Where findings go.
-        settings: ``fp8_clipped_share`` and ``fp8_flushed_share``.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook, settings: Settings) -> None:
-        self._book = book
-        self._clipped_share = settings.fp8_clipped_share
-        self._flushed_share = settings.fp8_flushed_share
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._clipped_share = shared.settings.fp8_clipped_share
+        self._flushed_share = shared.settings.fp8_flushed_share
 
+    @takes(Fp8Cast)
     def observe(self, cast: Fp8Cast) -> None:
         """Take in a cast."""
         if cast.num_values < MIN_VALUES:
@@ -89,6 +89,7 @@ class Fp8:
         if cast.flushed >= max(MIN_LOST, self._flushed_share * cast.num_values):
             self._flushed(cast)
 
+    @takes(BrokenScale)
     def observe_scale(self, scale: BrokenScale) -> None:
         """Take in a scale that is not finite, and was used."""
         site = scale.site

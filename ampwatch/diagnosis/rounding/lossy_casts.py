@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ampwatch.diagnosis.detector import Detector, takes
+from ampwatch.diagnosis.evidence.rounding import LossyCast
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.rounding import LossyCast
 
 LOSSY_INTEGER_CAST = Kind(
     slug="lossy_integer_cast",
@@ -29,20 +25,15 @@ LOSSY_INTEGER_CAST = Kind(
 )
 
 
-class RoundedIntegers:
+class RoundedIntegers(Detector):
     """Reports once that integers were rounded: positions, counts, times, ids.
 
     Integers that run up or down are positions or counts, and their neighbours have become the
     same: a warning. So are integers that come out of half precision and are used as integers, as
     ids and labels are. Others may be measurements, which lose nothing that matters: an info.
-
-    Args:
-        book: Where findings go.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
-
+    @takes(LossyCast)
     def observe(self, cast: LossyCast) -> None:
         """Take in a cast of integers that are too large for its format."""
         severity = Severity.WARNING if cast.is_ordered or cast.is_back else Severity.INFO

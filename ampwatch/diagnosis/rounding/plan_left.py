@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.exponents import nearest_exponent
@@ -17,8 +19,7 @@ from ampwatch.wire.records import FORWARD, PRODUCTS, Operand, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade, PlannedProduct
+    from ampwatch.diagnosis.evidence.plans import PlannedProduct
     from ampwatch.wire.records import OperandRecord
 
 PLAN_LEFT = Kind(
@@ -166,22 +167,24 @@ class _Plan:
         return cast_loss(histogram.shifted(scale), (), fmt, HEADROOM)
 
 
-class PlanLeft:
+class PlanLeft(Detector):
     """Follows the newest plan that was asked for.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._plan: _Plan | None = None
 
+    @takes(PlanMade)
     def follow(self, made: PlanMade) -> None:
         """Follow a plan, in the place of an older one."""
         # One assignment: a plan may be asked for in another thread than the one that trains.
         self._plan = _Plan(made)
 
+    @takes(OperandsMeasured)
     def observe(self, measured: OperandsMeasured) -> None:
         """Take in measurements of operands.
 

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
-from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, LostUpdate
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS, HALF
@@ -15,9 +16,8 @@ from ampwatch.wire.records import Severity, Topic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.diagnosis.evidence.rounding import LostUpdate
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 UPDATE_ROUNDING = Kind(
     slug="update_rounding",
@@ -49,15 +49,15 @@ STOPPED = ". No parameter changes any more: nothing is learnt"
 """End of the summary while a training has stopped to learn."""
 
 
-class UpdatePrecision:
+class UpdatePrecision(Detector):
     """Detects updates that round away in parameters kept in float16 or bfloat16.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._dtypes: dict[str, str] = {}
         self._nonzero_gradients: dict[str, float] = {}
         self._skipped_at = -math.inf
@@ -65,7 +65,7 @@ class UpdatePrecision:
         self._stopped: tuple[float, float] | None = None
         self._summary = ""
 
-    def detect(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         stuck = []
         if any(iteration.found_inf.values()):
@@ -85,6 +85,7 @@ class UpdatePrecision:
             self._say(iteration, stuck)
         self._take_back(iteration)
 
+    @takes(LostUpdate)
     def observe(self, seen: LostUpdate) -> None:
         """Take in an addition to a weight, by an optimizer or by what the program has in its place."""
         lost, same = (

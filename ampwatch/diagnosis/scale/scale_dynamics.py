@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.detector import Detector, Shared
+from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     Kind,
@@ -35,12 +37,8 @@ from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
-    from ampwatch.diagnosis.gradients.culprits import Culprits
-    from ampwatch.diagnosis.steps.skips import SkipClassifier
     from ampwatch.diagnosis.steps.steps import StepVerdict
-    from ampwatch.settings import Settings
 
 FLOAT16 = FORMATS["float16"]
 
@@ -170,27 +168,19 @@ RECOVERED_GROWTHS = 3
 is there to stay."""
 
 
-class ScaleDynamics:
+class ScaleDynamics(Detector):
     """Watches the scale of one scaler.
 
     Args:
-        book: Where findings go.
-        settings: Thresholds.
-        skips: Knows the current streaks.
-        culprits: Knows whose gradients made the steps be skipped.
+        shared: What the detectors have in common.
     """
 
-    def __init__(
-        self,
-        book: FindingBook,
-        settings: Settings,
-        skips: SkipClassifier,
-        culprits: Culprits,
-    ) -> None:
-        self._book = book
-        self._settings = settings
-        self._skips = skips
-        self._culprits = culprits
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._settings = shared.settings
+        self._autocast_dtypes = shared.known.autocast_dtypes
+        self._skips = shared.skips
+        self._culprits = shared.of(Culprits)
         self._skip_rate = SkipRateTest()
         self._growths_in_a_row = 0
         self._below_one = 0
@@ -204,23 +194,15 @@ class ScaleDynamics:
         self._low = _Low()
         self._is_useless = False
 
-    def detect(
-        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
-    ) -> None:
-        """Take in one judged iteration.
-
-        Args:
-            iteration: The iteration.
-            verdict: The verdict on it.
-            autocast_dtypes: Names of the autocast dtypes seen so far.
-        """
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
+        """Take in one judged iteration."""
         scaler = iteration.scaler
         if scaler is None:
             return
         if Topic.GRADIENT in iteration.topics:
             self._gradients = largest_gradient(iteration), iteration.step
             self._low.see_gradients(iteration)
-        self._check_bfloat16(iteration, verdict, autocast_dtypes)
+        self._check_bfloat16(iteration, verdict)
         self._note_movement(iteration, verdict)
         if verdict.skip_class in (SkipClass.UNPROVOKED, SkipClass.STORM):
             self._check_collapse(iteration, verdict, scaler)
@@ -521,11 +503,10 @@ class ScaleDynamics:
             finding.severity = Severity.WARNING
             self._book.report_change(finding)
 
-    def _check_bfloat16(
-        self, iteration: Iteration, verdict: StepVerdict, autocast_dtypes: Sequence[str]
-    ) -> None:
+    def _check_bfloat16(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # With float16 anywhere the scaler is of use, whatever else runs in bfloat16.
-        self._is_useless = "bfloat16" in autocast_dtypes and "float16" not in autocast_dtypes
+        dtypes = self._autocast_dtypes
+        self._is_useless = "bfloat16" in dtypes and "float16" not in dtypes
         if not self._is_useless:
             return
         self._book.report(

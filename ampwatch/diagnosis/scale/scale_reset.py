@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.scaler import ScalerChange
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.numerics.written import scale_argument, scale_text
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.scaler import ScalerChange
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 SCALE_RESET = Kind(
@@ -44,15 +44,15 @@ SKIPS_UNKNOWN = 3
 """Skips where the scale before is not known, and only the optimizer says that it was restored."""
 
 
-class ScaleReset:
+class ScaleReset(Detector):
     """Detects a new state of the scaler, and the skips until its scale fits again.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._announced: dict[int, ScalerChange] = {}
         self._scale = math.nan
         self._largest_applied = 0.0
@@ -60,6 +60,7 @@ class ScaleReset:
         self._before = self._after = math.nan
         self._skips = 0
 
+    @takes(ScalerChange)
     def observe(self, change: ScalerChange) -> None:
         """Take in that the state of the scaler is a new one as of an iteration to come."""
         known = self._announced.get(change.step)

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, Precedence, very_likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.wire.records import Severity, SkipClass, Topic
@@ -14,7 +15,6 @@ from ampwatch.wire.records import Severity, SkipClass, Topic
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
@@ -86,15 +86,15 @@ STATE = (Topic.WEIGHT, Topic.ACTIVATION)
 """Topics that the loss scale does not touch."""
 
 
-class Divergence:
+class Divergence(Detector):
     """Follows the magnitude of the loss from its first values on.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._losses: deque[float] = deque(maxlen=CALM)
         self._level = math.inf
         self._largest = self._record = 0.0

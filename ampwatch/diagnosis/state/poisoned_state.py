@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
-from ampwatch.diagnosis.evidence.rounding import MIN_RATIO
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.births import OpTrace
+from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
+from ampwatch.diagnosis.evidence.state import SoundBuffers
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     AT_FAULT_FOR_LONG,
@@ -23,13 +26,11 @@ from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Severity, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.births import Birth, OpTrace
+    from ampwatch.diagnosis.evidence.births import Birth
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.diagnosis.evidence.rounding import LostSquares
-    from ampwatch.diagnosis.evidence.state import SoundBuffers
+    from ampwatch.diagnosis.steps.steps import StepVerdict
 
 
 def _is_root(_buffer: Finding, batch: Finding) -> bool:
@@ -152,7 +153,7 @@ class NonfiniteState:
         return sum(r.histogram.nonfinite for r in self.of(topic))
 
 
-class PoisonedState:
+class PoisonedState(Detector):
     """Detects NaN and infinities in what outlives a step.
 
     One finding for all parameters and one for all buffers, at the place where most is broken.
@@ -164,17 +165,16 @@ class PoisonedState:
     A finding is over once each tensor it is about was measured again, and is finite.
 
     Args:
-        book: Where findings go.
-        lost_eps: Parameters whose ``eps`` is zero in their dtype; read, not copied.
+        shared: What the detectors have in common.
 
     Attributes:
         nonfinite: Parameters and buffers that are not finite, whether or not they are meant to be.
     """
 
-    def __init__(self, book: FindingBook, lost_eps: Mapping[str, float]) -> None:
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self.nonfinite = NonfiniteState()
-        self._book = book
-        self._lost_eps = lost_eps
+        self._lost_eps = shared.known.lost_eps
         self._gradient_broke: int | None = None
         self._weights_held: int | None = None
         self._seen: set[str] = set()
@@ -185,10 +185,12 @@ class PoisonedState:
         self._moved: tuple[int, Birth] | None = None
         self._by_hand = ""
 
+    @takes(SoundBuffers)
     def observe_sound(self, sound: SoundBuffers) -> None:
         """Take in which buffers were finite before the first step."""
         self._sound |= sound.names
 
+    @takes(OpTrace)
     def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op: was the model run with what was made of a gradient?"""
         for birth in trace.births:
@@ -197,7 +199,7 @@ class PoisonedState:
                 self._moved = trace.step, birth
                 return
 
-    def detect(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         self.nonfinite.observe(iteration)
         if self._gradient_broke is None and any(
@@ -309,6 +311,7 @@ class PoisonedState:
             evidence={"eps": eps, **_evidence(worst, bad)},
         )
 
+    @takes(LostSquares)
     def observe_squares(self, lost: LostSquares) -> None:
         """Take in squares of gradients that have become zero in the optimizer's state."""
         where = f"param:{lost.parameter}"

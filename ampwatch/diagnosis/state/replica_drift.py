@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.replicas import CheckedWeights, WeightCheck
+    from ampwatch.diagnosis.evidence.replicas import WeightCheck
 
     Ranks = frozenset[int]
 
@@ -79,7 +80,7 @@ class _Drift(NamedTuple):
     since: int
 
 
-class ReplicaDrift:
+class ReplicaDrift(Detector):
     """Reports ranks that were in lockstep in some weights and have come apart in them.
 
     It is certain at once if the same ranks are in lockstep in other weights of the check, or more
@@ -89,11 +90,11 @@ class ReplicaDrift:
     ranks had come apart were found to be the same.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._judged = -1
         self._known: dict[_Group, dict[Ranks, int]] = {}
         self._apart: dict[Ranks, int] = {}
@@ -101,6 +102,7 @@ class ReplicaDrift:
         self._shifted: set[Ranks] = set()
         self._drifted: set[_Group] = set()
 
+    @takes(CheckedWeights)
     def observe(self, seen: CheckedWeights) -> None:
         """Take in the newest checks of all ranks; each check is judged once."""
         steps = {check.step for checks in seen.checks.values() for check in checks}

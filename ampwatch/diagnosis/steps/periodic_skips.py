@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.counting import ordinal
+from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT_FOR_LONG,
@@ -23,7 +24,6 @@ from ampwatch.wire.records import Finding, Severity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
@@ -113,7 +113,7 @@ class _Skip(NamedTuple):
     scale: float
 
 
-class PeriodicSkips:
+class PeriodicSkips(Detector):
     """Compares the distances between the skipped steps of each optimizer.
 
     A skip right after a growth is the scaler's own search, and comes back every
@@ -123,11 +123,11 @@ class PeriodicSkips:
     then a period is only said where that takes too long.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._skips: dict[tuple[int, bool], deque[_Skip]] = {}
         self._losses: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
         self._growths = 0

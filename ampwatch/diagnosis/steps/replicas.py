@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.detector import Detector, takes
+from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.numerics.written import scale_text
 from ampwatch.wire.records import Severity
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.book import FindingBook
-    from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
 
 RANK_FOUND_INF_MISMATCH = Kind(
     slug="rank_found_inf_mismatch",
@@ -29,16 +25,10 @@ RANK_FOUND_INF_MISMATCH = Kind(
 )
 
 
-class Replicas:
-    """Reports that replicas part.
+class Replicas(Detector):
+    """Reports that replicas part."""
 
-    Args:
-        book: Where findings go.
-    """
-
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
-
+    @takes(ReplicaVerdicts)
     def observe(self, seen: ReplicaVerdicts) -> None:
         """Take in that one of several replicas skips a step that another one takes."""
         here = "skips it" if seen.here else "takes it"

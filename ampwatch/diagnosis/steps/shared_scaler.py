@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.kinds.kind import AT_FAULT, Kind, KindFamily, before, certain, during
 from ampwatch.diagnosis.scale.forecast import alarm_rate
 from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
@@ -13,7 +14,6 @@ from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
@@ -143,17 +143,17 @@ class _Account:
         return self.relapses / max(1, self.attempts - self.since_attempts)
 
 
-class SharedScaler:
+class SharedScaler(Detector):
     """Compares the optimizers of one scaler.
 
     One that keeps being skipped falls behind the other, and drags the scale of both down.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
-        self._book = book
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
         self._accounts: dict[int, _Account] = {}
 
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.wire.records import Severity, SkipClass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
-    from ampwatch.settings import Settings
 
 SCHEDULER_AHEAD = Kind(
     slug="scheduler_ahead",
@@ -42,7 +41,7 @@ AHEAD_SHARE = 0.01
 """Share of the schedule's steps that must be ahead for a warning: less, nobody notices."""
 
 
-class StepBookkeeping:
+class StepBookkeeping(Detector):
     """Holds the moves of learning-rate schedules against the steps really taken.
 
     A move belongs to the optimizer step before it, whether a scheduler or the program makes it. Steps ahead are an
@@ -53,13 +52,12 @@ class StepBookkeeping:
     used, and what is wrong is what the steps are skipped for.
 
     Args:
-        book: Where findings go.
-        settings: Thresholds.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook, settings: Settings) -> None:
-        self._book = book
-        self._settings = settings
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._settings = shared.settings
         self._last_skip: dict[int, int | None] = {}
         # The skipped steps after which the schedule has moved, since the optimizer stepped last.
         self._waiting: dict[int, list[int]] = {}

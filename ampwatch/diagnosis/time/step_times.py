@@ -6,17 +6,18 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.time import DevicePhases
 from ampwatch.diagnosis.time.input_bound import InputBound
 from ampwatch.diagnosis.time.spans import SpanBuilder
 from ampwatch.diagnosis.time.step_slower import StepSlower
-from ampwatch.wire.records import StepPhase
+from ampwatch.wire.records import DevicePhasesRecord, StepPhase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.time import DevicePhases
+    from ampwatch.diagnosis.steps.steps import StepVerdict
     from ampwatch.wire.records import Phases
 
 WARM_UP_STEPS = 16
@@ -32,7 +33,7 @@ EVALUATION = int(StepPhase.EVALUATION)
 """A plain integer: an enumeration takes longer to index a tuple with."""
 
 
-class StepTimes:
+class StepTimes(Detector):
     """Judges where the time of steps goes.
 
     An iteration with an evaluation is left out, unless most have one. One whose ops were observed, or
@@ -41,18 +42,20 @@ class StepTimes:
     times are judged: the host is ahead of it, and waits where nothing is lost.
 
     Args:
-        book: Where findings go.
+        shared: What the detectors have in common.
     """
 
-    def __init__(self, book: FindingBook) -> None:
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._put = shared.put
         self._spans = SpanBuilder()
-        self._input_bound = InputBound(book)
-        self._step_slower = StepSlower(book)
+        self._input_bound = InputBound(shared.book)
+        self._step_slower = StepSlower(shared.book)
         self._seen = self._evaluations = 0
         self._is_on_device = False
         self._newest: deque[Iteration] = deque(maxlen=KEPT)
 
-    def detect(self, iteration: Iteration) -> None:
+    def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
         self.count((iteration,))
 
@@ -64,8 +67,10 @@ class StepTimes:
             elif not self._is_on_device:
                 self._take(iteration, iteration.time.phases)
 
+    @takes(DevicePhases)
     def observe(self, timed: DevicePhases) -> None:
         """Take in an iteration as its device has seen it."""
+        self._put(DevicePhasesRecord(timed.step, self._book.now_ns, timed.phases))
         if not self._is_on_device:
             self._is_on_device = True
             self._spans.clear()

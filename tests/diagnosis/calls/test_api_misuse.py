@@ -8,6 +8,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.calls.api_misuse import WAIT_FOR_NAME, ApiMisuse
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.calls import (
     AddedTerm,
     AutocastBackward,
@@ -20,6 +21,7 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledStep,
 )
 from ampwatch.wire.records import Finding, Severity
+from tests.workshop.iterations import TAKEN
 from tests.workshop.simulation import Simulation
 
 NAN = math.nan
@@ -30,17 +32,17 @@ class Case:
 
     def __init__(self, scale: float = 4096.0) -> None:
         self.book = FindingBook(lambda _news: None)
-        self.family = ApiMisuse(self.book, lambda: scale)
+        self.family = ApiMisuse(Shared(self.book, loss_scale=lambda: scale))
 
     def see(self, *observations: object) -> Case:
         for observation in observations:
-            self.family.observers[type(observation)](observation)
+            getattr(self.family, self.family.observers[type(observation)])(observation)
         return self
 
     def iterate(self, step: int) -> Case:
         simulation = Simulation()
         simulation.step = step
-        self.family.detect(simulation.iteration({}))
+        self.family.detect(simulation.iteration({}), TAKEN)
         return self
 
     @property

@@ -9,6 +9,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import LASTING
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.births import Answer, BadInput, Fault, OpTrace, Origin, Values
 from ampwatch.diagnosis.forward.culprit_ops import DOUBT_STEPS, RECURS, CulpritOps
 from ampwatch.diagnosis.kinds.registry import row_of
@@ -33,7 +34,7 @@ class Desk:
     def __init__(self) -> None:
         self.notified: list[tuple[str, Severity, Reason]] = []
         self.book = FindingBook(self._notify)
-        self.culprits = CulpritOps(self.book)
+        self.culprits = CulpritOps(Shared(self.book))
 
     def _notify(self, news: News) -> None:
         self.notified.append((news.finding.kind, news.finding.severity, news.reason))
@@ -444,7 +445,7 @@ BAD = BadInput(step=3, nans=True, numel=64, source="train.py:12")
 def _judge(desk: Desk, step: int, verdict: StepVerdict) -> None:
     simulation = Simulation()
     simulation.step = step
-    desk.culprits.judge_input(simulation.iteration({0: verdict.skipped}), verdict)
+    desk.culprits.detect(simulation.iteration({0: verdict.skipped}), verdict)
 
 
 def test_a_bad_input_is_named_when_its_iteration_has_failed(desk: Desk) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.logits import LogitsRead
 from ampwatch.diagnosis.forward.logits import INTERVALS, PLATEAU, SATURATED, LogitGrowth
 from ampwatch.wire.records import Severity
@@ -61,7 +62,7 @@ def found(
     ``reach`` is what bounds them; as large as they are where it is not given.
     """
     book = FindingBook(lambda _news: None)
-    detector = LogitGrowth(book)
+    detector = LogitGrowth(Shared(book))
     for step in range(0, steps, APART):
         read = LogitsRead(step, "h.0", "_softmax", "bfloat16", largest(step), is_bound)
         if reach is not None:
@@ -134,7 +135,7 @@ def test_what_bounds_logits_is_what_has_to_leave_the_plateau() -> None:
 def test_where_growth_began_stays_what_was_said_first() -> None:
     """Later, a plateau lies within the growth."""
     book = FindingBook(lambda _news: None)
-    detector = LogitGrowth(book)
+    detector = LogitGrowth(Shared(book))
     told = []
     for step in range(0, 600, APART):
         largest = 20.0 * 2 ** (max(step - 300, 0) / 60)
@@ -205,7 +206,7 @@ def test_the_nearer_the_limit_the_more_often_logits_are_looked_at(
     before: float, now: float, every: int
 ) -> None:
     """And not at all before attention was seen, nor often at large logits that stay as they are."""
-    detector = LogitGrowth(FindingBook(lambda _news: None))
+    detector = LogitGrowth(Shared(FindingBook(lambda _news: None)))
     assert detector.look_every == 0
     for step, largest in ((0, before), (APART, now)):
         detector.observe(LogitsRead(step, "h.0", "_softmax", "float16", largest, False))  # noqa: FBT003
@@ -216,7 +217,7 @@ def test_the_nearer_the_limit_the_more_often_logits_are_looked_at(
 
 def test_one_module_that_nears_the_limit_is_enough_to_look_often() -> None:
     """Others beside it may be at rest."""
-    detector = LogitGrowth(FindingBook(lambda _news: None))
+    detector = LogitGrowth(Shared(FindingBook(lambda _news: None)))
     for step, largest in ((0, 8.0), (APART, 16.0)):
         for where, size in (("h.0", 5.0), ("h.1", largest), ("h.2", 5.0)):
             detector.observe(LogitsRead(step, where, "_softmax", "float16", size, False))  # noqa: FBT003

@@ -6,7 +6,10 @@ import math
 
 import pytest
 
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.births import Values
+from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.wire.records import SkipClass, Topic
@@ -39,16 +42,23 @@ SKIPPED = StepVerdict(SkipClass.STORM, 1024.0, backed_off=True)
 GREW = StepVerdict(SkipClass.NONE, 1024.0, grew=True, applied=True)
 
 
+def culprits_among(others: Others | None = None) -> Culprits:
+    return Culprits(Shared(FindingBook(lambda _news: None), known=Known(other_ranks=others)))
+
+
 def take(
     culprits: Culprits, *values: float, verdict: StepVerdict = SKIPPED, since: int = 3
 ) -> None:
+    """Take an iteration that was the first of some to be skipped."""
     ranges = [measured(Topic.GRADIENT, "fc.weight", values)]
-    culprits.update(iteration(topics=frozenset({Topic.GRADIENT}), ranges=ranges), verdict, since)
+    topics = frozenset({Topic.GRADIENT})
+    # A streak of none, before the judge has counted this one.
+    culprits.detect(iteration(step=since - 1, topics=topics, ranges=ranges), verdict)
 
 
 def test_a_rank_with_finite_gradients_names_the_parameter_of_another_one() -> None:
     """As the worst one, so that all that is said of the skips is of it."""
-    culprits = Culprits(Others(("head.bias", [1, 3])))
+    culprits = culprits_among(Others(("head.bias", [1, 3])))
     take(culprits, 1.0, 2.0)
 
     assert culprits.worst == "head.bias"
@@ -61,7 +71,7 @@ def test_a_rank_with_finite_gradients_names_the_parameter_of_another_one() -> No
 def test_where_no_name_is_known_it_says_whose_shard_it_is_in() -> None:
     """And asks again in the next step: the other rank may be late."""
     others = Others()
-    culprits = Culprits(others)
+    culprits = culprits_among(others)
     take(culprits, 1.0)
     assert "in another rank's shard" in culprits.in_words()
     others.answer = ("head.bias", [1])
@@ -71,17 +81,17 @@ def test_where_no_name_is_known_it_says_whose_shard_it_is_in() -> None:
 
 
 def test_gradients_that_were_not_all_measured_say_nothing_of_other_ranks() -> None:
-    culprits = Culprits(Others(("head.bias", [1])))
+    culprits = culprits_among(Others(("head.bias", [1])))
     topics = frozenset({Topic.GRADIENT})
     ranges = [measured(Topic.GRADIENT, "fc.weight", [1.0])]
-    culprits.update(iteration(topics=topics, incomplete=topics, ranges=ranges), SKIPPED, 3)
+    culprits.detect(iteration(topics=topics, incomplete=topics, ranges=ranges), SKIPPED)
     assert not culprits.in_words()
 
 
 def test_ranks_that_have_all_of_the_model_are_not_asked() -> None:
     others = Others()
     others.has_shards = False
-    culprits = Culprits(others)
+    culprits = culprits_among(others)
     take(culprits, 1.0)
     assert not culprits.in_words()
 
@@ -89,7 +99,7 @@ def test_ranks_that_have_all_of_the_model_are_not_asked() -> None:
 def test_a_rank_with_the_gradient_leaves_word_once() -> None:
     """Again where steps are skipped anew."""
     others = Others(("head.bias", [1]))
-    culprits = Culprits(others)
+    culprits = culprits_among(others)
     for since in (3, 3, 9):
         take(culprits, 1.0, math.inf, since=since)
     take(culprits, 1.0, since=9)
@@ -101,7 +111,7 @@ def test_a_rank_with_the_gradient_leaves_word_once() -> None:
 def test_what_was_not_finite_here_before_does_not_explain_these_skips() -> None:
     """A bad batch some steps ago, at which all ranks had infinite gradients."""
     others = Others(("head.bias", [1]))
-    culprits = Culprits(others)
+    culprits = culprits_among(others)
     take(culprits, math.inf, since=3)
     take(culprits, 1.0, since=9)
 
@@ -115,7 +125,7 @@ def test_what_was_not_finite_here_before_does_not_explain_these_skips() -> None:
 @pytest.mark.parametrize("others", [None, Others()])
 def test_a_step_that_was_taken_asks_nobody(others: Others | None) -> None:
     """Nor does a rank that is alone conclude anything."""
-    culprits = Culprits(others)
+    culprits = culprits_among(others)
     take(culprits, 1.0, verdict=GREW if others else SKIPPED)
 
     assert (culprits.worst, culprits.in_words()) == ("", "")
@@ -123,15 +133,15 @@ def test_a_step_that_was_taken_asks_nobody(others: Others | None) -> None:
 
 def test_without_a_measurement_nothing_is_concluded() -> None:
     """Gradients that nobody has looked at are not known to be finite."""
-    culprits = Culprits(Others(("head.bias", [1])))
-    culprits.update(iteration(), SKIPPED, 3)
+    culprits = culprits_among(Others(("head.bias", [1])))
+    culprits.detect(iteration(), SKIPPED)
 
     assert culprits.in_words() == ""
 
 
 def test_what_was_elsewhere_is_forgotten_when_the_scale_grows() -> None:
     """It was another incident."""
-    culprits = Culprits(Others(("head.bias", [1])))
+    culprits = culprits_among(Others(("head.bias", [1])))
     take(culprits, 1.0)
     take(culprits, 1.0, verdict=GREW)
 
@@ -155,7 +165,7 @@ def test_a_gradient_that_nobody_has_set_to_zero_is_told_from_one_that_overflows(
     added: Values, out: Values, expected: str
 ) -> None:
     """By what was added to it: no sum of two small numbers is infinite."""
-    culprits = Culprits()
+    culprits = culprits_among()
     take(culprits, math.inf)
     culprits.observe_trace(
         traced(backward("add_", inputs=(UNKNOWN, added), out=out), bad={"w": {0}})
@@ -173,7 +183,7 @@ def test_a_gradient_that_was_left_is_forgotten_when_another_reason_is_seen_or_a_
         "add_", inputs=(UNKNOWN, UNKNOWN._replace(amax=1.0)), out=Values("float32", 4, nans=True)
     )
     for end in ("overflow", "step"):
-        culprits = Culprits()
+        culprits = culprits_among()
         culprits.observe_trace(traced(left, bad={"w": {0}}))
         assert culprits.left_over
         if end == "step":

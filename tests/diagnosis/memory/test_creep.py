@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace, MemoryRead
 from ampwatch.diagnosis.memory.course import Course, Point
 from ampwatch.diagnosis.memory.creep import LONG, MemoryCreep
@@ -85,7 +86,7 @@ def observed(
 ) -> list[Finding]:
     """Return what is found in a training whose memory is read in each 16th iteration."""
     book = FindingBook(lambda _news: None)
-    creep = MemoryCreep(book)
+    creep = MemoryCreep(Shared(book))
     for step in range(0, steps, APART):
         used = int(memory(step))
         read = Memory(place, used, used, limit=limit, allocations=allocations(step))

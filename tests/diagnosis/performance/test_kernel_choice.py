@@ -10,6 +10,7 @@ from ampwatch.diagnosis.evidence.ops import KernelTime, Window
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Severity
 from tests.workshop.censuses import HOPPER, Watched, matmul
+from tests.workshop.iterations import TAKEN
 from tests.workshop.replay import Replay
 
 
@@ -34,7 +35,7 @@ def pass_windows(
     for step in range(windows):
         iteration = replay.take().last
         iteration.window = Window(10 * step, 2, wall_s, 0.2, [GOOD, *kernels])
-        watched.performance.detect(iteration)
+        watched.performance.detect(iteration, TAKEN)
     return watched
 
 

@@ -8,6 +8,7 @@ from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Severity
 from tests.workshop.censuses import HOPPER, Watched, convolution, matmul
+from tests.workshop.iterations import TAKEN
 from tests.workshop.replay import Replay
 
 AVX512_BF16 = Machine(device_type="cpu", cpu_dtypes=frozenset({"bfloat16"}))
@@ -18,7 +19,7 @@ def iterations(watched: Watched, count: int = 3) -> None:
     """Hand over iterations without a census."""
     replay = Replay()
     for _ in range(count):
-        watched.performance.detect(replay.take().last)
+        watched.performance.detect(replay.take().last, TAKEN)
 
 
 @pytest.mark.parametrize(("dtype", "named"), [("float16", True), ("bfloat16", False)])

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.ops import Window
 from ampwatch.diagnosis.evidence.waits import HostWaits, WaitingLine
 from ampwatch.diagnosis.performance.syncs import WINDOW, SyncsInStep
 from tests.diagnosis.words import Known, complaints_of
-from tests.workshop.iterations import iteration
+from tests.workshop.iterations import TAKEN, iteration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,9 +34,9 @@ class Seen(NamedTuple):
 def found(seen: Seen, *windows: Window) -> list[Finding]:
     """Return what is found; the windows end before the first iteration."""
     book = FindingBook(lambda _news: None)
-    syncs = SyncsInStep(book)
+    syncs = SyncsInStep(Shared(book))
     for window in windows:
-        syncs.detect(iteration(window=window))
+        syncs.detect(iteration(window=window), TAKEN)
     for step in range(seen.steps):
         syncs.observe(HostWaits(step, seen.lines(step)))
     assert [why for f in book.findings for why in complaints_of(f, Known())] == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.ops import OpCensus
 from ampwatch.diagnosis.records import op_records
 from ampwatch.diagnosis.records.op_records import OpRecorder
@@ -32,7 +34,9 @@ class Recorded:
 
     def __init__(self, **settings: object) -> None:
         self.records: list[CensusRecord] = []
-        self.recorder = OpRecorder(Settings.resolve(settings, {}), self.records.append)  # type: ignore[arg-type]
+        unread = FindingBook(lambda _news: None)
+        resolved = Settings.resolve(settings, {})  # type: ignore[arg-type]
+        self.recorder = OpRecorder(Shared(unread, resolved, put=self.records.append))
         self.now_ns = 0
 
     def take(self, *ops: Op, after_ns: int = SECOND, **census: object) -> Recorded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.rounding import (
     GradientSum,
     LoopSum,
@@ -40,7 +41,9 @@ def test_a_sum_has_stopped_after_a_row_of_additions(
     book: FindingBook, additions: int, grown: int, *, is_told: bool
 ) -> None:
     """Sooner if it was seen to grow."""
-    Accumulation(book).observe_sum(StuckSum(_site(), "bfloat16", additions, grown, 256.0, 0.4))
+    Accumulation(Shared(book)).observe_sum(
+        StuckSum(_site(), "bfloat16", additions, grown, 256.0, 0.4)
+    )
 
     assert [(f.kind, f.where, f.severity, f.source) for f in book.findings] == [
         ("metric_accum_rounding", "loss", Severity.WARNING, "train.py:12")
@@ -64,7 +67,7 @@ def test_an_average_that_cannot_move_is_reported_after_five_updates_others_later
     book: FindingBook, average: StuckAverage, *, is_told: bool
 ) -> None:
     """One that could move is given as many as it needs to follow, and must be far behind."""
-    Accumulation(book).observe_average(average)
+    Accumulation(Shared(book)).observe_average(average)
 
     assert [(f.kind, f.where, f.op, f.phase) for f in book.findings] == [
         ("ema_rounding", "param:0.weight", "lerp_", "optimizer")
@@ -79,7 +82,9 @@ def test_a_sum_of_a_module_is_reported_by_its_error(
 ) -> None:
     """A few large terms, or many roundings that cancel, are as good as it gets."""
     site = _site(where="pool", op="add")
-    Accumulation(book).observe_loop(LoopSum(site, "bfloat16", additions, error, 1.0 - error))
+    Accumulation(Shared(book)).observe_loop(
+        LoopSum(site, "bfloat16", additions, error, 1.0 - error)
+    )
 
     assert [(f.kind, f.where, f.op) for f in book.findings] == [
         ("metric_accum_rounding", "pool", "add")
@@ -93,7 +98,7 @@ def test_an_average_of_data_is_reported_when_a_quarter_of_it_stands_where_it_sho
     """Elements of it may have arrived."""
     site = _site(where="buffer:1.running_var", op="native_batch_norm")
     still = StillAverage(site, "bfloat16", 0.001, 20, 100, stuck, 0.04)
-    Accumulation(book).observe_still(still)
+    Accumulation(Shared(book)).observe_still(still)
 
     assert [(f.kind, f.where, f.severity) for f in book.findings] == [
         ("ema_rounding", "buffer:1.running_var", Severity.WARNING)
@@ -117,7 +122,7 @@ def test_a_sum_of_gradients_may_be_off_by_a_little(
     """Less is enough where most of a gradient is lost."""
     site = _site(where="param:weight", phase="backward")
     summed = GradientSum(site, "bfloat16", additions, error, lost)
-    Accumulation(book).observe_gradients(summed)
+    Accumulation(Shared(book)).observe_gradients(summed)
 
     assert [(f.kind, f.where, f.phase) for f in book.findings] == [
         ("grad_accum_rounding", "param:weight", "backward")
@@ -136,14 +141,14 @@ def test_a_sum_of_gradients_is_of_many_backward_passes_or_within_one(
 ) -> None:
     """As its place tells."""
     site = _site(where=where, phase="backward")
-    Accumulation(book).observe_gradients(GradientSum(site, "bfloat16", 99, 0.2, 0.4))
+    Accumulation(Shared(book)).observe_gradients(GradientSum(site, "bfloat16", 99, 0.2, 0.4))
 
     assert [says in f.summary for f in book.findings] == [True]
 
 
 def test_what_lasts_is_counted_once_a_step(book: FindingBook) -> None:
     """Wherever it is: one incident."""
-    accumulation = Accumulation(book)
+    accumulation = Accumulation(Shared(book))
     for step in (3, 3, 4):
         for where in ("loss", "head"):
             site = _site(step, where)

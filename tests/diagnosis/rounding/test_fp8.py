@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.rounding import Fp8Cast, OpSite
 from ampwatch.diagnosis.rounding.fp8 import Fp8
-from ampwatch.settings import Settings
 from ampwatch.wire.records import Severity
 
 
@@ -18,7 +18,7 @@ def book() -> FindingBook:
 
 @pytest.fixture
 def fp8(book: FindingBook) -> Fp8:
-    return Fp8(book, Settings())
+    return Fp8(Shared(book))
 
 
 def _cast(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
 from ampwatch.diagnosis.rounding.lossy_casts import RoundedIntegers
 from ampwatch.wire.records import Severity
@@ -22,7 +23,7 @@ def _cast(where: str, *, ordered: bool, step: int = 0) -> LossyCast:
 
 def test_positions_are_a_warning_once_whatever_the_number_of_layers(book: FindingBook) -> None:
     """Each layer casts them: one incident, counted once a step."""
-    casts = RoundedIntegers(book)
+    casts = RoundedIntegers(Shared(book))
     for step in range(3):
         for layer in range(4):
             casts.observe(_cast(f"layers.{layer}.rope", ordered=True, step=step))
@@ -36,7 +37,7 @@ def test_positions_are_a_warning_once_whatever_the_number_of_layers(book: Findin
 
 def test_ids_that_were_kept_in_half_precision_are_a_warning(book: FindingBook) -> None:
     """In whatever order: they are used as integers again."""
-    RoundedIntegers(book).observe(_cast("loss", ordered=False)._replace(is_back=True))
+    RoundedIntegers(Shared(book)).observe(_cast("loss", ordered=False)._replace(is_back=True))
     (finding,) = book.findings
 
     assert finding.severity == Severity.WARNING
@@ -45,7 +46,7 @@ def test_ids_that_were_kept_in_half_precision_are_a_warning(book: FindingBook) -
 
 def test_other_integers_are_an_info_and_hide_no_warning(book: FindingBook) -> None:
     """They may be measurements, which lose nothing that matters."""
-    casts = RoundedIntegers(book)
+    casts = RoundedIntegers(Shared(book))
     casts.observe(_cast("stem", ordered=False))
     casts.observe(_cast("stem", ordered=False))
     casts.observe(_cast("rope", ordered=True))

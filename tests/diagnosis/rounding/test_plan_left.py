@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.plans import (
     OPERANDS,
     OperandsMeasured,
@@ -69,7 +70,7 @@ def _made(*products: PlannedProduct, limit: float = LIMIT, loss_scale: float = 6
 
 def _following(made: PlanMade) -> tuple[FindingBook, PlanLeft]:
     book = FindingBook(lambda _news: None)
-    detector = PlanLeft(book)
+    detector = PlanLeft(Shared(book))
     detector.follow(made)
     return book, detector
 

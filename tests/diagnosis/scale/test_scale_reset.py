@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.diagnosis.evidence.scaler import ScalerChange
+from ampwatch.diagnosis.scale.scale_reset import ScaleReset
 from ampwatch.wire.records import Severity
 from tests.workshop.simulation import Simulation
 
@@ -21,7 +22,7 @@ def resume(
 ) -> Simulation:
     """Go on with another state of the scaler."""
     run.scale, run.tracker = scale, 0
-    run.reset.observe(ScalerChange(run.step, loaded=loaded, resumed=resumed))
+    run.shared.of(ScaleReset).observe(ScalerChange(run.step, loaded=loaded, resumed=resumed))
     return run
 
 
@@ -77,7 +78,7 @@ def test_a_fresh_state_that_was_loaded_is_a_reset() -> None:
 def test_without_the_scale_before_a_restored_optimizer_makes_an_info() -> None:
     """It may be the first time that this training uses a scaler."""
     run = Simulation()
-    run.reset.observe(ScalerChange(0, loaded=False, resumed=True, known_before=False))
+    run.shared.of(ScaleReset).observe(ScalerChange(0, loaded=False, resumed=True, known_before=False))
     run.run([INF, INF])
     assert run.kinds == []
     (finding,) = run.run([INF]).book.findings

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.replicas import CheckedWeights, WeightCheck
 from ampwatch.diagnosis.state.replica_drift import PATIENCE, ReplicaDrift
 
@@ -31,7 +32,7 @@ class Job:
         self._parts = parts
         self._checks: dict[int, list[WeightCheck]] = {rank: [] for rank in ranks}
         self.book = FindingBook(lambda _: None)
-        self._drift = ReplicaDrift(self.book)
+        self._drift = ReplicaDrift(Shared(self.book))
 
     def check(self, number: int, weights: Callable[[int, int, int], object]) -> None:
         step = number * PERIOD
@@ -232,7 +233,7 @@ def test_weights_that_are_checked_in_turns_are_held_against_their_own_last_check
 def test_a_rank_that_is_late_is_waited_for_until_the_next_check() -> None:
     """What it then has is judged, once."""
     book = FindingBook(lambda _: None)
-    drift = ReplicaDrift(book)
+    drift = ReplicaDrift(Shared(book))
 
     def made(step: int, first: tuple[int, ...], then: tuple[int, ...]) -> WeightCheck:
         return WeightCheck(step, 1, 0, 1, PLACES, first, then)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.ops import OpCensus
 from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
 from ampwatch.diagnosis.time.input_bound import workers_needed
 from ampwatch.diagnosis.time.step_times import StepTimes
 from ampwatch.wire.records import Phases, Severity, StepPhase, Topic
 from tests.workshop.clocks import SECOND, START
-from tests.workshop.iterations import iteration
+from tests.workshop.iterations import TAKEN, iteration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,7 @@ class Course:
 
     def __init__(self) -> None:
         self.book = FindingBook(lambda _: None)
-        self.times = StepTimes(self.book)
+        self.times = StepTimes(Shared(self.book))
         self.step = 0
         self.now_ns = START * SECOND
         self.cpu_ns = self.delay_ns = 0
@@ -303,7 +304,7 @@ def test_iterations_whose_ops_were_observed_say_nothing_of_what_a_step_takes() -
     """To observe ops takes time, and is not the training's."""
     course = Course().go(30.0, lambda _: usual())
     for _ in range(1000):
-        course.times.detect(replace(course.of(usual(backward=3.0)), census=OpCensus(0)))
+        course.times.detect(replace(course.of(usual(backward=3.0)), census=OpCensus(0)), TAKEN)
 
     assert course.kinds() == []
 
@@ -313,6 +314,6 @@ def test_where_each_iteration_is_sampled_the_wait_for_data_is_found_all_the_same
     course = Course()
     for _ in range(200):
         sampled = replace(course.of(usual(data=3.0)), topics=frozenset({Topic.GRADIENT}))
-        course.times.detect(sampled)
+        course.times.detect(sampled, TAKEN)
 
     assert [kind for kind, _ in course.kinds()] == ["input_bound"]

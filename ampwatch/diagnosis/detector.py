@@ -1,0 +1,104 @@
+"""What a detector is: it declares what it takes, and asks for the others that it needs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from ampwatch.diagnosis.evidence.iteration import SamplingCost
+from ampwatch.diagnosis.evidence.known import Known
+from ampwatch.diagnosis.steps.skips import SkipClassifier
+from ampwatch.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ampwatch.diagnosis.book import FindingBook
+    from ampwatch.diagnosis.evidence.iteration import Iteration
+    from ampwatch.diagnosis.steps.steps import StepVerdict
+
+_D = TypeVar("_D")
+_E = TypeVar("_E")
+
+
+def takes(kind: type[_E]) -> Callable[[Callable[[_D, _E], None]], Callable[[_D, _E], None]]:
+    """Have a method of a detector called with each observation of a type, as soon as it is made."""
+
+    def declare(method: Callable[[_D, _E], None]) -> Callable[[_D, _E], None]:
+        method.takes = kind  # type: ignore[attr-defined]
+        return method
+
+    return declare
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the detectors of one training have in common.
+
+    Attributes:
+        book: Where findings go.
+        settings: Thresholds.
+        known: What the sensors know.
+        put: Where records go.
+        sampling_cost: Returns what sampling has cost and missed so far.
+        loss_scale: Returns the newest loss scale that has reached the host.
+        skips: Sorts the steps that were skipped.
+        built: The detectors so far, by their types.
+    """
+
+    book: FindingBook
+    settings: Settings = field(default_factory=lambda: Settings.resolve({}, {}))
+    known: Known = field(default_factory=Known)
+    put: Callable[..., None] = lambda *_records: None
+    sampling_cost: Callable[[], SamplingCost] = lambda: SamplingCost(0, 0, 0, 0)
+    loss_scale: Callable[[], float] = lambda: math.nan
+    skips: SkipClassifier = field(default_factory=lambda: SkipClassifier(0, 0))
+    built: dict[type, Any] = field(default_factory=dict)
+
+    def build(self, kind: Callable[[Shared], _D]) -> _D:
+        """Make a detector, for those that come after it as well."""
+        detector = kind(self)
+        self.built[type(detector)] = detector
+        return detector
+
+    def of(self, kind: type[_D]) -> _D:
+        """Return the detector of a type, which comes before the one that asks in ``DETECTORS``."""
+        detector: _D = self.built[kind]
+        return detector
+
+
+class Detector:
+    """Judges one family of findings, or makes one kind of records, of one training.
+
+    ``takes`` marks the methods that observations go to. The others are called for iterations, in
+    the order of ``DETECTORS``; those that a detector does not have of its own are not called.
+
+    Args:
+        shared: What the detectors have in common, with those that come before this one.
+
+    Attributes:
+        observers: Names of the methods that take observations, by the type of these.
+    """
+
+    observers: ClassVar[Mapping[type, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Collect what is taken."""
+        cls.observers = {
+            method.takes: name for name, method in vars(cls).items() if hasattr(method, "takes")
+        }
+
+    def __init__(self, shared: Shared) -> None:
+        self._book = shared.book
+
+    def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
+        """Take in one judged iteration."""
+
+    def count(self, quiet: Sequence[Iteration]) -> None:
+        """Take in iterations in a row that are quiet: like the one before (``QuietForm``)."""
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether a quiet iteration would be nothing to it but what it counts."""
+        return True

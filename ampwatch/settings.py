@@ -36,7 +36,6 @@ SERVE, FINDINGS_ONLY = "serve", "findings-only"
 """Values of ``ATTACH``: with a daemon, or without."""
 
 LEVELS = ("off", "light", "standard", "deep")
-CPU_KERNELS = ("auto", "torch")
 OP_CENSUSES = ("auto", "window")
 COMPILED_CENSUSES = ("window", "force_eager")
 GPU_SOURCES = ("auto", "off", "demo")
@@ -46,7 +45,6 @@ REPLAYS = ("off", "on", "sampled")
 MODULE_SERIES_RANKS = ("host", "all", "run")
 _WORDS = {
     "level": LEVELS,
-    "cpu_kernel": CPU_KERNELS,
     "gpu": GPU_SOURCES,
     "readers": READERS,
     "gpu_link_throughput": SWITCH,
@@ -110,36 +108,22 @@ class Settings:
         low=1.0,
     )
     grace_seconds: float = _knob(
-        600.0, "How long the daemon keeps showing a run that has ended.", low=0.0
-    )
-    idle_exit_seconds: float = _knob(
-        60.0, "How long an auto-started daemon stays when nothing is left to watch.", low=1.0
+        600.0,
+        "How long the daemon keeps showing a run that has ended. One that `monitor()` started ends when it has had nothing to show for a tenth of that, a second at least.",
+        low=0.0,
     )
     gpu: str = _knob(
         "auto",
         "What the daemon reads of GPUs: auto (all that NVML tells), off (nothing, where another exporter does) or demo (GPUs that do not exist, to try the page and dashboards).",
     )
-    gpu_poll_seconds: float = _knob(
-        5.0, "How often the daemon reads the GPUs.", low=1.0, high=300.0
-    )
     gpu_link_throughput: str = _knob(
         "off",
         "Measure PCIe traffic of GPUs older than Hopper: off, or on (some 40 ms a GPU each time).",
-    )
-    readback_slots: int = _knob(
-        64,
-        "Iterations whose values may be on their way from the device; more are dropped and counted.",
-        low=2,
-        high=4096,
     )
     sample_every: int = _knob(
         0,
         "Sample every so many steps; 0: as often as the overhead budget allows. A sample that would take more than an eighth of a step is spread over several.",
         low=0,
-    )
-    cpu_kernel: str = _knob(
-        "auto",
-        "What measures ranges on a CPU: auto (C, where ampwatch was installed with its C part) or torch (PyTorch alone, three times as slow).",
     )
     block_formats: str = _knob(
         "on",
@@ -148,12 +132,6 @@ class Settings:
     report_dir: str = _knob(
         "",
         "Directory of the reports that runs leave behind when something goes wrong; the user's state directory (`~/.local/state/ampwatch/runs`) if empty. Named here, they are written also with `serve=False`.",
-    )
-    report_steps: int = _knob(
-        256,
-        "Newest steps that such a report holds; and up to four times as many around findings.",
-        low=16,
-        high=4096,
     )
     report_files: int = _knob(
         64, "Reports kept of all runs of one name, one a rank; 0: none are written.", low=0
@@ -202,7 +180,6 @@ class Settings:
         "Time from one profiler window to the next, at least; 0: only for `ampwatch trace`; -1: 600 on a GPU and where torch.compile is used, else 0.",
         low=-1.0,
     )
-    window_iterations: int = _knob(2, "Iterations that a profiler window records.", low=1, high=3)
     max_modules: int = _knob(
         128,
         "Modules whose ranges are recorded in a sampled step; those with the most trouble come first.",
@@ -218,73 +195,6 @@ class Settings:
     module_series_ranks: str = _knob(
         "host",
         "Which ranks of a run have series per module: host (of those that measure a module, the lowest on each machine, and others while they alone have trouble with it), all, or run (rank 0 alone).",
-    )
-    max_ranks: int = _knob(
-        256,
-        "Ranks that the daemon exports to Prometheus: of each user as many as of another, those that started first before others; it counts those left out.",
-        low=1,
-        high=4096,
-    )
-    window_epsilon: float = _knob(
-        0.001,
-        "Share of gradient elements that a recommended loss scale may flush to zero.",
-        low=0.0,
-        high=0.5,
-    )
-    calibration_steps: int = _knob(
-        20,
-        "Consecutive unskipped steps (at most one growth interval) after which the scale counts as calibrated.",
-        low=1,
-    )
-    probe_steps: int = _knob(
-        10,
-        "A skip within so many steps (at most one growth interval) after a growth is the probe of that growth.",
-        low=1,
-    )
-    collapse_skips: int = _knob(
-        5,
-        "Consecutive skips that neither calibration nor a growth explains, after which the scale is collapsing.",
-        low=2,
-    )
-    runaway_scale: float = _knob(
-        2.0**32,
-        "A scale this large that never met an overflow means gradients are all but zero.",
-        low=1.0,
-    )
-    runaway_growths: int = _knob(
-        8, "Growths in a row without an overflow before a runaway is reported.", low=1
-    )
-    headroom_factor: float = _knob(
-        4.0,
-        "An output in float16 that rises and has come within this factor of the largest number is reported.",
-        low=1.0,
-    )
-    fp32_share: float = _knob(
-        0.5,
-        "A forward pass under autocast is reported that does more than this share of its FLOPs in float32.",
-        low=0.0,
-        high=1.0,
-    )
-    unaligned_share: float = _knob(
-        0.25,
-        "Share of the FLOPs in low precision with a dimension that tensor cores cannot use well, from which it is reported.",
-        low=0.0,
-        high=1.0,
-    )
-    fp8_clipped_share: float = _knob(
-        0.02,
-        "Share of the numbers of a cast to float8 that are clipped, from which it is reported; MXFP8 clips 0.005 by design.",
-        low=0.0,
-        high=1.0,
-    )
-    fp8_flushed_share: float = _knob(
-        0.1,
-        "Share of the non-zero numbers of a cast to float8 that become zero, from which it is reported.",
-        low=0.0,
-        high=1.0,
-    )
-    scheduler_ahead_steps: int = _knob(
-        3, "Scheduler steps on skipped iterations after which the finding becomes a warning.", low=1
     )
 
     @classmethod

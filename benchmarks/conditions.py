@@ -53,7 +53,6 @@ def own_places() -> Iterator[None]:
             "AMPWATCH_RING_DIR": f"{place}/rings",
             "AMPWATCH_PORT": "0",
             "AMPWATCH_GRACE_SECONDS": "0",
-            "AMPWATCH_IDLE_EXIT_SECONDS": "1",
         }
         yield
         while daemon_is_running(Settings.resolve()):

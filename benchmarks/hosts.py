@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 from ampwatch.host.daemon.app import Daemon, DaemonOptions
+from ampwatch.host.fleet import fleet
 from ampwatch.settings import Settings
 
 POLL_SECONDS = 1.0
@@ -22,6 +23,7 @@ POLL_SECONDS = 1.0
 def main() -> None:
     """Serve, look into the rings once a second, and end."""
     place, num_hosts, which = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    fleet.MAX_RANKS = 4096
     daemons = [
         Daemon(
             Settings(
@@ -32,7 +34,6 @@ def main() -> None:
                 gpu="off",
                 report_files=0,
                 module_series_ranks=which,
-                max_ranks=4096,
             ),
             DaemonOptions(),
         )

@@ -25,13 +25,12 @@ from conditions import kept, own_places, write
 from turns import Stopwatch
 from workloads import WORKLOADS, Training, many_parameters
 
-from ampwatch.settings import Settings
 from ampwatch.training.iteration.ledger import ROW_WIDTH
 from ampwatch.training.kernels.rows import ROW_BYTES
 from ampwatch.training.memory import limit_of, pinned
 from ampwatch.training.model.names import Names
 from ampwatch.training.sensors.ranges.updates import MAX_ELEMENTS, MAX_TOGETHER, sample_of
-from ampwatch.training.session import _device_rows
+from ampwatch.training.session import READBACK_SLOTS, _device_rows
 from ampwatch.training.transfer.measuring import SLABS, SLABS_SHARE
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def computed(workload: Workload) -> dict[str, float]:
     most = min(MAX_ELEMENTS, MAX_TOGETHER // len(parameters))
     samples = [sample_of(parameter, most) for parameter in parameters]
     snapshot = sum(FLOAT_BYTES * sample.numel() for sample in samples if sample is not None)
-    values = Settings().readback_slots * ROW_WIDTH * FLOAT_BYTES
+    values = READBACK_SLOTS * ROW_WIDTH * FLOAT_BYTES
     on_device, on_host = SLABS * slab + snapshot, SLABS * pinned(slab) + values
     return {"device_kib": on_device / 1024, "pinned_kib": on_host / 1024}
 

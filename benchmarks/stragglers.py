@@ -170,7 +170,6 @@ def run(cause: str, slow: int, seconds: float) -> list[str]:
             "AMPWATCH_PORT": str(free_port()),
             # The daemon is gone before the next run begins, and takes none of its time.
             "AMPWATCH_GRACE_SECONDS": "0",
-            "AMPWATCH_IDLE_EXIT_SECONDS": "1",
             "OMP_NUM_THREADS": "1",
         }
         ranks = [

@@ -90,7 +90,7 @@ def test_other_variables_are_left_alone() -> None:
         ),
         (
             {"report": "runs"},
-            "'report'; did you mean 'port' or 'report_dir' or 'report_steps'?",
+            "'report'; did you mean 'port' or 'report_dir' or 'report_files'?",
         ),
     ],
 )
@@ -122,7 +122,7 @@ def test_the_command_that_an_error_names_lists_all_settings() -> None:
         ("port", [80], "int"),
         ("poll_seconds", "soon", "float"),
         ("poll_seconds", False, "float"),
-        ("runaway_scale", 10**400, "float"),
+        ("stale_seconds", 10**400, "float"),
         ("run", 7, "str"),
         ("ring_dir", b"/tmp", "str"),
         ("level", True, "str"),

@@ -53,7 +53,7 @@ class Shared:
     put: Callable[..., None] = lambda *_records: None
     sampling_cost: Callable[[], SamplingCost] = lambda: SamplingCost(0, 0, 0, 0)
     loss_scale: Callable[[], float] = lambda: math.nan
-    skips: SkipClassifier = field(default_factory=lambda: SkipClassifier(0, 0))
+    skips: SkipClassifier = field(default_factory=SkipClassifier)
     built: dict[type, Any] = field(default_factory=dict)
 
     def build(self, kind: Callable[[Shared], _D]) -> _D:

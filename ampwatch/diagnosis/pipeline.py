@@ -126,7 +126,7 @@ class Diagnosis:
         self._cost = cost
         self._autocast_dtypes = known.autocast_dtypes
         self._run_guarded = run_guarded
-        self._skips = SkipClassifier(settings.calibration_steps, settings.probe_steps)
+        self._skips = SkipClassifier()
         self._judge = StepJudge(self._skips)
         self._plain: PlainForm | None = None
         shared = Shared(

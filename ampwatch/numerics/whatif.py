@@ -26,6 +26,9 @@ MAX_FP8_SCALE_EXPONENT = 126
 """Exponent of the largest scale of ``fp8_scale``: as a float32 number, neither it nor its
 inverse is infinite or subnormal."""
 
+TOLERATED = 1e-3
+"""Share of the non-zero gradients that a recommended loss scale may flush to zero."""
+
 
 @dataclass(frozen=True, slots=True)
 class CastOutcome:
@@ -176,7 +179,7 @@ class ScaleWindow:
 
 
 def scale_window(
-    histogram: ExponentHistogram, fmt: FloatFormat, epsilon: float = 1e-3
+    histogram: ExponentHistogram, fmt: FloatFormat, epsilon: float = TOLERATED
 ) -> ScaleWindow:
     """Find the scales that bring unscaled values into ``fmt``.
 
@@ -244,7 +247,7 @@ class Fit(str, Enum):
     TOO_WIDE = "too_wide"
 
 
-def fit(histogram: ExponentHistogram, fmt: FloatFormat, epsilon: float = 1e-3) -> Fit:
+def fit(histogram: ExponentHistogram, fmt: FloatFormat, epsilon: float = TOLERATED) -> Fit:
     """Judge whether the values fit ``fmt`` without overflow and with at most rare underflow.
 
     Nothing but zeros fits everywhere. Arguments and errors are those of ``scale_window``.

@@ -156,7 +156,7 @@ class Outlet:
                 end of a run that has findings or has failed.
             describe: Adds to a report what is not in the records.
         """
-        self._recorder = Recorder(self._identity, self._settings.report_steps)
+        self._recorder = Recorder(self._identity)
         self._remember = self._recorder.put
         if is_durable:
             self._box = BoxWriter(self._recorder, self._settings, describe)

@@ -126,6 +126,9 @@ NOT_REPLAYED = (
     " device; call ampwatch.monitor(model, level='standard')"
 )
 
+READBACK_SLOTS = 64
+"""Iterations whose values may be on their way from the device; more are dropped and counted."""
+
 MAX_MESSAGE = 400
 """Characters of an exception that are recorded; its traceback is in the log."""
 
@@ -310,13 +313,13 @@ class Session:
             models=names.models,
             loss_scaler=targets.loss_scaler,
         )
-        self._readback = Readback(settings.readback_slots, ROW_WIDTH)
+        self._readback = Readback(READBACK_SLOTS, ROW_WIDTH)
         self._diagnosing, self._ending = bus.guard("diagnosis"), bus.guard("exceptions")
         dtypes, lost_eps = list[str](), dict[str, float]()
         tensors = (tensor for _, tensor in (*names.parameters(), *names.buffers()))
         memory = MemoryBudget(limit_of(tensors, settings.memory_bytes))
         measuring = Measuring(
-            KernelSelector(settings).of,
+            KernelSelector().of,
             _device_rows(names),
             memory=memory,
             with_blocks=settings.block_formats == "on",

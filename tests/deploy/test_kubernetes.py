@@ -206,7 +206,7 @@ def test_the_script_trains_and_is_watched(
     places = {
         f"AMPWATCH_{name}_DIR": str(tmp_path / name) for name in ("RUNTIME", "RING", "REPORT")
     }
-    short = {"AMPWATCH_PORT": "0", "AMPWATCH_IDLE_EXIT_SECONDS": "1", "AMPWATCH_GRACE_SECONDS": "0"}
+    short = {"AMPWATCH_PORT": "0", "AMPWATCH_GRACE_SECONDS": "0"}
     for name, value in (
         ranks | meeting | places | short | {"STEPS": "3", "AMPWATCH_LEVEL": "light"}
     ).items():

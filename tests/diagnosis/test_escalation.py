@@ -26,7 +26,7 @@ from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
 from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
-from ampwatch.diagnosis.steps.skips import SkipClassifier
+from ampwatch.diagnosis.steps.skips import CALIBRATION_STEPS
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records import Finding, Severity, Topic
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 OVER = born(spread_to={"loss"}, in_backward=True)
 POISONED = born("mm", origin=Origin.BUFFER, out=NAN, spread_to={"loss"}, in_backward=True)
-CALIBRATED = 20
-"""Steps after which a scale counts as good enough here."""
-
 NEVER = 10**6
 """A growth interval that no test lives to see."""
 
@@ -50,9 +47,8 @@ class Run(Simulation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        skips = SkipClassifier(CALIBRATED, 20)
-        self.judge = StepJudge(skips)
-        shared = Shared(self.book, skips=skips)
+        shared = Shared(self.book)
+        self.judge = StepJudge(shared.skips)
         self.culprits = shared.build(CulpritOps)
         self.escalation = shared.build(Escalation)
         self.traced: list[int] = []
@@ -112,7 +108,7 @@ class Run(Simulation):
 def started() -> Run:
     """A training whose scale has been good enough for a while."""
     run = Run(scaler=ScalerSettings(2.0, 0.5, NEVER))
-    run.calm(CALIBRATED)
+    run.calm(CALIBRATION_STEPS)
     return run
 
 
@@ -128,7 +124,7 @@ def test_a_calm_training_is_never_traced() -> None:
 def test_calibration_is_no_event() -> None:
     """A scale that looks for its place skips, however often."""
     run = Run(scale=2.0**40).skip(30)
-    run.calm(CALIBRATED)
+    run.calm(CALIBRATION_STEPS)
 
     assert run.traced == []
     assert not run.escalation.wants_inputs
@@ -136,9 +132,9 @@ def test_calibration_is_no_event() -> None:
 
 def test_the_probe_of_a_growth_is_no_event() -> None:
     """It comes again with each growth, at a scale that never was good enough."""
-    run = Run(scaler=ScalerSettings(2.0, 0.5, CALIBRATED))
+    run = Run(scaler=ScalerSettings(2.0, 0.5, CALIBRATION_STEPS))
     for _ in range(20):
-        run.calm(CALIBRATED)
+        run.calm(CALIBRATION_STEPS)
         run.skip(1)
 
     assert run.traced == []
@@ -234,13 +230,13 @@ def test_once_an_op_was_named_a_failure_that_goes_on_is_looked_at_ever_more_seld
     run = started()
     known = run.fail(3 * REST)
 
-    named = CALIBRATED + 1
+    named = CALIBRATION_STEPS + 1
     look = named + REST
     assert run.traced == [named, look + 2]
-    assert known == [n for n in range(CALIBRATED + BEGINNING, run.step) if n != look]
+    assert known == [n for n in range(CALIBRATION_STEPS + BEGINNING, run.step) if n != look]
     assert not run.escalation.wants_inputs
     (finding,) = run.book.findings
-    assert finding.count == 3 * REST - len([CALIBRATED, look, look + 1])
+    assert finding.count == 3 * REST - len([CALIBRATION_STEPS, look, look + 1])
 
 
 def test_a_look_that_names_nothing_is_the_last_one_for_long() -> None:
@@ -259,9 +255,9 @@ def test_a_failure_whose_op_nobody_names_is_traced_while_it_is_new() -> None:
     run = started()
     known = run.fail(BLIND * REST, explains=False)
 
-    first = CALIBRATED + 1
+    first = CALIBRATION_STEPS + 1
     assert run.traced == [*range(first, first + BEGINNING), first + BEGINNING + 1]
-    assert known == list(range(CALIBRATED + BEGINNING + 1, run.step))
+    assert known == list(range(CALIBRATION_STEPS + BEGINNING + 1, run.step))
 
 
 def _find_more(run: Run) -> None:

@@ -71,7 +71,6 @@ class Target:
             "AMPWATCH_PORT": "0",
             # It ends by itself where this process could not end it.
             "AMPWATCH_GRACE_SECONDS": "0",
-            "AMPWATCH_IDLE_EXIT_SECONDS": "5",
             "PYTHONPATH": str(Path(__file__).parents[2]),
         }
         command = [

@@ -84,7 +84,7 @@ def _read(path: Path, data: bytes) -> object:
     finally:
         reader.close()
     # What is read can be kept, and read again.
-    box, _ = read_ring(path, 64, "report")
+    box, _ = read_ring(path, "report", 64)
     (again,) = from_json(to_json([box]), "what was written just now")
     assert again.identity == box.identity
     assert [step.step for step in again.steps] == [step.step for step in box.steps]

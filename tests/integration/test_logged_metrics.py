@@ -88,7 +88,6 @@ def test_every_number_is_that_of_prometheus(place: Place, tmp_path: Path) -> Non
     require("prometheus")
     environment = place.environment | {
         "AMPWATCH_PORT": str(free_port()),
-        "AMPWATCH_IDLE_EXIT_SECONDS": "1",
         "OMP_NUM_THREADS": "1",
     }
     with subprocess.Popen(

@@ -119,7 +119,7 @@ class Bench:
             "bus": self.bus,
             "governor": Governor(checked, self.account),
             "memory": MemoryBudget(checked.memory_bytes or MIN_LIMIT),
-            "measuring": Measuring(KernelSelector(checked).of, 64),
+            "measuring": Measuring(KernelSelector().of, 64),
             "deferred": Deferred(),
             "regions": Regions(),
             "clock": Clock(),

@@ -56,7 +56,7 @@ def read_all(terminal: int) -> str:
 def test_the_token_is_shown_on_a_terminal_and_kept_nowhere(tmp_path: Path, how: str) -> None:
     """Logs of trainings are handed on: by a shared disk, to a tracker, with a question."""
     place = Place(tmp_path)
-    ended = {"AMPWATCH_IDLE_EXIT_SECONDS": "1", "AMPWATCH_GRACE_SECONDS": "0"}
+    ended = {"AMPWATCH_GRACE_SECONDS": "0"}
     shown, terminal = os.openpty()
     with subprocess.Popen(
         [sys.executable, "-c", TRAINING, how],

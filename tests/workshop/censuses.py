@@ -10,7 +10,6 @@ from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
-from ampwatch.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,13 +73,12 @@ class Watched:
         machine: Machine = CPU,
         layers: Sequence[LayerShape] = (),
         dtypes: Sequence[str] = ("bfloat16",),
-        **settings: Any,
     ) -> None:
         self.book = FindingBook(lambda _news: None)
         self.dtypes = list(dtypes)
         self.device = machine.device_type
         known = Known(self.dtypes, machine=machine, layers=layers)
-        self.performance = Performance(Shared(self.book, Settings.resolve(settings, {}), known))
+        self.performance = Performance(Shared(self.book, known=known))
         self.step = -1
 
     def take(self, *ops: Op, scaled: bool = False, num_losses: int = 0, **census: Any) -> Watched:

@@ -16,10 +16,8 @@ from ampwatch.diagnosis.scale.scale_reset import ScaleReset
 from ampwatch.diagnosis.state.divergence import Divergence
 from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
 from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
-from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.steps.steps import StepJudge
-from ampwatch.settings import Settings
 from tests.workshop.iterations import MadeUpScaler, iteration
 
 if TYPE_CHECKING:
@@ -48,7 +46,6 @@ class Simulation(MadeUpScaler):
     scale: float = 65536.0
     scaler: ScalerSettings = field(default_factory=lambda: ScalerSettings(2.0, 0.5, 2000))
     dtypes: list[str] = field(default_factory=lambda: ["float16"])
-    settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
         self.tracker = 0
@@ -57,9 +54,8 @@ class Simulation(MadeUpScaler):
         self.classes: list[SkipClass] = []
         self.scales: list[float] = []
         self.book = FindingBook(self._notify)
-        skips = SkipClassifier(self.settings.calibration_steps, self.settings.probe_steps)
-        self.judge = StepJudge(skips)
-        self.shared = Shared(self.book, self.settings, Known(self.dtypes), skips=skips)
+        self.shared = Shared(self.book, known=Known(self.dtypes))
+        self.judge = StepJudge(self.shared.skips)
         self.detectors = [self.shared.build(kind) for kind in DETECTORS if kind in OF_STEPS]
 
     def _notify(self, news: News) -> None:

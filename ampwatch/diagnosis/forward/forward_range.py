@@ -63,6 +63,9 @@ HEADROOM_LOW = Kind(
 
 FLOAT16_MAX = FORMATS["float16"].max
 
+LOW_FROM = FLOAT16_MAX / 4.0
+"""Magnitude from which an output that rises is reported: two binary exponents below the largest number."""
+
 POINTS = 24
 """Newest measurements of a module that a fast trend is fitted to."""
 
@@ -108,7 +111,6 @@ class ForwardRange(Detector):
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self.focus: set[str] = set()
-        self._low_from = FLOAT16_MAX / shared.settings.headroom_factor
         self._series: dict[str, deque[tuple[int, float]]] = {}
         self._focused: dict[str, tuple[int, float]] = {}
 
@@ -139,7 +141,7 @@ class ForwardRange(Detector):
             series.popleft()
         if amax >= FOCUS_FROM * FLOAT16_MAX:
             self._focus_on(name, amax, step)
-        if amax >= self._low_from:
+        if amax >= LOW_FROM:
             ahead = steps_ahead(list(series), math.log2(FLOAT16_MAX))
             if ahead is not None and ahead <= AHEAD_STEPS:
                 self._say(name, amax, step, ahead)

@@ -22,7 +22,6 @@ from ampwatch.wire.records import Severity
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
-    from ampwatch.settings import Settings
 
 _AUTOCAST = (
     "Let autocast have the matmuls: take the torch.autocast(device_type, enabled=False) away, or"
@@ -60,6 +59,9 @@ WORDS = {
 }
 """Reasons for which an op ran in float32, in words."""
 
+FLOAT32_SHARE = 0.5
+"""Share of the FLOPs of a forward pass under autocast in float32, beyond which it is reported."""
+
 AUTOCAST_IS_ELSEWHERE = (Fallback.OTHER_THREAD, Fallback.DEVICE_TYPE)
 """Reasons that are left to another kind of finding, ``AutocastState``'s."""
 
@@ -69,13 +71,11 @@ class Float32Matmuls:
 
     Args:
         book: Where findings go.
-        settings: ``fp32_share``.
         machine: What it runs on.
     """
 
-    def __init__(self, book: FindingBook, settings: Settings, machine: Machine) -> None:
+    def __init__(self, book: FindingBook, machine: Machine) -> None:
         self._book = book
-        self._share = settings.fp32_share
         self._machine = machine
         self._has_idle_tf32 = (
             machine.capability is not None
@@ -90,7 +90,7 @@ class Float32Matmuls:
         for key, tally in ops_in(census, FORWARD):
             reasons[key.fallback] += float32_flops_of(key, tally)
         share = reasons.total() / max(1, totals.total())
-        if share <= self._share:
+        if share <= FLOAT32_SHARE:
             return
         reason, flops = reasons.most_common(1)[0]
         if census.autocast_dtypes:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus, OpKey, OpTally
-    from ampwatch.settings import Settings
 
 DIMS_UNALIGNED = Kind(
     slug="dims_unaligned",
@@ -100,12 +99,15 @@ class _Dims(NamedTuple):
         return max(self.sizes.values(), default=0) >= WORTH_PADDING
 
 
+UNALIGNED_SHARE = 0.25
+"""Share of the FLOPs in low precision with a dimension that tensor cores cannot use well, from which it is reported."""
+
+
 class OpShapes:
     """Checks the dimensions and the memory format of what is multiplied in low precision.
 
     Args:
         book: Where findings go.
-        settings: ``unaligned_share``.
         machine: What it runs on.
         layers: The weights of the model's layers, as they were at set-up.
         autocast_dtypes: Names of the autocast dtypes seen so far; read, never copied.
@@ -114,13 +116,11 @@ class OpShapes:
     def __init__(
         self,
         book: FindingBook,
-        settings: Settings,
         machine: Machine,
         layers: Sequence[LayerShape],
         autocast_dtypes: Sequence[str],
     ) -> None:
         self._book = book
-        self._share = settings.unaligned_share
         self._is_gpu = machine.capability is not None
         self._has_no_tensor_cores = machine.has_no_tensor_cores
         self._layers = layers
@@ -140,7 +140,7 @@ class OpShapes:
         self._layers_are_open = False
         unaligned = {layer.module: layer for layer in layers if _dims_of_layer(layer).are_worth_it}
         share = sum(_.numel for _ in unaligned.values()) / sum(_.numel for _ in layers)
-        if share < self._share:
+        if share < UNALIGNED_SHARE:
             return
         where = heaviest({name: layer.numel for name, layer in unaligned.items()})
         dims = _dims_of_layer(unaligned[where])
@@ -176,7 +176,7 @@ class OpShapes:
         amounts = by_module(census, TRAINING, unaligned_flops_of)
         total = by_module(census, TRAINING, low_flops_of).total()
         share = amounts.total() / max(1, total)
-        if not amounts or share < self._share:
+        if not amounts or share < UNALIGNED_SHARE:
             return
         where = heaviest(amounts)
         key, tally = max(

@@ -30,7 +30,6 @@ class Performance(Detector):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self._settings = shared.settings
         self._autocast_dtypes = shared.known.autocast_dtypes
         self.move(shared.known.machine, shared.known.layers)
 
@@ -41,11 +40,11 @@ class Performance(Detector):
             machine: What the training runs on.
             layers: The weights of the model's layers.
         """
-        book, settings, autocast_dtypes = self._book, self._settings, self._autocast_dtypes
+        book, autocast_dtypes = self._book, self._autocast_dtypes
         self._known_dtypes = 0
         self._state = AutocastState(book, machine)
-        self._matmuls = Float32Matmuls(book, settings, machine)
-        self._shapes = OpShapes(book, settings, machine, layers, autocast_dtypes)
+        self._matmuls = Float32Matmuls(book, machine)
+        self._shapes = OpShapes(book, machine, layers, autocast_dtypes)
         self._casts = Casts(book, layers)
         self._machine = MachineFit(book, machine, autocast_dtypes)
         self._kernels = SlowKernels(book, machine, autocast_dtypes)

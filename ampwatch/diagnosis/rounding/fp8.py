@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.detector import Detector, takes
 from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.numerics.formats import FORMATS
@@ -64,29 +64,28 @@ MIN_VALUES = 64
 
 MIN_LOST = 8
 
+CLIPPED_SHARE = 0.02
+"""Share of the numbers of a cast that are clipped, from which it is reported; MXFP8 clips 0.005 by design."""
+
+FLUSHED_SHARE = 0.1
+"""Share of the non-zero numbers of a cast that become zero, from which it is reported; in healthy trainings it is
+below one in two hundred."""
+
 
 class Fp8(Detector):
     """Checks what casts to FP8 lose.
 
     Each kind is made once, at the first place; the others are counted.
-
-    Args:
-        shared: What the detectors have in common.
     """
-
-    def __init__(self, shared: Shared) -> None:
-        super().__init__(shared)
-        self._clipped_share = shared.settings.fp8_clipped_share
-        self._flushed_share = shared.settings.fp8_flushed_share
 
     @takes(Fp8Cast)
     def observe(self, cast: Fp8Cast) -> None:
         """Take in a cast."""
         if cast.num_values < MIN_VALUES:
             return
-        if cast.clipped >= max(MIN_LOST, self._clipped_share * cast.num_values):
+        if cast.clipped >= max(MIN_LOST, CLIPPED_SHARE * cast.num_values):
             self._clipped(cast)
-        if cast.flushed >= max(MIN_LOST, self._flushed_share * cast.num_values):
+        if cast.flushed >= max(MIN_LOST, FLUSHED_SHARE * cast.num_values):
             self._flushed(cast)
 
     @takes(BrokenScale)

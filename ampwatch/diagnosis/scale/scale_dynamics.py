@@ -42,6 +42,16 @@ if TYPE_CHECKING:
 
 FLOAT16 = FORMATS["float16"]
 
+COLLAPSE_SKIPS = 5
+"""Skips in a row that neither calibration nor a growth explains, from which the scale is collapsing: a factor of 32.
+The probe of a growth takes one, and two growths that met a large batch four."""
+
+RUNAWAY_SCALE = 2.0**32
+"""A scale that never met an overflow up to here: gradients of 2^-17 would have, so they are all but zero."""
+
+RUNAWAY_GROWTHS = 8
+"""Growths in a row without an overflow before that is reported: some 16 000 steps by default."""
+
 ANNOUNCED_STEPS = 10
 """A collapse that begins so soon after an output was said to approach its limit is that."""
 
@@ -177,7 +187,6 @@ class ScaleDynamics(Detector):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self._settings = shared.settings
         self._autocast_dtypes = shared.known.autocast_dtypes
         self._skips = shared.skips
         self._culprits = shared.of(Culprits)
@@ -252,7 +261,7 @@ class ScaleDynamics(Detector):
     ) -> None:
         rate = self._skip_rate.skipped(iteration.step, verdict.scale_before, scaler)
         storm = (
-            self._skips.unexplained >= self._settings.collapse_skips
+            self._skips.unexplained >= COLLAPSE_SKIPS
             # ``not >`` and not ``<=``: of a scale that is not known the skips alone are evidence.
             # And of one that stays where it is, under a guard.
             and (self._stands or not iteration.loss_scale > self._skips.lowest_applied * STORM_FALL)
@@ -300,7 +309,7 @@ class ScaleDynamics(Detector):
 
     @property
     def _stands(self) -> bool:
-        return self._skips.standing >= max(self._settings.collapse_skips, MAX_STANDING + 1)
+        return self._skips.standing >= max(COLLAPSE_SKIPS, MAX_STANDING + 1)
 
     def _describe(self, finding: Finding, iteration: Iteration, scaler: ScalerSettings) -> None:
         """Put the numbers as they stand, and the forecast, into the finding of what goes on."""
@@ -459,10 +468,7 @@ class ScaleDynamics(Detector):
         self._book.report_change(finding)
 
     def _check_runaway(self, iteration: Iteration) -> None:
-        if (
-            self._growths_in_a_row < self._settings.runaway_growths
-            or iteration.loss_scale < self._settings.runaway_scale
-        ):
+        if self._growths_in_a_row < RUNAWAY_GROWTHS or iteration.loss_scale < RUNAWAY_SCALE:
             return
         evidence = {
             "loss_scale": iteration.loss_scale,

@@ -19,6 +19,12 @@ WORKED = 4
 """Unskipped steps in a row after which a scale has worked. The first updates of weights that begin
 at zero may have next to no gradients."""
 
+CALIBRATION_STEPS = 20
+"""Unskipped steps in a row, at most one growth interval, after which the scale counts as calibrated."""
+
+PROBE_STEPS = 10
+"""A skip so many steps after a growth, at most one growth interval, is the probe of that growth."""
+
 MAX_HALVINGS = 32
 """Halvings from the largest initial scale of any framework, 2^32, to 1: so many skips in a row may be
 calibration where the scale itself is not known."""
@@ -31,12 +37,6 @@ MAX_STANDING = 4
 class SkipClassifier:
     """Classifies the skipped steps of one scaler, in order.
 
-    Args:
-        calibration_steps: Unskipped steps in a row after which the scale counts as
-            calibrated, at most one growth interval.
-        probe_steps: How long after a growth a skip is that growth's probe, at most
-            one growth interval.
-
     Attributes:
         calibrated: Whether the first unskipped run of steps is over.
         streak: Consecutive skipped steps up to now.
@@ -47,7 +47,7 @@ class SkipClassifier:
             last set by hand; infinite before the first.
     """
 
-    def __init__(self, calibration_steps: int, probe_steps: int) -> None:
+    def __init__(self) -> None:
         self.calibrated = False
         self.streak = 0
         self.unexplained = 0
@@ -55,8 +55,6 @@ class SkipClassifier:
         self.lowest_applied = math.inf
         self._skipped_at = math.nan
         self._largest_worked = 0.0
-        self._calibration_steps = calibration_steps
-        self._probe_steps = probe_steps
         self._unskipped = 0
         self._since_growth: int | None = None
 
@@ -87,7 +85,7 @@ class SkipClassifier:
         self.lowest_applied = min(self.lowest_applied, scale)
         if self._unskipped >= WORKED:
             self._largest_worked = max(self._largest_worked, scale)
-        if self._unskipped >= min(self._calibration_steps, scaler.growth_interval):
+        if self._unskipped >= min(CALIBRATION_STEPS, scaler.growth_interval):
             self.calibrated = True
         if grew:
             self._since_growth = 0
@@ -134,7 +132,7 @@ class SkipClassifier:
             lowest = max(1.0, FAR_BELOW * self._largest_worked)
             if not self.calibrated and not scale_before <= lowest:
                 return SkipClass.CALIBRATING
-            window = min(self._probe_steps, scaler.growth_interval)
+            window = min(PROBE_STEPS, scaler.growth_interval)
             if self._since_growth is not None and self._since_growth < window:
                 return SkipClass.PROBE
         return SkipClass.STORM if self.unexplained else SkipClass.UNPROVOKED

@@ -37,6 +37,9 @@ SCHEDULER_AHEAD = Kind(
 STEPWISE_SHARE = 0.5
 """A schedule that moves after fewer of the optimizer's steps than this goes by the epoch."""
 
+AHEAD_STEPS = 3
+"""Scheduler steps on skipped iterations from which it may be a warning."""
+
 AHEAD_SHARE = 0.01
 """Share of the schedule's steps that must be ahead for a warning: less, nobody notices."""
 
@@ -57,7 +60,6 @@ class StepBookkeeping(Detector):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self._settings = shared.settings
         self._last_skip: dict[int, int | None] = {}
         # The skipped steps after which the schedule has moved, since the optimizer stepped last.
         self._waiting: dict[int, list[int]] = {}
@@ -106,10 +108,7 @@ class StepBookkeeping(Detector):
         again = self._book.count(finding, step)
         finding.summary = _summary(index, finding.count, finding.first_step)
         finding.evidence["scheduler_steps_ahead"] = float(finding.count)
-        alarm = (
-            finding.count >= self._settings.scheduler_ahead_steps
-            and finding.count >= AHEAD_SHARE * self._moves[index]
-        )
+        alarm = finding.count >= AHEAD_STEPS and finding.count >= AHEAD_SHARE * self._moves[index]
         if again or (alarm and finding.severity is Severity.INFO):
             finding.severity = Severity.WARNING if alarm else Severity.INFO
             self._book.report_change(finding)

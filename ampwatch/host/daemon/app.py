@@ -51,6 +51,9 @@ STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 SIGNALS = STOP_SIGNALS | {signal.SIGHUP}
 """The signals that the loop takes; SIGHUP lets the web-config be read again."""
 
+MIN_IDLE_SECONDS = 1.0
+"""Least time that a daemon with ``--auto`` stays when it has nothing to show. Unit: s."""
+
 STUCK_SECONDS = 30.0
 STUCK_POLLS = 10
 """The loop counts as stuck when the rings were not read for both of these. Unit: s; polls."""
@@ -301,7 +304,8 @@ class Daemon:
         return is_of_own_user(taken)
 
     def _is_idle(self) -> bool:
-        return time.monotonic() - self._busy_at > self._settings.idle_exit_seconds
+        patience = max(MIN_IDLE_SECONDS, self._settings.grace_seconds / 10)
+        return time.monotonic() - self._busy_at > patience
 
     def _leave(self, lock: DaemonLock) -> bool:
         """Say that nobody serves here any more; stay nevertheless if a run came meanwhile.

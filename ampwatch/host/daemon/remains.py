@@ -63,7 +63,7 @@ def find_remains(
     for path in find_rings(places, any_user=False).rings:
         try:
             # Not ``RingWatcher``: this runs beside a daemon, and must remove none of its files.
-            read = read_ring(path, settings.report_steps, "report")
+            read = read_ring(path, "report")
         except RingError as error:
             if path.exists():  # else it has just ended
                 problems.append(str(error))
@@ -109,7 +109,7 @@ def _read_path(path: Path) -> list[Box]:
             raise ReportError(msg)
         return boxes
     try:
-        return [read_ring(path, _EVERYTHING, "report").box]
+        return [read_ring(path, "report", _EVERYTHING).box]
     except RingError as refusal:
         if path.suffix == RING_SUFFIX:  # of another release, or damaged
             raise ReportError(str(refusal)) from None

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ampwatch.settings import Settings
     from ampwatch.wire.records import Record, RunIdentity, RunState
 
+MAX_RANKS = 256
+"""Ranks that are exported: of each user as many as of another, those that started first before others."""
+
 
 class Writer(NamedTuple):
     """The writer of a ring as the kernel knows it, whatever the ring says.
@@ -55,7 +58,7 @@ class Fleet:
         owners: Whose the names of runs are.
 
     Args:
-        settings: ``grace_seconds``, ``max_ranks``, ``module_series_ranks`` and those of ``RankView``
+        settings: ``grace_seconds``, ``module_series_ranks`` and those of ``RankView``
             are used.
         clock: Returns the Unix time in seconds.
     """
@@ -178,14 +181,14 @@ class Fleet:
         # The lock is re-entrant: ``ranks`` takes it again.
         with self.lock:
             judged = [rank for ranks, _ in self.judge().values() for rank in ranks]
-            ranks = within(judged, self._settings.max_ranks)
+            ranks = within(judged, MAX_RANKS)
             share_modules(ranks, self._settings.module_series_ranks)
             return ranks
 
     @property
     def num_left_out(self) -> int:
         """Ranks to show that are not exported, because there are too many."""
-        return max(0, len(self.ranks()) - self._settings.max_ranks)
+        return max(0, len(self.ranks()) - MAX_RANKS)
 
     def expired(self) -> list[str]:
         """Return the paths of rings that are not shown any more and can be forgotten."""

@@ -15,7 +15,7 @@ from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.trouble import Trouble, judged, notable, worst
 from ampwatch.numerics.block_casts import cast_to_all
 from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, narrowest_half
-from ampwatch.numerics.whatif import Fit, ScaleWindow, fit, scale_window
+from ampwatch.numerics.whatif import TOLERATED, Fit, ScaleWindow, fit, scale_window
 from ampwatch.report.limits import finite_amax, headroom, limit_of, lost_share
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 
@@ -64,12 +64,11 @@ class Ranges:
         map: The trouble of each module over the course of the run.
         gradients: The course of the gradients of all modules, without the loss scale.
         blocked: The newest gradients whose blocks were measured, by module.
-        epsilon: Share of the non-zero gradients that a recommended loss scale may flush to zero.
         magnitude: Their finite magnitudes above zero, without the loss scale, since
             ``counted_from_ns``; there is no sum.
 
     Args:
-        settings: ``module_series`` and ``window_epsilon`` are used.
+        settings: ``module_series`` is used.
         counted_from_ns: Unix time before which nothing goes into ``magnitude``: what a
             predecessor of this daemon has counted. Unit: ns.
     """
@@ -80,7 +79,6 @@ class Ranges:
         self.map = ModuleMap()
         self.gradients = GradientHistory()
         self.magnitude = Histogram(MAGNITUDE_BOUNDS, summed=False)
-        self.epsilon = settings.window_epsilon
         self._counted_from_ns = counted_from_ns
         self._autocast: FloatFormat | None = None
         self.blocked: dict[str, RangeRecord] = {}
@@ -143,14 +141,14 @@ class Ranges:
 
     def trouble(self, topics: Mapping[Topic, RangeRecord]) -> Trouble:
         """Return the worst trouble of a module, given its newest record of each topic."""
-        return worst(topics, self.lost(topics) or 0.0, self.epsilon)
+        return worst(topics, self.lost(topics) or 0.0, TOLERATED)
 
     def notable(self, topics: Mapping[Topic, RangeRecord]) -> set[str]:
         """Return all that is notable of a module (``trouble.notable``)."""
-        return notable(topics, self.lost(topics) or 0.0, self.epsilon)
+        return notable(topics, self.lost(topics) or 0.0, TOLERATED)
 
     def _judged(self, topics: Mapping[Topic, RangeRecord]) -> tuple[Trouble, ...]:
-        return judged(topics, self.lost(topics) or 0.0, self.epsilon)
+        return judged(topics, self.lost(topics) or 0.0, TOLERATED)
 
     def headroom(self, record: RangeRecord) -> float | None:
         """Return how many times larger its largest magnitude could be; ``None`` if not known."""
@@ -210,20 +208,20 @@ class Ranges:
     def _recommend(self, measured: RangeRecord, plain: ExponentHistogram) -> Recommendation:
         window = ScaleWindow(None, None)
         if self.format is not None:
-            window = scale_window(plain, self.format, self.epsilon)
+            window = scale_window(plain, self.format, TOLERATED)
         if plain.infs and self.format is not None:
             # What overflowed may be any larger than what is left.
             below = math.ceil(math.log2(measured.loss_scale)) - 1
             window = ScaleWindow(
                 window.low, below if window.high is None else min(window.high, below)
             )
-        is_cut = measured.before is None and measured.flushed > self.epsilon * plain.binned
+        is_cut = measured.before is None and measured.flushed > TOLERATED * plain.binned
         if is_cut:
             # What is missing would ask for more: what is left does not say how much.
             return Recommendation(ScaleWindow(None, window.high), {})
         if plain.nonfinite:
             return Recommendation(window, {})
-        fits = {name: fit(plain, FORMATS[name], self.epsilon) for name in CANDIDATES}
+        fits = {name: fit(plain, FORMATS[name], TOLERATED) for name in CANDIDATES}
         return Recommendation(window, fits)
 
     def scaled_amax_max(self, now_ns: int) -> float | None:

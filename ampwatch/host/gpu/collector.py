@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 NAME = "gpu"
 """Value of the label ``collector``."""
 
+POLL_SECONDS = 5.0
+"""Time from one pass to the next: a pass of eight GPUs takes up to 0.1 s. Unit: s."""
+
 ABSENT_SECONDS = 60.0
 """Time after which NVML is searched for again where there was none: a driver may be loaded later.
 Unit: s."""
@@ -185,9 +188,7 @@ def gpu_collector(
             fleet.gpus.xids(uuid).add(code, time.time())
 
     if settings.gpu == "demo":
-        return GpuCollector(
-            fleet, passes, partial(SyntheticSource, count), settings.gpu_poll_seconds
-        )
+        return GpuCollector(fleet, passes, partial(SyntheticSource, count), POLL_SECONDS)
     throughput = settings.gpu_link_throughput == "on"
     opener = partial(open_source, count, link_throughput=throughput)
-    return GpuCollector(fleet, passes, opener, settings.gpu_poll_seconds)
+    return GpuCollector(fleet, passes, opener, POLL_SECONDS)

@@ -52,7 +52,7 @@ DAEMON: tuple[Metric, ...] = (
     Metric(
         "ampwatch_ranks_left_out",
         "gauge",
-        "Ranks that this daemon knows and does not export, because there are more than the setting max_ranks.",
+        "Ranks that this daemon knows and does not export, because there are more than 256.",
         ONCE.one(lambda state: state.fleet.num_left_out),
     ),
 )

@@ -193,7 +193,7 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_loss_scale_window_low",
         "gauge",
-        "Smallest power of two as loss scale that flushes no larger share of the non-zero ones of the newest gradients to zero in the autocast dtype than the setting window_epsilon allows; without one, in the dtype of a model that is in float16 or bfloat16 as a whole. Of gradients that were flushed it is the window of what they were when they last were more, so that it says what would bring them back. Absent otherwise, and where some were flushed of which that is not known.",
+        "Smallest power of two as loss scale that flushes no more than a thousandth of the non-zero ones of the newest gradients to zero in the autocast dtype; without one, in the dtype of a model that is in float16 or bfloat16 as a whole. Of gradients that were flushed it is the window of what they were when they last were more, so that it says what would bring them back. Absent otherwise, and where some were flushed of which that is not known.",
         _NEEDS.one(lambda needs: _scale(needs, "low")),
     ),
     Metric(

@@ -13,6 +13,7 @@ from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import unscaled
 from ampwatch.host.fleet.trouble import nonfinite
 from ampwatch.numerics.formats import FORMATS, FormatFamily
+from ampwatch.numerics.whatif import TOLERATED
 from ampwatch.report.limits import finite_amax
 from ampwatch.report.words import number, plural
 from ampwatch.wire.blackbox.culprit import module_of
@@ -159,7 +160,7 @@ class RangeState:
             "sentence": sentence(rank),
             "format": UNKNOWN_FORMAT if ranges.format is None else ranges.format.name,
             "format_known": ranges.format is not None,
-            "tolerated": ranges.epsilon,
+            "tolerated": TOLERATED,
             "columns": self._columns_of(ranges),
             "modules": self._modules_of(
                 ranges, None if rank.verdict is None else rank.verdict.root

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ampwatch.settings import Settings
     from ampwatch.training.kernels.base import Kernel
     from ampwatch.training.kernels.native import FiniteCheck
 
@@ -33,16 +32,13 @@ def _triton() -> Kernel:
     return TritonKernel()
 
 
-def finite_checks(settings: Settings) -> Mapping[torch.dtype, FiniteCheck]:
+def finite_checks() -> Mapping[torch.dtype, FiniteCheck]:
     """Return what says quickly whether memory of the host holds finite numbers, by dtype.
 
     Returns:
-        ``NativeKernel.finite_checks``; nothing without the C part, or where the user wants none.
-
-    Args:
-        settings: ``cpu_kernel``.
+        ``NativeKernel.finite_checks``; nothing without the C part.
     """
-    kernel = _native() if settings.cpu_kernel == "auto" else None
+    kernel = _native()
     return {} if kernel is None else kernel.finite_checks
 
 
@@ -56,13 +52,9 @@ class KernelSelector:
     On a CPU the C kernel where ampwatch was installed with it, else the one in PyTorch. On CUDA
     and ROCm the Triton kernel where Triton is installed, as it is with PyTorch's own wheels.
     On other accelerators, and without Triton, none: PyTorch's ``bincount`` waits for the device.
-
-    Args:
-        settings: ``cpu_kernel``.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._chosen: dict[str, Kernel] = {}
 
     def of(self, device: torch.device) -> Kernel:
@@ -77,8 +69,7 @@ class KernelSelector:
 
     def _choose(self, device: torch.device) -> Kernel:
         if device.type == "cpu":
-            native = _native() if self._settings.cpu_kernel == "auto" else None
-            return native or EagerKernel()
+            return _native() or EagerKernel()
         kernel = KERNELS.get(device.type)
         if kernel is None:
             msg = f"expected a device of CUDA or ROCm, got one of {device.type}"

@@ -16,7 +16,6 @@ from weakref import ref
 import torch
 
 from ampwatch.guard import Log, is_of_a_signal
-from ampwatch.settings import Settings
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES, BLOCK_ROW_WORDS
@@ -421,7 +420,7 @@ def kernel_trouble(device: torch.device) -> str:
 
     Cost: seconds, if the kernel was never compiled on this machine.
     """
-    return Measuring(KernelSelector(Settings()).of, 1)._try(device)  # noqa: SLF001 - of this module
+    return Measuring(KernelSelector().of, 1)._try(device)  # noqa: SLF001 - of this module
 
 
 def _landing(topic: Topic, how: How, pieces: Sequence[_Piece], *, with_blocks: bool) -> Landing:

@@ -57,6 +57,9 @@ with tracemalloc."""
 BLOCKS_BYTES = 4000
 """Bytes of the blocks of a measurement that has them: 4 levels of 48 counts for each of two sizes."""
 
+KEPT_STEPS = 256
+"""Newest iterations that a report holds."""
+
 KEPT_SPANS = 4
 """Steps around findings that are kept for good, in multiples of the newest that are kept."""
 
@@ -79,7 +82,7 @@ class Recorder:
         and a kilobyte for each module and topic that was measured.
     """
 
-    def __init__(self, identity: RunIdentity, steps: int) -> None:
+    def __init__(self, identity: RunIdentity, steps: int = KEPT_STEPS) -> None:
         self.end: EndRecord | None = None
         self._identity = identity
         self._before, self._after = steps // 2, steps // 4

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.box import DIED, joined
-from ampwatch.wire.blackbox.recorder import recorded
+from ampwatch.wire.blackbox.recorder import KEPT_STEPS, recorded
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader
 
@@ -37,13 +37,13 @@ class RingContents(NamedTuple):
     is_alive: bool
 
 
-def read_ring(path: Path, steps: int, written_by: str) -> RingContents:
+def read_ring(path: Path, written_by: str, steps: int = KEPT_STEPS) -> RingContents:
     """Return what the ring at ``path`` says, from the oldest record that it still holds.
 
     Args:
         path: The ring.
-        steps: Newest iterations to keep (``Recorder``).
         written_by: Who asks.
+        steps: Newest iterations to keep (``Recorder``).
 
     Raises:
         RingError: If it is no ring of this layout.
@@ -97,7 +97,7 @@ def salvage(path: Path, identity: RunIdentity, state: RunState, settings: Settin
     known = known_of(identity, directory)
     if known is not None and known.state is RunState.FAILED:
         return  # written by an earlier daemon, which has found this ring as well
-    box, _ = read_ring(path, settings.report_steps, "daemon")
+    box, _ = read_ring(path, "daemon")
     if box.identity != identity or box.state is RunState.FINISHED:
         return
     if state is RunState.STALE and not box.has_ended:

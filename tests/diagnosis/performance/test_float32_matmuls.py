@@ -46,14 +46,6 @@ def test_half_of_the_flops_is_the_threshold(*, float32: int, named: bool) -> Non
     assert bool(watched.named) is named
 
 
-def test_the_threshold_is_a_setting() -> None:
-    """A model that must keep much in float32 can be silenced, and another one watched closely."""
-    ops = matmul("a", 80), matmul("b", 20, "float32", REGION)
-
-    assert Watched(fp32_share=0.1).take(*ops).named == [("fp32_matmul", "b")]
-    assert Watched(fp32_share=0.2).take(*ops).named == []
-
-
 @pytest.mark.parametrize(
     "large",
     [

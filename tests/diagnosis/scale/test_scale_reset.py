@@ -78,7 +78,9 @@ def test_a_fresh_state_that_was_loaded_is_a_reset() -> None:
 def test_without_the_scale_before_a_restored_optimizer_makes_an_info() -> None:
     """It may be the first time that this training uses a scaler."""
     run = Simulation()
-    run.shared.of(ScaleReset).observe(ScalerChange(0, loaded=False, resumed=True, known_before=False))
+    run.shared.of(ScaleReset).observe(
+        ScalerChange(0, loaded=False, resumed=True, known_before=False)
+    )
     run.run([INF, INF])
     assert run.kinds == []
     (finding,) = run.run([INF]).book.findings

@@ -177,9 +177,7 @@ def test_a_daemon_that_was_asked_to_ends_when_nothing_is_left_to_watch(place: Pl
     """Not while a run lives or is shown, whoever has the page open."""
     with (
         place.writer("gpt") as writer,
-        place.daemon(
-            "--auto", AMPWATCH_IDLE_EXIT_SECONDS="1", AMPWATCH_GRACE_SECONDS="2"
-        ) as daemon,
+        place.daemon("--auto", AMPWATCH_GRACE_SECONDS="2") as daemon,
         socket.create_connection((daemon.info.host, daemon.info.port)) as page,
     ):
         page.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -196,7 +194,7 @@ def test_a_run_that_comes_while_the_daemon_is_leaving_makes_it_stay(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ring was there before the launcher read the lock file, so one of both must notice."""
-    settings = Settings(port=0, ring_dir=str(place.rings), idle_exit_seconds=1.0)
+    settings = Settings(port=0, ring_dir=str(place.rings), grace_seconds=0.0)
     daemon = Daemon(settings, DaemonOptions(auto=True))
     lock = DaemonLock.take(place.runtime)
     lock.publish(daemon.info(os.getpid()))

@@ -3,6 +3,7 @@
 import pytest
 
 from ampwatch.host.fleet import Fleet, RankView
+from ampwatch.host.fleet import fleet as fleets
 from ampwatch.host.fleet.modules import MAX_MODULES
 from ampwatch.settings import Settings
 from ampwatch.wire.records import Record, Topic
@@ -135,9 +136,10 @@ def numbers(ranks: list[RankView]) -> list[tuple[str, int]]:
     return [(rank.run, rank.identity.rank) for rank in ranks]
 
 
-def test_of_too_many_ranks_those_stay_that_started_first() -> None:
+def test_of_too_many_ranks_those_stay_that_started_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred small runs beside a large one take nothing from it, and are counted."""
-    fleet = fleet_of("host", *[[]] * 3, max_ranks=4)
+    monkeypatch.setattr(fleets, "MAX_RANKS", 4)
+    fleet = fleet_of("host", *[[]] * 3)
     for number in range(5):
         who = identity(
             run=f"a{number}", world_size=1, started_ns=identity().started_ns + 1 + number
@@ -149,9 +151,12 @@ def test_of_too_many_ranks_those_stay_that_started_first() -> None:
     assert len(fleet.ranks()) == 8
 
 
-def test_ranks_that_have_ended_make_room_for_those_that_live() -> None:
+def test_ranks_that_have_ended_make_room_for_those_that_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Their last values were exported when they were news."""
-    fleet = fleet_of("host", [], [], max_ranks=2)
+    monkeypatch.setattr(fleets, "MAX_RANKS", 2)
+    fleet = fleet_of("host", [], [])
     put(fleet, "0", identity(rank=0, world_size=64), [], alive=False)
     late = identity(run="late", world_size=1, started_ns=identity().started_ns + 1)
     put(fleet, "late", late, [])
@@ -159,9 +164,10 @@ def test_ranks_that_have_ended_make_room_for_those_that_live() -> None:
     assert numbers(fleet.exported()) == [("gpt", 1), ("late", 0)]
 
 
-def test_no_user_takes_the_places_of_another_one() -> None:
+def test_no_user_takes_the_places_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rings that say that they began an hour before, or that end and begin."""
-    fleet = fleet_of("host", *[[]] * 3, max_ranks=6)
+    monkeypatch.setattr(fleets, "MAX_RANKS", 6)
+    fleet = fleet_of("host", *[[]] * 3)
     hour_ns = 3600 * 10**9
     for number in range(8):
         who = identity(
@@ -177,9 +183,12 @@ def test_no_user_takes_the_places_of_another_one() -> None:
     assert fleet.num_left_out == 5
 
 
-def test_places_that_a_user_does_not_need_are_there_for_others() -> None:
+def test_places_that_a_user_does_not_need_are_there_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A share is what others cannot take, and no limit."""
-    fleet = fleet_of("host", *[[]] * 4, max_ranks=4)
+    monkeypatch.setattr(fleets, "MAX_RANKS", 4)
+    fleet = fleet_of("host", *[[]] * 4)
     put(fleet, "b", identity(run="b", world_size=1), [], uid=1001)
 
     assert numbers(fleet.exported()) == [("b", 0), ("gpt", 0), ("gpt", 1), ("gpt", 2)]

@@ -38,7 +38,7 @@ FINE = histogram(-8, 1000)
 
 def run_of(*samples: list[RangeRecord], skip: SkipClass = SkipClass.NONE) -> Ranges:
     """A run in float16 with these samples, one a step."""
-    run = Ranges(Settings(window_epsilon=0.001), 0)
+    run = Ranges(Settings(), 0)
     run.know_dtypes(["float16"])
     for index, records in enumerate(samples):
         take(run, index, records, skip)
@@ -146,7 +146,7 @@ def test_a_cell_is_the_worst_of_all_records_in_its_steps(seed: int) -> None:
     """Held against all records there ever were, however often columns were merged."""
     rng = random.Random(seed)
     names = [f"blocks.{i}" for i in range(9)]
-    run = Ranges(Settings(window_epsilon=0.001), 0)
+    run = Ranges(Settings(), 0)
     run.know_dtypes(["float16"])
     # By step and module: the share that is not finite, the bits of headroom.
     seen: dict[tuple[int, str], tuple[float, float]] = {}
@@ -214,7 +214,7 @@ def test_a_sample_that_never_ends_takes_no_more_memory_than_the_limit(
 ) -> None:
     """A ring may be damaged, or made to harm; once a sample ends, what was left out is counted."""
     monkeypatch.setattr(module_map, "MAX_SAMPLED", 3)
-    run = Ranges(Settings(window_epsilon=0.001), 0)
+    run = Ranges(Settings(), 0)
     run.know_dtypes(["float16"])
     for i in range(50):
         run.map.put(output(FINE, f"m{i}"))

@@ -15,14 +15,12 @@ from tests.host.gpu.standin import directory_of_library, write
 if TYPE_CHECKING:
     from tests.host.daemon.parts import Daemon, Place
 
-QUICK = {"AMPWATCH_GPU_POLL_SECONDS": "1"}
-
 
 def driver(tmp_path: Path, **settings: object) -> dict[str, str]:
     """Return the environment in which the stand-in is the driver."""
     write(tmp_path / "driver", settings)
     library = str(directory_of_library())
-    return {"NVML_STANDIN": str(tmp_path / "driver"), "LD_LIBRARY_PATH": library, **QUICK}
+    return {"NVML_STANDIN": str(tmp_path / "driver"), "LD_LIBRARY_PATH": library}
 
 
 def metrics(daemon: Daemon, wanted: str) -> str:
@@ -99,7 +97,7 @@ def test_gpus_can_be_left_alone(place: Place, tmp_path: Path) -> None:
 
 def test_synthetic_gpus_are_shown_on_request(place: Place) -> None:
     """Synthetic GPUs are marked as what they are."""
-    with place.daemon("--demo-gpu", **QUICK) as daemon:
+    with place.daemon("--demo-gpu") as daemon:
         text = metrics(daemon, "ampwatch_gpu_up{")
 
     assert text.count("ampwatch_gpu_up{") == text.count('synthetic="true"') == 4

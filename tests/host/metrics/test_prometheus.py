@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from ampwatch import __version__
 from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.fleet import fleet as fleets
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.catalog import CATALOG, TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
@@ -246,9 +247,12 @@ def test_one_rank_speaks_for_the_modules_and_every_rank_for_itself() -> None:
     assert names["0"] - names["1"] == per_module
 
 
-def test_ranks_beyond_the_limit_are_counted_instead_of_exported() -> None:
+def test_ranks_beyond_the_limit_are_counted_instead_of_exported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A scrape has a size that is known beforehand."""
-    fleet = Fleet(Settings(max_ranks=2), Clock())
+    monkeypatch.setattr(fleets, "MAX_RANKS", 2)
+    fleet = Fleet(Settings(), Clock())
     for rank in range(5):
         put(fleet, str(rank), identity(rank=rank, started_ns=START * 10**9 + rank), [step(0)])
 

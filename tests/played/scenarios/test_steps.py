@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ampwatch
+from ampwatch.training import session
 from tests.played.machine import PlayedError
 from tests.played.trainings import BREAKS, Training, at_night
 
@@ -94,12 +95,13 @@ def test_the_verdict_of_a_fused_optimizer_comes_late(device: Machine) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_device_far_behind_drops_observations_and_recovers(device: Machine, level: str) -> None:
+def test_a_device_far_behind_drops_observations_and_recovers(
+    device: Machine, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are counted, and never waited for."""
+    monkeypatch.setattr(session, "READBACK_SLOTS", 4)
     training = Training("fused")
-    with ampwatch.monitor(
-        training.model, training.scaler, level=level, serve=False, readback_slots=4
-    ) as watch:
+    with ampwatch.monitor(training.model, training.scaler, level=level, serve=False) as watch:
         training.step()
         device.finish()
         device.is_hanging = True

@@ -44,7 +44,7 @@ def test_of_a_killed_process_everything_is_kept(tmp_path: Path, settings: Settin
         training.do("step")
         training.do("step")
         training.kill()
-        who = read_ring(training.path, 64, "report").box.identity
+        who = read_ring(training.path, "report", 64).box.identity
         salvage(training.path, who, RunState.FAILED, settings)
 
     read = only(tmp_path)
@@ -114,9 +114,9 @@ def test_what_hangs_and_goes_on_leaves_nothing(tmp_path: Path, settings: Setting
 def test_a_live_ring_is_only_checked(tmp_path: Path) -> None:
     """It goes on."""
     writer = ring(tmp_path, step(0, time_ns=time.time_ns()))
-    contents = read_ring(writer.path, 64, "report")
+    contents = read_ring(writer.path, "report", 64)
 
     assert (contents.is_alive, contents.box.state) == (True, RunState.RUNNING)
     writer.put(step(1))
-    assert len(read_ring(writer.path, 64, "report").box.steps) == 2
+    assert len(read_ring(writer.path, "report", 64).box.steps) == 2
     writer.close(end(), keep=False)

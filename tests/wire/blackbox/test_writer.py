@@ -35,7 +35,7 @@ class Patient(BoxWriter):
 
 def writer(directory: Path, **settings: object) -> Patient:
     resolved = Settings.resolve({"report_dir": str(directory), **settings})
-    return Patient(Recorder(IDENTITY, resolved.report_steps), resolved, say_where)
+    return Patient(Recorder(IDENTITY), resolved, say_where)
 
 
 def written(directory: Path) -> list[Box]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch.training.devices import is_capturing
@@ -38,7 +37,7 @@ class BirthSensor(OpSensor):
     def __init__(self, context: Context) -> None:
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True)
         around = Surroundings(context)
-        self._at_once = BirthListener(around, partial(finite_checks, context.settings))
+        self._at_once = BirthListener(around, finite_checks)
         self._later = BirthLog(around)
         context.memory.add("transfer", self._later.held_bytes)
         self._home = context.home

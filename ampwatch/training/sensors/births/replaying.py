@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -149,7 +148,7 @@ class ReplaySensor(Sensor):
         self._is_wanted = context.settings.replay != "off"
         self._samples = context.settings.replay == "sampled"
         self._around = TwinSurroundings()
-        self._at_once = BirthListener(self._around, partial(finite_checks, context.settings))
+        self._at_once = BirthListener(self._around, finite_checks)
         self._later: BirthLog | None = None
         self._open: list[KeptCall] = []
         self._open_bytes = self._kept_bytes = 0

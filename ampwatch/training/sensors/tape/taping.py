@@ -79,7 +79,7 @@ class TapeSensor(OpSensor):
         self._identity = identity
         self._settings = context.settings
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
-        self._kernels = KernelSelector(context.settings)
+        self._kernels = KernelSelector()
         self._sketcher = Sketcher()
         self._writer: TapeWriter | None = None
         self._rows: StepRows | None = None

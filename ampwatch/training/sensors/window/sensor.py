@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import WindowRecord
     from ampwatch.wire.ring.requests import Request
 
+ITERATIONS = 2
+"""Iterations that a window records where nobody has said how many."""
+
 BY_ITSELF_SECONDS = 600.0
 """Value of ``window_seconds`` where the user has set none. Unit: s."""
 
@@ -119,7 +122,6 @@ class WindowSensor(Sensor):
         settings = context.settings
         gap_s = settings.window_seconds
         self._is_automatic = gap_s < 0
-        self._iterations = settings.window_iterations
         self._classify = NameClassifier(parse_patterns(settings.kernel_patterns)).classify
         self._home = context.home
         self._bus = context.bus
@@ -369,7 +371,7 @@ class WindowSensor(Sensor):
         began_ns = self._clock.monotonic_ns()
         usual_ns = self._times.usual_s * 1e9
         memory = resident_bytes()
-        wanted = self._iterations if request is None else request.iterations
+        wanted = ITERATIONS if request is None else request.iterations
         self._was_busy = True
         self._open = window = _OpenWindow(request, wanted, usual_ns, memory)
         self._recording = recording = Recording(self._gpu)

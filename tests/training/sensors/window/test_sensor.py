@@ -143,12 +143,13 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def bench() -> Iterator[Callable[..., Windows]]:
-    """Make benches; each leaves nothing behind."""
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Windows]]:
+    """Make benches of windows of so many iterations; each leaves nothing behind."""
     made: list[Windows] = []
     before = dict(taps._taps), environment()
 
-    def make(device: torch.device = CPU, **more: Any) -> Windows:
+    def make(device: torch.device = CPU, *, iterations: int = 2, **more: Any) -> Windows:
+        monkeypatch.setattr(window, "ITERATIONS", iterations)
         made.append(Windows(device, **more))
         return made[-1]
 
@@ -195,7 +196,7 @@ def matmuls() -> None:
 
 def test_the_first_window_comes_early_and_after_the_opening(bench: Any) -> None:
     """One iteration to warm up, then as many as asked for are recorded."""
-    one = bench(window_iterations=3)
+    one = bench(iterations=3)
     one.until_open(matmuls)
     assert one.step == OPENING
     one.until_closed(matmuls)
@@ -274,7 +275,7 @@ def test_what_a_window_has_cost_is_paid_back_first(made_up: Any) -> None:
 
 def test_profiled_iterations_are_charged_with_what_they_take_longer(made_up: Any) -> None:
     """An iteration that took far longer had something else in it, an evaluation: not all of it."""
-    one = made_up(steps_of_a_gpu(), window_iterations=2)
+    one = made_up(steps_of_a_gpu(), iterations=2)
     one.until_open()
     one.run()
     one.run(2, seconds=1.5 * STEP_S)
@@ -336,7 +337,7 @@ def test_a_process_that_has_grown_gets_fewer_windows() -> None:
 
 def test_kernels_of_a_window_are_recorded_and_handed_to_the_diagnosis(made_up: Any) -> None:
     """The record has the totals, the evidence the kernels, once, of an iteration that has ended."""
-    one = made_up(steps_of_a_gpu(), window_iterations=1)
+    one = made_up(steps_of_a_gpu(), iterations=1)
     one.until_open()
     assert one.sensor.take(one.step - 1) is None
     one.until_closed()
@@ -369,7 +370,7 @@ def test_kernels_of_a_window_are_recorded_and_handed_to_the_diagnosis(made_up: A
 def test_patterns_of_the_user_decide_before_the_rules(made_up: Any) -> None:
     """A kernel of one's own is what the setting says it is."""
     events = [op("mine", 1), *launch(1), kernel("my_gemm_7", 100, 50, link=1)]
-    one = made_up(events, window_iterations=1, kernel_patterns="my_gemm_.*=tensor:bfloat16")
+    one = made_up(events, iterations=1, kernel_patterns="my_gemm_.*=tensor:bfloat16")
     one.until_open()
     one.until_closed()
 
@@ -437,7 +438,7 @@ def test_a_profiler_that_the_user_starts_meanwhile_has_all_it_asked_for(
     bench: Any, iterations_in: int
 ) -> None:
     """Ours ends before theirs begins, in warm-up and later."""
-    one = bench(window_iterations=3)
+    one = bench(iterations=3)
     one.until_open()
     one.run(iterations_in, matmuls)
     with torch.profiler.profile(record_shapes=True) as theirs:
@@ -463,7 +464,7 @@ def test_emit_nvtx_and_the_old_profiler_go_first_as_well(bench: Any) -> None:
 
 def test_a_profiler_in_another_thread_is_not_broken(bench: Any) -> None:
     """Two at a time crash the process: ours waits until theirs has ended, then goes."""
-    one = bench(window_iterations=1)
+    one = bench(iterations=1)
     one.until_open()
     one.run(1, matmuls)
     begun = threading.Event()
@@ -585,7 +586,7 @@ def test_a_graph_that_is_captured_puts_a_window_off(
     """Before it is counted; at its end the window waits for the next boundary."""
     capturing = [True]
     monkeypatch.setattr(window, "is_capturing", lambda: capturing[0])
-    one = made_up(steps_of_a_gpu(), window_seconds=5.0, window_iterations=1)
+    one = made_up(steps_of_a_gpu(), window_seconds=5.0, iterations=1)
     one.run(OPENING)
     assert one.recording.log == []
     assert one.records[-1].skipped[WindowSkip.CAPTURE] == 1

@@ -121,17 +121,6 @@ ENGINE = _find(
     "By whose frame it is known that Python was called from a backward pass.",
 ).__code__
 
-RUN_ENGINE = "_engine_run_backward"
-"""Name under which ``torch.autograd`` looks up what runs the engine."""
-
-NAMES.append(
-    PrivateName(
-        f"torch.autograd.{RUN_ENGINE}",
-        "Replaced to hear torch.autograd.grad, by whatever name a program has imported it.",
-        "No torch.autograd.grad under autocast is reported.",
-    )
-)
-
 metadata_of_node: Callable[[Any], Any] = attrgetter(
     _on_instances(
         "autograd.graph.Node._input_metadata",

@@ -51,7 +51,6 @@ from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
 from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
 from ampwatch.training.sensors.births.following import BirthSensor
 from ampwatch.training.sensors.births.replaying import ReplaySensor
-from ampwatch.training.sensors.calls.added_terms import AddedTerms
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.exceptions import describe
@@ -461,7 +460,7 @@ class Session:
         if self._samples:
             yield (ScaledGradientSensor if context.is_scaled else DirectGradientSensor)(context)
             if context.is_scaled:
-                yield from (FlushedGradientSensor(context), HandClips(context), AddedTerms(context))
+                yield from (FlushedGradientSensor(context), HandClips(context))
         if not context.is_scaled and self.bus.loss_scaler is None:
             yield UnscaledHalf(context)
         if context.scaler is not None:

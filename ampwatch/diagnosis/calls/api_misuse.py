@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.calls.api_errors import API_ERROR, report_error
@@ -20,7 +19,6 @@ from ampwatch.diagnosis.calls.known_errors import BCE
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.calls import (
-    AddedTerm,
     AutocastBackward,
     MixedGradients,
     MixedScales,
@@ -60,26 +58,6 @@ MIN_MOVE = 0.2
 MAX_MOVE_LEFT = 0.02
 """By how much the norm after may have moved, likewise, where there is a limit: a limit for each weight follows the
 weights. What is divided by a number of tokens that differs becomes more alike as well, and not as much."""
-
-
-GRAD_OUT_OF_AUTOCAST = (
-    "Call torch.autograd.grad after the torch.autocast block, as PyTorch's example of a gradient penalty does,"
-    " or in a `with torch.autocast(device_type, enabled=False):` block inside of it: it uses the dtypes of"
-    " the forward by itself."
-)
-"""Advice where it was not ``backward`` that was called."""
-
-MAX_DIGITS = 3
-"""Digits of a number that somebody has chosen."""
-
-MIN_MORE_DIGITS = 3
-"""Digits by which the number has to become longer when it is divided by the scale: then it has no scale in it."""
-
-ADDED_ADVICE = (
-    "Call scaler.unscale_(optimizer) before the term is added to .grad, or multiply the term by"
-    " scaler.get_scale(), or add the penalty to the loss."
-)
-"""What to change where a term was added by hand."""
 
 
 class ApiMisuse(Detector):
@@ -258,27 +236,6 @@ class ApiMisuse(Detector):
             evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
         )
 
-    @takes(AddedTerm)
-    def added(self, seen: AddedTerm) -> None:
-        """A penalty of weights was added to gradients that were multiplied by the loss scale."""
-        scale = seen.scale if not math.isnan(seen.scale) else self._scale()
-        if not all(_is_without(factor, scale) for factor in seen.factors):
-            return
-        where = f"optimizer:{seen.optimizer}"
-        self._say(
-            MIXED_SCALED_BACKWARD,
-            where,
-            seen.step,
-            "backward",
-            f"A term that is made of weights alone was added to the gradients of"
-            f" {counted(seen.parameters, 'parameter')} of {in_words(where)} at step {seen.step} while they were"
-            f" still multiplied by the loss scale: after unscaling it weighs 1/{scale_text(scale)} of what it"
-            f" should, for example in {in_words(f'param:{seen.parameter}')}",
-            source=seen.source,
-            evidence={"loss_scale": scale, "parameters": float(seen.parameters)},
-            advice=ADDED_ADVICE,
-        )
-
     @takes(MixedScales)
     def mixed_scales(self, seen: MixedScales) -> None:
         """Gradients were made with another scale than they are divided by."""
@@ -315,17 +272,6 @@ class ApiMisuse(Detector):
             f" {seen.dtype}"
         )
         more: dict[str, Any] = {}
-        if seen.products:
-            example = (
-                f", for example with {in_words(f'param:{seen.weight}')}" if seen.weight else ""
-            )
-            summary = (
-                f"torch.autograd.grad was called inside a {seen.dtype} autocast region at step {seen.step}:"
-                f" {counted(seen.products, 'matrix product')} whose forward ran in float32{example} ran in"
-                f" {seen.dtype} on the way to the gradients"
-            )
-            more["advice"] = GRAD_OUT_OF_AUTOCAST
-            more["evidence"] = {"products": float(seen.products)}
         if is_chosen:
             # Whoever does that on purpose, or by a framework, has no block of the step to leave: not
             # a slip. Where all that is trained ran under autocast, it also changes no number.
@@ -378,23 +324,6 @@ class ApiMisuse(Detector):
             more["severity"] = made.severity
         if made is None or made.last_step != step:
             self._book.report(kind, where, step, summary=summary, phase=phase, **more)
-
-
-def _is_without(factor: float, scale: float) -> bool:
-    """Whether a constant has no loss scale in it.
-
-    Somebody has chosen 0.02, and 81.92 is 0.02 times 4096: without the scale it is short, and becomes long when
-    it is divided by it. Of a power of two nothing can be said, as a scale is one.
-    """
-    if not (math.isfinite(factor) and factor and math.isfinite(scale) and scale > 0.0):
-        return False
-    digits, more = _digits(factor), _digits(factor / scale)
-    is_power = abs(math.frexp(factor)[0]) == 0.5
-    return digits <= MAX_DIGITS and more >= digits + MIN_MORE_DIGITS and not is_power
-
-
-def _digits(number: float) -> int:
-    return len(Decimal(repr(number)).normalize().as_tuple().digits)
 
 
 def _norm(norm: float) -> str:

@@ -117,28 +117,6 @@ class MixedGradients(NamedTuple):
     source: str
 
 
-class AddedTerm(NamedTuple):
-    """Something made of weights and constants alone was added to gradients of scaled losses, before ``unscale_``.
-
-    Attributes:
-        step: Index of the iteration.
-        optimizer: Number of the optimizer.
-        scale: The loss scale, NaN where the host does not know it.
-        parameter: Name of a parameter that it was done to.
-        parameters: Number of parameters like that.
-        factors: The constants in it, one of which may have the scale in it.
-        source: ``file:line`` of the addition.
-    """
-
-    step: int
-    optimizer: int
-    scale: float
-    parameter: str
-    parameters: int
-    factors: tuple[float, ...]
-    source: str
-
-
 class MixedScales(NamedTuple):
     """Gradients of losses that were multiplied by another scale than they are divided by.
 
@@ -170,9 +148,6 @@ class AutocastBackward(NamedTuple):
         source: ``file:line`` of the call.
         is_held: Whether the region goes on from iteration to iteration.
         region_of: The framework that has entered the region; empty where it is the user's.
-        products: Products of matrices whose forward ran in float32, on the way to gradients that
-            ``torch.autograd.grad`` was called for; 0 where ``backward`` was called.
-        weight: Name of a parameter that is a factor of one of them; empty where that is not known.
     """
 
     step: int
@@ -180,8 +155,6 @@ class AutocastBackward(NamedTuple):
     source: str
     is_held: bool = False
     region_of: str = ""
-    products: int = 0
-    weight: str = ""
 
 
 class RefusedOp(NamedTuple):

@@ -65,14 +65,6 @@ def _began_together(collapse: Finding, left: Finding) -> bool:
     return abs(collapse.first_step - left.first_step) <= 1
 
 
-def _was_lowered(collapse: Finding, asked: Finding) -> bool:
-    """Whether a collapse began when gradients for the loss were computed in less than float32.
-
-    Of a ``backward()`` under autocast it is not known whether that has changed any number.
-    """
-    return "products" in asked.evidence and abs(collapse.first_step - asked.first_step) <= 1
-
-
 def _goes_on(collapse: Finding, left: Finding) -> bool:
     """Whether steps were skipped when the forward wrote what gradients are made of."""
     return collapse.last_step >= left.first_step - 1
@@ -95,7 +87,6 @@ SCALE_COLLAPSE = Kind(
     explained_by=(
         AT_FAULT
         + since("unscaled_step", "fp8_scale_nonfinite", "shared_scaler_desync")
-        + since("backward_under_autocast", fits=_was_lowered)
         + after("param_nonfinite")
         + after("headroom_low", fits=_was_announced)
         + after("buffer_nonfinite", fits=_began_together)

@@ -259,20 +259,6 @@ class BackwardEnded(NamedTuple):
     """It has returned, and has not raised. Only its moment is noted."""
 
 
-class GradientsAsked(NamedTuple):
-    """``torch.autograd.grad`` is about to go through a graph, and not within a backward.
-
-    Not where its graph is known to lead to the parameters of other trainings alone.
-
-    Attributes:
-        outputs: Tensors, or edges of the graph, whose gradients are asked for.
-        inputs: Tensors, or edges of the graph, with respect to which they are.
-    """
-
-    outputs: tuple[Any, ...]
-    inputs: tuple[Any, ...]
-
-
 class AutocastEntering(NamedTuple):
     """A ``torch.autocast`` region is about to be entered in the calling thread."""
 

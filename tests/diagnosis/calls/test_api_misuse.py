@@ -10,7 +10,6 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.calls.api_misuse import WAIT_FOR_NAME, ApiMisuse
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.calls import (
-    AddedTerm,
     AutocastBackward,
     MixedGradients,
     MixedScales,
@@ -183,17 +182,6 @@ def test_backward_under_autocast_tells_the_dtype() -> None:
     assert "backward ran under autocast" in finding.summary
 
 
-def test_gradients_under_autocast_tell_what_it_has_lowered() -> None:
-    """Unlike backward, they are told of only where there is something."""
-    seen = AutocastBackward(0, "float16", "train.py:5", products=2, weight="readout.weight")
-    finding = Case().see(seen).one
-
-    assert (finding.kind, finding.severity) == ("backward_under_autocast", Severity.WARNING)
-    assert "2 matrix products whose forward ran in float32" in finding.summary
-    assert "parameter readout.weight" in finding.summary
-    assert "autograd.grad" in finding.advice
-
-
 def test_backward_in_a_region_that_is_held_is_an_info_until_it_is_not() -> None:
     """A block of the step that could have been left is a mistake; one around an epoch is a choice."""
     case = Case().see(AutocastBackward(2, "bfloat16", "", is_held=True))
@@ -245,43 +233,6 @@ def test_what_a_gpu_would_refuse_is_reported_once_and_counted() -> None:
     assert (finding.first_step, finding.last_step, finding.count) == (3, 5, 2)
     assert "torch.nn.BCEWithLogitsLoss" in finding.advice
     assert finding.source == "train.py:9"
-
-
-@pytest.mark.parametrize(
-    ("factors", "scale", "says"),
-    [
-        ((), 4096.0, True),
-        ((0.02,), 4096.0, True),
-        ((5e-4, 0.1), 65536.0, True),
-        ((0.02 * 4096.0,), 4096.0, False),  # the scale is in it
-        ((0.000125 * 4096.0,), 4096.0, False),
-        ((0.02, 4096.0), 4096.0, False),
-        ((0.5,), 4096.0, False),  # a power of two may be the scale, or a part of it
-        ((0.02,), 1000.0, False),  # of a round scale nothing can be told
-        ((0.0166342,), 4096.0, False),  # nor of a number that nobody has chosen
-        ((0.02,), 1.0, False),
-        ((0.0,), 4096.0, False),
-        ((NAN,), 4096.0, False),
-    ],
-)
-def test_a_term_is_without_the_scale_if_its_numbers_are_those_that_somebody_chose(
-    factors: tuple[float, ...],
-    scale: float,
-    says: bool,  # noqa: FBT001 - what is expected
-) -> None:
-    """Divided by the scale they become long."""
-    seen = AddedTerm(3, 0, scale, "bn.weight", 4, factors, "train.py:9")
-
-    assert bool(Case().see(seen).book.findings) is says
-
-
-def test_a_term_is_judged_by_the_newest_scale_where_the_host_does_not_know_it() -> None:
-    """As on a device."""
-    finding = Case(512.0).see(AddedTerm(3, 0, NAN, "bn.weight", 4, (0.02,), "train.py:9")).one
-
-    assert finding.evidence["loss_scale"] == 512.0
-    assert "1/512" in finding.summary
-    assert "unscale_" in finding.advice
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
 from ampwatch.diagnosis.news import Reason
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Severity
 from tests.workshop.simulation import Simulation
 
 OK, INF = False, True
@@ -145,32 +145,6 @@ def test_a_scaler_with_bfloat16_is_mentioned_and_a_warning_when_it_moves() -> No
         ("scaler_with_bf16", True),
         ("scale_runaway", False),
     ]
-
-
-@pytest.mark.parametrize(
-    ("asked", "products", "explains"), [(50, 1, True), (50, 0, False), (10, 1, False)]
-)
-def test_gradients_that_autocast_lowers_explain_a_collapse_that_begins_with_them(
-    asked: int,
-    products: int,
-    explains: bool,  # noqa: FBT001
-) -> None:
-    """Of a plain backward under autocast it is not known whether it changes a number."""
-    run = Simulation().run([OK] * 50)
-    evidence = {"products": float(products)} if products else {}
-    cause = Finding(
-        "backward_under_autocast",
-        Severity.WARNING,
-        "api",
-        "",
-        "",
-        first_step=asked,
-        evidence=evidence,
-    )
-    run.book.make(cause)
-    (collapse,) = (f for f in run.run([INF] * 5).book.findings if f.kind == "scale_collapse")
-
-    assert collapse.caused_by == (cause.key if explains else "")
 
 
 def test_bfloat16_beside_float16_is_no_misuse() -> None:

@@ -30,7 +30,6 @@ from ampwatch.training.hooks.events import (
     ForwardBegan,
     ForwardEnded,
     ForwardReturned,
-    GradientsAsked,
     GraphCaptured,
     IterationClosed,
     OptimizerLoaded,
@@ -52,7 +51,7 @@ from ampwatch.training.hooks.events import (
     Zeroed,
 )
 from ampwatch.training.hooks.places.altered import ALTERED_FUNCTIONS, ALTERED_NORMS, place_altered
-from ampwatch.training.hooks.places.backward import place_backward, place_gradients
+from ampwatch.training.hooks.places.backward import place_backward
 from ampwatch.training.hooks.places.clipping import place_clip, place_clip_times
 from ampwatch.training.hooks.places.communication import place_collectives, place_communication
 from ampwatch.training.hooks.places.data import place_batches
@@ -126,7 +125,6 @@ EACH_STEP = (
     AutocastEntering,
     AutocastLeft,
     BackwardBegan,
-    GradientsAsked,
     IterationClosed,
     OptimizerStepped,
     Scaled,
@@ -193,7 +191,6 @@ PLACES: tuple[Place, ...] = (
         place_clip,
     ),
     Place("torch.autograd.backward", FUNCTION, (BackwardBegan, BackwardEnded), place_backward),
-    Place("torch.autograd._engine_run_backward", FUNCTION, (GradientsAsked,), place_gradients),
     Place(
         "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
         REPLACED,

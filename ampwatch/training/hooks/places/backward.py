@@ -1,4 +1,4 @@
-"""The places at which gradients are computed: by ``backward``, and by ``torch.autograd.grad``."""
+"""The places at which gradients are computed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.training.hooks.compiling import never_compiled
-from ampwatch.training.hooks.events import BackwardBegan, BackwardEnded, GradientsAsked
+from ampwatch.training.hooks.events import BackwardBegan, BackwardEnded
 from ampwatch.training.hooks.tapped_call import NOT_TAKEN
 from ampwatch.training.hooks.taps import listen_to_function
-from ampwatch.training.private import RUN_ENGINE, graph_task, tracing_state
+from ampwatch.training.private import graph_task, tracing_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.bus import Bus
-
-_INPUTS = 4
-"""Place of the inputs among the arguments of the function that runs the engine."""
 
 
 def _timed_backward(bus: Bus) -> Callable[..., Any]:
@@ -91,33 +87,6 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
             around=_timed_backward(bus),
         )
     )
-
-
-def place_gradients(bus: Bus, handles: list[Any]) -> None:
-    """Hear ``torch.autograd.grad`` begin, by whatever name it was imported."""
-    # It and backward look up the same function of their module when they are called. Many programs
-    # have ``from torch.autograd import grad``, which a tap on ``grad`` itself would not hear.
-    channel = bus.channel(GradientsAsked)
-
-    # Between two graphs of compiled code it would be compiled, with what it calls.
-    @never_compiled
-    def around(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        # Each backward comes by here as well: it has a place of its own.
-        if kwargs.get("accumulate_grad") or not channel.subscribers:
-            return original(*args, **kwargs)
-        return NOT_TAKEN
-
-    def before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if kwargs.get("accumulate_grad") or len(args) <= _INPUTS:
-            return
-        if graph_task() != -1 or tracing_state() is not None:
-            return
-        outputs, inputs = listed(args[0]), listed(args[_INPUTS])
-        if not bus.is_graph_of_another(outputs):
-            channel.emit(GradientsAsked(outputs, inputs))
-
-    if RUN_ENGINE in vars(torch.autograd):
-        handles.append(listen_to_function(torch.autograd, RUN_ENGINE, before=before, around=around))
 
 
 def listed(given: object) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Calls of ``backward`` and of ``torch.autograd.grad`` inside an autocast region."""
+"""Calls of ``backward`` inside an autocast region."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.private import is_in_autocast
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
-from ampwatch.training.sensors.calls.lowered_products import lowered_products
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,15 +24,11 @@ if TYPE_CHECKING:
         AutocastEntering,
         AutocastLeft,
         BackwardBegan,
-        GradientsAsked,
     )
     from ampwatch.training.iteration.context import Context
 
 HELD = 2
 """Iterations that end inside of a region, from which on it counts as held across iterations."""
-
-MAX_LINES = 256
-"""Lines of programs that call ``torch.autograd.grad`` and are told apart."""
 
 LIGHTNING = ("lightning", "pytorch_lightning")
 """Packages whose Trainer runs all of ``training_step`` under autocast."""
@@ -41,9 +36,6 @@ LIGHTNING = ("lightning", "pytorch_lightning")
 
 class AutocastBackwardSensor(Sensor):
     """Reports every backward under autocast that fills gradients of this training.
-
-    Gradients that ``torch.autograd.grad`` is asked for are often a part of the forward pass. They are
-    reported where autocast changes them: where a product of matrices ran in float32 in forward.
 
     The usual slip is a ``backward()`` in the block of the forward pass, which is entered anew each
     time; a region around a whole epoch is something else. It is known which of the two it was, and
@@ -55,27 +47,23 @@ class AutocastBackwardSensor(Sensor):
     Cost:
         One question about autocast a call, and one each time a region is entered or left. In the
         first calls under autocast, until one has filled a gradient, identity and version of every
-        gradient before and after. Of ``torch.autograd.grad`` under autocast 1 us a node of its graph, in the
-        calls of a line of the program of which there are half as many more each time.
+        gradient before and after.
     """
 
     name = "autocast_backward"
     # Dormant while there is nothing to report: then it does not matter that a region is left.
-    waking = frozenset({"autocast_entering", "backward_began", "gradients_asked"})
+    waking = frozenset({"autocast_entering", "backward_began"})
     is_dormant = True
     rests = True
 
     def __init__(self, context: Context) -> None:
         self._trained = context.trained
-        self._names = context.names
         self._iteration = context.iteration
         self._observe = context.observe
         self._entered: dict[int, int] = {}
         self._pending: dict[int, AutocastBackward] = {}
         self._since = 0
         self._is_ours = False
-        # By line of the program how often it has asked for gradients, and at which time they are judged.
-        self._lines: dict[str, tuple[int, int]] = {}
 
     def installed(self) -> None:
         """Note the iteration from which regions that are entered already are counted."""
@@ -94,7 +82,6 @@ class AutocastBackwardSensor(Sensor):
         """Forget the regions."""
         self._entered.clear()
         self._pending.clear()
-        self._lines.clear()
 
     def autocast_entering(self, _event: AutocastEntering) -> None:
         """Note in which iteration this thread enters its outermost region."""
@@ -134,40 +121,6 @@ class AutocastBackwardSensor(Sensor):
                 self._iteration.step, dtype, user_source(), region_of=_owner_of_region()
             )
         )
-
-    def gradients_asked(self, call: GradientsAsked) -> None:
-        """Report ``torch.autograd.grad`` under autocast, where that lowers what ran in float32."""
-        if not is_in_autocast():
-            return
-        root = call.outputs[0] if call.outputs else None
-        dtype = _dtype_of_region(root)
-        if not isinstance(root, torch.Tensor) or not dtype:
-            return
-        source = user_source()
-        calls, due = self._lines.get(source, (0, 1))
-        calls += 1
-        if calls >= due:
-            products = lowered_products(call.outputs, call.inputs, root.device.type)
-            if products is not None and products.number and self._owns(products.leaves):
-                name = next((n for n, p in self._names.parameters() if p is products.weight), "")
-                self._report(
-                    AutocastBackward(
-                        self._iteration.step,
-                        dtype,
-                        source,
-                        products=products.number,
-                        weight=name,
-                    )
-                )
-            # Going through a long graph takes milliseconds.
-            due = calls + calls // 2 + 1
-        if source in self._lines or len(self._lines) < MAX_LINES:
-            self._lines[source] = calls, due
-
-    def _owns(self, leaves: frozenset[int]) -> bool:
-        """Whether a graph leads to parameters of this training, as far as these are known."""
-        known = self._trained.parameters()
-        return not known or any(id(parameter) in leaves for parameter in known)
 
     def _report(self, seen: AutocastBackward) -> None:
         """Report what was seen now if its region is held, and when the region is left otherwise."""

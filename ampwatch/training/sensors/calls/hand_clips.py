@@ -11,25 +11,30 @@ from torch.nn.utils import clip_grad
 
 from ampwatch.diagnosis.evidence.calls import RescaledGradients, ScaledClip
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sources import is_in_file, user_source
+from ampwatch.training.hooks.sources import is_in_file, is_in_optimizer, user_source
 from ampwatch.training.kernels.norms import norms_of
 from ampwatch.training.model.names import parameters_of
-from ampwatch.training.model.scaler import scale_on_host
+from ampwatch.training.model.scaler import READY, scale_on_host, stage_of
 from ampwatch.training.ops.call import tensors_among
+from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.ops.values import is_of_floats, is_plain
-from ampwatch.training.sensors.calls.scaled_ops import MAX_KEPT, ScaledGradientOps
+from ampwatch.training.ops.values import is_of_floats, is_plain, shapes_by_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from ampwatch.training.hooks.events import StepBegan, TensorsSwapping, Unscaling
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.events import OpPlace
+    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
     from ampwatch.training.ops.info import OpInfo
+
+MAX_KEPT = 4096
+"""Tensors that are remembered in an iteration, of each sort."""
 
 CLAMPS = frozenset({"clamp", "clamp_", "clip", "clip_", "hardtanh", "hardtanh_"})
 """Ops that limit numbers to both sides."""
@@ -74,7 +79,7 @@ class _Changed(NamedTuple):
     source: str
 
 
-class HandClips(ScaledGradientOps):
+class HandClips(OpSensor):
     """Finds gradients of parameters, still multiplied by the loss scale, that the program has limited.
 
     By value: autograd takes over what a hook returns where there is no gradient yet, and a clamp in place leaves
@@ -94,20 +99,46 @@ class HandClips(ScaledGradientOps):
     """
 
     name = "hand_clips"
+    is_thread_safe = True
+    waking = frozenset({"ops_began"})
+    is_dormant = True
 
     def __init__(self, context: Context) -> None:
-        super().__init__(context)
+        self._scaler = context.some_scaler
+        self._registry = context.registry
+        self._names = context.names
+        self._observe = context.observe
         self._deferred = context.deferred
+        self._step = 0
+        self._is_after_backward = False
+        # ``None`` before they are asked for: backward may make them anew.
+        self._gradients: dict[int, torch.Size] | None = None
         self._clamps: dict[int, _Clamp] = {}
         self._made: dict[int, _Changed] = {}
         self._before: dict[int, _Changed] = {}
 
     def forget(self) -> None:
-        """Refer to no gradient."""
-        super().forget()
+        """Refer to no tensor."""
+        self._gradients = None
+        self._is_after_backward = False
         self._clamps.clear()
         self._made.clear()
         self._before.clear()
+
+    def ops_began(self, event: OpsBegan) -> None:
+        """Begin an iteration."""
+        self._step = event.step
+        self.forget()
+        self.is_dormant = False
+
+    def ops_ended(self, _event: OpsEnded) -> None:
+        """Refer to no tensor any more, until ops are observed again."""
+        self.is_dormant = True
+        self.forget()
+
+    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+        """Refer to no tensor."""
+        self.forget()
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
         """Whether an op limits numbers, shows that backward runs, or may change gradients after it."""
@@ -118,12 +149,55 @@ class HandClips(ScaledGradientOps):
         return info.name in MAKES or info.name == "copy_"
 
     def glance(self, call: OpCall) -> bool:
-        """Whether an op changes no gradient; a clamp may limit one before any product of backward."""
-        return super().glance(call) and call.info.name not in CLAMPS
+        """Whether an op changes no gradient: as a rule none is there yet, but for a clamp within backward."""
+        if call.info.kind.has_flops:
+            self._see_backward()
+            return True
+        return not self._is_after_backward and call.info.name not in CLAMPS
 
-    def change(self, call: OpCall, place: OpPlace) -> None:
+    def op(self, event: Op) -> None:
+        """Take note that backward runs, and of what becomes of gradients after it."""
+        call, place = event
+        is_within = place.phase is Phase.BACKWARD
+        if call.info.kind.has_flops:
+            if is_within:
+                self._see_backward()
+        elif (is_within or self._is_after_backward) and not is_in_optimizer():
+            self._change(call, is_within=is_within)
+
+    def _see_backward(self) -> None:
+        """Have gradients looked for from now on; backward may make them anew.
+
+        A product shows that it runs: outside of backward products are not wanted.
+        """
+        self._is_after_backward = True
+        self._gradients = None
+
+    def _is_gradient(self, tensor: Any) -> bool:
+        """Whether a tensor lies where the gradient of a parameter lies."""
+        if self._gradients is None:
+            self._gradients = shapes_by_address(p.grad for _, p in self._names.parameters())
+        return is_of_floats(tensor) and self._gradients.get(tensor.data_ptr()) == tensor.shape
+
+    def unscaling(self, event: Unscaling) -> None:
+        """Judge the gradients that the user is about to have unscaled."""
+        self._judge(event.scaler, event.optimizer)
+
+    def step_began(self, event: StepBegan) -> None:
+        """Judge the gradients that the scaler is about to unscale."""
+        self._judge(event.scaler, event.optimizer)
+
+    def _judge(self, scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
+        if scaler is not self._scaler or stage_of(scaler, optimizer) != READY:
+            return
+        self._check(optimizer)
+        # Another optimizer has gradients of its own. What is changed from here on is unscaled.
+        if len(self._registry) <= 1:
+            self._is_after_backward = False
+
+    def _change(self, call: OpCall, *, is_within: bool) -> None:
         """Remember the result of a clamp, and what becomes of gradients after backward."""
-        name, is_within = call.info.name, place.phase is Phase.BACKWARD
+        name = call.info.name
         if name in CLAMPS:
             self._clamp(call)
         elif name in SCALES:
@@ -145,7 +219,7 @@ class HandClips(ScaledGradientOps):
         if not is_plain(out) or len(self._made) >= MAX_KEPT:
             return
         for given in tensors_among(call.args):
-            if given.shape == out.shape and self.is_gradient(given):
+            if given.shape == out.shape and self._is_gradient(given):
                 address = given.data_ptr()
                 made = _Changed(Memory(out), address, norms_of([given])[0], user_source())
                 self._made[out.data_ptr()] = made
@@ -166,7 +240,7 @@ class HandClips(ScaledGradientOps):
         changed = [
             tensor
             for tensor in tensors_among(call.args[:1])
-            if is_of_floats(tensor) and (is_within or self.is_gradient(tensor))
+            if is_of_floats(tensor) and (is_within or self._is_gradient(tensor))
         ]
         # What is put together lies on one device. Of a model on several the first one tells as much.
         changed = [tensor for tensor in changed if tensor.device == changed[0].device]
@@ -180,7 +254,7 @@ class HandClips(ScaledGradientOps):
     def _copy(self, call: OpCall) -> None:
         into, source = call.args[:2]
         made = self._made.get(source.data_ptr()) if is_plain(source) else None
-        if made is None or not self.is_gradient(into) or made.gradient != into.data_ptr():
+        if made is None or not self._is_gradient(into) or made.gradient != into.data_ptr():
             return
         if made.memory.is_of(source):
             self._enter([into], made.norm.reshape(1))
@@ -195,7 +269,7 @@ class HandClips(ScaledGradientOps):
 
     # What they are used for.
 
-    def check(self, optimizer: Optimizer) -> None:
+    def _check(self, optimizer: Optimizer) -> None:
         """Look for limits in the gradients that are about to be unscaled."""
         if not (self._clamps or self._before or self._made):
             return

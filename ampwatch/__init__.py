@@ -17,8 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ampwatch.last_resort import LastResort
-
-__version__ = "0.1.0"
+from ampwatch.version import __version__
 
 if TYPE_CHECKING:
     from ampwatch import actions, integrations

@@ -12,7 +12,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampwatch import __version__
 from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.written import scale_text
@@ -25,6 +24,7 @@ from ampwatch.report.standing import judge_boxes
 from ampwatch.report.step_times import breakdown_of, rates
 from ampwatch.report.svg import NARROW, WIDE
 from ampwatch.report.words import percent, step_time
+from ampwatch.version import __version__
 from ampwatch.wire.blackbox.culprit import about
 from ampwatch.wire.records import SKIP_CLASSES, WITHOUT_C, Severity, SkipClass, StepRecord
 

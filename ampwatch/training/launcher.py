@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ampwatch import __version__
 from ampwatch.errors import AmpwatchError
 from ampwatch.runtime import (
     DAEMON_LOG,
@@ -27,6 +26,7 @@ from ampwatch.runtime import (
     runtime_paths,
 )
 from ampwatch.settings import ENVIRONMENT_PREFIX
+from ampwatch.version import __version__
 from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at, read_info
 from ampwatch.wire.rendezvous.probe import Answer

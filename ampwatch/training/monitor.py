@@ -13,7 +13,6 @@ from dataclasses import fields, replace
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import ampwatch
 from ampwatch.diagnosis.pipeline import LastStep
 from ampwatch.errors import LIMITS, RAISE_THE_LIMIT, SettingsError, StateError, did_you_mean
 from ampwatch.guard import Guard, Log, is_of_a_signal
@@ -36,6 +35,7 @@ from ampwatch.training.outlet import Outlet
 from ampwatch.training.sensors.births.budgets import checked
 from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets, check_targets
+from ampwatch.version import __version__
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.exception import traceback_of, words_of
 from ampwatch.wire.records import RunIdentity, RunState
@@ -734,5 +734,5 @@ def _identity(settings: Settings) -> RunIdentity:
         pid=os.getpid(),
         host=socket.gethostname(),
         started_ns=time.time_ns(),
-        version=ampwatch.__version__,
+        version=__version__,
     )

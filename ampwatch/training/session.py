@@ -23,6 +23,7 @@ from ampwatch.training.hooks.events import (
     FactsChanged,
 )
 from ampwatch.training.hooks.open_iteration import OpenIteration
+from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.context import Context
@@ -308,6 +309,7 @@ class Session:
             account,
             targets.scaler,
             self._iteration,
+            PLACES,
             OP_EVENTS,
             models=names.models,
             loss_scaler=targets.loss_scaler,

@@ -8,6 +8,7 @@ from ampwatch.guard import Account
 from ampwatch.settings import Settings
 from ampwatch.training.hooks.bus import Bus, handler_name
 from ampwatch.training.hooks.open_iteration import OpenIteration
+from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.context import Context
@@ -99,7 +100,7 @@ class Bench:
         self.account = Account()
         self.iteration = OpenIteration()
         names = Names(models)
-        self.bus = Bus(self.account, scaler, self.iteration, OP_EVENTS, models=names.models)
+        self.bus = Bus(self.account, scaler, self.iteration, PLACES, OP_EVENTS, models=names.models)
         checked = Settings(**settings)
         trained = Trained(names, optimizers)
         home = Home(names, trained)

@@ -8,14 +8,14 @@ import time
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.host.fleet.compared_outcomes import RankComparison
+from ampwatch.host.fleet.compared_views import ViewComparison
 from ampwatch.host.fleet.exported import share_modules, within
 from ampwatch.host.fleet.gpus import Gpus
 from ampwatch.host.fleet.jobs import jobs_of, label
 from ampwatch.host.fleet.owners import NameOwners, user_name
 from ampwatch.host.fleet.rank import RankView
-from ampwatch.host.fleet.step_outcomes import RankComparison
 from ampwatch.host.fleet.stragglers import Stragglers
-from ampwatch.host.fleet.tensor_views import ViewComparison
 from ampwatch.report.verdict import judge
 
 if TYPE_CHECKING:

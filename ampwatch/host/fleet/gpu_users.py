@@ -10,8 +10,7 @@ from ampwatch.host.fleet.gpus import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ampwatch.host.fleet.fleet import Fleet
-    from ampwatch.host.fleet.gpus import Gpu, Instance
+    from ampwatch.host.fleet.gpus import Gpu, Gpus, Instance
     from ampwatch.host.fleet.rank import RankView
 
 
@@ -45,16 +44,16 @@ def gpu_of(rank: RankView, gpus: Iterable[Gpu]) -> Gpu | None:
     return found[0] if len(found) == 1 else None
 
 
-def users(fleet: Fleet) -> Iterator[Use]:
+def users(ranks: Iterable[RankView], gpus: Gpus) -> Iterator[Use]:
     """Yield the watched ranks that compute on a GPU.
 
     They are matched by their pid as the daemon sees it, or by the device that PyTorch says the
     model is on; where neither is known, a rank is on no GPU. A synthetic GPU is given to the
     ranks whose local rank is its number, so that the join can be tried.
     """
-    for rank in fleet.ranks():
+    for rank in ranks:
         name = _name(rank)
-        for gpu in fleet.gpus.all():
+        for gpu in gpus.all():
             inside = [i for i in gpu.instances if rank.pid and rank.pid in i.processes]
             for instance in inside:
                 yield Use(rank, gpu, instance, instance.processes[rank.pid])
@@ -66,10 +65,10 @@ def users(fleet: Fleet) -> Iterator[Use]:
                 yield Use(rank, gpu, gpu.instance_of(name), None)
 
 
-def unseen(fleet: Fleet) -> dict[str, Reason]:
+def unseen(ranks: Iterable[RankView], gpus: Gpus) -> dict[str, Reason]:
     """Return the devices that ranks compute on and NVML does not show, with that as the reason."""
-    known = replace(fleet.gpus.newest, gpus=fleet.gpus.all())
-    names = sorted({_name(rank) for rank in fleet.ranks()})
+    known = replace(gpus.newest, gpus=gpus.all())
+    names = sorted({_name(rank) for rank in ranks})
     return {name: Reason.NOT_SHOWN for name in names if known.hides(name)}
 
 

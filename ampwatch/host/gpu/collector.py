@@ -108,7 +108,7 @@ class GpuCollector:
             success = self._fleet.gpus.apply(found)
             self._passes[NAME] = CollectorPass(success, now - begin)
             gone = {gpu.uuid: gpu.gone for gpu in self._fleet.gpus.all() if not gpu.is_up}
-            gone |= unseen(self._fleet)
+            gone |= unseen(self._fleet.ranks(), self._fleet.gpus)
         self._plan(now, success=success and found.host in ANSWERS)
         self._report(found, gone)
 

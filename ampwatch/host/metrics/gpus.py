@@ -66,7 +66,7 @@ def _capabilities(state: ScrapeState) -> Table:
     yield ("", "", "nvml", newest.host.state, newest.host.value), 1
     for index, reason in sorted(newest.unnamed.items()):
         yield (str(index), "", "uuid", reason.state, reason.value), 1
-    for uuid, reason in unseen(state.fleet).items():
+    for uuid, reason in unseen(state.fleet.ranks(), state.fleet.gpus).items():
         yield ("", encodable(uuid), "nvml", reason.state, reason.value), 1
     for values, gpu in state.gpus:
         for feature, reason in gpu.capabilities():
@@ -84,7 +84,7 @@ def _listened(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Xids]]:
 
 def _processes(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], int | None]]:
     """Yield the memory that watched ranks use on their GPUs, ``None`` if not known. Unit: bytes."""
-    for rank, gpu, instance, used in users(state.fleet):
+    for rank, gpu, instance, used in users(state.fleet.ranks(), state.fleet.gpus):
         who = (rank.run, str(rank.identity.rank))
         part = "" if instance is None else str(instance.number)
         yield (*who, str(gpu.index), encodable(gpu.uuid), part), used

@@ -44,7 +44,7 @@ def gpu_state(fleet: Fleet) -> State:
     rank, bytes of memory or null], ``instances`` with the profiles of their MIG devices.
     """
     on_gpu: dict[str, list[list[Any]]] = {}
-    for use in users(fleet):
+    for use in users(fleet.ranks(), fleet.gpus):
         on_gpu.setdefault(use.gpu.uuid, []).append(
             [use.rank.run, use.rank.identity.rank, use.memory]
         )

@@ -12,32 +12,25 @@ import re
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch.amp import GradScaler
+
 from ampwatch.guard import Guard, unbroken
 from ampwatch.training.hooks import events
 from ampwatch.training.hooks.channel import Channel, Subscriber
-from ampwatch.training.hooks.compiling import may_compile
-from ampwatch.training.hooks.events import SensorFailed
+from ampwatch.training.hooks.compiling import SETTLED, may_compile
+from ampwatch.training.hooks.events import EACH_STEP, ON_DEMAND, SensorFailed
 from ampwatch.training.hooks.ownership import Ownership
-from ampwatch.training.hooks.places import (
-    EACH_STEP,
-    ON_DEMAND,
-    PLACES,
-    SCALER_PLACES,
-    GradScaler,
-)
-from ampwatch.training.hooks.roots import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    import torch
     from torch import nn
     from torch.optim import Optimizer
 
     from ampwatch.guard import Account
     from ampwatch.training.hooks.open_iteration import OpenIteration
-    from ampwatch.training.hooks.places import Handle, Place
+    from ampwatch.training.hooks.place import Handle, Place
     from ampwatch.training.scalers.loss_scaler import LossScaler
 
 
@@ -108,6 +101,7 @@ class Bus:
         account: Where the time of all sensors is counted.
         scaler: The watched scaler or ``None``.
         iteration: The open iteration.
+        places: What may be replaced or hooked.
         more_events: Events that others emit, besides those of `events.py`.
         models: Returns the watched models that are still there.
         loss_scaler: The watched scaler that is not torch's, or ``None``.
@@ -138,8 +132,9 @@ class Bus:
     def __init__(
         self,
         account: Account,
-        scaler: torch.amp.GradScaler | None,
+        scaler: GradScaler | None,
         iteration: OpenIteration,
+        places: Sequence[Place],
         more_events: tuple[type, ...] = (),
         models: Callable[[], Iterable[nn.Module]] = tuple,
         loss_scaler: LossScaler | None = None,
@@ -173,6 +168,7 @@ class Bus:
         self._sensors: list[tuple[Sensor, Guard]] = []
         self._channels: dict[type, Channel] = {}
         self._others: dict[type, Channel] = {}
+        self._places = places
         self._placed: dict[Place, list[Handle]] = {}
         self._is_installed = self._is_removed = False
         self._rest_at = iteration.step + HEARD_AT_FIRST
@@ -507,7 +503,7 @@ class Bus:
         self.is_stepping = self.is_optimizer_stepping = False
 
     def _place(self) -> None:
-        for place in PLACES:
+        for place in self._places:
             if place not in self._placed and self._is_wanted(place):
                 # Known before it is complete: what fails half-way is taken off as well.
                 handles = self._placed[place] = []
@@ -546,14 +542,14 @@ class Bus:
         self._placed.pop(place, None)
 
     @unbroken
-    def follow(self, scaler: torch.amp.GradScaler) -> None:
+    def follow(self, scaler: GradScaler) -> None:
         """Watch another scaler from now on: it has taken over."""
         before, self.scaler = self.scaler, scaler
         # Of a class of the user's, which may have methods of its own, one instance is listened to.
         is_plain = type(before) in {GradScaler, NoneType} and type(scaler) is GradScaler
         if self._is_installed and not is_plain:
-            for place in SCALER_PLACES:
-                if place in self._placed:
+            for place in tuple(self._placed):
+                if place.of_scaler:
                     self._take_off(place)
             self._place()
 

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 
+SETTLED = 2
+"""Iterations after which whatever is compiled and used has been called, and so traced.
+
+A function that is compiled may call the model. If it was traced while a class was replaced it is traced
+once more when that ends; if it was traced before, it passes the replacement by."""
+
 
 def has_compiled() -> bool:
     """Whether ``torch.compile`` has compiled anything in this process."""

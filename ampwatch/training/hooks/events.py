@@ -532,3 +532,26 @@ class IterationArrived(NamedTuple):
     iteration: Iteration
     is_alarming: bool
     ends_alarm: bool
+
+
+ON_DEMAND = frozenset(
+    {ForwardBegan, ForwardReturned, ForwardEnded, RootCalled, RootReturned, AlteredCalled}
+)
+"""Events whose place is not free while it is on: sensors ask for them when they need them."""
+
+EACH_STEP = (
+    AutocastEntering,
+    AutocastLeft,
+    BackwardBegan,
+    IterationClosed,
+    OptimizerStepped,
+    Scaled,
+    StepBegan,
+    StepEnded,
+    Unscaled,
+    Unscaling,
+    Updated,
+    Updating,
+    Zeroed,
+)
+"""Events of each step of a plain training, which sensors that rest go without."""

@@ -38,13 +38,6 @@ if TYPE_CHECKING:
 COMPILED_CALL = "_compiled_call_impl"
 """Attribute in which ``Module.compile()`` keeps what it has compiled. It is not copied or pickled."""
 
-SETTLED = 2
-"""Iterations after which whatever is compiled and used has been called, and so traced.
-
-A function that is compiled may call the model. If it was traced while a class was replaced it is traced
-once more when that ends; if it was traced before, it passes the replacement by."""
-
-
 MAX_PARTS = 8
 """Parts of a model without a forward of its own that are heard instead of it."""
 

@@ -37,11 +37,14 @@ def found(fleet: Fleet) -> str | None:
 
 
 def used(fleet: Fleet) -> list[tuple[str, int | None]]:
-    return [(use.gpu.uuid, use.memory) for use in users(fleet)]
+    return [(use.gpu.uuid, use.memory) for use in users(fleet.ranks(), fleet.gpus)]
 
 
 def used_instances(fleet: Fleet) -> list[tuple[str, int | None, int | None]]:
-    return [(u.gpu.uuid, u.instance and u.instance.number, u.memory) for u in users(fleet)]
+    return [
+        (u.gpu.uuid, u.instance and u.instance.number, u.memory)
+        for u in users(fleet.ranks(), fleet.gpus)
+    ]
 
 
 def in_mig_mode(**first: dict[int, int | None]) -> Gpu:
@@ -129,7 +132,7 @@ def test_a_gpu_that_only_the_training_sees_is_named(host: Reason, gpus: list[Gpu
     fleet = fleet_of(uuid="GPU-b")
     fleet.gpus.apply(Pass(host, gpus))
 
-    assert unseen(fleet) == {"GPU-b": Reason.NOT_SHOWN}
+    assert unseen(fleet.ranks(), fleet.gpus) == {"GPU-b": Reason.NOT_SHOWN}
     assert used(fleet) == []
 
 
@@ -149,9 +152,11 @@ def test_a_gpu_is_not_called_hidden_where_something_else_is_the_reason(found: Pa
     fleet = fleet_of(uuid="GPU-b")
     fleet.gpus.apply(found)
 
-    assert unseen(fleet) == {}
+    assert unseen(fleet.ranks(), fleet.gpus) == {}
 
 
 def test_a_rank_that_names_no_device_hides_none() -> None:
     """Trained on a CPU."""
-    assert unseen(fleet_of(Gpu(0, "GPU-a", {}))) == {}
+    fleet = fleet_of(Gpu(0, "GPU-a", {}))
+
+    assert unseen(fleet.ranks(), fleet.gpus) == {}

@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ampwatch.training.devices import graph_classes
 from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
 from ampwatch.training.hooks.events import (
+    ON_DEMAND,
     EndCalled,
     ForwardBegan,
     IterationClosed,
@@ -31,7 +32,7 @@ from ampwatch.training.hooks.events import (
     Updated,
     Updating,
 )
-from ampwatch.training.hooks.places import ON_DEMAND, PLACES
+from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.patched import sensors_of

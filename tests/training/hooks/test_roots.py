@@ -13,6 +13,7 @@ from ampwatch.guard import Account
 from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.open_iteration import OpenIteration
+from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.private import GUARDS_CLASSES
 from tests.training.bench import Heard
@@ -37,7 +38,7 @@ class Ear(Heard):
     def __init__(self, *models: nn.Module, settled: bool = True) -> None:
         super().__init__(RootCalled, RootReturned)
         iteration = OpenIteration(0)
-        self.bus = Bus(Account(), None, iteration, models=lambda: models)
+        self.bus = Bus(Account(), None, iteration, PLACES, models=lambda: models)
         self.bus.add(self)
         self.bus.install()
         iteration.step += 9 * settled

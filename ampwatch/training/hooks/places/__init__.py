@@ -31,7 +31,6 @@ from ampwatch.training.hooks.events import (
     ForwardEnded,
     ForwardReturned,
     GraphCaptured,
-    IterationClosed,
     OptimizerLoaded,
     OptimizerStepped,
     OptimizerStepping,
@@ -49,6 +48,17 @@ from ampwatch.training.hooks.events import (
     Updated,
     Updating,
     Zeroed,
+)
+from ampwatch.training.hooks.place import (
+    FUNCTION,
+    HOOK,
+    REPLACED,
+    Handle,
+    Place,
+    after_any_forward_first,
+    before_any_forward,
+    before_any_step,
+    before_node,
 )
 from ampwatch.training.hooks.places.altered import ALTERED_FUNCTIONS, ALTERED_NORMS, place_altered
 from ampwatch.training.hooks.places.backward import place_backward
@@ -75,17 +85,6 @@ from ampwatch.training.hooks.places.optimizer import (
     place_optimizer_step,
     place_zero_grad,
 )
-from ampwatch.training.hooks.places.place import (
-    FUNCTION,
-    HOOK,
-    REPLACED,
-    Handle,
-    Place,
-    after_any_forward_first,
-    before_any_forward,
-    before_any_step,
-    before_node,
-)
 from ampwatch.training.hooks.places.scaler import (
     GradScaler,
     place_ends,
@@ -100,13 +99,10 @@ from ampwatch.training.hooks.places.scaler import (
 __all__ = [
     "ALTERED_FUNCTIONS",
     "ALTERED_NORMS",
-    "EACH_STEP",
     "FUNCTION",
     "HOOK",
-    "ON_DEMAND",
     "PLACES",
     "REPLACED",
-    "SCALER_PLACES",
     "GradScaler",
     "Handle",
     "Place",
@@ -116,42 +112,33 @@ __all__ = [
     "before_node",
 ]
 
-ON_DEMAND = frozenset(
-    {ForwardBegan, ForwardReturned, ForwardEnded, RootCalled, RootReturned, AlteredCalled}
-)
-"""Events whose place is not free while it is on: sensors ask for them when they need them."""
-
-EACH_STEP = (
-    AutocastEntering,
-    AutocastLeft,
-    BackwardBegan,
-    IterationClosed,
-    OptimizerStepped,
-    Scaled,
-    StepBegan,
-    StepEnded,
-    Unscaled,
-    Unscaling,
-    Updated,
-    Updating,
-    Zeroed,
-)
-"""Events of each step of a plain training, which sensors that rest go without."""
-
 COUNTED = "in iterations whose ops are observed one by one"
 
-SCALER_PLACES: tuple[Place, ...] = (
-    Place("torch.amp.GradScaler.scale", REPLACED, (Scaled,), place_scale),
-    Place("torch.amp.GradScaler.get_scale", REPLACED, (ScaleRead,), place_get_scale),
-    Place("torch.amp.GradScaler.unscale_", REPLACED, (Unscaling, Unscaled), place_unscale),
-    Place("torch.amp.GradScaler.step", REPLACED, (StepBegan, StepEnded), place_step),
-    Place("torch.amp.GradScaler.update", REPLACED, (Updating, Updated), place_update),
-    Place("torch.amp.GradScaler.load_state_dict", REPLACED, (ScalerLoaded,), place_load_scaler),
-)
-"""Those that depend on which scaler is watched."""
-
 PLACES: tuple[Place, ...] = (
-    *SCALER_PLACES,
+    Place("torch.amp.GradScaler.scale", REPLACED, (Scaled,), place_scale, of_scaler=True),
+    Place(
+        "torch.amp.GradScaler.get_scale", REPLACED, (ScaleRead,), place_get_scale, of_scaler=True
+    ),
+    Place(
+        "torch.amp.GradScaler.unscale_",
+        REPLACED,
+        (Unscaling, Unscaled),
+        place_unscale,
+        of_scaler=True,
+    ),
+    Place(
+        "torch.amp.GradScaler.step", REPLACED, (StepBegan, StepEnded), place_step, of_scaler=True
+    ),
+    Place(
+        "torch.amp.GradScaler.update", REPLACED, (Updating, Updated), place_update, of_scaler=True
+    ),
+    Place(
+        "torch.amp.GradScaler.load_state_dict",
+        REPLACED,
+        (ScalerLoaded,),
+        place_load_scaler,
+        of_scaler=True,
+    ),
     Place(
         "the methods that an ampwatch.LossScaler, or the row of a framework, says end an iteration",
         REPLACED,

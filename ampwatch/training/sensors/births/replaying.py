@@ -16,8 +16,9 @@ from ampwatch.diagnosis.forward.remedies import remedies_for
 from ampwatch.errors import SettingsError
 from ampwatch.guard import Account, is_of_a_signal
 from ampwatch.report.error_budget import ErrorBudget, records_of, to_json
+from ampwatch.training.hooks.compiling import SETTLED
 from ampwatch.training.hooks.events import RootCalled, RootReturned
-from ampwatch.training.hooks.roots import SETTLED, unwrapped
+from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.kernels.choice import finite_checks

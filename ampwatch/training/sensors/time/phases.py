@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
 from ampwatch.guard import Suppress
 from ampwatch.training.devices import HOST, is_capturing
+from ampwatch.training.hooks.compiling import SETTLED
 from ampwatch.training.hooks.events import (
     BatchAwaited,
     IterationClosed,
     RootCalled,
 )
 from ampwatch.training.hooks.notes import noted_to
-from ampwatch.training.hooks.roots import SETTLED
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.sensors.time.call_notes import CallNotes
 from ampwatch.training.sensors.time.device_clock import DeviceClock

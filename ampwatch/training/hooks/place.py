@@ -14,8 +14,6 @@ from ampwatch.training.private import FORWARD_HOOKS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.training.hooks.bus import Bus
-
 REPLACED = "replaced method"
 FUNCTION = "replaced function"
 HOOK = "PyTorch's hook"
@@ -36,15 +34,17 @@ class Place:
         what: The callable, as users know it.
         how: ``REPLACED``, ``FUNCTION`` or ``HOOK``.
         events: What sensors are told.
-        put_on: Puts it on for a bus, and adds what takes it off to a list.
+        put_on: Puts it on for a ``Bus``, and adds what takes it off to a list.
         when: When it is there, in words for the documentation.
+        of_scaler: Whether it depends on which scaler is watched.
     """
 
     what: str
     how: str
     events: tuple[type, ...]
-    put_on: Callable[[Bus, list[Any]], None]
+    put_on: Callable[[Any, list[Any]], None]
     when: str = "always"
+    of_scaler: bool = False
 
 
 # What is placed outside of the bus, by those who plant faults or have an end of their own.

@@ -37,6 +37,8 @@ class LossyCast(NamedTuple):
         is_ordered: They run up or down, as positions and counts do.
         is_back: They were made integers again, out of that dtype; what they were before it is not
             known, and ``rounded`` are those that are too large to be kept distinct.
+        angle: They are no integers, and become the angle of a sine or cosine, which that makes wrong by so
+            much at most. Unit: rad; 0 for integers.
     """
 
     site: OpSite
@@ -48,6 +50,7 @@ class LossyCast(NamedTuple):
     largest: float
     is_ordered: bool
     is_back: bool = False
+    angle: float = 0.0
 
 
 class Fp8Cast(NamedTuple):

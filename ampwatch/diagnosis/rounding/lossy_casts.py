@@ -15,7 +15,7 @@ LOSSY_INTEGER_CAST = Kind(
     meaning="positions or counts in a dtype that cannot count so far",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain(
-        "the values before the cast were whole numbers beyond those that the format can hold"
+        "the values before the cast were compared with those after it, and the format cannot hold them"
     ),
     advice=(
         "Build positions, inv_freq and what is computed of them in float32, inside of"
@@ -24,19 +24,27 @@ LOSSY_INTEGER_CAST = Kind(
     ),
 )
 
+TIMES = (
+    "Keep the times in float32 until they are embedded, and cast the embedding: no .to(dtype) before sin and cos,"
+    " and no autocast around them."
+)
+"""Advice where they are no integers."""
+
 
 class RoundedIntegers(Detector):
     """Reports once that integers were rounded: positions, counts, times, ids.
 
     Integers that run up or down are positions or counts, and their neighbours have become the
     same: a warning. So are integers that come out of half precision and are used as integers, as
-    ids and labels are. Others may be measurements, which lose nothing that matters: an info.
+    ids and labels are, and times of which sines are taken that the rounding has made other ones. Others may be
+    measurements, which lose nothing that matters: an info.
     """
 
     @takes(LossyCast)
     def observe(self, cast: LossyCast) -> None:
         """Take in a cast of integers that are too large for its format."""
-        severity = Severity.WARNING if cast.is_ordered or cast.is_back else Severity.INFO
+        matters = cast.is_ordered or cast.is_back or cast.angle > 0.0
+        severity = Severity.WARNING if matters else Severity.INFO
         made = self._book.of_kind(LOSSY_INTEGER_CAST.slug)
         evidence = {
             "values": float(cast.num_values),
@@ -65,7 +73,14 @@ class RoundedIntegers(Detector):
             phase=site.phase,
             dtype=cast.dtype,
             source=site.source,
-            evidence=evidence,
+            evidence={
+                "values": float(cast.num_values),
+                "largest": cast.largest,
+                "angle": cast.angle,
+            }
+            if cast.angle
+            else evidence,
+            advice=TIMES if cast.angle else LOSSY_INTEGER_CAST.advice,
         )
 
 
@@ -78,6 +93,12 @@ def _summary(cast: LossyCast) -> str:
             f" {place} in step {cast.site.step}. It holds every integer only up to {limit}:"
             f" {cast.rounded} of {cast.num_values} are beyond, and ids or labels there have become"
             " those of others"
+        )
+    if cast.angle:
+        return (
+            f"Numbers up to {cast.largest:.4g} became {cast.dtype} {place} in step {cast.site.step}, and are the angle"
+            f" of a sine or cosine, which the rounding makes wrong by up to {cast.angle:.2g} rad: times that differ"
+            " are embedded as the same, or as other ones"
         )
     head = (
         f"Integers up to {cast.largest:.0f} became {cast.dtype} {place} in step {cast.site.step},"

@@ -56,3 +56,16 @@ def test_other_integers_are_an_info_and_hide_no_warning(book: FindingBook) -> No
         ("stem", Severity.INFO),
         ("rope", Severity.WARNING),
     ]
+
+
+def test_times_that_were_rounded_are_a_warning_in_radians(book: FindingBook) -> None:
+    """They are no integers: nothing is said of those that are left."""
+    cast = _cast("loss", ordered=False)._replace(largest=999.2, angle=1.95)
+    RoundedIntegers(Shared(book)).observe(cast)
+    (finding,) = book.findings
+
+    assert finding.severity == Severity.WARNING
+    assert "wrong by up to 1.9 rad" in finding.summary
+    assert "integer" not in finding.summary.lower()
+    assert "cast the embedding" in finding.advice
+    assert finding.evidence == {"values": 2048.0, "largest": 999.2, "angle": 1.95}

@@ -1,4 +1,4 @@
-"""Integers that become numbers of a format in which several of them are equal."""
+"""Integers that become numbers of a format in which several of them are equal, and angles that were rounded."""
 
 from __future__ import annotations
 
@@ -79,6 +79,15 @@ LOST_SHARE = 0.05
 MIN_LOST = 4
 """Distinct integers that must become equal to others, however few there are."""
 
+WAVES = frozenset({"sin", "cos"})
+"""Ops that make an angle of what they are given."""
+
+WRONG_ANGLE = 0.5
+"""Error of an angle from which on its sine is another one: it differs by up to half of its amplitude."""
+
+MAX_OPS = 6
+"""Ops from the cast of times to a sine of them."""
+
 ROUNDED_SHARE = 0.25
 """Share of the elements of an integer dtype that must be rounded, where none become equal."""
 
@@ -97,11 +106,32 @@ class _Held(NamedTuple):
     cast: LossyCast
 
 
+class _Angle(NamedTuple):
+    """What was made of a cast of one number for each sample, as its time is.
+
+    Attributes:
+        result: It, or what was computed of it.
+        address: Address of the storage of that.
+        num_ops: Ops from the cast to it.
+        cast: Evidence of the cast, but for the largest number.
+        read: The largest change of a number over the largest number, and that.
+        signature: What casts like it have in common.
+    """
+
+    result: weakref.ref[torch.Tensor]
+    address: int
+    num_ops: int
+    cast: LossyCast
+    read: torch.Tensor
+    signature: Hashable
+
+
 class LossyCasts(OpSensor):
     """Checks casts to formats with few bits, in the forward pass.
 
-    A cast outside of the model counts once an op of the model, or one that gradients flow through,
-    reads the result.
+    A cast of integers outside of the model counts once an op of the model, or one that gradients flow
+    through, reads the result. A cast of other numbers counts where what is made of them is the angle of a
+    sine or cosine: that magnifies the rounding by as much as the numbers, or their factors, are large.
 
     Args:
         context: Shared parts of the training.
@@ -120,6 +150,7 @@ class LossyCasts(OpSensor):
         self._step = 0
         self._rejections: dict[Hashable, int] = {}
         self._held: list[_Held] = []
+        self._angles: list[_Angle] = []
         self._few: dict[Hashable, set[float]] = {}
         self._handlers: dict[str, Callable[[OpCall, OpPlace], None]] = {
             "_to_copy": self._cast,
@@ -138,7 +169,7 @@ class LossyCasts(OpSensor):
     @property
     def follows_all(self) -> bool:
         """Whether the result of a cast waits for its use, which may be any op."""
-        return bool(self._held)
+        return bool(self._held or self._angles)
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
         """Whether an op casts in forward."""
@@ -163,12 +194,17 @@ class LossyCasts(OpSensor):
         call, place = event
         if self._held:
             self._follow(call, place)
+        if self._angles:
+            self._follow_angles(call)
         handler = self._handlers.get(call.info.name)
         if handler is not None and place.phase in (Phase.FORWARD, Phase.EVAL):
             handler(call, place)
 
     def ops_ended(self, _event: OpsEnded) -> None:
-        """Take in the values that have reached the host."""
+        """Take in the values that have reached the host; what has become no angle by now is none."""
+        for signature in {angle.signature for angle in self._angles}:
+            self._reject(signature)
+        self._angles.clear()
         self._deferred.poll()
 
     def _cast(self, call: OpCall, place: OpPlace) -> None:
@@ -270,10 +306,15 @@ class LossyCasts(OpSensor):
         if self._is_rejected(signature):
             return
         # In host memory reading is no sync, so most casts are rejected here, before any sort.
-        if not is_integer and source.device.type == "cpu":
-            first = thinned(source.detach(), FIRST_SAMPLED).tolist()
-            if not all(map(float.is_integer, first)):
+        if not is_integer:
+            first = thinned(source.detach(), FIRST_SAMPLED)
+            is_other = first.device.type == "cpu" and not all(map(float.is_integer, first.tolist()))
+            may_be_times = self._may_be_times(source, out) and len(self._angles) < MAX_HELD
+            if may_be_times and (is_other or first.device.type != "cpu"):
+                self._hold_times(call, place, source, out, signature)
+            elif is_other:
                 self._reject(signature)
+            if is_other:
                 return
         values = head(source.detach(), MAX_COMPARED)
         if values.device.type == "cpu":
@@ -294,6 +335,69 @@ class LossyCasts(OpSensor):
         # What is left of a device's memory is the training's. The next cast may fit.
         with contextlib.suppress(torch.OutOfMemoryError):
             self._deferred.read(_compared(values, out.dtype, bits), judge)
+
+    @staticmethod
+    def _may_be_times(source: torch.Tensor, out: torch.Tensor) -> bool:
+        """Whether a tensor has one number for each sample."""
+        is_row = source.numel() == max(source.shape) <= MAX_COMPARED
+        return is_row and out.dtype in HALF and not source.requires_grad
+
+    def _hold_times(
+        self,
+        call: OpCall,
+        place: OpPlace,
+        source: torch.Tensor,
+        out: torch.Tensor,
+        signature: Hashable,
+    ) -> None:
+        given = source.detach().reshape(-1).double()
+        largest = given.abs().max()
+        lost = (out.detach().reshape(-1) - given).abs().max()
+        count = len(given)
+        cast = LossyCast(
+            self._site(call, place),
+            name_of(out.dtype),
+            *(count, count, count, count),
+            largest=math.nan,
+            is_ordered=False,
+        )
+        read = torch.stack([lost / largest, largest])
+        self._angles.append(_Angle(weakref.ref(out), _address(out), 0, cast, read, signature))
+
+    def _follow_angles(self, call: OpCall) -> None:
+        """Follow what is made of the times of a batch, up to a sine or a cosine."""
+        self._angles = [angle for angle in self._angles if angle.result() is not None]
+        tensors = tensors_among(call.args)
+        addresses = {_address(tensor) for tensor in tensors if is_plain(tensor)}
+        used = [angle for angle in self._angles if angle.address in addresses]
+        out = call.out
+        if not used or call.info.kind.has_flops:
+            return
+        if call.info.name in WAVES:
+            self._judge_angle(used[0], tensors[0])
+        elif is_plain(out) and out.dtype in FLOATS and len(self._angles) < MAX_HELD:
+            made = max(used, key=lambda angle: angle.num_ops)
+            if made.num_ops < MAX_OPS and _address(out) != made.address:
+                followed = made._replace(
+                    result=weakref.ref(out), address=_address(out), num_ops=made.num_ops + 1
+                )
+                self._angles.append(followed)
+
+    def _judge_angle(self, angle: _Angle, phase: torch.Tensor) -> None:
+        alike = angle.signature
+        self._angles = [other for other in self._angles if other.signature != alike]
+
+        def judge(read: list[float]) -> None:
+            lost, largest, reached = read
+            error = lost * reached
+            if math.isfinite(error) and error >= WRONG_ANGLE:
+                self._observe(angle.cast._replace(largest=largest, angle=error))
+            else:
+                self._reject(alike)
+
+        reached = phase.detach().abs().max().double()
+        if reached.device == angle.read.device:
+            self._deferred.read(torch.cat([angle.read, reached[None]]).float(), judge)
 
     def _gather(
         self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor

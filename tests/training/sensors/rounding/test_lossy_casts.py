@@ -217,3 +217,66 @@ def test_what_is_cast_outside_and_dropped_is_nobodys_business(listening: Listeni
             torch.randn(1000, dtype=torch.bfloat16).cos()
 
     assert listening.seen == []
+
+
+def _embedded(times: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
+    rates = torch.exp(-torch.arange(0, 16) / 16 * 9.0)
+    angles = times[:, None].to(torch.float64 if wide else times.dtype) * rates.to(times.dtype)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dtype", HALF)
+def test_times_that_were_rounded_count_where_sines_are_taken_of_them(
+    listening: Listening,
+    dtype: torch.dtype,
+    wide: bool,  # noqa: FBT001
+) -> None:
+    """Once, by how wrong the angle is, which is what the rounding has changed at a rate of one."""
+    times = torch.linspace(1.3, 7919.7, 32)
+    listening.place = OUTSIDE
+    with listening:
+        rounded = times.to(dtype)
+        listening.place = inside("time")
+        _embedded(rounded, wide=wide)
+    (cast,) = listening.seen
+
+    wrong = float((times.double() - rounded.double()).abs().max())
+    assert cast.angle == pytest.approx(wrong, rel=0.01)
+    assert cast.largest == pytest.approx(7919.7)
+    assert (cast.site.where, cast.site.op, cast.dtype) == ("loss", "_to_copy", str(dtype)[6:])
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        torch.linspace(0.0, 1.0, 32),  # not magnified
+        torch.linspace(0.0, 1000.0, 32, dtype=torch.float64).to(torch.bfloat16).float(),
+        torch.linspace(0.0, 1e3, 64).reshape(2, 32),  # no number for each sample
+        torch.full((32,), float("inf")),
+    ],
+)
+def test_angles_that_lose_little_or_nothing_are_left_alone(
+    listening: Listening, times: torch.Tensor
+) -> None:
+    """Nor is a product of matrices followed, of which each element is a sum of many."""
+    with listening:
+        rounded = times.to(torch.bfloat16)
+        (rounded * 2.0).sin()
+        (torch.ones(8, 32, dtype=torch.bfloat16) @ rounded.reshape(-1)[:32]).mul(50.0).sin()
+
+    assert listening.seen == []
+
+
+def test_times_are_followed_a_few_ops_and_no_longer_than_an_iteration(listening: Listening) -> None:
+    """What was never an angle is not followed for ever: each op of the model would be looked at."""
+    times = torch.linspace(1.3, 7919.7, 32)
+    with listening:
+        far = rounded = times.to(torch.bfloat16)
+        for _ in range(8):
+            far = far * 1.01
+        far.sin()
+    with listening:
+        rounded.sin()
+
+    assert listening.seen == []

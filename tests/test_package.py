@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
+from tests.workshop.alone import python
 
 if TYPE_CHECKING:
     from tests.workshop.nursery import Nursery
@@ -29,8 +29,7 @@ HOST_HALF = (
 def loaded_by(statement: str) -> set[str]:
     """Return the modules that a fresh interpreter has loaded after ``statement``."""
     code = f"import sys; {statement}; print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    return set(python("-c", code).stdout.split())
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -52,7 +51,7 @@ gc.callbacks.append(lambda _phase, info: info["generation"] == 2 and begun.appen
 ampwatch.monitor
 print(len(begun), gc.isenabled())
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = python("-c", code)
 
     assert said.stdout == f"0 {collects}\n"
 
@@ -69,7 +68,7 @@ except OSError as error:
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     print(error, ampwatch.Finding.__name__)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    said = python("-c", code)
 
     assert "expected to load ampwatch.wire.records, got: Too many open files" in said.stdout
     assert "import ampwatch.Finding where the program begins, or raise the limit" in said.stdout
@@ -131,7 +130,7 @@ def test_a_name_that_needs_torch_says_so_where_there_is_none(name: str) -> None:
         "import sys; sys.modules['torch'] = None; import ampwatch\n"
         f"try: ampwatch.{name}(None)\nexcept ImportError as error: print(error, error.name)"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ended = python("-c", code)
 
     assert ended.stdout == (
         f"ampwatch.{name}: expected torch in {sys.executable}, got none; run the Python that"
@@ -199,6 +198,6 @@ ours.info("watching")
 log.raiseExceptions = False
 ours.warning("%d", "no number")
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    ended = python("-c", code)
 
     assert ended.stderr == said

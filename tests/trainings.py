@@ -88,6 +88,15 @@ class Run:
         return digest.hexdigest()
 
 
+class Gain(nn.Module):
+    """Multiplies."""
+
+    by = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by
+
+
 class Net(nn.Module):
     """Linear layers, BatchNorm buffers and dropout: weights, buffers and random state."""
 

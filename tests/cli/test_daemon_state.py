@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from base64 import b64encode
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -20,6 +19,7 @@ from ampwatch.wire.records import RunState
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
 from ampwatch.wire.rendezvous.token import ensure_token
 from tests.workshop.records import identity
+from tests.workshop.servers import Quiet, answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def serving(
     """A program that holds the lock of ``directory`` and answers so."""
     asked = Asked()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.paths.append(self.path)
             asked.headers.append(dict(self.headers))
@@ -58,24 +58,17 @@ def serving(
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
     lock = DaemonLock.take(directory)
     assert lock is not None
     lock.publish(
         DaemonInfo(1, "http", "127.0.0.1", server.server_port, "1", 1, wants_token=wants_token)
     )
-    try:
-        yield asked
-    finally:
-        lock.release()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(server):
+        try:
+            yield asked
+        finally:
+            lock.release()
 
 
 @pytest.fixture

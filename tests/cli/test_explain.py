@@ -14,6 +14,7 @@ from ampwatch import shipped
 from ampwatch.cli import main
 from ampwatch.diagnosis.kinds.registry import ROWS
 from tests.host.daemon.parts import ROOT
+from tests.workshop.alone import python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,15 +82,8 @@ def test_an_incomplete_installation_is_one_line(
 
 def test_a_terminal_that_knows_no_utf_8_gets_what_it_can_show() -> None:
     """A question mark for a letter, no traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "ampwatch", "explain", "glossary", "acting"],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        check=False,
-    )
-
-    assert (done.returncode, done.stderr) == (0, b"")
+    asked = ("-m", "ampwatch", "explain", "glossary", "acting")
+    assert python(*asked, PYTHONIOENCODING="ascii").stderr == ""
 
 
 def test_on_a_terminal_marks_are_shown_as_what_they_mean() -> None:

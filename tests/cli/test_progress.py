@@ -26,7 +26,7 @@ def has_rich(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return bool(request.param)
 
 
-def test_what_takes_long_is_said(has_rich: bool) -> None:  # noqa: FBT001 - a fixture
+def test_what_takes_long_is_said(*, has_rich: bool) -> None:
     """With Rich as a line that goes again, without it as one that stays."""
     stream = Tty()
     with progress("reading reports", stream, seconds=0.0) as shown:
@@ -51,7 +51,7 @@ def test_a_pipe_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue() == ""
 
 
-def test_an_error_takes_it_away(has_rich: bool) -> None:  # noqa: FBT001 - likewise
+def test_an_error_takes_it_away(*, has_rich: bool) -> None:
     """So that the error's own line stands alone."""
     stream = Tty()
 

@@ -187,19 +187,6 @@ def test_nothing_to_report_is_said_with_where_it_was_searched_for(
     assert "expected a run or a file 'bert', found gpt in" in capsys.readouterr().err
 
 
-def test_a_damaged_report_is_named_and_the_others_reported(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """On stderr."""
-    leave(runs, "gpt").with_name("torn.json").write_text("{")
-
-    assert main(["report"]) == 0
-    said = capsys.readouterr()
-    assert "torn.json" in said.err
-    assert "gpt_kind" in said.out
-    assert main(["report", str(runs / "gpt" / "torn.json")]) == 1
-
-
 def test_whoever_has_read_enough_may_stop(runs: Path) -> None:
     """A reader may stop early, as in ``ampwatch report | head``; and it runs without torch."""
     for index in range(40):

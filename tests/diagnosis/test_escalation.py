@@ -331,9 +331,7 @@ def test_what_fails_now_and_then_beside_it_is_not_traced() -> None:
     ],
 )
 def test_state_that_is_not_finite_is_an_event(
-    topic: Topic,
-    found_inf: bool,  # noqa: FBT001 - a case
-    expected: bool,  # noqa: FBT001 - a case
+    topic: Topic, *, found_inf: bool, expected: bool
 ) -> None:
     """With a scaler gradients are not: it skips what they would have done."""
     run = started().measured(topic, nonfinite=1, found_inf=found_inf)

@@ -65,24 +65,26 @@ def run(made: Lineage, what: SeenOp, given: Tensor, out: Tensor) -> None:
     made.failed(what, [out], {0: out.known}, [given], {out.key})
 
 
-def test_what_fused_code_made_is_born_where_it_is_read_first() -> None:
-    """The op did not make it, and the birth says so."""
+@pytest.mark.parametrize(
+    ("unseen", "phase", "birth"),
+    [
+        pytest.param([1], Phase.FORWARD, (Origin.OP, True), id="made by fused code"),
+        pytest.param([7], Phase.FORWARD, (Origin.INPUT, False), id="given to it"),
+        pytest.param([], Phase.BACKWARD, (Origin.OTHER, False), id="from compiled backward"),
+        pytest.param([], Phase.OPTIMIZER, (Origin.OTHER, False), id="read by an optimizer"),
+    ],
+)
+def test_what_fused_code_made_is_born_where_it_is_read_first(
+    unseen: list[int], phase: Phase, birth: tuple[Origin, bool]
+) -> None:
+    """The op did not make it, and the birth says so; an input is one as ever, and a gradient blames no op."""
     followed = lineage()
-    followed.unseen([1])
-    run(followed, op("addmm"), Tensor(1, INF), Tensor(2, INF))
-    (birth,) = followed.finish([], 1.0).births
+    followed.unseen(unseen)
+    run(followed, op("addmm", phase), Tensor(1, INF), Tensor(2, INF))
+    (born,) = followed.finish([], 1.0).births
 
-    assert (birth.origin, birth.op, birth.is_unseen) == (Origin.OP, "addmm", True)
-
-
-def test_what_was_given_to_it_is_an_input_as_ever() -> None:
-    """Fused code has run, but has not made this."""
-    followed = lineage()
-    followed.unseen([7])
-    run(followed, op("addmm"), Tensor(1, INF), Tensor(2, INF))
-    (birth,) = followed.finish([], 1.0).births
-
-    assert (birth.origin, birth.is_unseen) == (Origin.INPUT, False)
+    assert (born.origin, born.is_unseen) == birth
+    assert born.op == "addmm" or born.origin is not Origin.OP
 
 
 def test_it_comes_of_what_was_born_before() -> None:
@@ -108,17 +110,6 @@ def test_but_not_of_a_mask() -> None:
     births = followed.finish([], 1.0).births
 
     assert [(birth.op, birth.is_unseen) for birth in births] == [("mask", False), ("second", True)]
-
-
-@pytest.mark.parametrize("phase", [Phase.BACKWARD, Phase.OPTIMIZER])
-def test_a_gradient_that_nobody_saw_being_made_blames_no_op(phase: Phase) -> None:
-    """Compiled backward has returned it."""
-    followed = lineage()
-    followed.unseen([])
-    run(followed, op("mul", phase), Tensor(1, INF), Tensor(2, INF))
-    (birth,) = followed.finish([], 1.0).births
-
-    assert birth.origin is Origin.OTHER
 
 
 def test_the_first_gradient_stays_the_first_when_clipping_has_made_all_of_them_nan() -> None:
@@ -154,23 +145,22 @@ def _in_fp8(key: int) -> Tensor:
     return Tensor(key, Values("float8_e4m3fn", 4), is_float=False, dtype_name="float8_e4m3fn")
 
 
-def test_through_fp8_it_comes_of_what_was_cast_to_it() -> None:
-    """Nobody reads values of FP8; what is cast out of them or multiplied is born nowhere else."""
+@pytest.mark.parametrize(
+    ("cast", "births"),
+    [
+        (Tensor(2, INF), [("first", {"product"})]),
+        # A scale makes NaN of it after that.
+        (Tensor(5, FINE), [("first", set()), ("product", set())]),
+    ],
+)
+def test_through_fp8_it_comes_of_what_was_cast_to_it(
+    cast: Tensor, births: list[tuple[str, set[str]]]
+) -> None:
+    """Nobody reads values of FP8: what is multiplied is born nowhere else, unless it was finite when it was cast."""
     followed = lineage()
     run(followed, op("first"), Tensor(1, FINE), Tensor(2, INF))
-    followed.settle(op("cast"), [_in_fp8(3)], [Tensor(2, INF)])
+    followed.settle(op("cast"), [_in_fp8(3)], [cast])
     run(followed, op("product"), _in_fp8(3), Tensor(4, NAN))
-    (birth,) = followed.finish([], 1.0).births
 
-    assert (birth.op, birth.spread_to) == ("first", {"product"})
-
-
-def test_what_was_finite_when_it_was_cast_is_no_excuse() -> None:
-    """A scale makes NaN of it after that."""
-    followed = lineage()
-    run(followed, op("elsewhere"), Tensor(1, FINE), Tensor(2, INF))
-    followed.settle(op("cast"), [_in_fp8(3)], [Tensor(5, FINE)])
-    run(followed, op("product"), _in_fp8(3), Tensor(4, NAN))
-    births = followed.finish([], 1.0).births
-
-    assert [birth.op for birth in births] == ["elsewhere", "product"]
+    found = followed.finish([], 1.0).births
+    assert [(birth.op, birth.spread_to) for birth in found] == births

@@ -142,7 +142,9 @@ def test_a_daemon_that_cannot_read_our_rings_is_a_problem() -> None:
     secretive = examined(ours(version="", layout=-1))["daemon"]
 
     assert unreadable.state is State.PROBLEM
-    assert f"layout {LAYOUT + 1}" in unreadable.why
+    reads = f"but reads ring layout {LAYOUT + 1} where this version writes {LAYOUT}"
+    assert reads in unreadable.why
+    assert unreadable.remedy == "end it, the next run starts one that can"
     assert (readable.state, secretive.state) == (State.OK, State.OK)
     assert readable.why.endswith(f"this is ampwatch {__version__}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 import urllib.request
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tests.host.daemon.parts import eventually
 from tests.integration.prometheus import free_port
 from tests.services import require
+from tests.workshop.servers import Quiet, answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Messages:
         return None
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Quiet, BaseHTTPRequestHandler):
     server: _Server
 
     def do_POST(self) -> None:
@@ -52,9 +52,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.messages.bodies.append(json.loads(self.rfile.read(length)))
         self.send_response(200)
         self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 class _Server(ThreadingHTTPServer):
@@ -67,14 +64,8 @@ class _Server(ThreadingHTTPServer):
 def webhook() -> Iterator[Messages]:
     """Take what an Alertmanager sends."""
     server = _Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with answering(server):
         yield server.messages
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextmanager

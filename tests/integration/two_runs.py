@@ -87,7 +87,6 @@ class Planted:
         batch: Called with the number of a step; returns the number of the batch that it gets.
         scale: Initial loss scale, under float16.
         learning_rate: Of AdamW.
-        around: Called before the training, and returns what undoes it.
         steps: Steps that are trained.
         images: Whether a small ResNet is trained with SGD instead.
         settings: Of ampwatch.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +14,7 @@ import ampwatch
 from ampwatch.errors import SettingsError
 from ampwatch.integrations.attached import Attached
 from ampwatch.training.monitor import monitor_of
+from tests.workshop.alone import python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,10 +170,7 @@ def test_no_framework_is_imported_before_it_is_used() -> None:
         "import sys, ampwatch; ampwatch.integrations; print(sorted(set(sys.modules) &"
         " {'accelerate', 'lightning', 'pytorch_lightning', 'torch', 'transformers'}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    assert python("-c", program).stdout.strip() == "[]"
 
 
 def test_a_name_that_is_no_framework_is_an_error_that_lists_them() -> None:

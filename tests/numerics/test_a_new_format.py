@@ -7,16 +7,14 @@ as the bytes they are. The other is block-scaled: the same elements, 8 of which 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ampwatch
+from tests.workshop.alone import python
 
 pytestmark = pytest.mark.nightly
 
@@ -126,17 +124,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     text = table.read_text()
     assert text.count(AFTER) == 1
     table.write_text(text.replace(AFTER, AFTER + ROW + BLOCK_ROW))
-    environment = os.environ | {"PYTHONPATH": str(place)}
-    done = subprocess.run(
-        [sys.executable, "-c", QUESTIONS],
-        cwd=place,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answers: dict[str, Any] = json.loads(done.stdout)
+    answers: dict[str, Any] = json.loads(python("-c", QUESTIONS, place=place).stdout)
     return answers
 
 

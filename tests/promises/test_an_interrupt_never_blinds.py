@@ -228,18 +228,24 @@ def test_time_limits_at_random_instants_of_a_watched_step_blind_nothing(
     assert wrong == []
 
 
+def ringing(original: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """Return a function in whose call of this number the time is over."""
+    came = count()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if next(came) == at:
+            signal.raise_signal(signal.SIGALRM)
+        return original(*args, **kwargs)
+
+    return call
+
+
 def test_a_time_limit_while_the_path_of_a_file_is_resolved_is_the_programs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Python passes over each `OSError` there, and `TimeoutError` is one."""
-    training, resolved, came = Training("standard"), os.lstat, count()
-
-    def lstat(*args: Any, **kwargs: Any) -> os.stat_result:
-        if next(came) == 1:
-            signal.raise_signal(signal.SIGALRM)
-        return resolved(*args, **kwargs)
-
-    monkeypatch.setattr(os, "lstat", lstat)
+    training = Training("standard")
+    monkeypatch.setattr(os, "lstat", ringing(os.lstat, 1))
     monkeypatch.setattr(sources, "_is_users", {})
     with handled_by(Limit().method, signal.SIGALRM), pytest.raises(TimeoutError):
         cycle(training)
@@ -251,15 +257,8 @@ def test_a_time_limit_while_a_line_of_source_is_read_is_the_programs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Python passes over each `OSError` there as well; the line is read at the next call."""
-    read, came = os.stat, count()
-
-    def stat(*args: Any, **kwargs: Any) -> os.stat_result:
-        if next(came) == 0:
-            signal.raise_signal(signal.SIGALRM)
-        return read(*args, **kwargs)
-
     monkeypatch.setattr(linecache, "cache", {})
-    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "stat", ringing(os.stat, 0))
     with handled_by(Limit().method, signal.SIGALRM), pytest.raises(TimeoutError):
         sources.line_of(__file__, 1)
 

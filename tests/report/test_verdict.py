@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 
 from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW
 from ampwatch.diagnosis.kinds.registry import ROWS
-from ampwatch.host.fleet import Fleet
 from ampwatch.report.endings import Failure, cause_of, num_led_to
 from ampwatch.report.verdict import Level, judge, reach
-from ampwatch.settings import Settings
 from ampwatch.wire.blackbox.box import DIED
 from ampwatch.wire.records import GONE_STEP, FindingRecord, RunState, Severity, SkipClass
-from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import put
-from tests.workshop.records import alarm, end, finding, identity, optimizer, step
+from tests.workshop.clocks import START
+from tests.workshop.fleets import fleet_of
+from tests.workshop.records import alarm, end, finding, optimizer, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,10 +34,8 @@ def rank_after(
 ) -> tuple[RankView, float]:
     """The view of one rank after ``records``, and the time its clock shows."""
     steps = sum(hasattr(r, "loss_scale") for r in records)
-    clock = Clock(START + (steps if seconds is None else seconds))
-    fleet = Fleet(Settings(), clock)
-    put(fleet, "/a.ring", identity(**who), records, alive=alive)
-    return fleet.ranks()[0], clock.now
+    seconds = steps if seconds is None else seconds
+    return fleet_of(*records, seconds=seconds, alive=alive, **who).ranks()[0], START + seconds
 
 
 def of_run(*ranks: tuple[RankView, float]) -> RunVerdict:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import urllib.request
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tests.dashboards import asking, documents
-from tests.host.daemon.parts import eventually
-from tests.integration.prometheus import Prometheus, free_port
-from tests.services import require
+from tests.integration.prometheus import prometheus
 from tests.states.series import for_remote_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    from tests.integration.prometheus import Prometheus
     from tests.states.series import Scraped
 
 BOARDS = ("overview", "run", "ranks", "layers")
@@ -80,31 +78,13 @@ class Shown:
 @contextmanager
 def server_of(all_scraped: Iterable[Scraped], directory: Path) -> Iterator[Prometheus]:
     """Run a Prometheus that has the series of all scripts and scrapes nobody."""
-    port = free_port()
     directory.mkdir()
-    (directory / "prometheus.yml").write_text("")
-    process = subprocess.Popen(
-        [
-            require("prometheus"),
-            f"--config.file={directory / 'prometheus.yml'}",
-            f"--storage.tsdb.path={directory / 'data'}",
-            # The time of a script is years ago.
-            "--storage.tsdb.retention.time=100y",
-            "--web.enable-remote-write-receiver",
-            f"--web.listen-address=127.0.0.1:{port}",
-            "--log.level=error",
-        ],
-        stderr=subprocess.DEVNULL,
-    )
-    running = Prometheus(port)
-    try:
-        eventually(running.ready, "Prometheus is ready")
+    # The time of a script is years ago.
+    flags = ("--storage.tsdb.retention.time=100y", "--web.enable-remote-write-receiver")
+    with prometheus(directory, "", flags=flags) as running:
         for scraped in filter(lambda each: each.series, all_scraped):
             _write(running, for_remote_write([scraped]))
         yield running
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def _write(server: Prometheus, body: bytes) -> None:

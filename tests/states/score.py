@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +26,7 @@ from tests.states.rules import evaluate
 from tests.states.series import Scraped, alerts_as_series
 from tests.states.table import TABLE
 from tests.states.told import told
+from tests.workshop.servers import Quiet, answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +66,7 @@ class Everything:
     seen: dict[str, Seen] = field(default_factory=dict)
 
 
-class _Poster(BaseHTTPRequestHandler):
+class _Poster(Quiet, BaseHTTPRequestHandler):
     server: _Posts
 
     def do_POST(self) -> None:
@@ -76,27 +76,11 @@ class _Poster(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 class _Posts(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Poster)
         self.bodies: dict[tuple[str, int], list[dict[str, Any]]] = {}
-
-
-@contextmanager
-def _posts() -> Iterator[_Posts]:
-    server = _Posts()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def play(directory: Path, names: Sequence[str]) -> dict[str, Played]:
@@ -117,10 +101,10 @@ def play(directory: Path, names: Sequence[str]) -> dict[str, Played]:
 
 
 def _play_anew(directory: Path, names: Sequence[str], kept: Path) -> None:
-    with _posts() as posts:
+    posts = _Posts()
+    with answering(posts) as hook:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         environment = {k: v for k, v in environment.items() if not k.startswith("AMPWATCH_")}
-        hook = f"http://127.0.0.1:{posts.server_port}"
         command = [sys.executable, "-m", "tests.states.stage", str(directory / "plays"), hook]
         done = subprocess.run(
             [*command, *names],

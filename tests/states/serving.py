@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.host.page.broadcast import Broadcast
 from ampwatch.host.page.page import Feed
 from tests.host.daemon.parts import OPEN
+from tests.workshop.servers import answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,14 +27,8 @@ def served(daemon: Daemon) -> Iterator[str]:
     # That of the site has the clock of the machine.
     site._broadcast = Broadcast(Feed(daemon.fleet, daemon.clock))
     server = Server("127.0.0.1", 0, site, WebConfig(), frozenset(), OPEN)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(server) as address:
+        yield f"{address}/"
 
 
 def address_of(site: str, row: Row) -> str:

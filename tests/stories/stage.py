@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -304,3 +304,28 @@ def loop(
         return total
 
     return Program(models, optimizers, iterate, scaler, **options)
+
+
+def check_sick(story: Story, level: str) -> tuple[Program, Monitor]:
+    """Run a sick program: the one alarm is the root, in its place and phase, and nothing is changed."""
+    program, monitor = watch(partial(story.build, sick=True), level)
+    assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
+    assert all(f.root or f.caused_by for f in monitor.findings)
+    assert program.digest() == bare_digest(story.build, sick=True)
+    return program, monitor
+
+
+def twins(stories: Sequence[Story]) -> list[Any]:
+    """Return the programs of stories with the remedy, as parameters of a test."""
+    return [pytest.param(partial(story.build, sick=False), id=str(story)) for story in stories]
+
+
+def check_left_alone(
+    build: Callable[[], Program],
+    level: str,
+    is_told: Callable[[Finding], bool] = lambda finding: finding.severity in ALARMS,
+) -> None:
+    """Run a program of which nothing is told that counts, and not a bit of it is changed."""
+    program, monitor = watch(build, level)
+    assert [(f.kind, f.where, f.summary) for f in monitor.findings if is_told(f)] == []
+    assert program.digest() == bare_digest(build)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +11,13 @@ import pytest
 from ampwatch.training.devices import MemoryUse
 from ampwatch.training.sensors.memory import growth
 from tests.stories.memory import CONTROLS, STORIES
-from tests.stories.stage import ALARMS, alarms, at_each_level, bare_digest, watch
+from tests.stories.stage import (
+    at_each_level,
+    check_left_alone,
+    check_sick,
+    name_of,
+    twins,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,27 +63,13 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("story", "level"), at_each_level(STORIES, LEVELS))
 def test_what_keeps_memory_is_the_one_root_finding(story: Story, level: str) -> None:
     """Its kind, its place, its phase; nothing is changed."""
-    program, monitor = watch(partial(story.build, sick=True), level)
-
-    assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
-    assert program.digest() == bare_digest(story.build, sick=True)
+    check_sick(story, level)
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize("story", STORIES, ids=str)
-def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
+@pytest.mark.parametrize("build", [*twins(STORIES), *CONTROLS], ids=name_of)
+def test_the_twin_with_the_remedy_and_growth_that_ends_are_left_alone(
+    build: Callable[[], Program],
+) -> None:
     """No finding of the kind, and no alarm."""
-    program, monitor = watch(partial(story.build, sick=False), "light")
-
-    assert [(f.kind, f.summary) for f in monitor.findings if f.severity in ALARMS] == []
-    assert program.digest() == bare_digest(story.build, sick=False)
-
-
-@pytest.mark.rotating
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
-def test_growth_that_ends_is_left_alone(control: Callable[[], Program]) -> None:
-    """No finding of the kind, and no alarm."""
-    program, monitor = watch(control, "light")
-
-    assert [(f.kind, f.summary) for f in monitor.findings if f.severity in ALARMS] == []
-    assert program.digest() == bare_digest(control)
+    check_left_alone(build, "light")

@@ -14,7 +14,14 @@ from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.training.iteration import governor
 from tests.stories import backward, communication, forward, not_amp, small_numbers
 from tests.stories.births import BORN
-from tests.stories.stage import ALARMS, alarms, bare_digest, watch
+from tests.stories.stage import (
+    ALARMS,
+    check_sick,
+    name_of,
+    ops,
+    twins,
+    watch,
+)
 from tests.training.sensors.late import BEHIND, pretend
 
 if TYPE_CHECKING:
@@ -64,34 +71,23 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[OpTrace]:
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_root_is_the_one_that_it_is_on_a_host(story: Story) -> None:
     """Kind, place, phase and op are those of a host; not a bit of the training is changed."""
-    program, monitor = watch(partial(story.build, sick=True), "deep")
+    _, monitor = check_sick(story, "deep")
 
-    assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
-    assert all(f.root or f.caused_by for f in monitor.findings)
-    roots = [f.op for f in monitor.findings if f.root and f.kind == story.kind]
-    assert not story.op or roots == [story.op]
-    assert program.digest() == bare_digest(story.build, sick=True)
+    assert not story.op or ops(monitor.findings, story.kind) == [story.op]
     assert "switched off" not in monitor.report()
     assert "were not followed" not in monitor.report()
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize("story", STORIES, ids=str)
-def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
+@pytest.mark.parametrize("build", [*twins(STORIES), *CONTROLS], ids=name_of)
+def test_twins_with_the_remedy_and_what_only_looks_like_trouble_are_left_alone(
+    build: Callable[[], Program],
+) -> None:
     """With every iteration followed."""
-    _, monitor = watch(partial(story.build, sick=False), "deep")
+    _, monitor = watch(build, "deep")
 
     assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
     assert "switched off" not in monitor.report()
-
-
-@pytest.mark.rotating
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
-def test_what_only_looks_like_trouble_is_left_alone(control: Callable[[], Program]) -> None:
-    """With every iteration followed."""
-    _, monitor = watch(control, "deep")
-
-    assert [(f.kind, f.where) for f in monitor.findings if f.severity in ALARMS] == []
 
 
 def test_a_burst_ends_and_an_incident_stays_one_finding(

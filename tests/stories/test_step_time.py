@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stories.stage import ALARMS, alarms, at_each_level, bare_digest, watch
+from tests.stories.stage import (
+    ALARMS,
+    at_each_level,
+    check_left_alone,
+    check_sick,
+    name_of,
+)
 from tests.stories.step_time import CONTROLS, STORIES
 from tests.workshop.played_time import play_time
 
@@ -30,31 +36,22 @@ def played(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("story", "level"), at_each_level(STORIES, LEVELS))
 def test_what_takes_so_long_is_the_one_root_finding(story: Story, level: str) -> None:
     """Its kind, its place, its phase; nothing is changed."""
-    program, monitor = watch(partial(story.build, sick=True), level)
-
-    assert alarms(monitor.findings) == [(story.kind, story.where, story.phase)]
-    assert program.digest() == bare_digest(story.build, sick=True)
+    check_sick(story, level)
 
 
 @pytest.mark.rotating
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_twin_with_the_remedy_is_left_alone(story: Story) -> None:
     """No alarm, and not an info of the kind."""
-    program, monitor = watch(partial(story.build, sick=False), "light")
-
-    assert [
-        (f.kind, f.summary)
-        for f in monitor.findings
-        if f.kind == story.kind or f.severity in ALARMS
-    ] == []
-    assert program.digest() == bare_digest(story.build, sick=False)
+    check_left_alone(
+        partial(story.build, sick=False),
+        "light",
+        lambda finding: finding.kind == story.kind or finding.severity in ALARMS,
+    )
 
 
 @pytest.mark.rotating
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("control", CONTROLS, ids=name_of)
 def test_what_takes_long_for_a_reason_is_left_alone(control: Callable[[], Program]) -> None:
     """No alarm, and no info."""
-    program, monitor = watch(control, "light")
-
-    assert [(f.kind, f.summary) for f in monitor.findings] == []
-    assert program.digest() == bare_digest(control)
+    check_left_alone(control, "light", lambda _: True)

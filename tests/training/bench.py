@@ -73,6 +73,10 @@ class Heard(Sensor):
             setattr(self, handler_name(kind), self.events.append)
 
 
+INSTALLED: list[Bench] = []
+"""Benches whose sensors are in place."""
+
+
 class Bench:
     """A context whose parts the test can replace, and what the sensors have observed.
 
@@ -135,8 +139,11 @@ class Bench:
         for sensor in sensors:
             self.bus.add(sensor)
         self.bus.install()
+        INSTALLED.append(self)
 
     def remove(self) -> None:
-        """Take everything off; no sensor may have failed."""
+        """Take everything off; no sensor may have failed. The end of a test does so where it has not."""
+        if self in INSTALLED:
+            INSTALLED.remove(self)
         self.bus.remove()
         assert [guard.name for guard in self.bus.guards if guard.off] == []

@@ -7,16 +7,14 @@ copy of the package.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ampwatch
+from tests.workshop.alone import python
 
 # It runs a copy of the package in processes of its own.
 pytestmark = pytest.mark.nightly
@@ -118,17 +116,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     text = text.replace(IMPORT, IMPORT + more)
     text = text.replace(LINE, LINE + "        yield ZeroedSensor(context)\n")
     session.write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", TRAINING],
-        env=os.environ | {"PYTHONPATH": str(root)},
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
+    said: dict[str, Any] = json.loads(python("-c", TRAINING, place=root).stdout)
     return said
 
 

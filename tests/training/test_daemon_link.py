@@ -103,11 +103,15 @@ class Scene:
         self.clock.now = end
 
 
+@pytest.fixture
+def scene(own_places: Path) -> Scene:
+    return Scene(own_places)
+
+
 def test_a_daemon_that_lives_is_looked_at_now_and_then_and_nothing_is_said(
-    own_places: Path,
+    scene: Scene,
 ) -> None:
     """Each look is some time after the one before."""
-    scene = Scene(own_places)
     scene.due(10 * LOOK_SECONDS)
 
     assert scene.link.url == INFO.url
@@ -115,9 +119,8 @@ def test_a_daemon_that_lives_is_looked_at_now_and_then_and_nothing_is_said(
     assert scene.link.due_s == 11 * LOOK_SECONDS
 
 
-def test_a_daemon_that_died_is_replaced_and_its_address_is_true(own_places: Path) -> None:
+def test_a_daemon_that_died_is_replaced_and_its_address_is_true(scene: Scene) -> None:
     """One process is begun, and reaped; it is said once, with the new address."""
-    scene = Scene(own_places)
     scene.lock.let_go()
     scene.due(LOOK_SECONDS)
     between = scene.link.url
@@ -132,9 +135,8 @@ def test_a_daemon_that_died_is_replaced_and_its_address_is_true(own_places: Path
     assert scene.said == [f"the daemon had ended; another one runs, and this run is at {NEXT.url}"]
 
 
-def test_a_daemon_that_somebody_else_brings_back_is_found(own_places: Path) -> None:
+def test_a_daemon_that_somebody_else_brings_back_is_found(scene: Scene) -> None:
     """Another rank holds the lock already, so that there is nothing to do."""
-    scene = Scene(own_places)
     scene.lock.let_go()
     scene.lock = DaemonLock.take(scene.runtime)
     scene.due(LOOK_SECONDS)
@@ -171,9 +173,8 @@ def test_a_daemon_that_was_to_end_or_is_somebody_elses_is_not_brought_back(
     assert "`ampwatch daemon` starts one" in said[0]
 
 
-def test_a_daemon_that_cannot_start_is_tried_less_and_less_and_said_once(own_places: Path) -> None:
+def test_a_daemon_that_cannot_start_is_tried_less_and_less_and_said_once(scene: Scene) -> None:
     """Each process is reaped; when it can at last, all is well."""
-    scene = Scene(own_places)
     scene.lock.let_go()
     tries = []
     for _ in range(1000):
@@ -196,10 +197,9 @@ def test_a_daemon_that_cannot_start_is_tried_less_and_less_and_said_once(own_pla
 
 @pytest.mark.parametrize("error", [DaemonError("no room"), OSError(24, "Too many open files")])
 def test_a_process_that_cannot_be_begun_is_one_that_has_failed(
-    own_places: Path, error: Exception
+    scene: Scene, error: Exception
 ) -> None:
     """It is said with the reason, and tried again when it is time."""
-    scene = Scene(own_places)
     scene.lock.let_go()
     scene.refusal = error
     scene.due(2 * LOOK_SECONDS)
@@ -210,9 +210,8 @@ def test_a_process_that_cannot_be_begun_is_one_that_has_failed(
     assert len(scene.said) == len(scene.helpers) == 1
 
 
-def test_a_process_that_hangs_with_the_lock_is_one_that_has_failed(own_places: Path) -> None:
+def test_a_process_that_hangs_with_the_lock_is_one_that_has_failed(scene: Scene) -> None:
     """It was handed the lock, which is free once it has ended; it is said, and tried again later."""
-    scene = Scene(own_places)
     scene.lock.let_go()
     scene.due(LOOK_SECONDS)
     (helper,) = scene.helpers
@@ -224,9 +223,8 @@ def test_a_process_that_hangs_with_the_lock_is_one_that_has_failed(own_places: P
     assert len(scene.helpers) == len(scene.said) == 1
 
 
-def test_a_process_that_no_signal_ends_is_not_waited_for(own_places: Path) -> None:
+def test_a_process_that_no_signal_ends_is_not_waited_for(scene: Scene) -> None:
     """Neither by a step nor by the end of the training: its file system may be gone."""
-    scene = Scene(own_places)
     scene.lock.let_go()
     scene.due(LOOK_SECONDS)
     (helper,) = scene.helpers
@@ -238,9 +236,8 @@ def test_a_process_that_no_signal_ends_is_not_waited_for(own_places: Path) -> No
     assert len(scene.helpers) == 1
 
 
-def test_a_lock_file_that_is_gone_says_nothing_of_the_daemon(own_places: Path) -> None:
+def test_a_lock_file_that_is_gone_says_nothing_of_the_daemon(scene: Scene) -> None:
     """Who tidies a directory for temporary files has not ended it."""
-    scene = Scene(own_places)
     (scene.runtime / "daemon.lock").unlink()
     scene.due()
 
@@ -248,9 +245,8 @@ def test_a_lock_file_that_is_gone_says_nothing_of_the_daemon(own_places: Path) -
 
 
 @pytest.mark.parametrize("status", [0, None])
-def test_the_end_of_the_training_leaves_no_process(own_places: Path, status: int | None) -> None:
+def test_the_end_of_the_training_leaves_no_process(scene: Scene, status: int | None) -> None:
     """One that is starting a daemon is waited for, or ended."""
-    scene = Scene(own_places)
     scene.lock.let_go()
     scene.due(LOOK_SECONDS)
     (helper,) = scene.helpers

@@ -21,6 +21,7 @@ from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.said import Said, path_for
 from ampwatch.wire.records import Finding, Severity
 from tests.host.daemon.parts import ROOT
+from tests.workshop.alone import python
 from tests.workshop.records import identity
 
 if TYPE_CHECKING:
@@ -374,15 +375,7 @@ def test_the_name_of_a_launcher_may_be_any_bytes(own_places: Path) -> None:
         f"sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1], {str(own_places / 'rings')!r},"
         " '0'], input=b'it\\n').returncode)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, RANK],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert (done.returncode, done.stdout) == (0, "True [0]\n"), done.stderr
+    assert python("-c", code, RANK).stdout == "True [0]\n"
 
 
 def test_each_monitor_of_a_run_has_a_file_of_its_own(tmp_path: Path) -> None:

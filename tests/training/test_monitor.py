@@ -79,7 +79,7 @@ def test_the_scheduler_recipe_keeps_schedule_and_updates_together() -> None:
     ],
     ids=["enabled", "disabled", "described", "described without a scale", "none"],
 )
-def test_a_monitor_says_whether_the_loss_is_scaled(given: Any, is_scaled: bool) -> None:  # noqa: FBT001 - a case
+def test_a_monitor_says_whether_the_loss_is_scaled(given: Any, *, is_scaled: bool) -> None:
     """By torch's scaler, or one that is described by its calls."""
     model = Net()
     optimizer = adamw(model)

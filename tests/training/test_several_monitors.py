@@ -12,21 +12,13 @@ from torch import nn
 
 import ampwatch
 from ampwatch.training.hooks.ownership import Ownership
+from tests.trainings import Gain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS = 12
 PLANTED = (5, 6)
-
-
-class Gain(nn.Module):
-    """Multiplies."""
-
-    by = 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.by
 
 
 class Fit:

@@ -19,7 +19,6 @@ from ampwatch.wire.blackbox import files
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader, layout
 from ampwatch.wire.ring.encoding import encode
-from tests.doctor.test_daemon import examined, ours
 from tests.fuzz.rings import mutate, one
 from tests.wire.corpus import FILES, RECORDS, REPORT, RING, ring
 from tests.workshop.boxes import box
@@ -110,10 +109,11 @@ def test_a_ring_of_another_layout_is_refused_by_reader_and_daemon(
 @pytest.mark.parametrize("by_path", [True, False])
 def test_ampwatch_report_says_why_it_cannot_read_one(
     version: int,
-    by_path: bool,  # noqa: FBT001 - a case
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *,
+    by_path: bool,
 ) -> None:
     """Asked for the file, or for whatever there is."""
     path = ring_of(version, tmp_path / "rings")
@@ -125,15 +125,6 @@ def test_ampwatch_report_says_why_it_cannot_read_one(
 
     assert status == 1
     assert refusal(version) in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("version", [OLDER[-1], NEWER])
-def test_the_doctor_says_when_the_daemon_reads_another_layout(version: int, tmp_path: Path) -> None:
-    """The other way round: this training, a daemon of another release."""
-    check = examined(ours(layout=version), runtime_dir=tmp_path)["daemon"]
-
-    assert f"but reads ring layout {version} where this version writes {layout.LAYOUT}" in check.why
-    assert check.remedy == "end it, the next run starts one that can"
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])

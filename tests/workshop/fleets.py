@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.fleet import Writer
@@ -72,6 +72,13 @@ def put(
 ) -> None:
     writer = Writer(0, uid)
     fleet.apply(key, who, records, alive=alive, lost=lost, dropped=dropped, writer=writer)
+
+
+def fleet_of(*records: Record, seconds: float = 20.0, alive: bool = True, **who: Any) -> Fleet:
+    """Return a fleet of one rank that has written these records, some time after the rank's start."""
+    fleet = Fleet(Settings(), Clock(START + seconds))
+    put(fleet, "/a.ring", identity(**who), records, alive=alive)
+    return fleet
 
 
 RANGES: list[Record] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,12 @@ from ampwatch.diagnosis.evidence.calls import (
     MixedGradients,
     MixedScales,
     NonfiniteClip,
-    Raised,
     RefusedOp,
     ScaledClip,
     ScaledStep,
 )
 from ampwatch.wire.records import Finding, Severity
+from tests.diagnosis.calls.test_api_errors import raised
 from tests.workshop.iterations import TAKEN
 from tests.workshop.simulation import Simulation
 
@@ -112,7 +113,7 @@ def test_a_parameter_that_is_not_known_at_once_is_known_from_the_weights() -> No
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_a_parameter_that_never_becomes_known_leaves_the_optimizer(ends: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_a_parameter_that_never_becomes_known_leaves_the_optimizer(*, ends: bool) -> None:
     """It is said all the same, some iterations later or when the run ends."""
     case = Case().see(nonfinite_clip(step=3, parameter=""))
     if ends:
@@ -144,9 +145,7 @@ def test_what_becomes_of_steps_that_are_too_large_is_explained_by_them() -> None
     ],
 )
 def test_mixed_losses_are_described_as_they_are(
-    any_scaled: bool,  # noqa: FBT001 - a parameter of the test
-    after_unscale: bool,  # noqa: FBT001 - a parameter of the test
-    words: str,
+    words: str, *, any_scaled: bool, after_unscale: bool
 ) -> None:
     """Three ways to mix them, one kind."""
     seen = MixedGradients(0, 1, 512.0, "w", 3, any_scaled, after_unscale, "train.py:5")
@@ -182,43 +181,30 @@ def test_backward_under_autocast_tells_the_dtype() -> None:
     assert "backward ran under autocast" in finding.summary
 
 
-def test_backward_in_a_region_that_is_held_is_an_info_until_it_is_not() -> None:
-    """A block of the step that could have been left is a mistake; one around an epoch is a choice."""
-    case = Case().see(AutocastBackward(2, "bfloat16", "", is_held=True))
+@pytest.mark.parametrize(
+    ("meant", "words"),
+    [
+        ({"is_held": True}, "backward ran under autocast"),
+        ({"region_of": "Lightning's Trainer"}, "the region is that of Lightning's Trainer"),
+    ],
+)
+def test_backward_in_a_region_that_nobody_could_leave_is_an_info_until_it_is_not(
+    meant: dict[str, Any], words: str
+) -> None:
+    """A block of the step is a mistake; one around an epoch is a choice, and a framework's is not the user's."""
+    case = Case().see(AutocastBackward(2, "bfloat16", "", **meant))
     assert case.one.severity is Severity.INFO
-
+    assert words in case.one.summary
     case.see(AutocastBackward(3, "bfloat16", ""))
-    assert case.one.severity is Severity.WARNING
-
-
-def test_backward_in_the_region_of_a_framework_is_an_info_that_names_it() -> None:
-    """Its user has no block to leave; a region of the user's own is a mistake all the same."""
-    case = Case().see(AutocastBackward(2, "float16", "", region_of="Lightning's Trainer"))
-    assert case.one.severity is Severity.INFO
-    assert "the region is that of Lightning's Trainer" in case.one.summary
-
-    case.see(AutocastBackward(3, "float16", ""))
     assert case.one.severity is Severity.WARNING
 
 
 def test_of_a_chain_of_exceptions_one_is_explained() -> None:
     """The one that was raised from another says no more than that."""
-    inner = Raised(
-        step=4,
-        type_name="ValueError",
-        message="Attempting to unscale FP16 gradients.",
-        module=None,
-        module_type="",
-        op="",
-        optimizer=0,
-        in_backward=False,
-        without_gradient=(),
-        parameters=2,
-        source="",
-    )
-    outer = inner._replace(type_name="RuntimeError", message="training failed")
+    refused = raised("ValueError", "Attempting to unscale FP16 gradients.", optimizer=0)
+    outer = refused._replace(type_name="RuntimeError", message="training failed")
 
-    assert Case().see(outer, inner, inner).one.where == "optimizer:0"
+    assert Case().see(outer, refused, refused).one.where == "optimizer:0"
 
 
 def test_what_a_gpu_would_refuse_is_reported_once_and_counted() -> None:

@@ -18,8 +18,7 @@ REGION = Fallback.DISABLED_REGION
 
 @pytest.mark.parametrize(("machine", "has_tf32"), [(HOPPER, True), (CPU, False)])
 def test_a_container_in_a_disabled_region_is_named_once_and_counted(
-    machine: Machine,
-    has_tf32: bool,  # noqa: FBT001 - a parameter of the test
+    machine: Machine, *, has_tf32: bool
 ) -> None:
     """The children have the matmuls; the region was drawn around their parent. TF32 is a GPU's."""
     watched = Watched(machine)

@@ -15,6 +15,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
+from tests.workshop.servers import Quiet, answering
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
@@ -50,7 +52,7 @@ def collecting(port: int = 0) -> Iterator[Collector]:
     """Serve on loopback until the block ends."""
     collector = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers["Content-Encoding"] == "gzip":
@@ -65,9 +67,6 @@ def collecting(port: int = 0) -> Iterator[Collector]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
     class Server(ThreadingHTTPServer):
         daemon_threads = True
 
@@ -75,16 +74,11 @@ def collecting(port: int = 0) -> Iterator[Collector]:
             """Clients of these tests leave while they are answered."""
 
     server = Server(("127.0.0.1", port), Handler)
-    collector.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield collector
-    finally:
-        collector.answers.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with answering(server) as collector.url:
+        try:
+            yield collector
+        finally:
+            collector.answers.set()
 
 
 def metrics_of(content: ExportMetricsServiceRequest) -> list[Received]:

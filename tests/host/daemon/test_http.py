@@ -28,6 +28,7 @@ from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import OPEN, Answer, ask, eventually
 from tests.workshop.fleets import made_up_fleet
 from tests.workshop.records import step
+from tests.workshop.servers import answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,14 +77,8 @@ def serving(
     fleet = made_up_fleet()
     site = Site(fleet, {"rings": CollectorPass(success=True, duration_seconds=0.0)}, **options)
     server = Server(host, 0, site, web or WebConfig(), names, access)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
+    with answering(server):
         yield Served(fleet, server)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @pytest.fixture

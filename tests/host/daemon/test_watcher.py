@@ -272,21 +272,22 @@ def test_runs_that_ended_leave_room_to_flight_recorders(
     assert [died.exists(), *(writer.path.exists() for writer in ended)] == [True, False, True]
 
 
-def test_the_end_is_read_even_if_the_writer_has_removed_the_file(setting: Setting) -> None:
-    """The open file outlives its name."""
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_comes_after_the_file_was_removed_is_read(setting: Setting, *, ends: bool) -> None:
+    """The open file outlives its name: cleaning up /dev/shm ends no watching, and the end is not missed."""
     writer = setting.write()
     setting.watcher.poll()
     writer.put(step(5))
-    writer.close(end(RunState.FAILED, "ValueError: no"), keep=False)
+    if ends:
+        writer.close(end(RunState.FAILED, "ValueError: no"), keep=False)
+    else:
+        writer.path.unlink()
 
     setting.watcher.poll()
 
     (rank,) = setting.fleet.ranks()
-    assert (rank.state, rank.end_reason, rank.newest) == (
-        RunState.FAILED,
-        "ValueError: no",
-        step(5),
-    )
+    state = (RunState.FAILED, "ValueError: no") if ends else (RunState.RUNNING, "")
+    assert (rank.state, rank.end_reason, rank.newest) == (*state, step(5))
 
 
 def test_the_ring_of_a_killed_run_stays_for_a_day_as_its_flight_recorder(
@@ -470,19 +471,6 @@ def test_a_file_that_is_replaced_between_look_and_opening_is_left_for_the_next_p
 
     setting.watcher.poll()
     assert setting.states() == {"other": RunState.RUNNING}
-
-
-def test_a_living_run_whose_file_was_removed_by_hand_is_still_followed(setting: Setting) -> None:
-    """Cleaning up /dev/shm does not end the watching."""
-    writer = setting.write()
-    setting.watcher.poll()
-    writer.path.unlink()
-    writer.put(step(5))
-
-    setting.watcher.poll()
-
-    (rank,) = setting.fleet.ranks()
-    assert (rank.state, rank.newest) == (RunState.RUNNING, step(5))
 
 
 def test_records_that_cannot_be_taken_in_end_nothing_but_themselves(

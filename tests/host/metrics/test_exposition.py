@@ -15,7 +15,7 @@ from ampwatch.numerics.units.ops import OpKind
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, FactsRecord, KernelTotal, OpTotal, Record, Topic
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import made_up_fleet, put
+from tests.workshop.fleets import fleet_of, made_up_fleet, put
 from tests.workshop.records import (
     H100,
     census,
@@ -55,7 +55,6 @@ def by_the_library(fleet: Fleet, accept: str) -> tuple[bytes, str]:
 def awkward_fleet() -> Fleet:
     """Text that needs escaping, and numbers of every look."""
     nasty = 'a"\\\n\\n\ud800é'
-    fleet = Fleet(Settings(), Clock(START + 5))
     records: list[Record] = [
         FactsRecord({"device": nasty}),
         *(step(i, loss_scale=scale) for i, scale in enumerate([1e-7, 123456789.0, math.inf])),
@@ -64,8 +63,7 @@ def awkward_fleet() -> Fleet:
         ranges(nasty.replace("\ud800", ""), Topic.ACTIVATION, histogram(-140, 1), dtype="float16"),
         sampling(device_ns=1, gradient_elements=2**62),
     ]
-    put(fleet, "a", identity(run=nasty, version=nasty), records)
-    return fleet
+    return fleet_of(*records, run=nasty, version=nasty)
 
 
 @pytest.mark.parametrize("accept", ACCEPTED)
@@ -185,10 +183,8 @@ def test_memory_is_that_of_the_newest_scrape() -> None:
 
 def test_a_finding_carries_its_newest_step_as_exemplar() -> None:
     """In OpenMetrics, on the counter of its kind; not in the text format, which has none."""
-    fleet = Fleet(Settings(), Clock(START + 5))
-    records = [step(7), finding("scale_collapse", last_step=7), finding("update_rounding")]
-    put(fleet, "a", identity(), records)
-    exporter = PrometheusExporter(fleet, PASSES)
+    records = step(7), finding("scale_collapse", last_step=7), finding("update_rounding")
+    exporter = PrometheusExporter(fleet_of(*records), PASSES)
 
     def line(accept: str) -> str:
         text = exporter.render(accept)[0].decode()

@@ -25,7 +25,7 @@ from tests.host.daemon.collector import (
     scraped_values,
 )
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import fleet_with_gpus, made_up_fleet, put
+from tests.workshop.fleets import fleet_of, fleet_with_gpus, made_up_fleet, put
 from tests.workshop.records import finding, identity, step
 
 if TYPE_CHECKING:
@@ -229,8 +229,7 @@ class TestStartTimes:
 
 def test_names_of_users_stay_data() -> None:
     """Any text is an attribute's value, and comes as it is in the scrape."""
-    fleet = Fleet(Settings(), Clock(START + 60))
-    put(fleet, "a", identity(run='a"b\n<i>\\'), [step(1), finding()])
+    fleet = fleet_of(step(1), finding(), run='a"b\n<i>\\')
 
     point = point_of(encoded(snapshots(fleet)), "ampwatch_steps_total")
 

@@ -16,8 +16,9 @@ from ampwatch.wire.records import (
     KernelTotal,
     OpTotal,
 )
-from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples
+from tests.host.metrics.test_prometheus import names_of_rank_0, samples
 from tests.host.metrics.test_ranges import of_modules, value
+from tests.workshop.fleets import fleet_of
 from tests.workshop.records import H100, census, histogram, op_row, ranges, window
 
 OF_PRECISION = {metric.name for topic in ("Precision mix", "Kernels") for metric in TOPICS[topic]}

@@ -4,7 +4,6 @@ import math
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import Metric as Family
@@ -26,6 +25,7 @@ from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import (
     PRECISION,
     RANGES,
+    fleet_of,
     fleet_with_gpus,
     made_up_fleet,
     put,
@@ -64,12 +64,6 @@ def samples(fleet: Fleet) -> dict[tuple[str, ...], float]:
         for family in parse_text(scrape(fleet))
         for s in family.samples
     }
-
-
-def fleet_of(*records: Record, **who: Any) -> Fleet:
-    fleet = Fleet(Settings(), Clock(START + 5))
-    put(fleet, "a", identity(**who), records)
-    return fleet
 
 
 @pytest.mark.parametrize("text", ["", "nan", "-1", "1e3", "9" * 5000, "\u0663", "12 kB"])

@@ -4,16 +4,13 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from ampwatch.host.fleet import Fleet
 from ampwatch.host.metrics.catalog import TOPICS
 from ampwatch.host.metrics.prometheus import PrometheusExporter
-from ampwatch.settings import Settings
 from ampwatch.wire.records import FactsRecord, Record, Topic
-from tests.host.metrics.test_prometheus import fleet_of, names_of_rank_0, samples, scrape
+from tests.host.metrics.test_prometheus import names_of_rank_0, samples, scrape
 from tests.numerics.oracle import histogram_of
-from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import RANGES, put
-from tests.workshop.records import histogram, identity, ranges, sampling
+from tests.workshop.fleets import RANGES, fleet_of
+from tests.workshop.records import histogram, ranges, sampling
 
 FLOAT16 = FactsRecord({"autocast_dtype": "bfloat16,float16"})
 OF_RANGES = {
@@ -63,8 +60,7 @@ def test_before_the_first_sample_there_are_counters_at_0_and_nothing_else() -> N
 
 def test_losses_in_blocks_are_those_of_the_first_rank() -> None:
     """Other ranks of the host are alike."""
-    second = Fleet(Settings(), Clock(START + 20))
-    put(second, "/b.ring", identity(rank=1, local_rank=1, world_size=2), [FLOAT16, RANGES[0]])
+    second = fleet_of(FLOAT16, RANGES[0], rank=1, local_rank=1, world_size=2)
 
     assert "ampwatch_gradient_format_fit{" in scrape(second)
     assert "ampwatch_gradient_block_underflow_ratio{" not in scrape(second)

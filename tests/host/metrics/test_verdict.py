@@ -11,11 +11,11 @@ from ampwatch.host.metrics.verdict import MAX_ROOTS, OTHER
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FindingRecord, Severity
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import put
+from tests.workshop.fleets import fleet_of, put
 from tests.workshop.records import finding, identity, step
 
 if TYPE_CHECKING:
-    from ampwatch.wire.records import Finding
+    from ampwatch.wire.records import Finding, Record
 
 
 def samples(fleet: Fleet, family: str) -> list[dict[str, str]]:
@@ -34,16 +34,13 @@ def broken(**changes: object) -> Finding:
     return replace(made, **{**said, **changes})
 
 
-def fleet_of(*records: object) -> tuple[Fleet, Clock]:
-    clock = Clock(START + 10)
-    fleet = Fleet(Settings(), clock)
-    put(fleet, "/a.ring", identity(), [*(step(i) for i in range(10)), *records])
-    return fleet, clock
+def after_ten_steps(*records: Record) -> Fleet:
+    return fleet_of(*map(step, range(10)), *records, seconds=10)
 
 
 def test_the_root_has_its_place_and_what_to_do_first() -> None:
     """What an alert says about it, it reads here."""
-    fleet, _ = fleet_of(FindingRecord(broken()))
+    fleet = after_ten_steps(FindingRecord(broken()))
 
     assert samples(fleet, "ampwatch_root") == [
         {
@@ -61,7 +58,7 @@ def test_the_root_has_its_place_and_what_to_do_first() -> None:
 
 def test_nothing_alarming_is_no_root() -> None:
     """An information is none, and neither is what is over."""
-    fleet, _ = fleet_of(FindingRecord(broken(severity=Severity.INFO)))
+    fleet = after_ten_steps(FindingRecord(broken(severity=Severity.INFO)))
 
     assert samples(fleet, "ampwatch_root") == []
     assert [s["health"] for s in samples(fleet, "ampwatch_run_health")] == ["healthy"]
@@ -69,7 +66,9 @@ def test_nothing_alarming_is_no_root() -> None:
 
 def test_a_training_that_breaks_ever_elsewhere_makes_no_series_without_end() -> None:
     """The place of further ones is left out, the kind and the remedy are not."""
-    fleet, clock = fleet_of()
+    clock = Clock(START + 10)
+    fleet = Fleet(Settings(), clock)
+    put(fleet, "/a.ring", identity(), map(step, range(10)))
     places = []
     for i in range(MAX_ROOTS + 3):
         clock.now += 1000.0

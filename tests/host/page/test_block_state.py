@@ -8,15 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.ranges import MAX_BLOCKED
 from ampwatch.host.page.block_state import BlockStates
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.settings import Settings
 from ampwatch.wire.records import Operand
 from tests.numerics.block_oracle import operand_of, quantised, sqnr_db
-from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import put
+from tests.workshop.fleets import fleet_of
 from tests.workshop.records import FACTS, identity, ranges
 
 if TYPE_CHECKING:
@@ -37,9 +34,7 @@ def _measured(values: torch.Tensor, **changes: object) -> RangeRecord:
 
 
 def _states(*records: RangeRecord) -> BlockStates:
-    fleet = Fleet(Settings(), Clock(START + 20))
-    put(fleet, "/a.ring", identity(), [FACTS, *records])
-    return BlockStates(fleet)
+    return BlockStates(fleet_of(FACTS, *records))
 
 
 def test_the_words_are_of_values_that_are_really_cast() -> None:
@@ -92,11 +87,9 @@ def test_nothing_is_said_of_what_was_not_measured() -> None:
 
 def test_the_blocks_that_are_kept_are_bounded() -> None:
     """By as many modules as are measured at most."""
-    fleet = Fleet(Settings(), Clock(START + 20))
     record = _measured(_values(), module="m")
     many = [_renamed(record, f"m.{n}") for n in range(MAX_BLOCKED + 5)]
-    put(fleet, "/a.ring", identity(), [FACTS, *many])
-    (view,) = fleet.ranks()
+    (view,) = fleet_of(FACTS, *many).ranks()
 
     assert len(view.ranges.blocked) == MAX_BLOCKED
     assert "m.0" not in view.ranges.blocked

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 
-from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.brief import MAX_ROWS, brief
 from ampwatch.host.page.page import Feed
-from ampwatch.settings import Settings
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import made_up_fleet, put
-from tests.workshop.records import identity, step
+from tests.workshop.fleets import fleet_of, made_up_fleet
+from tests.workshop.records import step
 
 NOW = Clock(START + 20)
 
@@ -33,9 +31,7 @@ def test_what_it_has_is_the_pages_own() -> None:
 
 def test_what_takes_room_is_not_there() -> None:
     """Neither ranges and ops, nor what old rows say."""
-    fleet = Fleet(Settings(), NOW)
-    put(fleet, "/a.ring", identity(), [step(i) for i in range(200)])
-    whole = Feed(fleet, NOW).full()
+    whole = Feed(fleet_of(*map(step, range(200))), NOW).full()
 
     rank = brief(whole)["runs"]["gpt"]["ranks"]["0"]
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.figures import Figure, figures
-from ampwatch.settings import Settings
 from ampwatch.wire.records import SkipClass
-from tests.workshop.clocks import SECOND, START, Clock
-from tests.workshop.fleets import PRECISION, RANGES, made_up_fleet, put
-from tests.workshop.records import FACTS, histogram, identity, optimizer, ranges, step
+from tests.workshop.clocks import SECOND
+from tests.workshop.fleets import PRECISION, RANGES, fleet_of, made_up_fleet
+from tests.workshop.records import FACTS, histogram, optimizer, ranges, step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,9 +21,7 @@ if TYPE_CHECKING:
 
 
 def figures_of(records: Sequence[Record]) -> dict[str, Figure]:
-    fleet = Fleet(Settings(), Clock(START + 20))
-    put(fleet, "/a.ring", identity(), records)
-    return figures(fleet.ranks()[0])
+    return figures(fleet_of(*records).ranks()[0])
 
 
 def test_before_the_first_step_each_figure_says_what_would_be_there() -> None:

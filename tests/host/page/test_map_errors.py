@@ -6,14 +6,11 @@ import math
 
 import pytest
 
-from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.rank import MAX_BUDGETS
 from ampwatch.report.error_budget import MAX_SENT, ErrorBudget, ErrorRow, records_of
-from ampwatch.settings import Settings
 from tests.host.page.test_map_plan import cells, map_of
-from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import put
-from tests.workshop.records import budgeted, identity
+from tests.workshop.fleets import fleet_of
+from tests.workshop.records import budgeted
 
 
 def test_without_a_budget_there_is_no_choice() -> None:
@@ -112,11 +109,9 @@ def test_a_budget_whose_first_module_was_lost_is_not_mixed_with_the_one_before()
 
 def test_only_so_many_budgets_and_modules_are_kept() -> None:
     """Of budgets the newest, whatever a ring has."""
-    fleet = Fleet(Settings(), Clock(START + 20))
     many = [budgeted(layers_in=f"format{i}") for i in range(MAX_BUDGETS + 3)]
     most = [budgeted(f"m{i}", i, layers_in="most") for i in range(MAX_SENT + 9)]
-    put(fleet, "/a.ring", identity(), [*many, *most])
-    (rank,) = fleet.ranks()
+    (rank,) = fleet_of(*many, *most).ranks()
 
     assert [key[2] for key in rank.budgets][-2:] == [f"format{MAX_BUDGETS + 2}", "most"]
     assert len(rank.budgets) == MAX_BUDGETS

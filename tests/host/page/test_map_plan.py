@@ -7,12 +7,9 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.map_state import Maps
-from ampwatch.settings import Settings
 from ampwatch.wire.records import MAX_PLANNED, PRODUCTS, Topic
-from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import put
+from tests.workshop.fleets import fleet_of
 from tests.workshop.records import FACTS, histogram, identity, planned, ranges, sampling
 
 if TYPE_CHECKING:
@@ -21,12 +18,11 @@ if TYPE_CHECKING:
 
 def map_of(*records: Record) -> dict[str, Any]:
     """Return the map of a rank that has written these records, and has measured two modules."""
-    fleet = Fleet(Settings(), Clock(START + 20))
     seen = [
         ranges(name, Topic.ACTIVATION, histogram(-8, 1000), dtype="float16")
         for name in ("decoder.up", "decoder.norm")
     ]
-    put(fleet, "/a.ring", identity(), [FACTS, *seen, sampling(), *records])
+    fleet = fleet_of(FACTS, *seen, sampling(), *records)
     answer = Maps(fleet).answer(identity().run, "0")
     assert answer is not None
     state: dict[str, Any] = json.loads(gzip.decompress(answer.packed))

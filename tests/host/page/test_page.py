@@ -20,7 +20,7 @@ from ampwatch.host.page.rows import COLUMNS
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, FindingRecord, RunState, Severity
 from tests.workshop.clocks import SECOND, START, Clock
-from tests.workshop.fleets import made_up_fleet, put
+from tests.workshop.fleets import fleet_of, made_up_fleet, put
 from tests.workshop.records import (
     end,
     finding,
@@ -257,8 +257,7 @@ def test_a_rank_that_was_not_looked_at_for_a_while_is_whole_at_once() -> None:
 
 def test_one_more_step_of_a_long_run_costs_hundreds_of_bytes_and_not_the_history() -> None:
     """The change names the newest bucket and the figures, and nothing else."""
-    fleet = Fleet(Settings(), NOW)
-    put(fleet, "/a.ring", identity(), [step(i) for i in range(3000)])
+    fleet = fleet_of(*map(step, range(3000)))
     feed = Feed(fleet, NOW)
     cursor = feed.full()
     put(fleet, "/a.ring", identity(), [step(3000, loss=7.0)])

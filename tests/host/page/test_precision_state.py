@@ -16,9 +16,8 @@ from ampwatch.host.page.precision_state import (
 )
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import KernelTotal, Record
-from tests.host.metrics.test_prometheus import fleet_of
 from tests.workshop.clocks import START, Clock
-from tests.workshop.fleets import PRECISION, made_up_fleet
+from tests.workshop.fleets import PRECISION, fleet_of, made_up_fleet
 from tests.workshop.records import census, kernel, op_row, window
 
 NOW = Clock(START + 20)

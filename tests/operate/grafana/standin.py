@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 import traceback
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
+
+from tests.workshop.servers import Quiet, answering
 
 if TYPE_CHECKING:
     import ssl
@@ -175,7 +176,7 @@ def _found(things: dict[str, Any], uid: str) -> Any:
     return things[uid]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Quiet, BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server
@@ -211,9 +212,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
-        pass
-
 
 class _Server(ThreadingHTTPServer):
     def __init__(self, grafana: Grafana) -> None:
@@ -233,13 +231,7 @@ def serving(grafana: Grafana, context: ssl.SSLContext | None = None) -> Iterator
     server = _Server(grafana)
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        scheme = "http" if context is None else "https"
-        yield f"{scheme}://127.0.0.1:{server.server_port}{grafana.prefix}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(server) as address:
+        scheme = "http:" if context is None else "https:"
+        yield address.replace("http:", scheme) + grafana.prefix
     assert not server.faults, "\n".join(server.faults)

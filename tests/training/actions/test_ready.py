@@ -21,6 +21,7 @@ from ampwatch.training.actions.base import Subscription
 from ampwatch.wire.records import Finding, Severity
 from tests.trainings import Net, Run, adamw, scaler
 from tests.workshop.records import identity
+from tests.workshop.servers import Quiet, answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +64,7 @@ class Server:
     def running(self) -> Iterator[Server]:
         here = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet, BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 here.headers.append(dict(self.headers))
                 here.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -76,20 +77,14 @@ class Server:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.daemon_threads = True
-            self.url = f"http://127.0.0.1:{server.server_address[1]}/services/SECRET?token=SECRET"
-            thread = threading.Thread(target=server.serve_forever)
-            thread.start()
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.daemon_threads = True
+        with answering(server) as address:
+            self.url = f"{address}/services/SECRET?token=SECRET"
             try:
                 yield self
             finally:
                 self.may_answer.set()
-                server.shutdown()
-                thread.join()
 
 
 def patient(url: str, **given: Any) -> Any:

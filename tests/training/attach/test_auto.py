@@ -141,23 +141,18 @@ def test_trainings_that_are_over_are_forgotten(
     assert capsys.readouterr().err.count("watching run") == 1
 
 
-def test_a_further_optimizer_of_the_same_model_joins_its_monitor(attacher: Attacher) -> None:
-    """Fine-tuning in two phases, with one scaler."""
+@pytest.mark.parametrize("new", ["optimizer", "scaler"])
+def test_a_further_part_of_the_same_training_joins_its_monitor(
+    attacher: Attacher, new: str
+) -> None:
+    """Fine-tuning in two phases with one scaler; a scaler for each epoch."""
     run = build("fp16-foreach")
     run.poison = ()
     run.loop()
-    run.optimizers = [torch.optim.SGD(run.models[0].parameters(), lr=1e-3)]
-    run.loop()
-
-    (watch,) = attacher.watches
-    assert watch.last_step.step == 23
-
-
-def test_a_scaler_for_each_epoch_is_followed_by_one_monitor(attacher: Attacher) -> None:
-    run = build("fp16-foreach")
-    run.poison = ()
-    run.loop()
-    run.scaler = scaler()
+    if new == "optimizer":
+        run.optimizers = [torch.optim.SGD(run.models[0].parameters(), lr=1e-3)]
+    else:
+        run.scaler = scaler()
     run.loop()
 
     (watch,) = attacher.watches

@@ -136,7 +136,7 @@ class Held:
 
 @pytest.mark.parametrize("level", ["light", "standard", "deep"])
 @pytest.mark.parametrize("in_region", [False, True])
-def test_a_graph_is_gone_once_its_backward_has_raised(level: str, in_region: bool) -> None:  # noqa: FBT001
+def test_a_graph_is_gone_once_its_backward_has_raised(level: str, *, in_region: bool) -> None:
     """A training that goes on after running out of memory needs the memory."""
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import pytest
 
 from ampwatch.training.hooks import compiling
 from ampwatch.training.private import NOT_TRACED, TRACED_AS
+from tests.workshop.alone import python
 
 HERE = Path(__file__).resolve().parents[3]
 
@@ -153,16 +153,8 @@ each kind, and one at each level that observes ops."""
 @pytest.fixture(scope="module")
 def trained() -> dict[tuple[str, str], Any]:
     """Outcomes of trainings, each in a process of its own that was forked from one."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(RUNS)],
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    said = python("-c", PROGRAM, json.dumps(RUNS)).stdout
+    told = [json.loads(line) for line in said.splitlines()]
     return {(what, when): result for what, when, result in told}
 
 
@@ -217,10 +209,7 @@ class Counters:
     ids=["not loaded", "loaded", "disabled", "called", "has compiled", "kept elsewhere"],
 )
 def test_whether_anything_may_be_compiled(
-    frames: Any,
-    counters: Any,
-    may: bool,  # noqa: FBT001 - a parameter
-    monkeypatch: pytest.MonkeyPatch,
+    frames: Any, counters: Any, monkeypatch: pytest.MonkeyPatch, *, may: bool
 ) -> None:
     """From what PyTorch keeps of the backends that it was called with."""
     for name, module in (("eval_frame", frames), ("utils", counters)):

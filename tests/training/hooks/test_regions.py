@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 
 from ampwatch.training.hooks.regions import AutocastRegion, Regions
 from tests.training.bench import Bench
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 @pytest.fixture
-def regions() -> Iterator[Regions]:
-    bench, made = Bench(), Regions()
-    bench.install(made)
-    yield made
-    bench.remove()
+def regions() -> Regions:
+    made = Regions()
+    Bench().install(made)
+    return made
 
 
 BF16 = AutocastRegion("cpu", "bfloat16", enabled=True, by_function=False)
@@ -54,9 +48,9 @@ def test_an_exception_leaves_a_region(regions: Regions) -> None:
 
 def test_a_region_that_nobody_saw_being_entered_is_known_once_asked_for() -> None:
     """The whole program may run in one, ampwatch included; Python leaves it without us, too."""
-    bench, regions = Bench(), Regions()
+    regions = Regions()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        bench.install(regions)
+        Bench().install(regions)
         regions.update()
         before = list(regions.here())
         with torch.autocast("cpu", enabled=False):
@@ -65,7 +59,6 @@ def test_a_region_that_nobody_saw_being_entered_is_known_once_asked_for() -> Non
         after = list(regions.here())
     regions.update()
     left = list(regions.here())
-    bench.remove()
 
     assert before == after == [BF16]
     assert inside == [BF16, OFF]

@@ -103,12 +103,7 @@ def test_a_finding_long_after_a_planted_fault_is_not_marked() -> None:
     ],
 )
 def test_a_planted_activation_is_found_in_its_module(
-    fault: str,
-    kind: str,
-    level: str,
-    steps: int,
-    module: str,
-    scaled: bool,  # noqa: FBT001 - a parameter
+    fault: str, kind: str, level: str, steps: int, module: str, *, scaled: bool
 ) -> None:
     """The diagnosis names the module, the iteration and an op: that is what is to be proven."""
     run = healthy(steps=30, scaled=scaled)
@@ -154,7 +149,7 @@ def test_a_collapsed_scale_is_one_that_the_scaler_itself_has_halved() -> None:
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_a_stalled_step_waits_once_before_it(scaled: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_stalled_step_waits_once_before_it(*, scaled: bool) -> None:
     """For the time asked for, by the clock that was handed in; nothing else changes."""
     alone = healthy(steps=12, scaled=scaled)
     alone.loop()

@@ -165,13 +165,14 @@ class Program:
         handle.remove()
         self.scaler.update()
 
-    def take(self, name: str) -> None:
-        try:
-            getattr(self, name)()
-        except (RuntimeError, AssertionError) as error:  # of a scaler that is used wrongly
-            self.seen.append(str(error))
-        self.optimizer.zero_grad()
-        self.seen.append(self.watch.last_step)
+    def take(self, *names: str) -> None:
+        for name in names:
+            try:
+                getattr(self, name)()
+            except (RuntimeError, AssertionError) as error:  # of a scaler that is used wrongly
+                self.seen.append(str(error))
+            self.optimizer.zero_grad()
+            self.seen.append(self.watch.last_step)
 
     def said(self) -> tuple[Any, ...]:
         """Return all that is said of it, but times."""
@@ -256,8 +257,7 @@ def test_a_way_that_is_taken_each_time_is_taken_down_in_c_too() -> None:
 def test_nothing_of_the_program_is_held() -> None:
     """An optimizer that the program lets go of is gone, with iterations taken down before."""
     program = Program()
-    for _ in range(12):
-        program.take("plain")
+    program.take(*12 * ["plain"])
     assert _steps_of(program.watch).is_on
     gone = weakref.ref(program.optimizer)
     program.optimizer = program.other
@@ -273,8 +273,7 @@ def test_nothing_of_the_program_is_held() -> None:
 def test_references_are_counted() -> None:
     """What is read in each step belongs to the program, as many times as before."""
     program = Program()
-    for _ in range(8):
-        program.take("plain")
+    program.take(*8 * ["plain"])
     kept = [
         program.scaler,
         program.optimizer,
@@ -294,15 +293,13 @@ def test_references_are_counted() -> None:
 def test_what_a_sensor_of_schedulers_raises_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program does not see it, and the iterations are told as ever."""
     program = Program()
-    for _ in range(12):
-        program.take("plain")
+    program.take(*12 * ["plain"])
     monkeypatch.setattr(program.optimizer, "param_groups", None)
     program.scaler.scale(program.loss()).backward()
     with pytest.raises(TypeError):  # PyTorch's own
         program.scaler.step(program.optimizer)
     monkeypatch.undo()
-    for _ in range(4):
-        program.take("plain")
+    program.take(*4 * ["plain"])
 
     assert program.watch.last_step.step == 15
     assert "schedulers" in program.watch.report()
@@ -313,8 +310,7 @@ def test_a_callback_between_two_iterations_is_called_after_each() -> None:
     program = Program()
     closed: list[int] = []
     program.watch._session.bus.call_at_boundary(closed.append)
-    for _ in range(20):
-        program.take("plain")
+    program.take(*20 * ["plain"])
 
     assert closed == list(range(20))
     assert _steps_of(program.watch).is_on
@@ -336,8 +332,7 @@ def test_what_a_handler_of_a_signal_raises_is_the_programs() -> None:
             return super().__iter__()
 
     program = Program()
-    for _ in range(12):
-        program.take("plain")
+    program.take(*12 * ["plain"])
     assert _steps_of(program.watch).is_on
     program.backward()
     groups, before = program.optimizer.param_groups, signal.signal(signal.SIGUSR1, end)
@@ -348,8 +343,7 @@ def test_what_a_handler_of_a_signal_raises_is_the_programs() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
         program.optimizer.param_groups = groups
-    for _ in range(4):
-        program.take("plain")
+    program.take(*4 * ["plain"])
 
     assert program.watch.last_step.step == 15
     assert "switched off" not in program.watch.report()
@@ -359,15 +353,13 @@ def test_what_a_handler_of_a_signal_raises_is_the_programs() -> None:
 def test_a_full_stack_is_the_programs() -> None:
     """It ends where it would have ended, and what is watched is watched on."""
     program = Program()
-    for _ in range(12):
-        program.take("plain")
+    program.take(*12 * ["plain"])
     assert _steps_of(program.watch).is_on
 
     with pytest.raises(RecursionError):
         _fill(program)
     program.optimizer.zero_grad()
-    for _ in range(4):
-        program.take("plain")
+    program.take(*4 * ["plain"])
 
     assert program.watch.last_step.step == 15
     program.watch.close()

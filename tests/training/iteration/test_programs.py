@@ -9,17 +9,9 @@ from torch import nn
 import ampwatch
 from ampwatch.guard import Account
 from ampwatch.training.iteration.governor import OPENING, SHORT_NS, Governor
+from tests.trainings import Gain
 
 STEPS = OPENING + 4
-
-
-class Gain(nn.Module):
-    """Multiplies."""
-
-    by = 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.by
 
 
 class Other(nn.Module):

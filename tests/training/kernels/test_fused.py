@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +21,7 @@ from ampwatch.training.kernels.rows import ROW_WORDS, decode
 from ampwatch.training.transfer.readback import Link
 from ampwatch.training.transfer.slabs import Slab
 from tests.workshop.absent_gpus import TARGETS, AbsentDriver, compiled_for
+from tests.workshop.alone import python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,16 +115,8 @@ OF_BLOCKS = f"{Path(__file__).with_name('test_blocks.py')}::test_the_kernel_for_
 )
 def test_values_agree_in_the_interpreter(tests: tuple[str, ...]) -> None:
     """The tests below, in a process in which Triton interprets."""
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert " passed" in run.stdout
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert " passed" in python(*command, TRITON_INTERPRET="1", PYTEST_ADDOPTS="").stdout
 
 
 @interpreted

@@ -78,9 +78,7 @@ def test_a_module_that_is_called_twice_has_both_calls() -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_what_checkpointing_computes_again_is_backward_in_its_modules(
-    reentrant: bool,  # noqa: FBT001 - a parameter
-) -> None:
+def test_what_checkpointing_computes_again_is_backward_in_its_modules(*, reentrant: bool) -> None:
     """One more forward of each, and the same backward."""
 
     class Saving(Net):

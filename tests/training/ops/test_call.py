@@ -174,8 +174,7 @@ def test_inputs_of_several_dtypes_are_promoted_and_named() -> None:
     [((16, 32, 24), True), ((15, 32, 24), True), ((16, 33, 24), False), ((16, 32, 20), False)],
 )
 def test_flops_are_for_tensor_cores_where_rows_are_multiples_of_16_bytes(
-    shape: tuple[int, int, int],
-    aligned: bool,  # noqa: FBT001 - a parameter
+    shape: tuple[int, int, int], *, aligned: bool
 ) -> None:
     """An odd number of rows of the first operand is harmless."""
     m, k, n = shape
@@ -211,9 +210,7 @@ def test_the_shape_is_that_of_the_largest_call_and_an_unaligned_one_if_there_is_
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_convolutions_of_contiguous_pictures_are_told_from_channels_last(
-    last: bool,  # noqa: FBT001 - a parameter
-) -> None:
+def test_convolutions_of_contiguous_pictures_are_told_from_channels_last(*, last: bool) -> None:
     """Tensor cores want the second."""
     model = nn.Conv2d(8, 8, 3)
     x = torch.randn(2, 8, 6, 6)

@@ -76,7 +76,7 @@ def test_what_an_op_does(func: Any, kind: OpKind) -> None:
     ],
     ids=str,
 )
-def test_views_and_what_computes_nothing_are_no_ops(func: Any, is_ignored: bool) -> None:  # noqa: FBT001 - a parameter
+def test_views_and_what_computes_nothing_are_no_ops(func: Any, *, is_ignored: bool) -> None:
     """An op that only writes in place is one."""
     assert op_info(func).is_ignored is is_ignored
 

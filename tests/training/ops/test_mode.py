@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.training.ops.mode import OpMode
+from tests.workshop.alone import python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,11 +134,7 @@ print("trained", torch._C._len_torch_dispatch_stack())
 @pytest.mark.nightly
 def test_tensor_parallel_and_export_work_while_it_is_on() -> None:
     """In a fresh process: DTensor remembers how an op is sharded once that was worked out."""
-    done = subprocess.run(
-        [sys.executable, "-c", TENSOR_PARALLEL], capture_output=True, text=True, check=False
-    )
-
-    assert done.stdout.split() == ["trained", "0"], done.stderr
+    assert python("-c", TENSOR_PARALLEL).stdout.split() == ["trained", "0"]
 
 
 class Wrapper(torch.Tensor):

@@ -164,21 +164,6 @@ def test_gradients_of_an_accumulation_are_measured_at_its_end() -> None:
     assert seen == [(False, True)] + [(True, False)] * (len(seen) - 1)
 
 
-@pytest.mark.rotating
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_iterations_that_are_ended_by_hand_are_counted(micro_batches: int) -> None:
-    """Also where an optimizer's step has ended the first one already."""
-    bare, _ = train(Scaler(), micro_batches=micro_batches)
-    scaler = Scaler()
-
-    def after(monitor: ampwatch.Monitor, returned: object) -> None:
-        monitor.end_iteration(loss_scale=scaler.scale, skipped=not returned)
-
-    weights, monitor = train(scaler, watch=monitored(), after=after, micro_batches=micro_batches)
-    assert weights == bare
-    assert counts(monitor) == (scaler.skips, STEPS)
-
-
 def test_end_iteration_does_nothing_once_the_monitor_is_closed() -> None:
     monitor = ampwatch.monitor(nn.Linear(2, 2), serve=False)
     monitor.close()
@@ -188,11 +173,22 @@ def test_end_iteration_does_nothing_once_the_monitor_is_closed() -> None:
 
 @pytest.mark.rotating
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_skips_are_inferred_where_nothing_was_handed_in(micro_batches: int) -> None:
-    """From gradients that were thrown away before a loss with a smaller scale."""
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_skips_are_inferred_where_nothing_was_handed_in_and_told_by_hand(
+    micro_batches: int, *, by_hand: bool
+) -> None:
+    """From gradients that were thrown away before a loss with a smaller scale; or by who ends iterations.
+
+    By hand also where an optimizer's step has ended the first one already.
+    """
     bare, _ = train(Scaler(), micro_batches=micro_batches)
     scaler = Scaler()
-    weights, monitor = train(scaler, watch=monitored(), micro_batches=micro_batches)
+
+    def after(monitor: ampwatch.Monitor, returned: object) -> None:
+        if by_hand:
+            monitor.end_iteration(loss_scale=scaler.scale, skipped=not returned)
+
+    weights, monitor = train(scaler, watch=monitored(), after=after, micro_batches=micro_batches)
     assert weights == bare
     assert counts(monitor) == (scaler.skips, STEPS)
     assert monitor is not None

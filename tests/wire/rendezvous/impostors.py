@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,6 +17,7 @@ from ampwatch import __version__
 from ampwatch.wire.rendezvous.probe import CHALLENGE_HEADER, PROOF_HEADER
 from ampwatch.wire.rendezvous.token import proof
 from ampwatch.wire.ring.layout import LAYOUT
+from tests.workshop import servers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def server_of(said: dict[str, object] | None, secret: str = "", proof_port: int 
     With a secret it proves that it knows it, for its own port unless another one is given.
     """
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(servers.Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = b"hello" if said is None else json.dumps(said).encode()
             self.send_response(200)
@@ -67,9 +67,6 @@ def server_of(said: dict[str, object] | None, secret: str = "", proof_port: int 
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
     return HTTPServer(("127.0.0.1", 0), Handler)
 
 
@@ -78,14 +75,9 @@ def answering(
     said: dict[str, object] | None, secret: str = "", proof_port: int = 0
 ) -> Iterator[int]:
     """The port of such a server, in this process."""
-    with server_of(said, secret, proof_port) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
+    server = server_of(said, secret, proof_port)
+    with servers.answering(server):
+        yield server.server_port
 
 
 @contextmanager

@@ -213,9 +213,7 @@ def test_a_broken_record_is_dropped_and_counted_and_nothing_else_suffers(
 @pytest.mark.parametrize("is_checked", [True, False])
 @pytest.mark.parametrize("slots", [64, 2048])
 def test_records_that_come_together_are_written_as_one_by_one(
-    slots: int,
-    is_checked: bool,  # noqa: FBT001 - a parameter of the test
-    make_writer: MakeWriter,
+    slots: int, make_writer: MakeWriter, *, is_checked: bool
 ) -> None:
     """Byte for byte, over the end of the file, with repeats among them, however many come."""
     together, apart = make_writer(slots=slots), make_writer(slots=slots)

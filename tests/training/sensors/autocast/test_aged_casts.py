@@ -33,7 +33,7 @@ def bfloat16(**options: bool) -> torch.autocast:
 
 
 @pytest.mark.parametrize("with_grad", [True, False])
-def test_a_weight_that_is_written_to_between_two_forwards_is_named(with_grad: bool) -> None:  # noqa: FBT001
+def test_a_weight_that_is_written_to_between_two_forwards_is_named(*, with_grad: bool) -> None:
     """With and without gradients; no optimizer and no backward are needed."""
 
     def program(model: nn.Module) -> None:

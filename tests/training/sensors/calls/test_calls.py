@@ -233,7 +233,7 @@ def test_other_trainings_of_the_process_are_not_ours() -> None:
 
 
 @pytest.mark.parametrize("foreach", [True, False])
-def test_clipping_before_unscale_is_seen_with_its_numbers(foreach: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_clipping_before_unscale_is_seen_with_its_numbers(*, foreach: bool) -> None:
     """The norm is that of the scaled gradients, as ``clip_grad_norm_`` returns it."""
     norms = []
 
@@ -384,7 +384,9 @@ class Plugin:
 
 
 @pytest.mark.parametrize(("mixed", "owner"), [(True, "Lightning's Trainer"), (False, "")])
-def test_the_region_of_lightnings_trainer_is_reported_as_its_own(mixed: bool, owner: str) -> None:  # noqa: FBT001
+def test_the_region_of_lightnings_trainer_is_reported_as_its_own(
+    owner: str, *, mixed: bool
+) -> None:
     """Where the Trainer has none, a region around manual_backward is the user's."""
     # A method of that name in a module of that name is what there is on the stack.
     place: dict[str, Any] = {"__name__": "lightning.pytorch.core.module"}

@@ -158,8 +158,7 @@ def test_a_scaler_of_ones_own_that_never_unscales_is_seen(
 @pytest.mark.parametrize("scaler", [Divides, DividesUnseen, DividesTheRate, UnscalesFirst, Extends])
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_scaler_that_divides_in_its_own_way_is_right(
-    scaler: type[torch.amp.GradScaler],
-    fused: bool,  # noqa: FBT001 - a parameter of the test
+    scaler: type[torch.amp.GradScaler], *, fused: bool
 ) -> None:
     """By arithmetic of its own, unseen or not, or by the learning rate; with an optimizer that may divide too."""
     program = Program(scaler, lambda *a, **k: torch.optim.SGD(*a, **k, fused=fused))

@@ -60,25 +60,19 @@ def test_ops_in_low_precision_are_no_fallbacks() -> None:
     assert set(counted.by("fallback", phase=Phase.BACKWARD)) == {Fallback.NONE}
 
 
-def test_an_op_on_the_list_says_so() -> None:
-    """Autocast casts the input of ``mse_loss``, and runs it in float32."""
-    counted = in_region(lambda h: F.mse_loss(h, h))
-
-    assert reasons(counted, "mse_loss") == {Fallback.FP32_LIST}
-
-
-def test_an_op_that_autocast_leaves_alone_says_so() -> None:
-    """The input of the op was float32."""
-    counted = in_region(lambda h: F.gelu(h.float()))
-
-    assert reasons(counted, "gelu") == {Fallback.NOT_LISTED}
-
-
-def test_an_op_with_a_float32_and_a_lower_input_is_promoted() -> None:
-    """A residual that was kept in float32, or a mask."""
-    counted = in_region(lambda h: h + torch.ones(8))
-
-    assert reasons(counted, "add") == {Fallback.PROMOTED}
+@pytest.mark.parametrize(
+    ("program", "op", "reason"),
+    [
+        # Autocast casts the input of the first, and runs it in float32; that of the second was float32.
+        (lambda h: F.mse_loss(h, h), "mse_loss", Fallback.FP32_LIST),
+        (lambda h: F.gelu(h.float()), "gelu", Fallback.NOT_LISTED),
+        # A residual that was kept in float32, or a mask.
+        (lambda h: h + torch.ones(8), "add", Fallback.PROMOTED),
+    ],
+)
+def test_an_op_in_float32_says_why(program: Any, op: str, reason: Fallback) -> None:
+    """It is on the list, was left alone, or has a float32 and a lower input."""
+    assert reasons(in_region(program), op) == {reason}
 
 
 def test_a_disabled_region_inside_an_enabled_one_is_the_reason() -> None:

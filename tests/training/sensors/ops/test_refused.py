@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -13,19 +13,15 @@ from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.sensors.ops.refused import RefusedOps
 from tests.training.sensors.listening import EVALUATED, Listening
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 HALF = (torch.float16, torch.bfloat16)
 
 
 @pytest.fixture
-def listening() -> Iterator[Listening]:
+def listening() -> Listening:
     regions = Regions()
     listening = Listening(RefusedOps, regions=regions)
     listening.bench.install(regions)
-    yield listening
-    listening.bench.remove()
+    return listening
 
 
 def _answers() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

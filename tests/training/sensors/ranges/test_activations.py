@@ -6,7 +6,7 @@ import copy
 import gc
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +22,6 @@ from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 OUTPUTS, GRADIENTS = Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT
 
 
@@ -32,6 +29,7 @@ class Bench:
     """A model under the sensor."""
 
     def __init__(self, model: nn.Module, *wanted: Topic) -> None:
+        torch.manual_seed(0)
         self.model = model
         scaler = torch.amp.GradScaler("cpu")
         self.parts = Parts([model], *(wanted or (OUTPUTS, GRADIENTS)), scaler=scaler)
@@ -50,28 +48,14 @@ class Bench:
         return values
 
 
-@pytest.fixture
-def watch() -> Iterator[Any]:
-    made: list[Bench] = []
-
-    def make(model: nn.Module, *wanted: Topic) -> Bench:
-        torch.manual_seed(0)
-        made.append(Bench(model, *wanted))
-        return made[-1]
-
-    yield make
-    for bench in made:
-        bench.parts.remove()
-
-
 def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
 
 
-def test_outputs_and_their_gradients_are_those_that_autograd_has(watch: Any) -> None:
+def test_outputs_and_their_gradients_are_those_that_autograd_has() -> None:
     """They are right also where the next module overwrites the output in place."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-    bench = watch(model)
+    bench = Bench(model)
     x = torch.randn(3, 4)
     first = model[0](x)
     hidden = model[1](first)
@@ -87,9 +71,9 @@ def test_outputs_and_their_gradients_are_those_that_autograd_has(watch: Any) -> 
     assert all(n.how.scaled is (n.topic is GRADIENTS) for n in bench.parts.notes.notes)
 
 
-def test_an_output_is_measured_before_the_next_module_overwrites_it(watch: Any) -> None:
+def test_an_output_is_measured_before_the_next_module_overwrites_it() -> None:
     """``ReLU(inplace=True)`` leaves no negative number behind."""
-    bench = watch(mlp())
+    bench = Bench(mlp())
     bench.model(torch.randn(64, 4)).sum().backward()
 
     assert bench.of(OUTPUTS)["0"].min() < 0
@@ -97,9 +81,9 @@ def test_an_output_is_measured_before_the_next_module_overwrites_it(watch: Any) 
     assert set(bench.of(GRADIENTS)) == {"0", "1", "2"}
 
 
-def test_the_users_hooks_see_what_they_would_have_seen(watch: Any) -> None:
+def test_the_users_hooks_see_what_they_would_have_seen() -> None:
     """Hooks may replace the output after it was measured."""
-    bench = watch(mlp())
+    bench = Bench(mlp())
     seen = []
     bench.model[0].register_forward_hook(lambda _m, _a, out: seen.append(out) or out * 0)
     result = bench.model(torch.ones(1, 4))
@@ -110,11 +94,9 @@ def test_the_users_hooks_see_what_they_would_have_seen(watch: Any) -> None:
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_forward_that_checkpointing_repeats_is_counted_once(
-    watch: Any, *, reentrant: bool
-) -> None:
+def test_a_forward_that_checkpointing_repeats_is_counted_once(*, reentrant: bool) -> None:
     """Reentrant checkpointing runs the first one without gradients, where nothing is measured."""
-    bench = watch(mlp())
+    bench = Bench(mlp())
     x = torch.randn(3, 4, requires_grad=True)
     checkpoint(bench.model, x, use_reentrant=reentrant).sum().backward()
 
@@ -122,19 +104,19 @@ def test_a_forward_that_checkpointing_repeats_is_counted_once(
     assert sorted(bench.names(GRADIENTS)) == ["0", "1", "2"]
 
 
-def test_every_call_of_a_module_counts(watch: Any) -> None:
+def test_every_call_of_a_module_counts() -> None:
     """Modules are called several times in a recurrent model, or with gradient accumulation."""
     linear = nn.Linear(4, 4)
-    bench = watch(linear)
+    bench = Bench(linear)
     linear(linear(torch.randn(2, 4))).sum().backward()
 
     assert bench.names(OUTPUTS) == ["", ""]
     assert bench.names(GRADIENTS) == ["", ""]
 
 
-def test_validation_without_gradients_is_not_measured(watch: Any) -> None:
+def test_validation_without_gradients_is_not_measured() -> None:
     """Validation is not the training."""
-    bench = watch(mlp())
+    bench = Bench(mlp())
     with torch.no_grad():
         bench.model(torch.randn(2, 4))
 
@@ -160,21 +142,21 @@ class ModelOutput(dict):
         lambda a, b: Output(a, (b, None, "text", 3)),
     ],
 )
-def test_tensors_are_found_in_whatever_a_module_returns(watch: Any, wrap: Any) -> None:
+def test_tensors_are_found_in_whatever_a_module_returns(wrap: Any) -> None:
     """Tuples, lists, mappings and dataclasses, also within one another."""
 
     class Odd(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             return wrap(x * 2, x * 3)
 
-    bench = watch(Odd(), OUTPUTS)
+    bench = Bench(Odd(), OUTPUTS)
     bench.model(torch.ones(2, requires_grad=True))
 
     values = [n.values.tolist() for n in bench.parts.notes.notes]
     assert values == [[2.0, 2.0], [3.0, 3.0]]
 
 
-def test_what_refers_to_itself_does_not_hang(watch: Any) -> None:
+def test_what_refers_to_itself_does_not_hang() -> None:
     """Nested outputs are searched down to a limit."""
     circle: list[Any] = [torch.ones(1)]
     circle.append(circle)
@@ -182,22 +164,22 @@ def test_what_refers_to_itself_does_not_hang(watch: Any) -> None:
     assert len(tensors_in(circle)) <= MAX_TENSORS
 
 
-def test_integer_outputs_are_left_out(watch: Any) -> None:
+def test_integer_outputs_are_left_out() -> None:
     """Integers have no exponent."""
 
     class Indices(nn.Module):
         def forward(self, x: torch.Tensor) -> Any:
             return x.argmax(-1), x
 
-    bench = watch(Indices(), OUTPUTS)
+    bench = Bench(Indices(), OUTPUTS)
     bench.model(torch.randn(2, 3))
 
     assert [n.values.dtype for n in bench.parts.notes.notes] == [torch.float32]
 
 
-def test_the_hook_is_there_only_while_modules_are_sampled(watch: Any) -> None:
+def test_the_hook_is_there_only_while_modules_are_sampled() -> None:
     """The hook is PyTorch's global one, so a copy of the model has no trace of it."""
-    bench = watch(mlp(), OUTPUTS)
+    bench = Bench(mlp(), OUTPUTS)
     during = len(torch_module._global_forward_hooks)
     copied = copy.deepcopy(bench.model)
     bench.next(Topic.GRADIENT)
@@ -209,9 +191,9 @@ def test_the_hook_is_there_only_while_modules_are_sampled(watch: Any) -> None:
     assert bench.parts.notes.notes == []
 
 
-def test_a_graph_that_outlives_its_iteration_is_not_measured_later(watch: Any) -> None:
+def test_a_graph_that_outlives_its_iteration_is_not_measured_later() -> None:
     """The graph is not measured after the end of the training either."""
-    bench = watch(mlp(), GRADIENTS)
+    bench = Bench(mlp(), GRADIENTS)
     late = bench.model(torch.randn(2, 4)).sum()
     bench.next(GRADIENTS)
     late.backward(retain_graph=True)
@@ -221,9 +203,9 @@ def test_a_graph_that_outlives_its_iteration_is_not_measured_later(watch: Any) -
     assert bench.parts.notes.notes == []
 
 
-def test_modules_in_focus_are_measured_whatever_is_sampled(watch: Any) -> None:
+def test_modules_in_focus_are_measured_whatever_is_sampled() -> None:
     """Modules out of focus are not measured."""
-    bench = watch(mlp(), OUTPUTS)
+    bench = Bench(mlp(), OUTPUTS)
     bench.next(Topic.GRADIENT, focus=frozenset({"2"}))
     bench.model(torch.randn(2, 4)).sum().backward()
 
@@ -231,9 +213,9 @@ def test_modules_in_focus_are_measured_whatever_is_sampled(watch: Any) -> None:
     assert bench.names(GRADIENTS) == []
 
 
-def test_a_part_of_the_modules_is_measured_when_all_would_be_too_much(watch: Any) -> None:
+def test_a_part_of_the_modules_is_measured_when_all_would_be_too_much() -> None:
     """Each module belongs to one part."""
-    bench = watch(mlp(), OUTPUTS)
+    bench = Bench(mlp(), OUTPUTS)
     seen = []
     for part in range(2):
         bench.parts.governor.part = (part, 2)
@@ -245,27 +227,27 @@ def test_a_part_of_the_modules_is_measured_when_all_would_be_too_much(watch: Any
     assert seen[0] != seen[1] != []
 
 
-def test_nothing_is_sampled_once_compiled_code_has_run(watch: Any) -> None:
+def test_nothing_is_sampled_once_compiled_code_has_run() -> None:
     """A hook that comes and goes would have it compiled again."""
-    bench = watch(mlp(), OUTPUTS)
+    bench = Bench(mlp(), OUTPUTS)
     bench.parts.bus.runs_compiled = True
     bench.next(OUTPUTS)
 
     assert not torch_module._global_forward_hooks
 
 
-def test_a_weight_norm_does_not_hide_a_layer(watch: Any) -> None:
+def test_a_weight_norm_does_not_hide_a_layer() -> None:
     """Parametrizations are children of a leaf."""
     model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))
-    bench = watch(nn.Sequential(model), OUTPUTS)
+    bench = Bench(nn.Sequential(model), OUTPUTS)
     bench.model(torch.randn(2, 4))
 
     assert "0" in bench.names(OUTPUTS)
 
 
-def test_the_graph_is_freed_as_without_ampwatch(watch: Any) -> None:
+def test_the_graph_is_freed_as_without_ampwatch() -> None:
     """Hooks on its nodes keep nothing alive."""
-    bench = watch(mlp(), GRADIENTS)
+    bench = Bench(mlp(), GRADIENTS)
     x = torch.randn(2, 4, requires_grad=True)
     hidden = bench.model[1](bench.model[0](x))
     out = bench.model[2](hidden)
@@ -279,9 +261,9 @@ def test_the_graph_is_freed_as_without_ampwatch(watch: Any) -> None:
 
 
 @pytest.mark.rotating
-def test_the_hook_goes_as_soon_as_compiled_code_runs(watch: Any) -> None:
+def test_the_hook_goes_as_soon_as_compiled_code_runs() -> None:
     """The hook goes even in the middle of an iteration: with it, code would be compiled twice."""
-    watch(mlp(), OUTPUTS)
+    Bench(mlp(), OUTPUTS)
     compiled = torch.compile(mlp(), backend="eager")
     assert torch_module._global_forward_hooks
 

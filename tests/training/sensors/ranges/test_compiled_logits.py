@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from ampwatch.training.private import SEES_COMPILED
+from tests.workshop.alone import python
 
 pytestmark = pytest.mark.skipif(not SEES_COMPILED, reason="before PyTorch 2.10 nothing is seen")
 
@@ -70,13 +69,5 @@ def test_logits_of_compiled_attention_are_seen_where_its_ops_are_called(
     backend: str, attention: str, expected: list[list[object]]
 ) -> None:
     """With inductor fused attention and products are called; it makes a kernel of its own of a softmax."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, backend, attention],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-
-    assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout.splitlines()[-1]) == expected
+    said = python("-W", "ignore", "-c", PROGRAM, backend, attention).stdout
+    assert json.loads(said.splitlines()[-1]) == expected

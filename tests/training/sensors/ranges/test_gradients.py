@@ -13,8 +13,6 @@ from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from tests.training.sensors.notes import Note
 
 SCALE = 1024.0
@@ -23,7 +21,7 @@ SCALE = 1024.0
 class Bench:
     """A linear model whose true gradients are known: those of the sum of its outputs."""
 
-    def __init__(self, scaler: Any, **options: Any) -> None:
+    def __init__(self, scaler: Any = None, **options: Any) -> None:
         torch.manual_seed(0)
         self.model = nn.Linear(3, 2)
         self.x = torch.randn(5, 3)
@@ -57,19 +55,6 @@ class Bench:
         return self.parts.notes.notes
 
 
-@pytest.fixture
-def benches() -> Iterator[Any]:
-    made: list[Bench] = []
-
-    def make(scaler: Any = None, **options: Any) -> Bench:
-        made.append(Bench(scaler, **options))
-        return made[-1]
-
-    yield make
-    for bench in made:
-        bench.parts.remove()
-
-
 def scaler(scale: float = SCALE) -> Any:
     return torch.amp.GradScaler("cpu", init_scale=scale)
 
@@ -77,10 +62,10 @@ def scaler(scale: float = SCALE) -> Any:
 @pytest.mark.parametrize("unscaled_by_user", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 def test_scaled_gradients_are_measured_before_they_are_unscaled(
-    benches: Any, *, fused: bool, unscaled_by_user: bool
+    *, fused: bool, unscaled_by_user: bool
 ) -> None:
     """Whoever unscales them, and once."""
-    bench = benches(scaler(), fused=fused)
+    bench = Bench(scaler(), fused=fused)
     bench.backward()
     if unscaled_by_user:
         bench.scaler.unscale_(bench.optimizer)
@@ -92,11 +77,9 @@ def test_scaled_gradients_are_measured_before_they_are_unscaled(
     assert all(n.how.scaled for n in bench.notes)
 
 
-def test_without_a_scaler_they_are_measured_when_the_optimizer_is_about_to_step(
-    benches: Any,
-) -> None:
+def test_without_a_scaler_they_are_measured_when_the_optimizer_is_about_to_step() -> None:
     """Nothing is in them but the gradient."""
-    bench = benches()
+    bench = Bench()
     bench.backward()
     bench.end()
 
@@ -105,9 +88,9 @@ def test_without_a_scaler_they_are_measured_when_the_optimizer_is_about_to_step(
     assert [n.how.scaled for n in bench.notes] == [False, False]
 
 
-def test_a_disabled_scaler_is_none(benches: Any) -> None:
+def test_a_disabled_scaler_is_none() -> None:
     """A disabled scaler steps the optimizer itself, and there is no scale."""
-    bench = benches(torch.amp.GradScaler("cpu", enabled=False))
+    bench = Bench(torch.amp.GradScaler("cpu", enabled=False))
     bench.backward()
     bench.end()
 
@@ -115,11 +98,9 @@ def test_a_disabled_scaler_is_none(benches: Any) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_skipped_step_has_its_gradients_measured_on_the_spot(
-    benches: Any, *, fused: bool
-) -> None:
+def test_a_skipped_step_has_its_gradients_measured_on_the_spot(*, fused: bool) -> None:
     """Names, counts, inf and NaN are found also in an iteration that is not sampled."""
-    bench = benches(scaler(), fused=fused)
+    bench = Bench(scaler(), fused=fused)
     bench.parts.governor.wanted = frozenset()
     bench.backward()
     bench.end()
@@ -132,19 +113,19 @@ def test_a_skipped_step_has_its_gradients_measured_on_the_spot(
     assert [n.how.scaled for n in bench.notes] == [fused, fused]
 
 
-def test_a_sampled_iteration_is_not_measured_again_when_it_is_skipped(benches: Any) -> None:
+def test_a_sampled_iteration_is_not_measured_again_when_it_is_skipped() -> None:
     """The sample was taken already, before the unscaling."""
-    bench = benches(scaler())
+    bench = Bench(scaler())
     bench.backward(factor=float("inf"))
     bench.end()
 
     assert len(bench.notes) == 2
 
 
-def test_an_iteration_that_is_not_sampled_is_left_alone(benches: Any) -> None:
+def test_an_iteration_that_is_not_sampled_is_left_alone() -> None:
     """With a scaler and without."""
     for made in (scaler(), None):
-        bench = benches(made)
+        bench = Bench(made)
         bench.parts.governor.wanted = frozenset()
         bench.backward()
         bench.end()
@@ -152,9 +133,9 @@ def test_an_iteration_that_is_not_sampled_is_left_alone(benches: Any) -> None:
         assert bench.notes == []
 
 
-def test_parameters_without_a_gradient_are_left_out(benches: Any) -> None:
+def test_parameters_without_a_gradient_are_left_out() -> None:
     """A frozen layer has none."""
-    bench = benches()
+    bench = Bench()
     bench.model.bias.requires_grad_(requires_grad=False)
     bench.backward()
     bench.end()
@@ -169,17 +150,14 @@ def test_a_parameter_of_no_watched_model_is_called_by_its_place() -> None:
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     parameter.grad = torch.ones(2)
     parts.install(DirectGradientSensor(parts.context))
-    try:
-        optimizer.step()
-    finally:
-        parts.remove()
+    optimizer.step()
 
     assert [n.name for n in parts.notes.notes] == ["optimizer0.0"]
 
 
-def test_a_skip_is_measured_before_the_user_clips(benches: Any) -> None:
+def test_a_skip_is_measured_before_the_user_clips() -> None:
     """Clipping by a norm that is NaN leaves nothing but NaN, whoever brought it."""
-    bench = benches(scaler())
+    bench = Bench(scaler())
     bench.parts.governor.wanted = frozenset()
     bench.backward()
     bench.model.bias.grad[0] = float("nan")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +16,6 @@ from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.sensors.ranges.updates import LONG_SPAN, MAX_ELEMENTS, UpdateSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Bench:
@@ -40,39 +37,26 @@ class Bench:
         return [n.values for n in self.parts.notes.notes if n.how.span == span]
 
 
-@pytest.fixture
-def bench() -> Iterator[Any]:
-    made: list[Bench] = []
-
-    def make(*parameters: torch.Tensor, **options: Any) -> Bench:
-        made.append(Bench(*parameters, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.parts.remove()
-
-
-def test_the_ratio_of_update_to_weight_is_measured_per_parameter(bench: Any) -> None:
+def test_the_ratio_of_update_to_weight_is_measured_per_parameter() -> None:
     """In magnitudes."""
-    watched = bench(torch.tensor([4.0, -8.0]), torch.tensor([16.0]))
+    watched = Bench(torch.tensor([4.0, -8.0]), torch.tensor([16.0]))
     watched.step(0.5)
 
     assert [r.tolist() for r in watched.ratios()] == [[0.125, 0.0625], [0.03125]]
     assert [n.name for n in watched.parts.notes.notes] == ["0", "1"]
 
 
-def test_an_update_that_rounds_away_is_a_zero(bench: Any) -> None:
+def test_an_update_that_rounds_away_is_a_zero() -> None:
     """bfloat16 near 1 has steps of 2^-7."""
-    watched = bench(torch.tensor([1.0, 2.0**-10], dtype=torch.bfloat16))
+    watched = Bench(torch.tensor([1.0, 2.0**-10], dtype=torch.bfloat16))
     watched.step(2.0**-10)
 
     assert [r.tolist() for r in watched.ratios()] == [[0.0, 1.0]]
 
 
-def test_updates_are_also_compared_over_many_steps(bench: Any) -> None:
+def test_updates_are_also_compared_over_many_steps() -> None:
     """From the snapshot that is kept: a sum that is lost, too, is lost to rounding."""
-    watched = bench(torch.tensor([1.0, 256.0], dtype=torch.bfloat16))
+    watched = Bench(torch.tensor([1.0, 256.0], dtype=torch.bfloat16))
     for _ in range(2 * UPDATE_SPAN + 1):
         watched.step(2.0**-3)
 
@@ -81,9 +65,9 @@ def test_updates_are_also_compared_over_many_steps(bench: Any) -> None:
     assert all(r[0] > 0.1 for r in spans)
 
 
-def test_a_weight_of_zero_has_a_ratio_too(bench: Any) -> None:
+def test_a_weight_of_zero_has_a_ratio_too() -> None:
     """Finite, and zero only if it did not change."""
-    watched = bench(torch.zeros(2))
+    watched = Bench(torch.zeros(2))
     watched.step(1e-3)
     watched.step(0.0)
 
@@ -94,17 +78,17 @@ def test_a_weight_of_zero_has_a_ratio_too(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("rate", [0, 0.0])
-def test_parameters_with_a_learning_rate_of_zero_are_left_out(bench: Any, rate: float) -> None:
+def test_parameters_with_a_learning_rate_of_zero_are_left_out(rate: float) -> None:
     """Those parameters are not meant to move."""
-    watched = bench(torch.ones(2), lr=rate)
+    watched = Bench(torch.ones(2), lr=rate)
     watched.step(1.0)
 
     assert watched.parts.notes.notes == []
 
 
-def test_parameters_without_a_gradient_are_left_out(bench: Any) -> None:
+def test_parameters_without_a_gradient_are_left_out() -> None:
     """Parameters without a gradient are not meant to move either."""
-    watched = bench(torch.ones(2), torch.ones(3))
+    watched = Bench(torch.ones(2), torch.ones(3))
     watched.model[0].grad = torch.ones(2)
     watched.optimizer.step()
 
@@ -112,11 +96,11 @@ def test_parameters_without_a_gradient_are_left_out(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("numel", [MAX_ELEMENTS, MAX_ELEMENTS + 1, 10 * MAX_ELEMENTS + 7])
-def test_of_a_large_parameter_a_subsample_is_compared(bench: Any, numel: int) -> None:
+def test_of_a_large_parameter_a_subsample_is_compared(numel: int) -> None:
     """Every k-th element, spread over all of it."""
     weight = torch.ones(numel)
     weight[numel // 2 :] = 2.0
-    watched = bench(weight)
+    watched = Bench(weight)
     watched.step(0.5)
 
     (ratio,) = watched.ratios()
@@ -124,9 +108,9 @@ def test_of_a_large_parameter_a_subsample_is_compared(bench: Any, numel: int) ->
     assert (ratio == 0.25).double().mean().item() == pytest.approx(0.5, abs=0.01)
 
 
-def test_an_iteration_that_is_not_sampled_is_left_alone(bench: Any) -> None:
+def test_an_iteration_that_is_not_sampled_is_left_alone() -> None:
     """No snapshot, no comparison."""
-    watched = bench(torch.ones(2))
+    watched = Bench(torch.ones(2))
     watched.parts.governor.wanted = frozenset()
     watched.parts.bus.emit(IterationPlanned(0, Attention()))
     watched.step(1.0)
@@ -134,9 +118,9 @@ def test_an_iteration_that_is_not_sampled_is_left_alone(bench: Any) -> None:
     assert watched.parts.notes.notes == []
 
 
-def test_a_part_of_the_parameters_is_compared_when_all_would_be_too_much(bench: Any) -> None:
+def test_a_part_of_the_parameters_is_compared_when_all_would_be_too_much() -> None:
     """Each part has a snapshot of its own, so that spans are seen as well."""
-    watched = bench(*(torch.ones(2) for _ in range(3)))
+    watched = Bench(*(torch.ones(2) for _ in range(3)))
     for step in range(4 * UPDATE_SPAN):
         watched.parts.governor.part = (step % 2, 2)
         watched.step(1e-3)
@@ -147,9 +131,9 @@ def test_a_part_of_the_parameters_is_compared_when_all_would_be_too_much(bench: 
     assert [n.name for n in watched.parts.notes.notes[:3]] == ["0", "2", "1"]
 
 
-def test_a_step_that_raised_does_not_end_the_comparisons(bench: Any) -> None:
+def test_a_step_that_raised_does_not_end_the_comparisons() -> None:
     """The next step is a new one."""
-    watched = bench(torch.ones(2))
+    watched = Bench(torch.ones(2))
 
     def fail() -> float:
         msg = "of the user"
@@ -164,9 +148,9 @@ def test_a_step_that_raised_does_not_end_the_comparisons(bench: Any) -> None:
     assert [r.tolist() for r in watched.ratios()] == [[0.5, 0.5]]
 
 
-def test_parameters_of_several_dtypes_are_compared(bench: Any) -> None:
+def test_parameters_of_several_dtypes_are_compared() -> None:
     """Dtypes that cannot be joined are compared apart."""
-    watched = bench(
+    watched = Bench(
         torch.ones(2), torch.ones(3, dtype=torch.bfloat16), torch.ones(4, dtype=torch.float64)
     )
     watched.step(0.5)
@@ -184,33 +168,29 @@ def test_optimizers_that_are_gone_leave_no_snapshot() -> None:
     parts = Parts([model], Topic.UPDATE)
     sensor = UpdateSensor(parts.context)
     parts.install(sensor)
-    try:
-        for number in range(10):
-            optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-            for parameter in model:
-                parameter.grad = torch.ones_like(parameter)
-            for part in range(4):
-                parts.governor.part = (part % (1 + number % 4), 1 + number % 4)
-                parts.governor.step += 1
-                optimizer.step()
-        kept = [len(history.kept) for history in sensor._histories.values()]
-        del optimizer
-        gc.collect()
-    finally:
-        left = len(sensor._histories)
-        parts.remove()
+    for number in range(10):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        for parameter in model:
+            parameter.grad = torch.ones_like(parameter)
+        for part in range(4):
+            parts.governor.part = (part % (1 + number % 4), 1 + number % 4)
+            parts.governor.step += 1
+            optimizer.step()
+    kept = [len(history.kept) for history in sensor._histories.values()]
+    del optimizer
+    gc.collect()
 
     assert max(kept) <= 4
-    assert left == 0
+    assert len(sensor._histories) == 0
 
 
-def test_an_optimizer_of_others_is_given_more_time(bench: Any) -> None:
+def test_an_optimizer_of_others_is_given_more_time() -> None:
     """An optimizer of others may round stochastically, or keep float32 weights of its own."""
 
     class Own(torch.optim.SGD):
         pass
 
-    watched = bench(torch.ones(2))
+    watched = Bench(torch.ones(2))
     own = Own(watched.model.parameters(), lr=1.0)
     for _ in range(LONG_SPAN + UPDATE_SPAN):
         watched.model[0].grad = torch.zeros(2)
@@ -232,13 +212,12 @@ def test_an_optimizer_that_cannot_be_a_key_steps_as_without_ampwatch() -> None:
     model = nn.ParameterList([nn.Parameter(torch.ones(2))])
     optimizer = Unhashable(model.parameters(), lr=1.0)
     parts = Parts([model], Topic.UPDATE)
-    parts.install(UpdateSensor(parts.context))
-    try:
-        for _ in range(3):
-            model[0].grad = torch.ones(2)
-            optimizer.step()
-    finally:
-        parts.bus.remove()
+    parts.bus.add(UpdateSensor(parts.context))
+    parts.bus.install()
+    for _ in range(3):
+        model[0].grad = torch.ones(2)
+        optimizer.step()
+    parts.bus.remove()
 
     assert model[0].tolist() == [-2.0, -2.0]
     assert [guard.name for guard in parts.bus.guards if guard.errors] == ["updates"]
@@ -257,10 +236,8 @@ def test_an_eps_that_is_zero_in_the_parameters_dtype_is_noted() -> None:
         parts = Parts([model], Topic.UPDATE)
         parts.install(UpdateSensor(parts.context))
         model[0].grad = torch.ones_like(model[0])
-        try:
-            optimizer.step()
-        finally:
-            parts.remove()
+        optimizer.step()
+        parts.remove()
 
         assert parts.context.lost_eps == lost
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
 from torch import nn
@@ -13,27 +11,13 @@ from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 STATE = (Topic.WEIGHT, Topic.UPDATE, Topic.BUFFER)
-
-_installed: list[Parts] = []
-
-
-@pytest.fixture(autouse=True)
-def taken_off() -> Iterator[None]:
-    """After each test nothing of its parts is in place."""
-    yield
-    while _installed:
-        _installed.pop().remove()
 
 
 def watched(*wanted: Topic) -> tuple[nn.Module, Parts]:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     parts = Parts([model], *wanted)
     parts.install(WeightSensor(parts.context))
-    _installed.append(parts)
     return model, parts
 
 

@@ -15,7 +15,7 @@ from ampwatch.training.sensors.scaler.schedulers import MAX_SEARCHES, SchedulerS
 from tests.training.bench import Bench, Heard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 # The optimizer steps once, at the beginning; torch would like it to step again.
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of:UserWarning")
@@ -56,19 +56,6 @@ class Watched:
         return bool(self._heard.events)
 
 
-@pytest.fixture
-def watch() -> Iterator[Callable[[], Watched]]:
-    made: list[Watched] = []
-
-    def make() -> Watched:
-        made.append(Watched())
-        return made[-1]
-
-    yield make
-    for watched in made:
-        watched.bench.remove()
-
-
 def _optimizer() -> torch.optim.SGD:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1e-2, momentum=0.9)
     optimizer.step()
@@ -83,11 +70,11 @@ def _step(scheduler: Any) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_step_of_any_scheduler_is_seen_once(name: str, watch: Callable[[], Watched]) -> None:
+def test_a_step_of_any_scheduler_is_seen_once(name: str) -> None:
     """Every scheduler of torch, nested ones included, moved or not moved."""
     optimizer = _optimizer()
     scheduler = SCHEDULERS[name](optimizer)
-    watched = watch()
+    watched = Watched()
     seen = [watched.moved(optimizer)]
     for steps in (0, 1, 0, 1, 2):
         for _ in range(steps):
@@ -108,51 +95,49 @@ def test_the_list_above_is_complete() -> None:
     assert public - {"LRScheduler", "SWALR"} == set(SCHEDULERS)
 
 
-def test_a_scheduler_of_another_optimizer_is_not_ours(watch: Callable[[], Watched]) -> None:
+def test_a_scheduler_of_another_optimizer_is_not_ours() -> None:
     """Each optimizer has its own schedule."""
     mine = _optimizer()
     other = _optimizer()
     scheduler = lrs.LinearLR(other)
-    watched = watch()
+    watched = Watched()
     watched.moved(mine)
     scheduler.step()
 
     assert watched.moved(mine) is False
 
 
-def test_an_optimizer_without_a_rate_hides_no_scheduler_of_others(
-    watch: Callable[[], Watched],
-) -> None:
+def test_an_optimizer_without_a_rate_hides_no_scheduler_of_others() -> None:
     """Its groups have no ``lr``; the sensor goes on."""
     mine, without = _optimizer(), _optimizer()
     for group in without.param_groups:
         del group["lr"]
     scheduler = lrs.LinearLR(mine)
-    watched = watch()
+    watched = Watched()
     seen = [watched.moved(without), watched.moved(mine)]
     scheduler.step()
 
     assert [*seen, watched.moved(without), watched.moved(mine)] == [False, False, False, True]
 
 
-def test_a_schedule_that_is_loaded_or_restarted_is_no_step(watch: Callable[[], Watched]) -> None:
+def test_a_schedule_that_is_loaded_or_restarted_is_no_step() -> None:
     """A count that falls is not a step of the scheduler."""
     optimizer = _optimizer()
     scheduler = lrs.LinearLR(optimizer)
     for _ in range(3):
         scheduler.step()
-    watched = watch()
+    watched = Watched()
     watched.moved(optimizer)
     scheduler.last_epoch = 0
 
     assert watched.moved(optimizer) is False
 
 
-def test_a_scheduler_is_not_kept_alive(watch: Callable[[], Watched]) -> None:
+def test_a_scheduler_is_not_kept_alive() -> None:
     """The sensor holds weak references only."""
     optimizer = _optimizer()
     scheduler = lrs.LinearLR(optimizer)
-    watched = watch()
+    watched = Watched()
     watched.moved(optimizer)
     found = weakref.ref(scheduler)
     assert found in [reference for reference, _ in watched.sensor._found]
@@ -163,12 +148,10 @@ def test_a_scheduler_is_not_kept_alive(watch: Callable[[], Watched]) -> None:
     assert found() is None
 
 
-def test_schedulers_that_replace_one_another_are_found_each_time(
-    watch: Callable[[], Watched],
-) -> None:
+def test_schedulers_that_replace_one_another_are_found_each_time() -> None:
     """A recipe with a new schedule per phase; each new one is found when it moves a rate."""
     optimizer = _optimizer()
-    watched = watch()
+    watched = Watched()
     watched.moved(optimizer)
     seen = []
     for _ in range(3):
@@ -182,11 +165,9 @@ def test_schedulers_that_replace_one_another_are_found_each_time(
     assert seen == [True] * 6
 
 
-def test_a_scheduler_made_between_set_up_and_the_first_step_is_seen(
-    watch: Callable[[], Watched],
-) -> None:
+def test_a_scheduler_made_between_set_up_and_the_first_step_is_seen() -> None:
     """Although it has moved no rate yet."""
-    watched = watch()
+    watched = Watched()
     optimizer = _optimizer()
     scheduler = lrs.StepLR(optimizer, 5)
     seen = [watched.moved(optimizer)]
@@ -195,12 +176,10 @@ def test_a_scheduler_made_between_set_up_and_the_first_step_is_seen(
     assert [*seen, watched.moved(optimizer)] == [False, True]
 
 
-def test_rates_set_by_hand_are_a_schedule_and_end_the_searching(
-    watch: Callable[[], Watched],
-) -> None:
+def test_rates_set_by_hand_are_a_schedule_and_end_the_searching() -> None:
     """Once they have moved three times. Looking through all objects is not repeated for ever."""
     optimizer = _optimizer()
-    watched = watch()
+    watched = Watched()
     seen = []
     for step in range(50):
         optimizer.param_groups[0]["lr"] = 1.0 / (step // 2 + 1)
@@ -211,12 +190,10 @@ def test_rates_set_by_hand_are_a_schedule_and_end_the_searching(
     assert watched.sensor._searches == MAX_SEARCHES
 
 
-def test_rates_that_follow_the_size_of_a_batch_are_no_schedule(
-    watch: Callable[[], Watched],
-) -> None:
+def test_rates_that_follow_the_size_of_a_batch_are_no_schedule() -> None:
     """They go up and down, whatever was skipped."""
     optimizer = _optimizer()
-    watched = watch()
+    watched = Watched()
     seen = []
     for samples in [16, 9, 12, 13, 15, 3, 8, 16, 1, 2, 5, 9, 7, 14, 4, 6, 10, 2, 16, 11]:
         optimizer.param_groups[0]["lr"] = 0.1 * samples / 16
@@ -225,7 +202,7 @@ def test_rates_that_follow_the_size_of_a_batch_are_no_schedule(
     assert sum(seen) <= 2
 
 
-def test_a_scheduler_is_found_wherever_its_attributes_lie(watch: Callable[[], Watched]) -> None:
+def test_a_scheduler_is_found_wherever_its_attributes_lie() -> None:
     """In the object itself, or in a dict that somebody has asked for; under another name as well."""
 
     class Renamed(lrs.LambdaLR):
@@ -237,7 +214,7 @@ def test_a_scheduler_is_found_wherever_its_attributes_lie(watch: Callable[[], Wa
         def optimizer(self, optimizer: Any) -> None:
             self.of = optimizer
 
-    watched = watch()
+    watched = Watched()
     optimizer, other = _optimizer(), _optimizer()
     schedulers = [lrs.StepLR(optimizer, 5), Renamed(optimizer, float)]
     not_mine = lrs.StepLR(other, 5)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +35,7 @@ from tests.training.sensors.kineto_made_up import (
     op,
     steps_of_a_gpu,
 )
+from tests.workshop.alone import python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -88,21 +86,15 @@ print({LOG_LEVEL!r} in os.environ)
 
 @pytest.mark.rotating
 @pytest.mark.parametrize("level", [None, pytest.param("0", marks=pytest.mark.nightly)])
-def test_nothing_is_written_on_stderr_unless_the_user_asks(level: str | None) -> None:
+def test_nothing_is_written_on_stderr_unless_the_user_asks(
+    level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kineto writes when it begins, is given up and ends; the environment is as before.
 
     In a process of its own: Kineto asks for its level when it is loaded.
     """
-    environment = {k: v for k, v in os.environ.items() if k != LOG_LEVEL}
-    environment |= {} if level is None else {LOG_LEVEL: level}
-    done = subprocess.run(
-        [sys.executable, "-c", SILENT],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    monkeypatch.delenv(LOG_LEVEL, raising=False)
+    done = python("-c", SILENT, **({} if level is None else {LOG_LEVEL: level}))
 
     assert done.stdout == f"{level is not None}\n"
     assert bool(done.stderr) is (level is not None)

@@ -13,3 +13,19 @@ class SoundBuffers(NamedTuple):
     """
 
     names: frozenset[str]
+
+
+class BrokenWeights(NamedTuple):
+    """Parameters that were NaN when a model was called for the first time.
+
+    Attributes:
+        step: The iteration.
+        first: Name of the first of them.
+        dtype: Name of its dtype.
+        tensors: How many there are.
+    """
+
+    step: int
+    first: str
+    dtype: str
+    tensors: int

@@ -8,7 +8,7 @@ from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.births import OpTrace
 from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
-from ampwatch.diagnosis.evidence.state import SoundBuffers
+from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.kinds.kind import (
     AT_FAULT,
     AT_FAULT_FOR_LONG,
@@ -111,6 +111,13 @@ MIN_LOST = 0.01
 """Share of the elements with a gradient whose square must be zero."""
 
 
+WERE_BROKEN = (
+    "Initialise what the checkpoint does not have: look at the missing keys of load_state_dict, and call"
+    " reset_parameters() of those modules. Weights that were never written are what was in memory, in bfloat16 above"
+    " all; where the file itself has NaN, load another one."
+)
+"""Advice where weights were NaN before the first forward."""
+
 MOVED_BY_HAND = (
     "Stop, and restore the last good checkpoint. A GradScaler guards the weights only in scaler.step(optimizer): call"
     " scaler.unscale_(optimizer) before code of your own moves weights by gradients, and leave them as they are where a gradient"
@@ -184,11 +191,35 @@ class PoisonedState(Detector):
         self._poisoned: set[str] = set()
         self._moved: tuple[int, Birth] | None = None
         self._by_hand = ""
+        self._were_broken = False
 
     @takes(SoundBuffers)
     def observe_sound(self, sound: SoundBuffers) -> None:
         """Take in which buffers were finite before the first step."""
         self._sound |= sound.names
+
+    @takes(BrokenWeights)
+    def observe_broken(self, broken: BrokenWeights) -> None:
+        """Take in parameters that were NaN before any op had read them."""
+        if self._were_broken:
+            return  # of another device
+        self._were_broken = True
+        where = f"param:{broken.first}"
+        have, is_one = ("has", True) if broken.tensors == 1 else ("have", False)
+        which = "it is" if is_one else "the first of them is"
+        self._book.report(
+            PARAM_NONFINITE,
+            where,
+            broken.step,
+            summary=(
+                f"{counted(broken.tensors, 'parameter')} {have} NaN elements before the model is called for the first"
+                f" time, in step {broken.step}: {which} {in_words(where)}. No op of this training has made them; what"
+                " is computed with them is NaN"
+            ),
+            advice=WERE_BROKEN,
+            dtype=broken.dtype,
+            evidence={"tensors": float(broken.tensors)},
+        )
 
     @takes(OpTrace)
     def observe_trace(self, trace: OpTrace) -> None:
@@ -249,6 +280,9 @@ class PoisonedState(Detector):
         return bool(spreads) and r.name not in self._sentinels
 
     def _say_parameters(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
+        if self._were_broken:
+            self._book.again(self._book.of_kind(PARAM_NONFINITE.slug)[-1], iteration.step)
+            return
         if not self._book.of_kind(FP8_SCALE_NONFINITE.slug):
             self._say_lost_eps(iteration, bad)
         worst = max(bad, key=lambda r: r.histogram.nonfinite)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.diagnosis.evidence.state import SoundBuffers
+from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Severity, Topic
 from tests.workshop.births import outside, traced
@@ -222,3 +222,25 @@ def test_gradients_lost_in_float16_weights_are_a_symptom_of_an_eps_that_is_zero(
 
     assert replay.roots == [("optimizer_eps_underflow", "param:w")]
     assert replay.only("fp16_without_scaler").caused_by == "optimizer_eps_underflow@param:w"
+
+
+def test_weights_that_were_nan_before_the_first_op_stay_where_they_were_seen() -> None:
+    """After the first step all of them are, the largest first."""
+    replay = Replay(scaled=False, dtypes=())
+    replay.diagnosis.observe(BrokenWeights(0, "head.weight", "bfloat16", 2))
+    for _ in range(3):
+        replay.take(
+            measured(Topic.WEIGHT, "body.weight", [nan] * 9),
+            measured(Topic.WEIGHT, "head.weight", [nan, 1.0]),
+        )
+
+    finding = replay.only("param_nonfinite")
+    assert replay.roots == [("param_nonfinite", "param:head.weight")]
+    assert "2 parameters have NaN elements before the model is called" in finding.summary
+    assert "reset_parameters()" in finding.advice
+    assert (finding.first_step, finding.last_step) == (0, 2)
+    replay.take(
+        measured(Topic.WEIGHT, "body.weight", [1.0] * 9),
+        measured(Topic.WEIGHT, "head.weight", [1.0, 1.0]),
+    )
+    assert finding.is_gone

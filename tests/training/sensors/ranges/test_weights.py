@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.hooks.events import IterationClosing
+from ampwatch.diagnosis.evidence.state import BrokenWeights
+from ampwatch.training.hooks.events import IterationClosing, RootCalled
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
@@ -65,3 +68,30 @@ def test_a_part_of_the_parameters_is_measured_when_all_would_be_too_much() -> No
         seen += parts.notes.of(Topic.WEIGHT)
 
     assert sorted(seen) == ["0.bias", "0.weight", "1.bias", "1.weight"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "seen"),
+    [
+        ({"1.bias": math.nan}, [BrokenWeights(0, "1.bias", "float32", 1)]),
+        ({"0.bias": math.nan, "1.bias": math.nan}, [BrokenWeights(0, "0.bias", "float32", 2)]),
+        ({"0.bias": math.inf}, []),  # a mask, perhaps
+        ({}, []),
+    ],
+)
+def test_weights_that_are_nan_before_the_first_call_are_told_once(
+    broken: dict[str, float], seen: list[BrokenWeights]
+) -> None:
+    """What is loaded after monitor() counts, and what the first step breaks does not."""
+    model, parts = watched()
+    with torch.no_grad():
+        for name, value in broken.items():
+            model.get_parameter(name)[0] = value
+    parts.bus.emit(RootCalled(model, (), {}))
+    with torch.no_grad():
+        model.get_parameter("0.weight")[0, 0] = math.nan
+    parts.bus.emit(RootCalled(model, (), {}))
+
+    assert [o for o in parts.seen if isinstance(o, BrokenWeights)] == seen
+    parts.bus.emit(IterationClosing(has_nonfinite=False))
+    assert not any(parts.bus.hears(sensor, RootCalled) for sensor in parts.bus.sensors)

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.rounding import StillAverage, StuckAverage, SumSeen
+from ampwatch.diagnosis.evidence.rounding import Stuck, SumSeen
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.rounding.accumulation import EMA_ROUNDING, METRIC_ACCUM_ROUNDING
 from ampwatch.wire.records import SkipClass, Topic
@@ -142,15 +142,11 @@ class Escalation(Detector):
         """Take in that a running sum is kept in half precision."""
         self._suspect(METRIC_ACCUM_ROUNDING, seen.step)
 
-    @takes(StuckAverage)
-    def observe_average(self, stuck: StuckAverage) -> None:
-        """Take in an update of an average of weights that had no effect."""
-        self._suspect(EMA_ROUNDING, stuck.site.step)
-
-    @takes(StillAverage)
-    def observe_still(self, still: StillAverage) -> None:
-        """Take in an update of an average of data that had no effect."""
-        self._suspect(EMA_ROUNDING, still.site.step)
+    @takes(Stuck)
+    def observe_average(self, stuck: Stuck) -> None:
+        """Take in an update of an average that had no effect."""
+        if stuck.what.is_average:
+            self._suspect(EMA_ROUNDING, stuck.site.step)
 
     def _suspect(self, kind: Kind, step: int) -> None:
         """Have ops observed for a while: something may be rounding away that was not said yet."""

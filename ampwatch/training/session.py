@@ -73,13 +73,10 @@ from ampwatch.training.sensors.ranges.layers import LayerSensor
 from ampwatch.training.sensors.ranges.logits import LogitSensor
 from ampwatch.training.sensors.ranges.updates import UpdateSensor
 from ampwatch.training.sensors.ranges.weights import WeightSensor
-from ampwatch.training.sensors.rounding.averages import WeightAverages
-from ampwatch.training.sensors.rounding.data_averages import DataAverages
+from ampwatch.training.sensors.rounding.averages import Averages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
-from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
-from ampwatch.training.sensors.rounding.loop_sums import LoopSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
-from ampwatch.training.sensors.rounding.metric_sums import MetricSums
+from ampwatch.training.sensors.rounding.sums import Sums
 from ampwatch.training.sensors.rounding.weight_additions import WeightAdditions
 from ampwatch.training.sensors.scaler.losses import RootLosses
 from ampwatch.training.sensors.scaler.missed_steps import MissedSteps
@@ -441,11 +438,8 @@ class Session:
             yield LogitSensor(context)
             yield LossyCasts(context)
             yield Fp8Casts(context)
-            yield MetricSums(context)
-            yield LoopSums(context)
-            yield WeightAverages(context)
-            yield DataAverages(context)
-            yield GradientSums(context)
+            yield Sums(context)
+            yield Averages(context)
             yield WeightAdditions(context)
             yield AgedCasts(context)
             yield from (RefusedOps(context), WaitSensor(context))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
 
@@ -101,88 +102,56 @@ class SumSeen(NamedTuple):
     step: int
 
 
-class StuckSum(NamedTuple):
-    """Additions to a running sum had no effect.
+class What(Enum):
+    """A tensor in half precision that loses what is added to it, by what that is."""
 
-    Attributes:
-        site: The addition.
-        dtype: Name of the dtype of the sum.
-        additions: How many in a row had none, although what was added is not zero.
-        grown: How many had one before.
-        total: The sum, its first element.
-        addend: What was added last, its first element.
-    """
+    RUNNING_SUM = "running sum"
+    LOOP_SUM = "sum of a loop"
+    GRADIENT_SUM = "sum of gradients"
+    WEIGHT_AVERAGE = "average of weights"
+    DATA_AVERAGE = "average of data"
+    WEIGHT = "weight"
 
-    site: OpSite
-    dtype: str
-    additions: int
-    grown: int
-    total: float
-    addend: float
+    @property
+    def is_average(self) -> bool:
+        """Whether a share of it is replaced, and nothing added up."""
+        return self in (What.WEIGHT_AVERAGE, What.DATA_AVERAGE)
 
 
-class LoopSum(NamedTuple):
-    """Tensors were added up in one module, in one iteration.
+class Stuck(NamedTuple):
+    """What half precision has lost of what was added to a tensor, as far as some of its elements show it.
 
     Attributes:
         site: The newest addition.
-        dtype: Name of the dtype of the sum.
-        additions: Tensors in the sum.
-        error: Norm of its difference to a float32 sum of the same, relative to that.
-        share: Its norm, as a share of that of the float32 sum.
+        what: What it was added to.
+        dtype: Name of the dtype of that.
+        additions: Tensors in a sum, or additions to a weight; of a running sum, and of averages, those in a row that had
+            no effect.
+        lost: Share of the elements that the newest addition was to change, and has left as they were; of an average of
+            data, of those that float32 would have made another number by now.
+        changing: Share of the elements that it was to change.
+        error: Distance to what float32 makes of the same, relative to that; of an average of weights, to the weights.
+        weight: Share of what is new in an average.
+        grown: Additions to a running sum that had an effect.
+        total: A running sum, its first element; of one of a loop the norm, as a share of that in float32.
+        addend: What was added last to a running sum, its first element.
+        same: Share of the elements of a weight, of those that the newest addition was to change, that are as they were.
+        steps: Iterations since then.
     """
 
     site: OpSite
+    what: What
     dtype: str
     additions: int
-    error: float
-    share: float
-
-
-class StuckAverage(NamedTuple):
-    """Updates of a moving average of weights had no effect.
-
-    Attributes:
-        site: The last write to the average.
-        dtype: Name of the dtype of the average.
-        weight: Share of the parameter in the new average, one minus the decay.
-        updates: How many in a row had none.
-        compared: Elements that were compared.
-        differing: How many of them differ from the parameter, rounded to the dtype.
-        unchanged: How many of the differing ones did not change in the last update.
-        distance: Mean difference to the parameter, relative to the mean magnitude.
-    """
-
-    site: OpSite
-    dtype: str
-    weight: float
-    updates: int
-    compared: int
-    differing: int
-    unchanged: int
-    distance: float
-
-
-class StillAverage(NamedTuple):
-    """Updates of a moving average of data had no effect on most of its elements.
-
-    Attributes:
-        site: The last update.
-        dtype: Name of the dtype of the average.
-        weight: Share of the data in the new average.
-        updates: How many in a row have had none.
-        compared: Elements that were compared.
-        stuck: How many of them would be another number of the dtype by now, in float32.
-        distance: Mean distance to what they would be in float32, relative to their mean magnitude.
-    """
-
-    site: OpSite
-    dtype: str
-    weight: float
-    updates: int
-    compared: int
-    stuck: int
-    distance: float
+    lost: float = 1.0
+    changing: float = 1.0
+    error: float = 0.0
+    weight: float = 1.0
+    grown: int = 0
+    total: float = 0.0
+    addend: float = 0.0
+    same: float = 0.0
+    steps: int = 0
 
 
 MIN_RATIO = 100.0
@@ -236,45 +205,3 @@ class FlushedGradients(NamedTuple):
 UPDATE_SPAN = 8
 """Iterations over which updates must have left a weight as it is, or additions where an iteration has several:
 what one of them loses by rounding to nearest, all of them lose."""
-
-
-class LostUpdate(NamedTuple):
-    """Something was added to a weight, and most of the weight may be as it was.
-
-    Attributes:
-        site: The addition.
-        dtype: Name of the dtype of the weight.
-        steps: Iterations since the weight was compared before.
-        additions: Additions since then, of those that were observed.
-        compared: Elements that were looked at.
-        nonzero: How many of them something was added to.
-        lost: How many of those the addition has left as they were.
-        same: How many of those are as they were then.
-    """
-
-    site: OpSite
-    dtype: str
-    steps: int
-    additions: int
-    compared: int
-    nonzero: int
-    lost: int
-    same: int
-
-
-class GradientSum(NamedTuple):
-    """Gradients of several backward passes were added up, or terms of one within a custom backward.
-
-    Attributes:
-        site: The addition.
-        dtype: Name of the dtype of the sum.
-        additions: Gradients, or terms, in the sum.
-        error: Norm of its difference to a float32 sum of the same, relative to that.
-        lost_share: Share of the non-zero elements of the newest gradient without effect.
-    """
-
-    site: OpSite
-    dtype: str
-    additions: int
-    error: float
-    lost_share: float

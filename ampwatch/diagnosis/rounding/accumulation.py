@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, takes
-from ampwatch.diagnosis.evidence.rounding import (
-    GradientSum,
-    LoopSum,
-    StillAverage,
-    StuckAverage,
-    StuckSum,
-)
+from ampwatch.diagnosis.evidence.rounding import Stuck, What
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.rounding import (
-        OpSite,
-    )
+    from collections.abc import Callable
 
 METRIC_ACCUM_ROUNDING = Kind(
     slug="metric_accum_rounding",
@@ -110,158 +102,155 @@ LOST_SHARE = 0.5
 """Error that is enough where this share of a gradient's elements is lost: it grows from there on."""
 
 
+class _Loss(NamedTuple):
+    """What a finding says of additions that were lost."""
+
+    kind: Kind
+    summary: str
+    evidence: dict[str, float]
+
+
 class Accumulation(Detector):
     """Detects sums and averages that have stopped."""
 
-    @takes(StuckSum)
-    def observe_sum(self, stuck: StuckSum) -> None:
-        """Take in an addition to a running sum that had no effect."""
-        needed = ADDITIONS if stuck.grown >= 2 else ADDITIONS_UNGROWN
-        if stuck.additions < needed:
+    @takes(Stuck)
+    def observe(self, stuck: Stuck) -> None:
+        """Take in what was lost of the additions to a tensor; those to weights are updates."""
+        row, site = _ROWS.get(stuck.what), stuck.site
+        loss = None if row is None else row(stuck)
+        if loss is None:
             return
-        where = stuck.site.where
-        place = "outside of the model" if where == "loss" else f"in {in_words(where)}"
-        self._make(
-            METRIC_ACCUM_ROUNDING,
-            stuck.site,
-            stuck.dtype,
-            f"A running sum in {stuck.dtype} {place} has stopped growing: at {stuck.total:.6g} the"
-            f" last {stuck.additions} additions, the newest of {stuck.addend:.4g}, had no effect; one"
-            f" 2^{FORMATS[stuck.dtype].mantissa_bits + 2} times smaller than the sum always vanishes",
-            {
-                "total": stuck.total,
-                "addend": stuck.addend,
-                "additions_without_effect": float(stuck.additions),
-            },
-        )
-
-    @takes(LoopSum)
-    def observe_loop(self, summed: LoopSum) -> None:
-        """Take in a sum that a module adds up in a loop, beside the one in float32."""
-        if summed.additions < TERMS or summed.error < LOOP_ERROR:
-            return
-        where = summed.site.where
-        place = "outside of the model" if where == "loss" else f"in {in_words(where)}"
-        self._make(
-            METRIC_ACCUM_ROUNDING,
-            summed.site,
-            summed.dtype,
-            f"A sum in {summed.dtype} {place} is off by {summed.error:.1%} of its norm after"
-            f" {summed.additions} additions in step {summed.site.step}, against what float32 makes of"
-            f" the same{_times(summed.share)}, since what is"
-            f" 2^{FORMATS[summed.dtype].mantissa_bits + 2} times smaller than the sum vanishes",
-            {
-                "relative_error": summed.error,
-                "additions": float(summed.additions),
-                "share_of_float32": summed.share,
-            },
-        )
-
-    @takes(StuckAverage)
-    def observe_average(self, stuck: StuckAverage) -> None:
-        """Take in an update of an average of weights that had no effect."""
-        eps = FORMATS[stuck.dtype].eps
-        if stuck.differing < MIN_DIFFERING * stuck.compared:
-            return
-        # Half a spacing is a quarter of eps or more: with a share below eps the weights have to
-        # change by a quarter of themselves before the average follows at all.
-        is_certain = stuck.weight <= eps
-        is_far = stuck.distance >= FARTHEST_ULPS * eps
-        slow = stuck.updates >= UPDATES + 1.0 / stuck.weight and is_far
-        if stuck.updates < UPDATES or not (is_certain or slow):
-            return
-        self._make(
-            EMA_ROUNDING,
-            stuck.site,
-            stuck.dtype,
-            f"The moving average of {in_words(stuck.site.where)} is kept in {stuck.dtype} and does not move:"
-            f" in each of the last {stuck.updates} updates up to step {stuck.site.step}"
-            f" {stuck.unchanged / stuck.differing:.1%} of the elements that differ from the weights"
-            f" stayed as they were. An update adds {stuck.weight:.3g} of the difference, which is"
-            f" less than half of the distance to the next {stuck.dtype} number",
-            {
-                "unchanged_share": stuck.unchanged / stuck.differing,
-                "differing_share": stuck.differing / stuck.compared,
-                "weight_of_new": stuck.weight,
-                "updates": float(stuck.updates),
-                "relative_distance": stuck.distance,
-            },
-        )
-
-    @takes(StillAverage)
-    def observe_still(self, still: StillAverage) -> None:
-        """Take in an update of an average of data that had no effect."""
-        if still.stuck < STUCK_SHARE * still.compared:
-            return
-        share = still.stuck / still.compared
-        place = (
-            "outside of the model"
-            if still.site.where == "loss"
-            else f"of {in_words(still.site.where)}"
-        )
-        self._make(
-            EMA_ROUNDING,
-            still.site,
-            still.dtype,
-            f"The moving average {place} is kept in {still.dtype} and"
-            f" {'does not move' if share >= MIN_WHOLE_SHARE else 'moves in part only'}: {share:.1%} of"
-            f" its elements have stayed as they were for up to {still.updates} updates until step"
-            f" {still.site.step}, in which float32 would have taken them {still.distance:.2%} further."
-            f" An update adds {still.weight:.3g} of the difference, which is less than half of the"
-            f" distance to the next {still.dtype} number",
-            {
-                "stuck_share": share,
-                "weight_of_new": still.weight,
-                "updates": float(still.updates),
-                "relative_distance": still.distance,
-            },
-        )
-
-    @takes(GradientSum)
-    def observe_gradients(self, summed: GradientSum) -> None:
-        """Take in a sum of gradients beside the one in float32."""
-        is_lost = summed.lost_share >= LOST_SHARE and summed.error >= ERROR_OF_LOST
-        if summed.additions < GRADIENTS or not (summed.error >= ERROR or is_lost):
-            return
-        place = in_words(summed.site.where)
-        if summed.site.where.startswith("param:"):
-            what, adds = f"The gradient of {place}", "backward passes"
-        else:
-            what, adds = f"A gradient in a custom backward of {place}", "additions"
-        self._make(
-            GRAD_ACCUM_ROUNDING,
-            summed.site,
-            summed.dtype,
-            f"{what} is added up in {summed.dtype}: after {summed.additions} {adds} in step"
-            f" {summed.site.step} it is off by {summed.error:.1%} of its norm, and"
-            f" {summed.lost_share:.1%} of the elements of the newest one were lost",
-            {
-                "relative_error": summed.error,
-                "lost_share": summed.lost_share,
-                "additions": float(summed.additions),
-            },
-        )
-
-    def _make(
-        self, kind: Kind, site: OpSite, dtype: str, summary: str, evidence: dict[str, float]
-    ) -> None:
-        made = self._book.of_kind(kind.slug)
+        made = self._book.of_kind(loss.kind.slug)
         if made and made[-1].last_step == site.step:
             return  # other sums of the same training stop as well
         self._book.report(
-            kind,
+            loss.kind,
             site.where,
             site.step,
-            summary=summary,
+            summary=loss.summary,
             is_once=True,
             op=site.op,
             phase=site.phase,
-            dtype=dtype,
+            dtype=stuck.dtype,
             source=site.source,
-            evidence=evidence,
+            evidence=loss.evidence,
         )
 
 
-def _times(share: float) -> str:
-    """Return how much is left of a sum, in words; empty where that is nearly all of it."""
-    return "" if abs(share - 1.0) < 0.01 else f", {share:.3g} times as much"
+def _of_running_sum(sum_: Stuck) -> _Loss | None:
+    needed = ADDITIONS if sum_.grown >= 2 else ADDITIONS_UNGROWN
+    if sum_.additions < needed:
+        return None
+    return _Loss(
+        METRIC_ACCUM_ROUNDING,
+        f"A running sum in {sum_.dtype} {_place(sum_, 'in')} has stopped growing: at {sum_.total:.6g} the"
+        f" last {sum_.additions} additions, the newest of {sum_.addend:.4g}, had no effect; one"
+        f" 2^{FORMATS[sum_.dtype].mantissa_bits + 2} times smaller than the sum always vanishes",
+        {
+            "total": sum_.total,
+            "addend": sum_.addend,
+            "additions_without_effect": float(sum_.additions),
+        },
+    )
+
+
+def _of_loop(sum_: Stuck) -> _Loss | None:
+    if sum_.additions < TERMS or sum_.error < LOOP_ERROR:
+        return None
+    left = "" if abs(sum_.total - 1.0) < 0.01 else f", {sum_.total:.3g} times as much"
+    return _Loss(
+        METRIC_ACCUM_ROUNDING,
+        f"A sum in {sum_.dtype} {_place(sum_, 'in')} is off by {sum_.error:.1%} of its norm after"
+        f" {sum_.additions} additions in step {sum_.site.step}, against what float32 makes of"
+        f" the same{left}, since what is"
+        f" 2^{FORMATS[sum_.dtype].mantissa_bits + 2} times smaller than the sum vanishes",
+        {
+            "relative_error": sum_.error,
+            "additions": float(sum_.additions),
+            "share_of_float32": sum_.total,
+        },
+    )
+
+
+def _of_gradient(sum_: Stuck) -> _Loss | None:
+    is_lost = sum_.lost >= LOST_SHARE and sum_.error >= ERROR_OF_LOST
+    if sum_.additions < GRADIENTS or not (sum_.error >= ERROR or is_lost):
+        return None
+    place = in_words(sum_.site.where)
+    if sum_.site.where.startswith("param:"):
+        what, adds = f"The gradient of {place}", "backward passes"
+    else:
+        what, adds = f"A gradient in a custom backward of {place}", "additions"
+    return _Loss(
+        GRAD_ACCUM_ROUNDING,
+        f"{what} is added up in {sum_.dtype}: after {sum_.additions} {adds} in step"
+        f" {sum_.site.step} it is off by {sum_.error:.1%} of its norm, and"
+        f" {sum_.lost:.1%} of the elements of the newest one were lost",
+        {"relative_error": sum_.error, "lost_share": sum_.lost, "additions": float(sum_.additions)},
+    )
+
+
+def _of_weights(average: Stuck) -> _Loss | None:
+    eps = FORMATS[average.dtype].eps
+    # Half a spacing is a quarter of eps or more: with a share below eps the weights have to
+    # change by a quarter of themselves before the average follows at all.
+    is_certain = average.weight <= eps
+    is_far = average.error >= FARTHEST_ULPS * eps
+    slow = is_far and average.additions >= UPDATES + 1.0 / average.weight
+    is_told = average.additions >= UPDATES and (is_certain or slow)
+    if average.changing < MIN_DIFFERING or not is_told:
+        return None
+    return _Loss(
+        EMA_ROUNDING,
+        f"The moving average {_place(average, 'of')} is kept in {average.dtype} and does not move:"
+        f" in each of the last {average.additions} updates up to step {average.site.step}"
+        f" {average.lost:.1%} of the elements that differ from the weights"
+        f" stayed as they were. {_update(average)}",
+        {
+            "unchanged_share": average.lost,
+            "differing_share": average.changing,
+            "weight_of_new": average.weight,
+            "updates": float(average.additions),
+            "relative_distance": average.error,
+        },
+    )
+
+
+def _of_data(average: Stuck) -> _Loss | None:
+    if average.lost < STUCK_SHARE:
+        return None
+    return _Loss(
+        EMA_ROUNDING,
+        f"The moving average {_place(average, 'of')} is kept in {average.dtype} and"
+        f" {'does not move' if average.lost >= MIN_WHOLE_SHARE else 'moves in part only'}:"
+        f" {average.lost:.1%} of its elements have stayed as they were for up to"
+        f" {average.additions} updates until step {average.site.step}, in which float32 would have"
+        f" taken them {average.error:.2%} further. {_update(average)}",
+        {
+            "stuck_share": average.lost,
+            "weight_of_new": average.weight,
+            "updates": float(average.additions),
+            "relative_distance": average.error,
+        },
+    )
+
+
+_ROWS: dict[What, Callable[[Stuck], _Loss | None]] = {
+    What.RUNNING_SUM: _of_running_sum,
+    What.LOOP_SUM: _of_loop,
+    What.GRADIENT_SUM: _of_gradient,
+    What.WEIGHT_AVERAGE: _of_weights,
+    What.DATA_AVERAGE: _of_data,
+}
+
+
+def _place(stuck: Stuck, preposition: str) -> str:
+    where = stuck.site.where
+    return "outside of the model" if where == "loss" else f"{preposition} {in_words(where)}"
+
+
+def _update(average: Stuck) -> str:
+    return (
+        f"An update adds {average.weight:.3g} of the difference, which is less than half of the"
+        f" distance to the next {average.dtype} number"
+    )

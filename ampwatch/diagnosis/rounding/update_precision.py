@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, LostUpdate
+from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, Stuck, What
 from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS, HALF
@@ -85,15 +85,14 @@ class UpdatePrecision(Detector):
             self._say(iteration, stuck)
         self._take_back(iteration)
 
-    @takes(LostUpdate)
-    def observe(self, seen: LostUpdate) -> None:
+    @takes(Stuck)
+    def observe(self, seen: Stuck) -> None:
         """Take in an addition to a weight, by an optimizer or by what the program has in its place."""
-        lost, same = (
-            (seen.lost / seen.nonzero, seen.same / seen.nonzero) if seen.nonzero else (0.0, 0.0)
-        )
+        if seen.what is not What.WEIGHT:
+            return
         # As where gradients are measured: of a weight that few elements are added to, nothing is said.
-        is_enough = seen.nonzero > (1.0 - UNCHANGED_SHARE) * seen.compared
-        if not is_enough or min(lost, same) < UNCHANGED_SHARE:
+        is_enough = seen.changing > 1.0 - UNCHANGED_SHARE
+        if not is_enough or min(seen.lost, seen.same) < UNCHANGED_SHARE:
             return
         step, where = seen.site.step, seen.site.where
         made = self._book.of_kind(UPDATE_ROUNDING.slug)
@@ -103,15 +102,9 @@ class UpdatePrecision(Detector):
         span = f"{seen.steps} steps" if seen.steps >= UPDATE_SPAN else f"{seen.additions} additions"
         self._summary = (
             f"Updates round away: what {seen.site.op} adds to {in_words(where)} ({seen.dtype}) at step {step} has no"
-            f" effect on {lost:.1%} of the elements, and {same:.1%} have not changed in {span}; an update"
+            f" effect on {seen.lost:.1%} of the elements, and {seen.same:.1%} have not changed in {span}; an update"
             f" more than 2^{FORMATS[seen.dtype].mantissa_bits + 1} times smaller than the weight vanishes"
         )
-        evidence = {
-            "lost_share": lost,
-            "unchanged_share": same,
-            "over_steps": float(seen.steps),
-            "over_additions": float(seen.additions),
-        }
         self._book.report(
             UPDATE_ROUNDING,
             where,
@@ -123,7 +116,12 @@ class UpdatePrecision(Detector):
             phase="optimizer",
             dtype=seen.dtype,
             source=seen.site.source,
-            evidence=evidence,
+            evidence={
+                "lost_share": seen.lost,
+                "unchanged_share": seen.same,
+                "over_steps": float(seen.steps),
+                "over_additions": float(seen.additions),
+            },
         )
 
     def _follow_stillness(self, iteration: Iteration, taken: float) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.rounding import (
-    GradientSum,
-    LoopSum,
-    OpSite,
-    StillAverage,
-    StuckAverage,
-    StuckSum,
-)
+from ampwatch.diagnosis.evidence.rounding import OpSite, Stuck, What
 from ampwatch.diagnosis.rounding.accumulation import Accumulation
 from ampwatch.wire.records import Severity
 
@@ -23,125 +18,107 @@ def book() -> FindingBook:
     return FindingBook(lambda _news: None)
 
 
-def _site(step: int = 3, where: str = "loss", op: str = "add_", phase: str = "forward") -> OpSite:
-    return OpSite(step, where, op, phase, "train.py:12")
+def _stuck(
+    what: What, additions: int, *, where: str = "loss", step: int = 3, **numbers: Any
+) -> Stuck:
+    site = OpSite(step, where, "add_", "forward", "train.py:12")
+    return Stuck(site, what, "bfloat16", additions, **numbers)
 
 
-def _average(
-    weight: float, updates: int, *, differing: int = 90, distance: float = 0.3
-) -> StuckAverage:
-    site = _site(where="param:0.weight", op="lerp_", phase="optimizer")
-    return StuckAverage(site, "bfloat16", weight, updates, 100, differing, differing, distance)
+def running(additions: int, grown: int) -> Stuck:
+    return _stuck(What.RUNNING_SUM, additions, grown=grown, total=256.0, addend=0.4)
+
+
+def loop(additions: int, error: float) -> Stuck:
+    return _stuck(What.LOOP_SUM, additions, error=error, total=1.0 - error)
+
+
+def gradient(additions: int, error: float, lost: float, where: str = "param:weight") -> Stuck:
+    return _stuck(What.GRADIENT_SUM, additions, where=where, error=error, lost=lost)
+
+
+def of_weights(
+    weight: float, updates: int, *, changing: float = 0.9, distance: float = 0.3
+) -> Stuck:
+    numbers = {"changing": changing, "error": distance, "weight": weight}
+    return _stuck(What.WEIGHT_AVERAGE, updates, where="param:0.weight", **numbers)
+
+
+def of_data(lost: float) -> Stuck:
+    numbers = {"lost": lost, "error": 0.04, "weight": 0.001}
+    return _stuck(What.DATA_AVERAGE, 20, where="buffer:1.running_var", **numbers)
 
 
 @pytest.mark.parametrize(
-    ("additions", "grown", "is_told"), [(7, 9, False), (8, 2, True), (15, 1, False), (16, 0, True)]
-)
-def test_a_sum_has_stopped_after_a_row_of_additions(
-    book: FindingBook, additions: int, grown: int, *, is_told: bool
-) -> None:
-    """Sooner if it was seen to grow."""
-    Accumulation(Shared(book)).observe_sum(
-        StuckSum(_site(), "bfloat16", additions, grown, 256.0, 0.4)
-    )
-
-    assert [(f.kind, f.where, f.severity, f.source) for f in book.findings] == [
-        ("metric_accum_rounding", "loss", Severity.WARNING, "train.py:12")
-    ] * is_told
-
-
-@pytest.mark.parametrize(
-    ("average", "is_told"),
+    ("kind", "stuck", "is_told"),
     [
-        (_average(1e-4, 4), False),
-        (_average(1e-4, 5), True),
-        (_average(1e-4, 5, differing=4), False),
-        (_average(0.005, 5), True),
-        (_average(0.05, 5), False),
-        (_average(0.05, 24), False),
-        (_average(0.05, 25), True),
-        (_average(0.05, 25, distance=0.02), False),
+        # A sum has stopped after a row of additions, sooner if it was seen to grow.
+        ("metric_accum_rounding", running(7, 9), False),
+        ("metric_accum_rounding", running(8, 2), True),
+        ("metric_accum_rounding", running(15, 1), False),
+        ("metric_accum_rounding", running(16, 0), True),
+        # A few large terms, or many roundings that cancel, are as good as it gets.
+        ("metric_accum_rounding", loop(31, 0.5), False),
+        ("metric_accum_rounding", loop(32, 0.05), True),
+        ("metric_accum_rounding", loop(500, 0.04), False),
+        # A sum of gradients may be off by a little; less is enough where most of a gradient is lost.
+        ("grad_accum_rounding", gradient(8, 0.06, 0.0), True),
+        ("grad_accum_rounding", gradient(8, 0.04, 0.2), False),
+        ("grad_accum_rounding", gradient(8, 0.02, 0.6), True),
+        ("grad_accum_rounding", gradient(8, 0.005, 1.0), False),
+        ("grad_accum_rounding", gradient(7, 0.5, 1.0), False),
+        # An average that cannot move is reported after five updates. One that could is given as many as it needs to
+        # follow, and must be far behind.
+        ("ema_rounding", of_weights(1e-4, 4), False),
+        ("ema_rounding", of_weights(1e-4, 5), True),
+        ("ema_rounding", of_weights(1e-4, 5, changing=0.04), False),
+        ("ema_rounding", of_weights(0.005, 5), True),
+        ("ema_rounding", of_weights(0.05, 5), False),
+        ("ema_rounding", of_weights(0.05, 24), False),
+        ("ema_rounding", of_weights(0.05, 25), True),
+        ("ema_rounding", of_weights(0.05, 25, distance=0.02), False),
+        # Elements of an average of data may have arrived: a quarter of it stands where it should not.
+        ("ema_rounding", of_data(0.0), False),
+        ("ema_rounding", of_data(0.24), False),
+        ("ema_rounding", of_data(0.25), True),
     ],
 )
-def test_an_average_that_cannot_move_is_reported_after_five_updates_others_later(
-    book: FindingBook, average: StuckAverage, *, is_told: bool
+def test_what_is_lost_is_told_once_it_is_enough(
+    book: FindingBook, kind: str, stuck: Stuck, *, is_told: bool
 ) -> None:
-    """One that could move is given as many as it needs to follow, and must be far behind."""
-    Accumulation(Shared(book)).observe_average(average)
+    """By the kind of what was added up, at the place and by the op that added last."""
+    Accumulation(Shared(book)).observe(stuck)
 
-    assert [(f.kind, f.where, f.op, f.phase) for f in book.findings] == [
-        ("ema_rounding", "param:0.weight", "lerp_", "optimizer")
+    site = stuck.site
+    assert [(f.kind, f.where, f.op, f.phase, f.dtype, f.source) for f in book.findings] == [
+        (kind, site.where, site.op, site.phase, "bfloat16", "train.py:12")
     ] * is_told
+    assert all(f.severity is Severity.WARNING for f in book.findings)
 
 
 @pytest.mark.parametrize(
-    ("additions", "error", "is_told"), [(31, 0.5, False), (32, 0.05, True), (500, 0.04, False)]
-)
-def test_a_sum_of_a_module_is_reported_by_its_error(
-    book: FindingBook, additions: int, error: float, *, is_told: bool
-) -> None:
-    """A few large terms, or many roundings that cancel, are as good as it gets."""
-    site = _site(where="pool", op="add")
-    Accumulation(Shared(book)).observe_loop(
-        LoopSum(site, "bfloat16", additions, error, 1.0 - error)
-    )
-
-    assert [(f.kind, f.where, f.op) for f in book.findings] == [
-        ("metric_accum_rounding", "pool", "add")
-    ] * is_told
-
-
-@pytest.mark.parametrize(("stuck", "is_told"), [(0, False), (24, False), (25, True)])
-def test_an_average_of_data_is_reported_when_a_quarter_of_it_stands_where_it_should_not(
-    book: FindingBook, stuck: int, *, is_told: bool
-) -> None:
-    """Elements of it may have arrived."""
-    site = _site(where="buffer:1.running_var", op="native_batch_norm")
-    still = StillAverage(site, "bfloat16", 0.001, 20, 100, stuck, 0.04)
-    Accumulation(Shared(book)).observe_still(still)
-
-    assert [(f.kind, f.where, f.severity) for f in book.findings] == [
-        ("ema_rounding", "buffer:1.running_var", Severity.WARNING)
-    ] * is_told
-    assert all("4.00%" in f.summary and "20 updates" in f.summary for f in book.findings)
-
-
-@pytest.mark.parametrize(
-    ("additions", "error", "lost", "is_told"),
+    ("stuck", "says"),
     [
-        (8, 0.06, 0.0, True),
-        (8, 0.04, 0.2, False),
-        (8, 0.02, 0.6, True),
-        (8, 0.005, 1.0, False),
-        (7, 0.5, 1.0, False),
+        (running(16, 0), "in bfloat16 outside of the model has stopped growing: at 256"),
+        (loop(32, 0.5), "is off by 50.0% of its norm after 32 additions"),
+        (loop(32, 0.5), "of the same, 0.5 times as much, since"),
+        (
+            gradient(99, 0.2, 0.4),
+            "parameter weight is added up in bfloat16: after 99 backward passes",
+        ),
+        (
+            gradient(99, 0.2, 0.4, "ode"),
+            "custom backward of module ode is added up in bfloat16: after 99 additions",
+        ),
+        (of_weights(1e-4, 5), "in each of the last 5 updates up to step 3 100.0% of the elements"),
+        (of_data(0.25), "moves in part only: 25.0% of its elements"),
+        (of_data(0.5), "does not move: 50.0% of its elements"),
+        (of_data(0.5), "for up to 20 updates until step 3, in which float32 would have taken them"),
     ],
 )
-def test_a_sum_of_gradients_may_be_off_by_a_little(
-    book: FindingBook, additions: int, error: float, lost: float, *, is_told: bool
-) -> None:
-    """Less is enough where most of a gradient is lost."""
-    site = _site(where="param:weight", phase="backward")
-    summed = GradientSum(site, "bfloat16", additions, error, lost)
-    Accumulation(Shared(book)).observe_gradients(summed)
-
-    assert [(f.kind, f.where, f.phase) for f in book.findings] == [
-        ("grad_accum_rounding", "param:weight", "backward")
-    ] * is_told
-
-
-@pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        ("param:weight", "parameter weight is added up in bfloat16: after 99 backward passes"),
-        ("ode", "custom backward of module ode is added up in bfloat16: after 99 additions"),
-    ],
-)
-def test_a_sum_of_gradients_is_of_many_backward_passes_or_within_one(
-    book: FindingBook, where: str, says: str
-) -> None:
-    """As its place tells."""
-    site = _site(where=where, phase="backward")
-    Accumulation(Shared(book)).observe_gradients(GradientSum(site, "bfloat16", 99, 0.2, 0.4))
+def test_it_says_what_is_lost_and_where(book: FindingBook, stuck: Stuck, says: str) -> None:
+    """And how much of it, after how many additions."""
+    Accumulation(Shared(book)).observe(stuck)
 
     assert [says in f.summary for f in book.findings] == [True]
 
@@ -151,8 +128,7 @@ def test_what_lasts_is_counted_once_a_step(book: FindingBook) -> None:
     accumulation = Accumulation(Shared(book))
     for step in (3, 3, 4):
         for where in ("loss", "head"):
-            site = _site(step, where)
-            accumulation.observe_sum(StuckSum(site, "float16", 40, 5, 2048.0, 1.0))
+            accumulation.observe(_stuck(What.RUNNING_SUM, 40, where=where, step=step, grown=5))
 
     assert [(f.where, f.count, f.first_step, f.last_step) for f in book.findings] == [
         ("loss", 2, 3, 4)

@@ -9,11 +9,10 @@ import torch
 from torch import nn
 
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.sensors.rounding.averages import WeightAverages
+from ampwatch.training.sensors.rounding.averages import Averages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
-from ampwatch.training.sensors.rounding.gradient_sums import GradientSums
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
-from ampwatch.training.sensors.rounding.metric_sums import MetricSums
+from ampwatch.training.sensors.rounding.sums import Sums
 from ampwatch.training.transfer.deferred import Deferred
 from tests.training.sensors.late import FakeDevice
 from tests.training.sensors.listening import STEPPED, Listening, inside
@@ -54,9 +53,9 @@ def _gradients(model: nn.Module) -> None:
 CASES: list[tuple[Callable[[Context], Any], Any, Callable[[nn.Module], None]]] = [
     (LossyCasts, inside("rope"), _casts),
     (Fp8Casts, inside("fp8"), _fp8),
-    (MetricSums, inside("seen"), _sums),
-    (WeightAverages, STEPPED, _averages),
-    (GradientSums, inside("", Phase.BACKWARD), _gradients),
+    (Sums, inside("seen"), _sums),
+    (Averages, STEPPED, _averages),
+    (Sums, inside("", Phase.BACKWARD), _gradients),
 ]
 
 

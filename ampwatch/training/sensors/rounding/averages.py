@@ -1,149 +1,139 @@
-"""Moving averages of weights that are kept in half precision and do not move."""
+"""Moving averages of weights and of data that are kept in half precision and do not move."""
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.rounding import OpSite, StuckAverage
+from ampwatch.diagnosis.evidence.rounding import OpSite, Stuck, What
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import HOST
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.memory import bytes_held
 from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.storage import Memory
 from ampwatch.training.ops.values import has_grad, is_plain, thinned
 from ampwatch.training.sensors.rounding.operands import listed, number_of, rows_of
+from ampwatch.training.sensors.rounding.shadow import (
+    Shadow,
+    Shadows,
+    ShadowSensor,
+    distance_of,
+    now_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
     from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.memory import HeldBytes
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+    from ampwatch.training.ops.events import Op
     from ampwatch.training.ops.info import OpInfo
 
-SAMPLED = 1024
-"""Elements of an average that are remembered from one update to the next."""
+OF_WEIGHTS, OF_DATA = 1024, 256
+"""Elements that are followed of an average of weights, and of one of data."""
 
-MAX_PARTS = 4096
-"""Tensors computed of parameters that are followed at a time."""
-
-MAX_AVERAGES = 4096
-"""Averages that are remembered."""
-
-DECAYS = 0.5, 1.0
-"""Factors between which a tensor may be an average that decays."""
+MAX_TERMS, MAX_OF_WEIGHTS, MAX_OF_DATA = 4096, 4096, 1024
+"""Computed tensors, averages of weights and averages of data that are followed at a time."""
 
 LARGEST_WEIGHT = 0.5
-"""Share of the parameter in the new average from which it is no average any more."""
+"""Share of what is new in an average, at most: the rest is a product with what was there before."""
 
 STUCK_SHARE = 0.95
 """Share of the elements that differ from the parameter which must stay as they are."""
 
+SUM_OF_SHARES = 0.02
+"""Distance from 1 up to which the two factors of an average of data may add up."""
+
+MAX_WEIGHT = 2.0
+"""Share of the data in a new average, in units of ``eps``, up to which it may stand still far from the data: its update
+is less than half of a spacing until they differ by an eighth."""
+
+SPACINGS = 1.0
+"""Distance from float32 at which an average of data stands still, in units of ``eps``: rounding alone makes half a unit."""
+
+MIN_STILL = 8
+"""Updates in a row without effect after which it does."""
+
 OP = "lerp_"
-"""Name that every update is reported by: a ``mul_`` and an ``add_`` are a ``lerp_`` as well."""
+"""Name that an update of weights is reported by: a ``mul_`` and an ``add_`` are a ``lerp_`` as well."""
 
 
-class _Part(NamedTuple):
-    """Share of a parameter in a tensor.
+class _Term(NamedTuple):
+    """A computed tensor: another one times a factor, or its difference to a third one times that.
 
     Attributes:
-        tensor: The tensor.
-        name: Name of the parameter.
-        parameter: The parameter.
-        factor: Factor of the parameter in the tensor.
-        copy: Address of the tensor whose difference to the parameter this is; 0 if it is none.
-        is_value: Whether this is a whole new value of an average.
+        base: Address of the other one.
+        factor: The factor.
+        minus: Address of the third one; 0 if there is none.
+        is_average: Whether it is a whole new value of an average of weights, with that share of the other one.
+        memory: Where it lies.
     """
 
-    tensor: weakref.ref[torch.Tensor]
-    name: str
-    parameter: weakref.ref[torch.Tensor]
+    base: int
     factor: float
-    copy: int = 0
-    is_value: bool = False
+    minus: int = 0
+    is_average: bool = False
+    memory: Memory | None = None
+
+    @property
+    def is_decayed(self) -> bool:
+        """Whether it may be what is kept of an average."""
+        return LARGEST_WEIGHT < self.factor < 1.0 and not self.minus
 
 
-class _Average:
-    """A moving average of a parameter.
-
-    Attributes:
-        elements: A copy of some elements after the last update.
-        updates: Updates in a row after which nothing had changed.
-    """
-
-    __slots__ = ("elements", "updates")
-
-    def __init__(self, elements: torch.Tensor) -> None:
-        self.elements = elements
-        self.updates = 0
-
-
-class WeightAverages(OpSensor):
-    """Follows what is written to half tensors out of watched parameters, outside of optimizers.
+class Averages(ShadowSensor):
+    """Follows averages that no optimizer updates: of watched parameters, and of what is computed.
 
     An update may be a ``lerp_``, a ``mul_`` and an ``add_``, a difference that is added, a new
-    value that is copied or takes the place of the old one, for one tensor or for lists. Each is
-    known by the parameter that goes into it, and by its share. Elements that are remembered from
-    the update before show whether anything has changed.
+    value that is copied or takes the place of the old one, for one tensor or for lists; or a norm in
+    training. One of weights is known by the parameter that goes into it, with a share. One of data
+    by two factors that add up to one; beside it some elements are averaged in float32 since they
+    moved last: where these have become another number and the average has not, its updates round away.
 
     Args:
         context: Shared parts of the training.
 
     Cost:
-        Less than 1 us for an op that is no multiplication, addition or cast, or that
-        gradients flow through; 40 us an update of one tensor.
+        Less than 1 us for an op that is no multiplication, addition, cast or norm, or that
+        gradients flow through; 50 us an update of one tensor.
     """
 
-    name = "weight_averages"
-    is_thread_safe = True
+    name = "averages"
 
     def __init__(self, context: Context) -> None:
-        self._names = context.names
-        self._deferred = context.deferred
+        super().__init__(context)
         self._memory = context.memory
         self._memory.add("averages", self.held_bytes)
-        self._observe = context.observe
-        self._step = 0
-        self._parameters: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
-        self._parts: dict[int, _Part] = {}
-        self._decayed: dict[int, torch.Size] = {}
-        self._averages: dict[tuple[str, int], _Average] = {}
-        self._handlers: dict[str, Callable[[OpCall], None]] = {
-            "lerp_": self._lerp,
-            "lerp": self._lerp,
-            "mul_": self._scale_in_place,
-            "mul": self._scale,
-            "div": self._scale,
-            "add_": self._add,
-            "sub_": self._add,
-            "add": self._add,
-            "sub": self._add,
-            "copy_": self._copy,
-            "_to_copy": self._pass_on,
-            "clone": self._pass_on,
-            "_foreach_lerp_": self._lerp,
-            "_foreach_mul_": self._scale_in_place,
-            "_foreach_mul": self._scale,
-            "_foreach_add_": self._add,
-            "_foreach_sub_": self._add,
-            "_foreach_add": self._add,
-            "_foreach_sub": self._add,
-            "_foreach_copy_": self._copy,
+        self._parameters: dict[int, tuple[str, weakref.ref[Tensor]]] = {}
+        self._terms: dict[int, _Term] = {}
+        self._of_weights: dict[tuple[str, int], Shadow] = {}
+        self._of_data = Shadows(MAX_OF_DATA)
+        self._handlers: dict[str, Callable[[Op], None]] = {
+            **dict.fromkeys(("lerp_", "lerp", "_foreach_lerp_"), self._lerp),
+            **dict.fromkeys(("mul", "mul_", "div", "_foreach_mul", "_foreach_mul_"), self._scale),
+            **dict.fromkeys(("add_", "sub_", "add", "sub"), self._add),
+            **dict.fromkeys((f"_foreach_{op}" for op in ("add_", "sub_", "add", "sub")), self._add),
+            **dict.fromkeys(("copy_", "_foreach_copy_"), self._copy),
+            **dict.fromkeys(("_to_copy", "clone"), self._pass_on),
         }
 
-    def ops_began(self, event: OpsBegan) -> None:
-        """Begin an iteration; averages live longer than iterations."""
-        self._step = event.step
-        self._deferred.poll()
-        self._forget()
-        # Collected each time: optimizers and wrappers replace parameters and their memory.
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of the elements that are remembered."""
+        shadows = [*self._of_weights.values(), *self._of_data.known.values()]
+        held = (t for s in shadows for t in (s.now, s.exact, s.additions))
+        return bytes_held([t for t in held if isinstance(t, torch.Tensor)])
+
+    def _begin(self) -> None:
         self._parameters = {
             p.data_ptr(): (name, weakref.ref(p))
             for name, p in self._names.parameters()
@@ -153,219 +143,283 @@ class WeightAverages(OpSensor):
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Refer to no parameter until the next iteration."""
         self._forget()
+
+    def _forget(self) -> None:
+        self._terms.clear()
         self._parameters.clear()
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
         """Whether an op may be part of an update."""
-        return info.name in self._handlers and not in_backward
+        return not in_backward and (info.name in self._handlers or "batch_norm" in info.name)
 
     def glance(self, call: OpCall) -> bool:
         """Whether an op is a part of what is trained."""
-        return has_grad(*call.args[:2])
+        return call.info.name in self._handlers and has_grad(*call.args[:2])
 
     def op(self, event: Op) -> None:
         """Follow an op that may be part of an update."""
         call, place = event
-        handler = self._handlers.get(call.info.name)
-        if handler is None or place.phase is Phase.BACKWARD or has_grad(*call.args[:2]):
+        if place.phase is Phase.BACKWARD:
             return
-        handler(call)
-
-    def ops_ended(self, _event: OpsEnded) -> None:
-        """Forget the tensors and parameters of the iteration."""
-        self._deferred.poll()
-        self._forget()
-        self._parameters.clear()
-
-    def _forget(self) -> None:
-        self._parts.clear()
-        self._decayed.clear()
+        handler = self._handlers.get(call.info.name)
+        if handler is None and "batch_norm" in call.info.name:
+            self._normalize(event)
+        elif handler is not None and not has_grad(*call.args[:2]):
+            handler(event)
 
     # What the ops do, of one tensor or of lists of them.
 
-    def _lerp(self, call: OpCall) -> None:
-        share = number_of(call.args[2] if len(call.args) > 2 else call.kwargs.get("weight"))
-        in_place = call.info.name.endswith("_")
-        for _, new, out in rows_of(call, 0, 1) if share is not None else ():
-            part = self._part(new)
-            if part is not None and share is not None:
-                part = part._replace(factor=share * part.factor)
-                self._update(out, part, in_place=in_place, op=call.info.name)
-                if not in_place:
-                    self._enter(out, part._replace(is_value=True))
-
-    def _scale_in_place(self, call: OpCall) -> None:
-        factor = number_of(call.args[1])
-        for (tensor,) in rows_of(call, 0) if factor is not None else ():
-            part = self._followed(tensor)
-            if factor is not None and part is not None:
-                self._enter(tensor, part._replace(factor=part.factor * factor))
-            elif factor is not None and DECAYS[0] < factor < DECAYS[1]:
-                self._decayed[tensor.data_ptr()] = tensor.shape
-
-    def _scale(self, call: OpCall) -> None:
-        first: Any = call.args[0]
-        given = call.args[1] if len(call.args) > 1 else None
-        is_division = call.info.name == "div"
-        factor = number_of(given)
-        if factor is None and not is_division:
-            factor = number_of(first)
-            first = given
-        if not factor:
+    def _normalize(self, op: Op) -> None:
+        """Follow the statistics of a norm; what they are averages of are its further results."""
+        call = op.call
+        given = dict(zip(call.info.arguments, call.args, strict=False)) | call.kwargs
+        weight, out = given.get("momentum", given.get("exponential_average_factor")), call.out
+        if not given.get("training", True) or not weight or not isinstance(out, (tuple, list)):
             return
-        factor = 1.0 / factor if is_division else factor
-        for tensor, out in zip(listed(first), listed(call.out), strict=False):
-            part = self._part(tensor)
-            if part is not None:
-                self._enter(out, part._replace(factor=part.factor * factor, is_value=False))
-            elif DECAYS[0] < factor < DECAYS[1] and is_plain(out):
-                self._decayed[out.data_ptr()] = out.shape
+        mean: Any = given.get("running_mean")
+        variance: Any = given.get("running_var")
+        if not all(map(is_plain, (mean, variance, *out[1:3]))) or len(out) < 3:
+            return
+        if is_slow(mean, weight):
+            self._update_of_data(op, mean.data_ptr(), mean, out[1], weight)
+            # The other result is the reciprocal of the standard deviation.
+            square = out[2].detach().float().square().reciprocal()
+            self._update_of_data(op, variance.data_ptr(), variance, square, weight)
 
-    def _add(self, call: OpCall) -> None:
-        name = call.info.name
+    def _lerp(self, op: Op) -> None:
+        call = op.call
+        weight = number_of(call.args[2] if len(call.args) > 2 else call.kwargs.get("weight")) or 0.0
+        for average, data, out in rows_of(call, 0, 1) if weight else ():
+            share = self._share(data)
+            if share is not None:
+                factor, name = share.factor * weight, call.info.name
+                self._replace(out, share.base, factor, name, is_new=out is not average)
+            self._update_of_data(op, average.data_ptr(), out, data, weight)
+
+    def _scale(self, op: Op) -> None:
+        call = op.call
+        first, second = call.args[:2] if len(call.args) > 1 else (call.args[0], None)
+        factor = number_of(second)
+        if factor is None and call.info.name in ("mul", "_foreach_mul"):
+            factor, first = number_of(first), second
+        if factor:
+            factor = 1.0 / factor if call.info.name == "div" else factor
+            products = first if call.info.name.endswith("_") else call.out
+            for tensor, product in zip(listed(first), listed(products), strict=False):
+                if is_plain(tensor):
+                    self._multiply(tensor, product, factor)
+
+    def _multiply(self, tensor: Tensor, out: Any, factor: float) -> None:
+        term = self._term(tensor) if out is tensor else self._share(tensor)
+        if term is not None and term.base in self._parameters:
+            self._enter(out, term._replace(factor=term.factor * factor, is_average=False))
+        elif LARGEST_WEIGHT < factor < 1.0 or tensor.dtype in HALF:
+            self._enter(out, _Term(tensor.data_ptr(), factor))
+
+    def _add(self, op: Op) -> None:
+        call = op.call
         alpha = number_of(call.kwargs.get("alpha", 1))
         if alpha is None or len(call.args) < 2:
             return
-        in_place = name.endswith("_")
+        is_difference = "sub" in call.info.name
         for first, second, out in rows_of(call, 0, 1):
-            if not is_plain(second) or first.shape != second.shape:
-                continue
-            mine = self._part(second)
-            part = mine
-            other = first
-            sign = -alpha if "sub" in name else alpha
-            theirs = None if in_place else self._part(first)
-            # Of two shares the smaller one is the parameter's, the other one is the average's.
-            if theirs is not None and (mine is None or theirs.factor < mine.factor):
-                part = theirs
-                other = second
-                sign = 1.0
-            if part is not None:
-                self._combine(part, other, out, part.factor * sign, in_place=in_place)
+            if is_plain(second):
+                terms = self._term(first), self._term(second)
+                if first.shape == second.shape:
+                    self._add_share(first, second, out, -alpha if is_difference else alpha)
+                if not is_difference:
+                    self._add_data(op, (first, second), terms, out, alpha)
 
-    def _combine(
-        self, part: _Part, other: torch.Tensor, out: torch.Tensor, share: float, *, in_place: bool
+    def _add_share(self, first: Tensor, second: Tensor, out: Tensor, alpha: float) -> None:
+        """Take in a share of a parameter, or of a difference to it, that was added to something else."""
+        part, other = self._share(second), first
+        theirs = None if out is first else self._share(first)
+        # Of two shares the smaller one is the parameter's, the other one is the average's.
+        if theirs is not None and (part is None or theirs.factor < part.factor):
+            part, other, alpha = theirs, second, 1.0
+        if part is None:
+            return
+        factor = part.factor * alpha
+        address, kept = other.data_ptr(), self._term(other)
+        is_kept = part.minus == address if part.minus else kept is not None and kept.is_decayed
+        if 0.0 < factor < LARGEST_WEIGHT and is_kept:
+            self._terms.pop(address, None)
+            self._replace(out, part.base, factor, is_new=out is not first)
+        elif out is not first and not part.minus:
+            self._enter(out, _Term(part.base, factor, address))
+
+    def _add_data(
+        self,
+        op: Op,
+        given: tuple[Tensor, Tensor],
+        terms: tuple[_Term | None, _Term | None],
+        out: Tensor,
+        alpha: float,
     ) -> None:
-        """Take in a share of a parameter, or of a difference to it, that was added to ``other``."""
-        address = other.data_ptr()
-        decayed = self._part(other)
-        is_decayed = self._decayed.get(address) == other.shape or (
-            decayed is not None and DECAYS[0] < decayed.factor < DECAYS[1]
-        )
-        if 0.0 < share < LARGEST_WEIGHT and (
-            part.copy == address or (not part.copy and is_decayed)
-        ):
-            self._decayed.pop(address, None)
-            part = part._replace(factor=share, is_value=True)
-            self._update(out, part, in_place=in_place)
-            if not in_place:
-                self._enter(out, part)
-        elif not in_place and not part.copy:
-            self._enter(out, part._replace(factor=share, copy=address))
+        """Take in data that were added to what is kept of an average of them."""
+        (_, addend), (kept, new) = given, terms
+        if (kept is None or not kept.is_decayed) and out is not given[0] and alpha == 1.0:
+            (addend, _), (new, kept) = given, terms
+        if kept is None or not kept.is_decayed:
+            return
+        factor = alpha if new is None else alpha * new.factor
+        # Without a factor, what is added is a share of the data already: ``0.999 * total + loss``.
+        weight = 1.0 - kept.factor if factor == 1.0 else factor
+        if abs(kept.factor + weight - 1.0) <= SUM_OF_SHARES * weight:
+            self._update_of_data(op, kept.base, out, addend, weight, alpha / weight)
 
-    def _copy(self, call: OpCall) -> None:
-        for out, source in rows_of(call, 0, 1):
-            part = self._followed(source)
-            if part is not None and part.is_value and source.dtype is not out.dtype:
-                # A copy in the same dtype rounds nothing: it was compared when it was computed.
-                self._update(out, part, in_place=True)
+    def _copy(self, op: Op) -> None:
+        """Follow an average that was computed elsewhere to where it is kept."""
+        for out, source in rows_of(op.call, 0, 1):
+            term = self._term(source)
+            average = self._of_data.of(source) if is_plain(source) else None
+            # A copy in the same dtype rounds nothing: it was compared when it was computed.
+            if term is not None and term.is_average and source.dtype is not out.dtype:
+                self._update_of_weights(out, term.base, term.factor)
+            if average is not None:
+                self._of_data.put(out, average)
 
-    def _pass_on(self, call: OpCall) -> None:
-        part = self._part(call.args[0])
-        if part is not None:
-            self._enter(call.out, part)
-            if part.is_value:
-                self._update(call.out, part, in_place=False)
+    def _pass_on(self, op: Op) -> None:
+        out, share = op.call.out, self._share(op.call.args[0])
+        if share is not None:
+            self._enter(out, share)
+            if share.is_average:
+                self._update_of_weights(out, share.base, share.factor, is_new=True)
 
-    def _followed(self, tensor: Any) -> _Part | None:
-        """Return the share in a tensor that was computed, or in a view of one."""
-        part = self._parts.get(tensor.data_ptr()) if is_plain(tensor) else None
-        known = None if part is None else part.tensor()
-        # A tensor that lives holds its memory, so no other one is at this address.
-        return part if known is not None and known.shape == tensor.shape else None
+    def _replace(
+        self, out: Tensor, base: int, factor: float, name: str = OP, *, is_new: bool
+    ) -> None:
+        """Take in a new value of an average, with a share of a parameter."""
+        self._update_of_weights(out, base, factor, name, is_new=is_new)
+        if is_new:
+            self._enter(out, _Term(base, factor, is_average=True))
 
-    def _part(self, tensor: Any) -> _Part | None:
+    # What tensors are computed of.
+
+    def _term(self, tensor: Any) -> _Term | None:
+        """Return what a tensor was computed of, or one that it is a view of."""
+        term = self._terms.get(tensor.data_ptr()) if is_plain(tensor) else None
+        is_it = term is not None and term.memory is not None and term.memory.is_of(tensor)
+        return term if is_it else None
+
+    def _share(self, tensor: Any) -> _Term | None:
         """Return the share of a parameter in a tensor, ``None`` if there is none."""
         if not is_plain(tensor):
             return None
-        part = self._followed(tensor)
-        if part is not None:
-            return part
-        known = self._parameters.get(tensor.data_ptr())
-        parameter = known[1]() if known is not None else None
-        if known is None or parameter is None or parameter.shape != tensor.shape:
-            return None
-        return _Part(weakref.ref(tensor), known[0], known[1], 1.0)
+        parameter = self._parameter(tensor.data_ptr())
+        if parameter is not None and parameter.shape == tensor.shape:
+            return _Term(tensor.data_ptr(), 1.0)
+        term = self._term(tensor)
+        return term if term is not None and term.base in self._parameters else None
 
-    def held_bytes(self) -> HeldBytes:
-        """Return the bytes of the elements that are remembered."""
-        return bytes_held([average.elements for average in list(self._averages.values())])
+    def _parameter(self, address: int) -> Tensor | None:
+        known = self._parameters.get(address)
+        return None if known is None else known[1]()
 
-    def _has_room(self, elements: torch.Tensor) -> bool:
+    def _enter(self, out: Any, term: _Term) -> None:
+        if is_plain(out) and len(self._terms) < MAX_TERMS:
+            self._terms[out.data_ptr()] = term._replace(memory=Memory(out))
+
+    # What has become of the averages.
+
+    def _has_room(self, elements: Tensor) -> bool:
         left = self._memory.left()
         if elements.nbytes <= (left.host if elements.device.type == HOST else left.device):
             return True
         self._memory.refuse("averages", "some averages of weights are not followed")
         return False
 
-    def _enter(self, out: Any, part: _Part) -> None:
-        if is_plain(out) and len(self._parts) < MAX_PARTS:
-            self._parts[out.data_ptr()] = part._replace(tensor=weakref.ref(out))
-
-    def _update(self, out: torch.Tensor, part: _Part, *, in_place: bool, op: str = OP) -> None:
-        """Compare an average before and after an update.
+    def _update_of_weights(
+        self, out: Tensor, base: int, weight: float, op: str = OP, *, is_new: bool = False
+    ) -> None:
+        """Compare an average with what it was before an update.
 
         Args:
-            out: New value of the average; a share ``part.factor`` of it is the parameter.
-            part: The share.
-            in_place: Whether the new value lies where the old one was.
+            out: New value of the average.
+            base: Address of the parameter.
+            weight: Share of that in it.
             op: Name of the op.
+            is_new: Whether the new value lies elsewhere than the old one.
         """
-        parameter = part.parameter()
+        parameter = self._parameter(base)
         if out.dtype not in HALF or parameter is None or is_in_optimizer():
             return
         if parameter.device != out.device or parameter.shape != out.shape:
             return  # an average on the host cannot be compared without waiting for the device
+        name = self._parameters[base][0]
         # An average that is replaced in each update is known by its parameter alone.
-        key = part.name, out.data_ptr() if in_place else 0
-        # Cloned: ``thinned`` may return a view, which the next update would change.
-        elements = thinned(out.detach(), SAMPLED).clone()
-        average = self._averages.get(key)
-        if average is None or average.elements.shape != elements.shape:
-            if len(self._averages) < MAX_AVERAGES and self._has_room(elements):
-                self._averages[key] = _Average(elements)
+        key, now = (name, 0 if is_new else out.data_ptr()), now_of(out, OF_WEIGHTS)
+        average = self._of_weights.get(key)
+        if average is None or average.now.shape != now.shape:
+            if len(self._of_weights) < MAX_OF_WEIGHTS and self._has_room(now):
+                self._of_weights[key] = Shadow(now)
             return
-        target = thinned(parameter.detach(), SAMPLED)
-        differing = target.to(out.dtype) != elements
-        unchanged = differing & (elements == average.elements)
-        distance = (target.float() - elements.float()).abs().mean()
-        relative = distance / elements.float().abs().mean().clamp(min=1e-30)
-        finite = elements.isfinite().all()
-        average.elements = elements
+        target = thinned(parameter.detach(), OF_WEIGHTS)
+        differs = target.to(out.dtype) != now
+        stays = differs & (now == average.now)
+        average.now = now
         # Named after itself, where the average is a watched parameter as well.
-        own = self._parameters.get(out.data_ptr())
-        name = part.name if own is None else own[0]
-        site = OpSite(self._step, f"param:{name}", op, "optimizer", user_source())
-        dtype = name_of(out.dtype)
-        compared = len(elements)
+        where = f"param:{self._parameters.get(out.data_ptr(), (name,))[0]}"
+        site = OpSite(self._step, where, op, "optimizer", user_source())
+        dtype, compared = name_of(out.dtype), len(now)
 
         def judge(read: list[float]) -> None:
             differing, unchanged, distance, is_finite = read
             is_stuck = bool(is_finite) and unchanged > STUCK_SHARE * differing
-            average.updates = average.updates + 1 if is_stuck else 0
+            average.additions = average.additions + 1 if is_stuck else 0
             if is_stuck:
-                self._observe(
-                    StuckAverage(
-                        site,
-                        dtype,
-                        part.factor,
-                        average.updates,
-                        compared,
-                        int(differing),
-                        int(unchanged),
-                        distance,
-                    )
-                )
+                shares = unchanged / differing, differing / compared, distance, weight
+                self._observe(Stuck(site, What.WEIGHT_AVERAGE, dtype, average.additions, *shares))
 
-        columns = differing.sum(), unchanged.sum(), relative, finite
-        self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
+        distance = distance_of(now, target)
+        self._read(judge, differs.sum(), stays.sum(), distance, now.isfinite().all())
+
+    def _update_of_data(
+        self, op: Op, before: int, out: Tensor, given: Any, weight: float, factor: float = 1.0
+    ) -> None:
+        """Take in an update of an average of data beside the same in float32.
+
+        Args:
+            op: The op that has added the data.
+            before: Address of the average before it.
+            out: The average after it.
+            given: A tensor.
+            weight: Share of the data in the new average.
+            factor: By how much the tensor is to be multiplied to be the data.
+        """
+        if not is_slow(out, weight) or not is_plain(given) or given.device != out.device:
+            return
+        if is_in_optimizer():
+            return
+        now, dtype = now_of(out, OF_DATA), name_of(out.dtype)
+        average = self._of_data.of(out, address=before)
+        if average is None or average.now.dtype is not out.dtype:
+            self._of_data.put(out, Shadow(now, now.float()))
+            return
+        self._of_data.put(out, average)
+        if len(average.now) != len(now):
+            return
+        data = thinned(given.detach().expand(out.shape), OF_DATA).float() * factor
+        has_moved = now != average.now
+        average.add(now, weight * (data - average.exact))
+        average.begin(has_moved)
+        stays, spacing = average.additions, FORMATS[dtype].eps * now.float().abs()
+        is_away = (average.exact - now).abs() > SPACINGS * spacing
+        is_stuck = is_away & (stays >= MIN_STILL) & (now != 0)
+        site, compared = self._site(op, out), len(now)
+
+        def judge(read: list[float]) -> None:
+            stuck, resting, updates, distance = read
+            if math.isfinite(distance) and resting >= compared / 2:
+                shares = stuck / compared, 1.0, distance, weight
+                self._observe(Stuck(site, What.DATA_AVERAGE, dtype, int(updates), *shares))
+
+        distance = distance_of(now, average.exact)
+        self._read(judge, is_stuck.sum(), (stays > 0).sum(), stays.max(), distance)
+
+
+def is_slow(average: Tensor, weight: float) -> bool:
+    """Whether updates of an average with a share of data may round away far from the data."""
+    if average.dtype not in HALF:
+        return False
+    return 0.0 < weight <= MAX_WEIGHT * FORMATS[name_of(average.dtype)].eps

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
-from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, LostUpdate, OpSite
+from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, OpSite, Stuck, What
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
-from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import is_plain, names_by_address, thinned
+from ampwatch.training.ops.values import is_plain, names_by_address
 from ampwatch.training.sensors.rounding.operands import number_of, rows_of
+from ampwatch.training.sensors.rounding.shadow import (
+    Shadow,
+    ShadowSensor,
+    added_of,
+    is_stuck,
+    now_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,26 +28,15 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.events import TensorsSwapping
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+    from ampwatch.training.ops.events import Op
     from ampwatch.training.ops.info import OpInfo
 
 ADDS = frozenset({"add_", "sub_", "addcmul_", "addcdiv_"})
 ADDS_TO_MANY = frozenset(f"_foreach_{name}" for name in ADDS)
 """Ops that add to a tensor in place, as optimizers do."""
 
-COPIES = frozenset(
-    {
-        "clone",
-        "_to_copy",
-        "sub",
-        "rsub",
-        "copy_",
-        "sub_",
-        "_foreach_sub",
-        "_foreach_sub_",
-        "_foreach_copy_",
-    }
-)
+COPIES = frozenset({"clone", "_to_copy", "sub", "rsub", "copy_", "sub_"})
+COPIES |= {"_foreach_sub", "_foreach_sub_", "_foreach_copy_"}
 """Ops by which an optimizer gets at what an addition loses: a copy of the weight, or a difference to it."""
 
 SAMPLED = 1024
@@ -54,46 +46,25 @@ MAX_CHECKED = 32
 """Weights that are checked in an iteration; the others have their turn in the next ones."""
 
 
-@dataclass(slots=True)
-class _Before:
-    """A weight as it was.
-
-    Attributes:
-        values: Some of its elements, in float32.
-        step: Index of the iteration.
-        additions: Additions since that were checked.
-    """
-
-    values: Tensor
-    step: int
-    additions: int = 0
-
-
 class _Addition(NamedTuple):
     """What an addition has done to a weight.
 
     Attributes:
-        weight: Some elements of it after the addition, in float32.
-        lost: Whether adding as much once more would leave an element as it is.
-        nonzero: Whether what was added to an element is not zero.
-        dtype: Name of the dtype of the weight.
-        op: Base name of the op.
-        phase: The part of the iteration.
-        source: ``file:line`` of the call.
+        now: Some elements of it after the addition.
+        stuck: Where the addition has left them as they were.
+        nonzero: Where what was added is not zero.
+        site: The addition.
         is_by_optimizer: Whether an optimizer has called it.
     """
 
-    weight: Tensor
-    lost: Tensor
+    now: Tensor
+    stuck: Tensor
     nonzero: Tensor
-    dtype: str
-    op: str
-    phase: str
-    source: str
+    site: OpSite
     is_by_optimizer: bool
 
 
-class WeightAdditions(OpSensor):
+class WeightAdditions(ShadowSensor):
     """Checks what is added to weights in float16 or bfloat16, whoever adds it.
 
     An optimizer of any package, a hook that updates a weight while backward runs, a loop over parameters: all of them
@@ -114,27 +85,19 @@ class WeightAdditions(OpSensor):
     """
 
     name = "weight_additions"
-    is_thread_safe = True
     waking = frozenset({"ops_began"})
     is_dormant = True
 
     def __init__(self, context: Context) -> None:
-        self._names = context.names
-        self._deferred = context.deferred
-        self._observe = context.observe
-        self._step = 0
+        super().__init__(context)
         self._turn = 0
         self._known: dict[int, str] = {}
-        self._before: dict[str, _Before] = {}
+        self._before: dict[str, tuple[int, Shadow]] = {}
         self._added: dict[int, _Addition] = {}
         self._copied: set[int] = set()
 
-    def ops_began(self, event: OpsBegan) -> None:
-        """Begin an iteration, with the weights whose turn it is."""
-        self._deferred.poll()
-        self._step = event.step
-        self._added.clear()
-        self._copied.clear()
+    def _begin(self) -> None:
+        """Choose the weights whose turn it is."""
         weights = [
             (name, p) for name, p in self._names.parameters() if p.dtype in HALF and p.requires_grad
         ]
@@ -143,13 +106,10 @@ class WeightAdditions(OpSensor):
         self._known = names_by_address(weights[self._turn :: turns])
         self.is_dormant = not self._known
 
-    def ops_ended(self, _event: OpsEnded) -> None:
-        """Report the weights of the iteration that are to be compared with what they were."""
-        # The largest first: one weight is named.
-        for address, seen in sorted(self._added.items(), key=lambda item: -len(item[1].weight)):
-            self._report(self._known[address], seen)
-        self._deferred.poll()
-        self._forget()
+    def _finish(self) -> None:
+        """Report the weights that are to be compared with what they were, the largest first: one is named."""
+        for seen in sorted(self._added.values(), key=lambda seen: -len(seen.now)):
+            self._report(seen)
 
     def tensors_swapping(self, _event: TensorsSwapping) -> None:
         """Refer to no weight."""
@@ -190,7 +150,7 @@ class WeightAdditions(OpSensor):
             is_copied = name in COPIES and not place.is_inside
             self._let_go(tensors_among(read), is_copied=is_copied)
         if is_addition:
-            self._add(call, place.phase.label)
+            self._add(event)
 
     def _let_go(self, read: Sequence[Tensor], *, is_copied: bool) -> None:
         """Forget additions to weights that an op reads, if what they have lost may be kept by that."""
@@ -205,81 +165,67 @@ class WeightAdditions(OpSensor):
             if added is not None and (is_by_optimizer if added.is_by_optimizer else is_copied):
                 del self._added[address]
 
-    def _add(self, call: OpCall, phase: str) -> None:
-        name = call.info.name.removeprefix("_foreach_")
-        factor = _factor_of(call, name)
-        if factor is None:
-            return
+    def _add(self, op: Op) -> None:
+        name = op.call.info.name.removeprefix("_foreach_")
+        factor = _factor_of(op.call, name)
         operands = (0, 1, 2) if name.startswith("addc") else (0, 1)
-        for weight, *others, _ in rows_of(call, *operands):
+        for weight, *others, _ in rows_of(op.call, *operands) if factor is not None else ():
             address = weight.data_ptr()
             if weight.dtype in HALF and address in self._known and address not in self._copied:
-                added = _product(weight, others, factor, is_ratio=name == "addcdiv_")
+                added = _product(weight, others, factor or 0.0, is_ratio=name == "addcdiv_")
                 if added is not None:
-                    self._check(weight, added, name, phase)
+                    self._check(op, weight, added, name)
 
-    def _check(self, weight: Tensor, added: Tensor, op: str, phase: str) -> None:
-        address = weight.data_ptr()
-        before = self._added.get(address)
-        is_by_optimizer = is_in_optimizer()
+    def _check(self, op: Op, weight: Tensor, added: Tensor, name: str) -> None:
+        address, is_by_optimizer = weight.data_ptr(), is_in_optimizer()
         # An iteration has no end where hooks update each weight and no optimizer steps.
-        if before is not None and not is_by_optimizer:
-            self._report(self._known[address], before)
-        now = thinned(weight.detach(), SAMPLED).float()
-        # Where nothing has changed, adding once more changes nothing either.
-        lost = (now + added).to(weight.dtype).float() == now
-        dtype, source = name_of(weight.dtype), user_source()
-        self._added[address] = _Addition(
-            now, lost, added != 0, dtype, op, phase, source, is_by_optimizer
-        )
+        if address in self._added and not is_by_optimizer:
+            self._report(self._added[address])
+        where, phase = f"param:{self._known[address]}", op.place.phase.label
+        site = OpSite(self._step, where, name, phase, user_source())
+        now = now_of(weight, SAMPLED)
+        stuck, nonzero = is_stuck(now, added), added != 0
+        self._added[address] = _Addition(now, stuck, nonzero, site, is_by_optimizer)
 
-    def _report(self, name: str, seen: _Addition) -> None:
-        before = self._before.get(name)
-        if before is None or not _are_alike(before.values, seen.weight):
-            self._before[name] = _Before(seen.weight, self._step)
+    def _report(self, seen: _Addition) -> None:
+        now, site = seen.now, seen.site
+        step, before = self._before.get(site.where, (0, None))
+        if before is None or before.now.shape != now.shape or before.now.device != now.device:
+            self._before[site.where] = site.step, Shadow(now)
             return
         before.additions += 1
-        steps, additions = self._step - before.step, before.additions
+        steps, additions, compared = site.step - step, before.additions, len(now)
         if max(steps, additions) < UPDATE_SPAN:
             return
-        self._before[name] = _Before(seen.weight, self._step)
-        is_same = (seen.weight == before.values) & seen.nonzero
-        columns = seen.nonzero.sum(), (seen.lost & seen.nonzero).sum(), is_same.sum()
-        site = OpSite(self._step, f"param:{name}", seen.op, seen.phase, seen.source)
-        dtype, compared = seen.dtype, len(seen.weight)
+        self._before[site.where] = site.step, Shadow(now)
+        dtype, same = name_of(now.dtype), (now == before.now) & seen.nonzero
 
         def judge(read: list[float]) -> None:
-            nonzero, lost, same = map(int, read)
-            self._observe(LostUpdate(site, dtype, steps, additions, compared, nonzero, lost, same))
+            nonzero, *stuck = read
+            lost, same = (share / nonzero for share in stuck) if nonzero else (0.0, 0.0)
+            found = Stuck(site, What.WEIGHT, dtype, additions, lost, same=same, steps=steps)
+            self._observe(found._replace(changing=nonzero / compared))
 
-        self._deferred.read(torch.stack(columns).float(), judge)
-
-
-def _are_alike(before: Tensor, now: Tensor) -> bool:
-    """Whether two samples can be compared, without a transfer."""
-    return before.shape == now.shape and before.device == now.device
+        self._read(judge, seen.nonzero.sum(), (seen.stuck & seen.nonzero).sum(), same.sum())
 
 
 def _factor_of(call: OpCall, name: str) -> float | None:
     """Return the number that an op multiplies what it adds by; ``None`` if the host does not know it."""
+    factor = call.kwargs.get("alpha", 1.0)
     if name.startswith("addc"):
         factor = call.kwargs.get("value", call.kwargs.get("scalars"))
         if factor is None:
             factor = call.args[3] if len(call.args) > 3 else 1.0
-    else:
-        factor = call.kwargs.get("alpha", 1.0)
     number = number_of(factor) if len(call.args) > 1 else None
     return -number if number is not None and name == "sub_" else number
 
 
 def _product(weight: Tensor, others: list[Any], factor: float, *, is_ratio: bool) -> Tensor | None:
-    """Return some elements of what is added to a weight, in float32; ``None`` if it cannot be read."""
-    parts: list[Tensor] = []
-    for other in others:
-        if not is_plain(other) or other.device != weight.device:
+    """Return what is added to some elements of a weight, in float32; ``None`` if it cannot be read."""
+    product: Any = factor
+    for place, other in enumerate(others):
+        part = added_of(other, weight, SAMPLED) if is_plain(other) else None
+        if part is None:
             return None
-        parts.append(thinned(other.detach().expand(weight.shape), SAMPLED).float())
-    product = parts[0] * factor
-    for part in parts[1:]:
-        product = product / part if is_ratio else product * part
-    return product
+        product = product / part.float() if is_ratio and place else product * part.float()
+    return product  # type: ignore[no-any-return]

@@ -21,8 +21,8 @@ from conditions import kept, restart_in_quiet_environment, write
 from workloads import WORKLOADS, Training
 
 from ampwatch.diagnosis.evidence.remedies import Measure, Remedy
-from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.kept_calls import KeptCall
+from ampwatch.training.sensors.births.origins import OriginFollower
 from ampwatch.training.sensors.births.replay import Replay
 from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
 
@@ -41,7 +41,7 @@ def replayed(call: KeptCall, remedy: Remedy | None) -> tuple[float, int]:
     """Return the time of a replay, and the bytes that its twin has for itself. Unit: ms, B."""
     began = time.perf_counter()
     around = TwinSurroundings()
-    listener = BirthListener(around)
+    listener = OriginFollower(around)
     replay = Replay(call, "", 2**30, remedy)
     around.begin(replay, math.nan)
     listener.begin(0)

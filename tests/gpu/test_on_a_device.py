@@ -231,7 +231,7 @@ def test_ranges_reach_the_host_and_nothing_waits_for_them(
     """Gradients, outputs, weights and updates, as PyTorch counts them on the host."""
     seen: list[Iteration] = []
     monkeypatch.setattr(
-        RangeRecorder, "record", lambda _self, iteration, _judged: seen.append(iteration)
+        RangeRecorder, "detect", lambda _self, iteration, _judged: seen.append(iteration)
     )
     model, _, scaler, step = _training(flavour, init_scale=1024.0)
     # On a busy host the budget of 40 iterations is too small for a sample of each topic.
@@ -257,7 +257,7 @@ def test_a_skip_is_checked_by_the_device_itself(monkeypatch: pytest.MonkeyPatch)
     """The kernel runs behind the scaler's verdict: only the skipped iteration has gradients."""
     seen: list[Iteration] = []
     monkeypatch.setattr(
-        RangeRecorder, "record", lambda _self, iteration, _judged: seen.append(iteration)
+        RangeRecorder, "detect", lambda _self, iteration, _judged: seen.append(iteration)
     )
     model, _, scaler, step = _training("fused", init_scale=1024.0)
     with ampwatch.monitor(model, scaler, serve=False, sample_every=10_000) as watch:

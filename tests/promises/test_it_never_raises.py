@@ -35,8 +35,8 @@ from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.model.names import Names
 from ampwatch.training.ops.call import OpCounts
 from ampwatch.training.ops.mode import OpMode
-from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.kept_calls import KeptCall
+from ampwatch.training.sensors.births.origins import OriginFollower
 from ampwatch.training.sensors.births.surroundings import Surroundings
 from ampwatch.training.sensors.calls.gradient_contents import GradContents
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
@@ -97,9 +97,9 @@ IN_STEP = [
     (GradientUseSensor, "_backward_ended"),
     (ScaledRoots, "branches"),
     (KeptCall, "__init__"),
-    (BirthListener, "begin"),
-    (BirthListener, "note"),
-    (BirthListener, "end"),
+    (OriginFollower, "begin"),
+    (OriginFollower, "note"),
+    (OriginFollower, "end"),
     (Surroundings, "deliver"),
 ]
 """What is called within a handler, or by PyTorch; handlers have a test of their own."""

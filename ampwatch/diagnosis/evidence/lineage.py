@@ -186,9 +186,9 @@ class Lineage:
             since, known = before.get(output.key, (self._count, births))
             self._tainted[output.key] = since if known <= births else self._count, births
 
-    def knows(self, operands: Iterable[Operand]) -> bool:
-        """Whether values that are not finite are known where any of these lie."""
-        return any(operand.key in self._tainted for operand in operands)
+    def knows(self, keys: Iterable[int]) -> bool:
+        """Whether values that are not finite are known at any of these keys."""
+        return not self._tainted.keys().isdisjoint(keys)
 
     def received(self, op: SeenOp, output: Operand, values: Values) -> None:
         """Values that come from another process are not finite: it knows which op made them."""

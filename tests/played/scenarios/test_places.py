@@ -51,7 +51,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Iteration]:
     """The iterations whose ranges have arrived."""
     seen: list[Iteration] = []
     monkeypatch.setattr(
-        RangeRecorder, "record", lambda _self, iteration, _judged: seen.append(iteration)
+        RangeRecorder, "detect", lambda _self, iteration, _judged: seen.append(iteration)
     )
     return seen
 

@@ -1,4 +1,4 @@
-"""Births of non-finite values, followed on the host or on a device, wherever the values lie."""
+"""The sensor that has the origins of non-finite values followed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.training.devices import is_capturing
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.ops.events import OpSensor
-from ampwatch.training.sensors.births.birth_log import BirthLog
-from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.births.origins import OriginFollower
 from ampwatch.training.sensors.births.surroundings import Surroundings
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class BirthSensor(OpSensor):
-    """Reads values at once as long as all are in host memory; from the first on a device, later.
+    """Has non-finite values followed where they are: in host memory, or on a device.
 
     Args:
         context: Shared parts of the training.
@@ -36,33 +35,27 @@ class BirthSensor(OpSensor):
 
     def __init__(self, context: Context) -> None:
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True)
-        around = Surroundings(context)
-        self._at_once = BirthListener(around, finite_checks)
-        self._later = BirthLog(around)
-        context.memory.add("transfer", self._later.held_bytes)
+        self._origins = OriginFollower(Surroundings(context), finite_checks)
+        context.memory.add("transfer", self._origins.held_bytes)
         self._home = context.home
-        self._is_host = is_host(context.home.device)
-        self._is_following = self._is_reading = False
-        self._active: BirthListener | BirthLog = self._at_once if self._is_host else self._later
+        self._is_following = False
 
     @property
     def in_flight(self) -> int:
         """Number of followed iterations that are on their way to the host."""
-        return self._later.in_flight
+        return self._origins.in_flight
 
     @property
     def dropped(self) -> int:
         """Number of iterations that were to be followed, and could not be."""
-        return self._later.dropped
+        return self._origins.dropped
 
     def ops_began(self, event: OpsBegan) -> None:
         """Follow the values of an iteration, if that is asked for."""
         self._is_following = event.follows
-        self.is_dormant = not (event.follows or self._later.in_flight)
+        self.is_dormant = not (event.follows or self._origins.in_flight)
         if event.follows:
-            self._is_reading = self._is_host
-            self._active = self._at_once if self._is_host else self._later
-            self._active.begin(event.step)
+            self._origins.begin(event.step, is_late=not is_host(self._home.device))
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:  # noqa: ARG002 - of all
         """Whether an op makes values: each one does."""
@@ -70,35 +63,28 @@ class BirthSensor(OpSensor):
 
     def glance(self, call: OpCall) -> bool:
         """Whether all that an op has made is finite, as it was before, or is not followed."""
-        return not self._is_following or (self._is_reading and self._at_once.glance(call))
+        return not self._is_following or self._origins.glance(call)
 
     def op(self, event: Op) -> None:
         """Follow the operands of an op."""
-        if not self._is_following:
-            return
-        if self._is_host or self._active is self._later:
-            self._active.note(event.call, event.place)
-            if self._at_once.meets_device and self._is_host:
-                # Ops that were read at once are not in the log: this iteration is lost.
-                self._is_host = False
-                self._later.give_up()
+        if self._is_following:
+            self._origins.note(event.call, event.place)
 
     def devices_known(self, event: DevicesKnown) -> None:
-        """Pin memory, and follow values where they are from the next iteration on."""
-        self._is_host = is_host(self._home.device)
+        """Pin memory."""
         if event.has_accelerator:
-            self._later.prepare()
+            self._origins.prepare()
 
     def ops_ended(self, _event: OpsEnded) -> None:
         """Hand on the trace of the iteration, or send it on its way."""
         if self._is_following:
             self._is_following = False
-            if self._active is self._later and is_capturing():
+            if is_capturing():
                 # The graph of an accelerator is being captured: sending would be part of it.
-                self._later.give_up()
+                self._origins.give_up()
             else:
-                self._active.end()
-        self.is_dormant = not self._later.in_flight
+                self._origins.end()
+        self.is_dormant = not self._origins.in_flight
 
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Take in the values of earlier iterations that have reached the host."""
@@ -106,9 +92,9 @@ class BirthSensor(OpSensor):
 
     def poll(self) -> None:
         """Take in the values that have reached the host. Never waits."""
-        if self._later.in_flight:
-            self._later.poll()
-            self.is_dormant = not self._is_following and not self._later.in_flight
+        if self._origins.in_flight:
+            self._origins.poll()
+            self.is_dormant = not self._is_following and not self._origins.in_flight
 
 
 def is_host(device: torch.device | None) -> bool:

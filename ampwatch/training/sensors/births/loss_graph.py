@@ -18,7 +18,7 @@ from ampwatch.training.kernels.admission import is_there
 from ampwatch.training.model.module_stack import ACCUMULATES
 from ampwatch.training.ops.operands import FLOATS
 from ampwatch.training.private import schema_of, sequence_number
-from ampwatch.training.sensors.births.births import values_of
+from ampwatch.training.sensors.births.reading import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

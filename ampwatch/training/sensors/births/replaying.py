@@ -26,8 +26,6 @@ from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
-from ampwatch.training.sensors.births.birth_log import BirthLog
-from ampwatch.training.sensors.births.births import BirthListener
 from ampwatch.training.sensors.births.budgets import (
     NO_PLAN,
     OF_COMPILED,
@@ -45,6 +43,7 @@ from ampwatch.training.sensors.births.kept_calls import (
     own_bytes,
 )
 from ampwatch.training.sensors.births.loss_graph import loss_trace
+from ampwatch.training.sensors.births.origins import OriginFollower
 from ampwatch.training.sensors.births.replay import Replay, loss_in
 from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
 from ampwatch.training.transfer.measuring import OUTPUT, Item
@@ -149,8 +148,8 @@ class ReplaySensor(Sensor):
         self._is_wanted = context.settings.replay != "off"
         self._samples = context.settings.replay == "sampled"
         self._around = TwinSurroundings()
-        self._at_once = BirthListener(self._around, finite_checks)
-        self._later: BirthLog | None = None
+        self._origins = OriginFollower(self._around, finite_checks)
+        self._has_accelerator = False
         self._open: list[KeptCall] = []
         self._open_bytes = self._kept_bytes = 0
         self._is_over = False
@@ -191,7 +190,7 @@ class ReplaySensor(Sensor):
         replay = self._around.names.replay
         copies = 0 if replay is None else replay.twin.nbytes
         is_here = is_host(self._home.device)
-        rows = HeldBytes() if self._later is None else self._later.held_bytes()
+        rows = self._origins.held_bytes()
         return HeldBytes(
             calls.host + rows.host + (copies if is_here else 0),
             calls.device + rows.device + (0 if is_here else copies),
@@ -242,9 +241,9 @@ class ReplaySensor(Sensor):
 
     def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory for values that reach the host later."""
-        if event.has_accelerator and self._is_wanted and self._later is None:
-            self._later = BirthLog(self._around)
-            self._later.prepare()
+        if event.has_accelerator and self._is_wanted:
+            self._has_accelerator = True
+            self._origins.prepare()
 
     def root_called(self, event: RootCalled) -> None:
         """Keep a call that records gradients."""
@@ -430,8 +429,7 @@ class ReplaySensor(Sensor):
         inquiry = self._inquiry
         if inquiry is None:
             return
-        if self._later is not None:
-            self._later.poll()
+        self._origins.poll()
         try:
             next(inquiry)
         except StopIteration:
@@ -541,21 +539,17 @@ class ReplaySensor(Sensor):
             call, self._prefix_of(call.model), self._left(), remedy, goes_back=goes_back
         )
         around.begin(replay, scale if call.returns_loss else math.nan)
-        home = self._home.device
-        listener = self._at_once if is_host(home) or self._later is None else self._later
-        listener.begin(step)
+        origins = self._origins
+        origins.begin(step, is_late=self._has_accelerator and not is_host(self._home.device))
         try:
-            outcome = replay.run(listener.note, scale)
+            outcome = replay.run(origins.note, scale)
             around.take(outcome)
         except BaseException:
-            if listener is self._later:
-                listener.give_up()
+            origins.give_up()
             raise
-        dropped = self._later.dropped if self._later is not None else 0
-        listener.end()
-        while around.trace is None and self._later is not None and self._later.dropped == dropped:
-            if not self._later.in_flight:
-                break
+        dropped = origins.dropped
+        origins.end()
+        while around.trace is None and origins.dropped == dropped and origins.in_flight:
             yield
         trace = around.trace
         if trace is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -44,9 +43,6 @@ class Around(Protocol):
     def loss_parts(self) -> tuple[float | None, Tensor | None]:
         """The loss: on the host, and on a device."""
 
-    def deliver_known(self, trace: OpTrace) -> None:
-        """Take the trace of an iteration whose values are all on the host."""
-
     def deliver(self, trace: OpTrace) -> None:
         """Take the trace of an iteration."""
 
@@ -87,12 +83,6 @@ class Surroundings:
         """
         losses = self._context.losses
         return losses.on_host if losses.num_losses else None, losses.on_device
-
-    def deliver_known(self, trace: OpTrace) -> None:
-        """Hand on the trace of the open iteration, all of it on the host."""
-        loss = self._context.losses.known()
-        trace.loss_nonfinite = None if loss is None else not math.isfinite(loss)
-        self.deliver(trace)
 
     def deliver(self, trace: OpTrace) -> None:
         """Hand on the trace of an iteration."""

@@ -77,9 +77,9 @@ class TwinSurroundings:
     def take(self, outputs: Sequence[Tensor]) -> None:
         """Take in what the twin has returned."""
         with torch.no_grad():
-            # The largest element is NaN if any is; a mask of negative infinity does not show in it.
+            # The largest element is NaN if any is; a mask of negative infinity is not to show in it.
             each = [tensor.detach().amax().float() for tensor in outputs if tensor.numel()]
-            self._largest = torch.stack(each).amax() if each else None
+            self._largest = torch.stack(each).amax().clamp(min=0.0) if each else None
 
     @property
     def loss_parts(self) -> tuple[float | None, Tensor | None]:
@@ -89,12 +89,6 @@ class TwinSurroundings:
             return None, None
         is_here = largest.device.type == HOST
         return (host_scalar(largest), None) if is_here else (None, largest)
-
-    def deliver_known(self, trace: OpTrace) -> None:
-        """Take the trace of a replay, all of it on the host."""
-        known, _ = self.loss_parts
-        trace.loss_nonfinite = None if known is None else not known < math.inf
-        self.trace = trace
 
     def deliver(self, trace: OpTrace) -> None:
         """Take the trace of a replay."""

@@ -170,7 +170,7 @@ def arrived(
     values = output.values()
     if values.is_finite:
         lineage.settle(op, [output], inputs)
-    elif lineage.knows(inputs) or _may_overflow(op, values, inputs, written):
+    elif lineage.knows(i.key for i in inputs) or _may_overflow(op, values, inputs, written):
         lineage.failed(op, [output], {0: values}, inputs, written)
     else:
         lineage.received(op, output, values)

@@ -16,7 +16,7 @@ import ampwatch
 from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.lineage import MAX_BIRTHS
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.sensors.births.births import values_of
+from ampwatch.training.sensors.births.reading import values_of
 from tests.training.sensors.tracing import Naive, Traced
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.births.origins import OriginFollower
 from ampwatch.training.sensors.births.surroundings import Surroundings
-from tests.training.sensors.births.test_birth_log import Following, Told
+from tests.training.sensors.births.test_origins import Following, Told
 from tests.training.sensors.listening import STEPPED, Listening
 
 if TYPE_CHECKING:
@@ -109,7 +109,9 @@ def pair() -> Pair:
 
 
 def _at_once(work: Callable[[], Any]) -> OpTrace:
-    listening = Listening(lambda context: Told(BirthListener(Surroundings(context))))
+    listening = Listening(
+        lambda context: Told(OriginFollower(Surroundings(context)), is_late=False)
+    )
     listening.place = STEPPED
     with listening:
         work()
@@ -218,7 +220,9 @@ def test_a_gradient_that_is_still_on_its_way_is_not_judged(pair: Pair) -> None:
     """At the end of an iteration, if the program waits for it in the next one."""
     model = nn.Linear(4, 1, bias=False)
     model.weight.grad = torch.ones(1, 4)
-    listening = Listening(lambda context: Told(BirthListener(Surroundings(context))), model)
+    listening = Listening(
+        lambda context: Told(OriginFollower(Surroundings(context)), is_late=False), model
+    )
     listening.place = STEPPED
     with listening:
         torch.zeros(1).log()

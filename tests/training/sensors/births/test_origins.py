@@ -15,10 +15,10 @@ from torch import nn
 from ampwatch.diagnosis.evidence.births import Fault, OpTrace, Origin
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.sensors.births import birth_log
-from ampwatch.training.sensors.births.birth_log import MAX_FLIGHTS, BirthLog
-from ampwatch.training.sensors.births.births import BirthListener
+from ampwatch.training.sensors.births import origins
 from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.births.origins import MAX_FLIGHTS, OriginFollower
+from ampwatch.training.sensors.births.reading import AtOnce, OnDeviceError
 from ampwatch.training.sensors.births.surroundings import Surroundings
 from ampwatch.training.transfer.extremes import Measures
 from tests.training.sensors.late import FakeDevice, Waits
@@ -36,11 +36,12 @@ class Told(Sensor):
 
     name = "told"
 
-    def __init__(self, follower: BirthLog | BirthListener) -> None:
+    def __init__(self, follower: OriginFollower, *, is_late: bool = True) -> None:
         self.follower = follower
+        self.is_late = is_late
 
     def ops_began(self, event: OpsBegan) -> None:
-        self.follower.begin(event.step)
+        self.follower.begin(event.step, is_late=self.is_late)
 
     def op(self, event: Op) -> None:
         self.follower.note(*event)
@@ -62,7 +63,7 @@ class Following:
         self,
         model: nn.Module | None = None,
         most: int = 65536,
-        sensor: Callable[[Context, BirthLog], Sensor] = lambda _context, log: Told(log),
+        sensor: Callable[[Context, OriginFollower], Sensor] = lambda _context, log: Told(log),
     ) -> None:
         self.device = FakeDevice()
         self._measures = Measures(self.device, most)
@@ -72,7 +73,7 @@ class Following:
         self.traces: list[OpTrace] = self.listening.bench.seen
 
     def _make(self, context: Context) -> Sensor:
-        self.log = BirthLog(Surroundings(context), self._measures)
+        self.log = OriginFollower(Surroundings(context), measures=self._measures)
         return self._sensor(context, self.log)
 
     def set_scale(self, scale: torch.Tensor) -> torch.Tensor:
@@ -101,7 +102,9 @@ class Following:
 
 
 def _at_once(work: Callable[[], Any], model: nn.Module, place: Any) -> OpTrace:
-    listening = Listening(lambda context: Told(BirthListener(Surroundings(context))), model)
+    listening = Listening(
+        lambda context: Told(OriginFollower(Surroundings(context)), is_late=False), model
+    )
     listening.place = place
     with listening:
         work()
@@ -278,7 +281,7 @@ def test_nothing_waits_while_ops_are_followed() -> None:
         def ops_ended(self, event: OpsEnded) -> None:
             with waits:
                 super().ops_ended(event)
-                self.follower.poll()  # type: ignore[union-attr] # a log
+                self.follower.poll()
 
     following = Following(model, sensor=lambda _context, log: Counting(log))
     following.set_loss(1.0, 2.0)
@@ -374,7 +377,7 @@ def test_an_iteration_for_which_there_is_no_room_is_counted_and_not_reported() -
 
 def test_a_log_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A longer iteration is dropped and counted."""
-    monkeypatch.setattr(birth_log, "MAX_OPS", 4)
+    monkeypatch.setattr(origins, "MAX_OPS", 4)
     following = Following()
     following.follow(lambda: [torch.ones(1) for _ in range(6)])
 
@@ -409,23 +412,22 @@ def test_a_captured_graph_is_not_followed() -> None:
     assert (following.log.dropped, following.log.in_flight) == (1, 0)
 
 
-class _Elsewhere(BirthListener):
+class _Elsewhere(AtOnce):
     """Takes float64 for what lies on a device."""
 
-    def note(self, call: Any, place: Any) -> None:
-        if getattr(call.out, "dtype", None) is torch.float64:
-            self.meets_device = True
-        else:
-            super().note(call, place)
+    def doubtful(self, outputs: Any) -> list[int]:
+        if any(tensor.dtype is torch.float64 for tensor in outputs):
+            raise OnDeviceError
+        return super().doubtful(outputs)
 
 
 def test_from_the_first_tensor_on_a_device_values_are_read_later() -> None:
     """The iteration in which it comes is lost, and counted."""
 
-    def sensor(context: Context, log: BirthLog) -> Sensor:
+    def sensor(context: Context, log: OriginFollower) -> Sensor:
         made = BirthSensor(context)
-        made._at_once = _Elsewhere(Surroundings(context))
-        made._later = log
+        made._origins = log
+        log._at_once = _Elsewhere(dict)
         return made
 
     following = Following(sensor=sensor)
@@ -446,7 +448,9 @@ def test_what_fused_code_has_written_is_read_anew_and_named_where_it_is_read() -
     traces = []
     for following in (
         Following(),
-        Following(sensor=lambda context, _log: Told(BirthListener(Surroundings(context)))),
+        Following(
+            sensor=lambda context, _log: Told(OriginFollower(Surroundings(context)), is_late=False)
+        ),
     ):
         made = torch.ones(4)
         memory = made.numpy()

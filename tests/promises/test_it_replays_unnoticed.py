@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ampwatch
 from ampwatch.diagnosis.escalation import Escalation
-from ampwatch.training.sensors.births import replaying
+from ampwatch.training.sensors.births import inquiry
 from ampwatch.training.sensors.births.replay import Replay
 from tests.promises.conftest import ahead, each_recipe
 from tests.trainings import build
@@ -44,7 +44,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return made
 
     monkeypatch.setattr(Replay, "run", noted)
-    monkeypatch.setattr(replaying.Pace, "allows", lambda _pace, _step: True)
+    monkeypatch.setattr(inquiry.Pace, "allows", lambda _pace, _step: True)
     monkeypatch.setattr(Escalation, "failed", property(lambda self: (self._step, 1024.0, True)))
     return outcomes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -10,16 +11,21 @@ from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from ampwatch.diagnosis.evidence.plans import PlanMade, plan_made
 from ampwatch.errors import SettingsError
-from ampwatch.report.error_budget import ErrorBudget
+from ampwatch.guard import Account, is_of_a_signal
+from ampwatch.report.error_budget import ErrorBudget, to_json
+from ampwatch.report.error_budget import records_of as errors_of
 from ampwatch.report.plan import Plan
 from ampwatch.report.planner import format_named, records_of
 from ampwatch.report.words import plural
+from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.kernels.dtypes import HALF
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.private import graph_task
 from ampwatch.training.sensors.births.cast_layers import CastLayers, LayerFormats
 from ampwatch.training.sensors.births.error_log import ErrorLog
 from ampwatch.training.sensors.births.exact_ops import Apart
-from ampwatch.training.sensors.births.replay import Replay
+from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
+from ampwatch.training.sensors.births.replay import Replay, prefix_of
 from ampwatch.wire.records import BY_PLAN
 
 if TYPE_CHECKING:
@@ -27,6 +33,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ampwatch.training.hooks.events import ErrorsAsked
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.sensors.births.keeping import CallKeeper
     from ampwatch.training.sensors.births.kept_calls import KeptCall
 
 OUTPUT_ALONE = (
@@ -40,10 +49,6 @@ OF_COMPILED = (
 )
 
 NO_PLAN = "no plan was asked for yet; the newest one of watch.plan() or `ampwatch plan` is kept"
-
-NO_FORWARD = (
-    "no forward of a watched model that records gradients was seen yet; ask again after a step"
-)
 
 
 class Asked(NamedTuple):
@@ -99,41 +104,6 @@ def all_in(name: str) -> LayerFormats:
 def by_plan(plan: PlanMade) -> LayerFormats:
     """Return that the products of layers are computed in the formats of a plan."""
     return LayerFormats(BY_PLAN, products=plan.products)
-
-
-class NewestCalls:
-    """Keeps the newest call of each model, with its step, for a budget that may be asked for.
-
-    What it keeps of a batch is freed when the model is called again.
-    """
-
-    def __init__(self) -> None:
-        self._calls: dict[int, tuple[int, KeptCall]] = {}
-        self.why_none = NO_FORWARD
-
-    def keep(self, step: int, call: KeptCall, model: nn.Module) -> None:
-        """Keep a call, and let go of the one before."""
-        for key, (_, older) in list(self._calls.items()):
-            if older.is_orphan:
-                del self._calls[key]
-        # In the place of the newest: a dictionary keeps the order in which keys came.
-        self._calls.pop(id(model), None)
-        self._calls[id(model)] = step, call
-
-    def let_go(self, why: str = NO_FORWARD) -> None:
-        """Keep none of them, for a reason in words."""
-        self._calls.clear()
-        self.why_none = why
-
-    def __iter__(self) -> Iterator[KeptCall]:
-        """Iterate over the calls."""
-        return iter([call for _, call in self._calls.values()])
-
-    def of(self, model: nn.Module | None) -> tuple[int, KeptCall] | None:
-        """Return step and call of a model, of the one that was called last where none is named."""
-        if model is not None:
-            return self._calls.get(id(model))
-        return next(reversed(list(self._calls.values())), None)
 
 
 def budget_of(
@@ -196,6 +166,96 @@ def budget_of(
         )
     finally:
         log.forget()
+
+
+class Budgets:
+    """Answers who asks for the error budget of the newest call of a model.
+
+    Args:
+        context: Shared parts of the training.
+        calls: The calls that are kept.
+        newest_plan: Returns the newest precision plan, in whose formats a budget may be asked for;
+            ``None`` before the first.
+        why_not: Returns why no call is kept; empty where calls are.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        calls: CallKeeper,
+        newest_plan: Callable[[], PlanMade | None],
+        why_not: Callable[[], str],
+    ) -> None:
+        self._context = context
+        self._calls = calls
+        self._newest_plan = newest_plan
+        self._why_not = why_not
+        # An account of its own: as a debt it would end all sampling.
+        account = Account(context.bus.account.modes)
+        self._guard = context.bus.guard("error_budget", account=account)
+
+    def of(self, asked: Asked) -> ErrorBudget:
+        """Return the budget, or why there is none. Never raises."""
+        found = self._guard.run(self._budget, asked)
+        budget = found or ErrorBudget(why_not="it has failed, as the log says")
+        self._context.out.put(*errors_of(budget))
+        return budget
+
+    def write(self, event: ErrorsAsked) -> None:
+        """Write a budget to a file, for who asks from outside."""
+        budget = self._asked_from_outside(event.layers_in)
+        why_not = budget.why_not
+        if not why_not:
+            try:
+                event.path.write_text(to_json(budget))
+            except OSError as error:
+                if is_of_a_signal(error):
+                    raise
+                why_not = f"it could not be written: {error}"
+        event.answer(why_not)
+
+    def _asked_from_outside(self, layers_in: str) -> ErrorBudget:
+        if layers_in != BY_PLAN:
+            try:
+                return self.of(Asked(layers_in=(layers_in and all_in(layers_in)) or None))
+            except SettingsError as error:
+                return ErrorBudget(why_not=str(error))
+        plan = self._newest_plan()
+        if plan is None:
+            return ErrorBudget(why_not=NO_PLAN)
+        return self.of(Asked(layers_in=by_plan(plan)))
+
+    def _budget(self, asked: Asked) -> ErrorBudget:
+        found = self._calls.newest.of(None if asked.model is None else unwrapped(asked.model))
+        step = -1 if found is None else found[0]
+        why_not = self._why_none(found)
+        if found is None or why_not:
+            return ErrorBudget(step=step, why_not=why_not)
+        call = found[1]
+        scaler = self._context.scaler
+        scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+        try:
+            prefix = prefix_of(call.model, self._context.names)
+            budget = budget_of(call, step=step, prefix=prefix, scale=scale, asked=asked)
+        except ReplayRefusedError as refusal:
+            return ErrorBudget(step=step, why_not=f"the batch cannot be run again: {refusal}")
+        except (torch.OutOfMemoryError, MemoryError):
+            why_not = "there was no memory for it; a smaller batch needs less"
+            return ErrorBudget(step=step, why_not=why_not)
+        if not self._context.bus.runs_compiled:
+            return budget
+        return replace(budget, notes=(*budget.notes, OF_COMPILED))
+
+    def _why_none(self, found: tuple[int, KeptCall] | None) -> str:
+        if graph_task() != -1:
+            return "backward is running; ask between two iterations"
+        if self._context.settings.replay == "off":
+            return 'calls are not kept with the setting replay="off"; leave it as it is by default'
+        if found is None:
+            return self._why_not() or self._calls.newest.why_none
+        if not self._calls.random.knows(found[1].draws):
+            return "the random numbers of the batch are not known any more; ask right after a step"
+        return ""
 
 
 def _not_cast(casts: CastLayers, called: set[str]) -> Iterator[str]:

@@ -13,9 +13,10 @@ import torch
 from ampwatch.diagnosis.evidence.remedies import Measure
 from ampwatch.guard import is_of_a_signal, unbroken
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.devices import Replaying, autocast_types
+from ampwatch.training.devices import HOST, Replaying, autocast_types
 from ampwatch.training.hooks.compiling import ForcedEager, has_compiled
 from ampwatch.training.hooks.places import before_any_forward
+from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.call import OpCall
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.remedies import Remedy
     from ampwatch.training.hooks.places import Handle
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.model.names import Names
     from ampwatch.training.ops.info import OpInfo
     from ampwatch.training.sensors.births.kept_calls import KeptCall
 
@@ -443,6 +446,28 @@ class Replay:
         gradients = torch.autograd.grad(roots, parameters, starts, allow_unused=True)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
+
+
+def replay_of(
+    call: KeptCall,
+    context: Context,
+    remedy: Remedy | None = None,
+    returned: Callable[[str, Any], None] | None = None,
+    *,
+    goes_back: bool = False,
+) -> Replay:
+    """Return the replay of a call, on a twin for which memory is left where the model is; see ``Replay``."""
+    left = context.memory.left()
+    device = context.home.device
+    room = left.host if device is None or device.type == HOST else left.device
+    prefix = prefix_of(call.model, context.names)
+    return Replay(call, prefix, room, remedy, returned, goes_back=goes_back)
+
+
+def prefix_of(model: nn.Module, names: Names) -> str:
+    """Return what the names of a model's modules begin with; wrappers are not part of a name."""
+    name = next((name for name, module in names.modules() if unwrapped(module) is model), "")
+    return f"{name}." if name else ""
 
 
 def _put_back(undo: list[Undo], down_to: int = 0) -> None:

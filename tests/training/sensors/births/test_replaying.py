@@ -13,8 +13,8 @@ from torch import nn
 import ampwatch
 from ampwatch.training.iteration import programs
 from ampwatch.training.sensors.births import replaying
+from ampwatch.training.sensors.births.inquiry import Pace
 from ampwatch.training.sensors.births.replay import Replay
-from ampwatch.training.sensors.births.replaying import Pace
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 
 if TYPE_CHECKING:

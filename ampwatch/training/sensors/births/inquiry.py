@@ -1,0 +1,242 @@
+"""Failed iterations, made again: the op that failed in that very one, and the remedy that cures it."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ampwatch.diagnosis.evidence.remedies import Tried
+from ampwatch.diagnosis.forward.births import diagnose
+from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
+from ampwatch.diagnosis.forward.remedies import remedies_for
+from ampwatch.training.kernels.choice import finite_checks
+from ampwatch.training.memory import HeldBytes
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.sensors.births.following import is_host
+from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
+from ampwatch.training.sensors.births.origins import OriginFollower
+from ampwatch.training.sensors.births.replay import replay_of
+from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.diagnosis.evidence.remedies import Remedy
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.sensors.births.kept_calls import KeptCall
+
+REST = 64
+"""Iterations after a replay that has named an op in which nothing is replayed: what goes on is the
+same incident."""
+
+
+class Pace:
+    """Decides which failed steps are replayed: not every one of a storm.
+
+    After a replay that has found nothing, as where it is backward that fails, twice as many
+    iterations go by as the last time.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._wait = 1
+
+    def allows(self, step: int) -> bool:
+        """Whether iteration ``step`` may be replayed."""
+        if step >= self._next + 32 * REST:
+            self._wait = 1  # calm for so long: this is something new
+        return step >= self._next
+
+    def replayed(self, step: int, *, explained: bool) -> None:
+        """Take in that iteration ``step`` was replayed, and whether that has named an op."""
+        self._wait = 1 if explained else min(2 * self._wait, REST)
+        self._next = step + (REST if explained else self._wait)
+
+
+class Inquiry:
+    """Makes the calls of a failed iteration again, one iteration at a time, and hands on what it finds.
+
+    Args:
+        context: Shared parts of the training.
+
+    Attributes:
+        pace: Which iterations are replayed.
+        suspect: What the graph of a loss has said of an iteration; ``None`` without one.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.pace = Pace()
+        self.suspect: OpTrace | None = None
+        self._context = context
+        self._around = TwinSurroundings()
+        self._origins = OriginFollower(self._around, partial(finite_checks, context.settings))
+        self._has_accelerator = False
+        self._running: Generator[None, None, None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an iteration is being made again, or its values have yet to arrive."""
+        return self._running is not None
+
+    def prepare(self) -> None:
+        """Pin memory for values that reach the host later."""
+        self._has_accelerator = True
+        self._origins.prepare()
+
+    def held_bytes(self) -> HeldBytes:
+        """Return the bytes of the twin, and of values on their way."""
+        replay = self._around.names.replay
+        copies = 0 if replay is None else replay.twin.nbytes
+        rows = self._origins.held_bytes()
+        if is_host(self._context.home.device):
+            return HeldBytes(rows.host + copies, rows.device)
+        return HeldBytes(rows.host, rows.device + copies)
+
+    def begin(
+        self, step: int, calls: Sequence[KeptCall], scale: float, *, goes_back: bool = False
+    ) -> None:
+        """Make the calls of an iteration again; see ``advance``.
+
+        Args:
+            step: The iteration.
+            calls: Its calls, in order; none where only the graph of its loss says something.
+            scale: The loss scale; NaN without one.
+            goes_back: Whether backward is run as well, where all of forward is finite.
+        """
+        scale = 1.0 if math.isnan(scale) else scale
+        self._running = self._inquire(step, calls, scale, goes_back=goes_back)
+        self.advance()
+
+    def advance(self) -> None:
+        """Go on as far as values have arrived. Never waits.
+
+        Raises:
+            ReplayRefusedError: If a call cannot be made again.
+            torch.OutOfMemoryError: If there is no memory for it.
+        """
+        if self._running is None:
+            return
+        self._origins.poll()
+        try:
+            next(self._running)
+        except StopIteration:
+            self._end()
+        except ReplayRefusedError:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        self._running = None
+        self._around.let_go()
+
+    def stop(self) -> None:
+        """Forget everything."""
+        self.suspect = None
+        if self._running is not None:
+            self._running.close()
+        self._end()
+
+    def _inquire(
+        self, step: int, calls: Sequence[KeptCall], scale: float, *, goes_back: bool
+    ) -> Generator[None, None, None]:
+        """Replay the calls of an iteration in order, up to the one that fails, and try remedies.
+
+        Where all of it is finite, it is backward that has failed. What the loss has handed to it is
+        gone, so it runs with gradients of one: what is not finite then in spite of any scale, as the
+        derivative of a root at zero is, is named; what has overflowed is the scaler's business.
+        """
+        explained, is_finite = False, True
+        try:
+            for call in calls:
+                trace = yield from self._trace(step, call, scale, None)
+                found = None if trace is None else diagnose(trace)
+                is_data = call is calls[0] and not call.is_fed
+                if found is not None and found.kind is NONFINITE_INPUT and not is_data:
+                    found = None  # what another model, or a part of one, may have computed
+                is_finite = is_finite and trace is not None and not trace.loss_nonfinite
+                if trace is not None and found is not None:
+                    explained = True
+                    dtypes = [name_of(region.dtype) for region in call.autocast]
+                    trace.tried = yield from self._try_all(
+                        step, call, scale, remedies_for(found, dtypes)
+                    )
+                    self._context.observe(trace)
+                    return
+            explained = self._blame_loss(step, is_model_finite=is_finite and bool(calls))
+            if explained or not (is_finite and goes_back):
+                return
+            for call in calls:
+                trace = yield from self._trace(step, call, 1.0, None, goes_back=True)
+                found = None if trace is None else diagnose(trace)
+                if found is not None and found.kind is BACKWARD_NONFINITE_ANY_SCALE:
+                    explained = True
+                    self._context.observe(trace)
+                    return
+        finally:
+            self.pace.replayed(step, explained=explained)
+
+    def _blame_loss(self, step: int, *, is_model_finite: bool) -> bool:
+        """Hand on what the graph of the loss said, unless it may have come from the model."""
+        suspect, self.suspect = self.suspect, None
+        if suspect is None or suspect.step != step:
+            return False
+        if not is_model_finite and not suspect.births[0].inputs:
+            return False  # nobody knows whether what the op was given was finite
+        suspect.is_scaled = self._context.is_scaled
+        self._context.observe(suspect)
+        return True
+
+    def _try_all(
+        self, step: int, call: KeptCall, scale: float, remedies: Sequence[Remedy]
+    ) -> Generator[None, None, list[Tried]]:
+        tried: list[Tried] = []
+        for remedy in remedies:
+            try:
+                trace = yield from self._trace(step, call, scale, remedy)
+            except ReplayRefusedError:
+                continue  # the model does not run that way: nothing was tried
+            replay = self._around.names.replay
+            if trace is None or replay is None or not replay.applies:
+                continue
+            then = diagnose(trace)
+            if then is not None:
+                tried.append(
+                    Tried(remedy, cures=False, then_op=then.birth.op, then_module=then.birth.module)
+                )
+            else:
+                tried.append(Tried(remedy, cures=not trace.loss_nonfinite))
+        return tried
+
+    def _trace(
+        self,
+        step: int,
+        call: KeptCall,
+        scale: float,
+        remedy: Remedy | None,
+        *,
+        goes_back: bool = False,
+    ) -> Generator[None, None, OpTrace | None]:
+        """Replay one call, and wait for its values where they are on a device."""
+        context, around, origins = self._context, self._around, self._origins
+        replay = replay_of(call, context, remedy, goes_back=goes_back)
+        around.begin(replay, scale if call.returns_loss else math.nan)
+        origins.begin(step, is_late=self._has_accelerator and not is_host(context.home.device))
+        try:
+            outcome = replay.run(origins.note, scale)
+            around.take(outcome)
+        except BaseException:
+            origins.give_up()
+            raise
+        dropped = origins.dropped
+        origins.end()
+        while around.trace is None and origins.dropped == dropped and origins.in_flight:
+            yield
+        trace = around.trace
+        if trace is not None:
+            trace.is_replay = not (call.returns_loss or goes_back)
+            trace.has_trained = True
+            trace.is_scaled = context.is_scaled
+            trace.of_compiled = context.bus.runs_compiled
+        return trace

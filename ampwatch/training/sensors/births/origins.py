@@ -32,7 +32,7 @@ from ampwatch.training.sensors.births.reading import (
     Later,
     NoRoomError,
     OnDeviceError,
-    Operand,
+    ReadOperand,
 )
 from ampwatch.training.sensors.births.unfinished import Unfinished, arrived
 from ampwatch.training.transfer.extremes import Measures
@@ -65,7 +65,7 @@ class _Noted(NamedTuple):
     """An op, and the operands that it has read; the keys of all that it has written, returned or not."""
 
     op: SeenOp
-    inputs: Sequence[Operand]
+    inputs: Sequence[ReadOperand]
     written: frozenset[int]
 
 
@@ -84,10 +84,10 @@ class _Ended(NamedTuple):
 
     lineage: Lineage
     log: Sequence[Callable[[], None]]
-    gradients: Iterable[tuple[str, Operand]]
-    scale: Operand | None
+    gradients: Iterable[tuple[str, ReadOperand]]
+    scale: ReadOperand | None
     loss_on_host: float | None
-    loss: Operand | None
+    loss: ReadOperand | None
     flight: Flight | None
 
     def trace(self) -> OpTrace:
@@ -389,7 +389,7 @@ class OriginFollower:
 
     def _last_gradients(
         self, reading: AtOnce | Later, unfinished: Unfinished[_Noted]
-    ) -> Iterator[tuple[str, Operand]]:
+    ) -> Iterator[tuple[str, ReadOperand]]:
         for name, parameter in self._names.parameters():
             gradient = None if parameter.grad is None else local_part(parameter.grad)
             if gradient is not None and reading.key(gradient) not in unfinished:
@@ -423,7 +423,7 @@ class _Owners:
 
 
 def _add(
-    lineage: Lineage, noted: _Noted, outputs: Sequence[Operand], doubtful: Sequence[int]
+    lineage: Lineage, noted: _Noted, outputs: Sequence[ReadOperand], doubtful: Sequence[int]
 ) -> None:
     """Add an op to a lineage; ``doubtful`` are the places of the outputs that may not be finite."""
     values = {index: outputs[index].values() for index in doubtful}
@@ -438,7 +438,7 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _number(operand: Operand | None) -> float:
+def _number(operand: ReadOperand | None) -> float:
     """Return a positive number; NaN if it is not known."""
     if operand is None:
         return math.nan

@@ -59,7 +59,7 @@ class NoRoomError(Exception):
     """The values of an iteration do not fit, or cannot be measured now."""
 
 
-class Operand(NamedTuple):
+class ReadOperand(NamedTuple):
     """A tensor that an op has read or written.
 
     Attributes:
@@ -86,7 +86,8 @@ class Operand(NamedTuple):
 
     def is_finite(self) -> bool:
         """Whether all values are finite, as far as they are known."""
-        return self.values().is_finite
+        # Codes of an FP8 format are not read: most of PyTorch's kernels refuse them.
+        return not self.is_float or self.values().is_finite
 
 
 class AtOnce:
@@ -161,13 +162,15 @@ class AtOnce:
         is_quick = type(tensor) in ORDINARY and is_dense(tensor) and not is_wrapped(tensor)
         return (is_quick and self.is_finite_here(tensor)) or adds_up(tensor)
 
-    def operand(self, tensor: Tensor) -> Operand:
+    def operand(self, tensor: Tensor) -> ReadOperand:
         """Return a tensor that is read when its values are asked for."""
-        return Operand(self.key(tensor), tensor.dtype, tensor.numel(), partial(values_of, tensor))
+        return ReadOperand(
+            self.key(tensor), tensor.dtype, tensor.numel(), partial(values_of, tensor)
+        )
 
     def inputs(
         self, call: OpCall, read: Sequence[Tensor], _out: Sequence[Tensor], written: frozenset[int]
-    ) -> list[Operand]:
+    ) -> list[ReadOperand]:
         """Return what an op was given; of a collective with the values of now, unless they are gone."""
         operands = [self.operand(tensor) for tensor in read]
         if not call.info.is_collective:
@@ -175,7 +178,7 @@ class AtOnce:
         return [_kept(operand, is_gone=operand.key in written) for operand in operands]
 
     def asking(
-        self, call: OpCall, _inputs: Sequence[Operand], _out: Sequence[Tensor]
+        self, call: OpCall, _inputs: Sequence[ReadOperand], _out: Sequence[Tensor]
     ) -> Callable[[int], Answer]:
         """Return what computes an op once more; not the results of collectives, which come later."""
         return _not_asked if call.info.is_collective else partial(self._ask, call)
@@ -244,7 +247,7 @@ class Later:
         """Return the places of those that may hold values that are not finite."""
         return [i for i, tensor in enumerate(outputs) if tensor.dtype.is_floating_point]
 
-    def operand(self, tensor: Tensor, *, is_gone: bool = False, least: bool = False) -> Operand:
+    def operand(self, tensor: Tensor, *, is_gone: bool = False, least: bool = False) -> ReadOperand:
         """Have a tensor measured as it is now, unless its values are gone; if asked for, also the least magnitude.
 
         Raises:
@@ -253,11 +256,11 @@ class Later:
         key = self.hold(tensor)
         row = None if is_gone else self._row(tensor, key, least=least)
         numel = tensor.numel()
-        return Operand(key, tensor.dtype, numel, _Measured(tensor.dtype, numel, row))
+        return ReadOperand(key, tensor.dtype, numel, _Measured(tensor.dtype, numel, row))
 
     def inputs(
         self, call: OpCall, read: Sequence[Tensor], out: Sequence[Tensor], written: frozenset[int]
-    ) -> list[Operand]:
+    ) -> list[ReadOperand]:
         """Have what an op was given measured; values that it has overwritten are gone."""
         if call.info.name in COPIES:
             self._share([tensor for tensor in read if self.key(tensor) not in written], out)
@@ -301,7 +304,7 @@ class Later:
         return row
 
     def asking(
-        self, call: OpCall, inputs: Sequence[Operand], out: Sequence[Tensor]
+        self, call: OpCall, inputs: Sequence[ReadOperand], out: Sequence[Tensor]
     ) -> Callable[[int], Answer]:
         """Return what computes an elementwise op for the ends of its operands, which are gone then."""
         func = call.func
@@ -373,7 +376,7 @@ class _Measured:
         return tuple({low: None, high: None, least: None, -least: None})
 
 
-def _kept(operand: Operand, *, is_gone: bool) -> Operand:
+def _kept(operand: ReadOperand, *, is_gone: bool) -> ReadOperand:
     """Return an operand that needs its tensor no more."""
     is_unknown = is_gone or not operand.is_float
     known = Values(operand.dtype_name, operand.numel) if is_unknown else operand.values()

@@ -1,4 +1,4 @@
-"""A log of ops gives, once its values have arrived, the trace that reading each value gives."""
+"""Origins are the same whether values are read at once, or measured and known later."""
 
 from __future__ import annotations
 
@@ -162,6 +162,10 @@ def _in_a_list(model: nn.Module) -> None:
     torch._foreach_norm([torch.full((2,), 6e4, dtype=torch.float16)])
 
 
+def _through_fp8(model: nn.Module) -> None:
+    torch.zeros(4).log().to(torch.float8_e4m3fn).float().mul(2.0)
+
+
 def _backward(model: nn.Module) -> None:
     x = torch.zeros(3, requires_grad=True)
     (model(torch.ones(1, 4)).sum() * x.sqrt().sum()).backward()
@@ -175,7 +179,7 @@ def _averaged(model: nn.Module) -> None:
 
 PROGRAMS = [
     *(_overflow, _absorbed, _of_zero, _constant, _parts, _parameter, _in_a_list, _averaged),
-    _backward,
+    *(_backward, _through_fp8),
 ]
 PLACES = [inside("block"), inside("block", Phase.BACKWARD), STEPPED]
 

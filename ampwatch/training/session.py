@@ -76,6 +76,7 @@ from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.training.sensors.rounding.averages import Averages
 from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
 from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
+from ampwatch.training.sensors.rounding.scattered_sums import ScatteredSums
 from ampwatch.training.sensors.rounding.sums import Sums
 from ampwatch.training.sensors.rounding.weight_additions import WeightAdditions
 from ampwatch.training.sensors.scaler.losses import RootLosses
@@ -441,6 +442,7 @@ class Session:
             yield Sums(context)
             yield Averages(context)
             yield WeightAdditions(context)
+            yield ScatteredSums(context)
             yield AgedCasts(context)
             yield from (RefusedOps(context), WaitSensor(context))
             yield DeferredReads(context.deferred)

@@ -263,6 +263,7 @@ SCALED = (
     "sums",
     "averages",
     "weight_additions",
+    "scattered_sums",
     "aged_casts",
     "hand_clips",
     "refused_ops",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.evidence.remedies import Tried
@@ -71,7 +70,7 @@ class Inquiry:
         self.suspect: OpTrace | None = None
         self._context = context
         self._around = TwinSurroundings()
-        self._origins = OriginFollower(self._around, partial(finite_checks, context.settings))
+        self._origins = OriginFollower(self._around, finite_checks)
         self._has_accelerator = False
         self._running: Generator[None, None, None] | None = None
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.rounding import Stuck, SumSeen
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
-from ampwatch.diagnosis.rounding.accumulation import EMA_ROUNDING, METRIC_ACCUM_ROUNDING
+from ampwatch.diagnosis.rounding.kinds import EMA_ROUNDING, METRIC_ACCUM_ROUNDING
 from ampwatch.wire.records import SkipClass, Topic
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.calls.api_errors import API_ERROR
+from ampwatch.diagnosis.calls.kinds import API_ERROR
 from ampwatch.diagnosis.forward.kinds import (
     BACKWARD_NONFINITE_ANY_SCALE,
     FORWARD_NAN_UNDERFLOW,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.autocast.autocast_state import AUTOCAST_INACTIVE
+from ampwatch.diagnosis.autocast.kinds import AUTOCAST_INACTIVE
 from ampwatch.diagnosis.kinds.kind import KindFamily
 from ampwatch.diagnosis.kinds.registry import RELEASED
 from dashboards.source.fields import GOOD, NEUTRAL, WARN, Step, described, thresholds

@@ -1,4 +1,4 @@
-"""A new kind of finding: a detector with its row, a line in the registry, and a page. No more."""
+"""A new kind of finding: its row, a line in the registry, and a page. No more."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ pytestmark = pytest.mark.nightly
 
 REPOSITORY = Path(__file__).parents[2]
 
-DETECTOR = '''
-"""Findings about losses that are exactly zero."""
-
-from ampwatch.diagnosis.kinds.kind import KindFamily, Kind, likely, since
-from ampwatch.wire.records import Severity
+ROW = """
 
 LOSS_IS_ZERO = Kind(
     slug="loss_is_zero",
@@ -29,11 +25,11 @@ LOSS_IS_ZERO = Kind(
     family=KindFamily.NOT_AMP,
     meaning="there is nothing left to learn from",
     severities=(Severity.INFO,),
-    certainty=likely("the loss was read in one step"),
+    certainty=certain("the loss was read in one step"),
     advice="Look at the labels.",
     explained_by=since("unscaled_step"),
 )
-'''
+"""
 
 
 @pytest.fixture
@@ -63,17 +59,13 @@ def _python(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def _add_kind(place: Path) -> None:
     """Do what CONTRIBUTING says."""
     diagnosis = place / "ampwatch/diagnosis"
-    detector = DETECTOR.format(number=len(KINDS)).lstrip()
-    (diagnosis / "state/zero_losses.py").write_text(detector)
+    with (diagnosis / "state/kinds.py").open("a") as kinds:
+        kinds.write(ROW.format(number=len(KINDS)))
     registry = diagnosis / "kinds/registry.py"
-    known = "from ampwatch.diagnosis.steps.replicas import"
-    registry.write_text(
-        registry.read_text()
-        .replace(
-            known, f"from ampwatch.diagnosis.state.zero_losses import LOSS_IS_ZERO\n{known}", 1
-        )
-        .replace('\n)\n"""Every kind', '\n    LOSS_IS_ZERO,\n)\n"""Every kind', 1)
+    rows = registry.read_text().replace(
+        '\n)\n"""Every kind', '\n    state.LOSS_IS_ZERO,\n)\n"""Every kind', 1
     )
+    registry.write_text(rows)
     (place / "docs/diagnoses/loss_is_zero.md").write_text("# loss_is_zero\n")
 
 
@@ -116,7 +108,7 @@ def test_a_new_kind_takes_three_places_and_the_generator(copied: Path) -> None:
 def test_a_kind_whose_row_does_not_fit_is_refused_at_once(copied: Path) -> None:
     """A number may be another kind's, or a kind be explained by one that nobody makes."""
     _add_kind(copied)
-    detector = copied / "ampwatch/diagnosis/state/zero_losses.py"
+    detector = copied / "ampwatch/diagnosis/state/kinds.py"
     row = detector.read_text()
 
     detector.write_text(row.replace(f"number={len(KINDS)}", "number=3"))

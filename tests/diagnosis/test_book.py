@@ -12,7 +12,7 @@ from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW
 from ampwatch.diagnosis.kinds.kind import When, since
 from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.diagnosis.news import News, Reason
-from ampwatch.diagnosis.state.divergence import DIVERGENCE
+from ampwatch.diagnosis.state.kinds import DIVERGENCE
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:

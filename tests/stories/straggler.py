@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 import ampwatch
-from ampwatch.diagnosis.time.straggler import STRAGGLER
+from ampwatch.diagnosis.time.kinds import STRAGGLER
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.training.sensors.time import scheduling

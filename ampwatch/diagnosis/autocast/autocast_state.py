@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
+from ampwatch.diagnosis.autocast.kinds import AUTOCAST_INACTIVE
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
     TRAINING,
@@ -22,23 +22,6 @@ from ampwatch.wire.records import Severity
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LoneForward, Machine, OpCensus, OpKey, OpTally
-
-AUTOCAST_INACTIVE = Kind(
-    slug="autocast_inactive",
-    number=29,
-    family=KindFamily.AUTOCAST_STATE,
-    meaning="code that should run under autocast runs in float32",
-    severities=(Severity.WARNING, Severity.INFO),
-    certainty=very_likely(
-        "autocast is used in this program, and these ops were seen to run outside its reach"
-    ),
-    advice=(
-        "Autocast is a state of the thread, and for one type of device: enter"
-        " torch.autocast(device_type, dtype) inside the function that the thread runs (in forward,"
-        " for DataParallel), and hand the tensors' own device type to torch.autocast and"
-        " torch.amp.GradScaler."
-    ),
-)
 
 
 MIN_CENSUSES = 3

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.autocast.kinds import COMPILE_BACKWARD_AUTOCAST
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.scaler import CompiledGradients
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import Severity, SkipClass
+from ampwatch.wire.records import SkipClass
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-COMPILE_BACKWARD_AUTOCAST = Kind(
-    slug="compile_backward_autocast",
-    number=53,
-    family=KindFamily.AUTOCAST_STATE,
-    meaning="the compiled backward pass runs under the autocast of the forward",
-    severities=(Severity.CRITICAL,),
-    certainty=certain(
-        "the compiled function was called with autocast on, and PyTorch's setting makes its backward run so"
-    ),
-    advice=(
-        "Set torch._functorch.config.backward_pass_autocast = 'off' before anything is compiled, or"
-        " enter torch.autocast inside the compiled function instead of around it."
-    ),
-)
 
 
 SEARCHES = (SkipClass.CALIBRATING, SkipClass.PROBE)

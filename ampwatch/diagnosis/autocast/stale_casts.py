@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
+from ampwatch.diagnosis.autocast.kinds import STALE_AUTOCAST_CACHE
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, takes
 from ampwatch.diagnosis.evidence.scaler import StaleCast
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import Severity
-
-STALE_AUTOCAST_CACHE = Kind(
-    slug="stale_autocast_cache",
-    number=52,
-    family=KindFamily.AUTOCAST_STATE,
-    meaning="weights changed inside a region, and the old ones are used",
-    severities=(Severity.CRITICAL,),
-    certainty=certain(
-        "weights changed while the autocast region that had cached their casts was still open"
-    ),
-    advice=(
-        "Leave torch.autocast before optimizer.step() and enter it again for the next forward. Else"
-        " call torch.clear_autocast_cache() after each step, or use"
-        " torch.autocast(device_type, dtype, cache_enabled=False)."
-    ),
-    proven_late=2,
-)
 
 
 class StaleCasts(Detector):

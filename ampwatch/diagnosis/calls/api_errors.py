@@ -5,51 +5,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.calls.kinds import API_ERROR
 from ampwatch.diagnosis.calls.known_errors import (
     FLOAT16_GRADIENTS,
     KNOWN,
-    OF_NONFINITE,
     RECURRENT,
     KnownError,
 )
 from ampwatch.diagnosis.counting import counted
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, at_fault, certain, since
 from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.calls import Raised
-    from ampwatch.wire.records import Finding
-
-
-def _refuses_nonfinite(error: Finding, _broken: Finding) -> bool:
-    return error.op in {known.op for known in OF_NONFINITE}
-
-
-def _is_of_that_step(error: Finding, cause: Finding) -> bool:
-    """Whether it refuses what was not finite in that step or in the one before."""
-    return _refuses_nonfinite(error, cause) and abs(error.first_step - cause.last_step) <= 1
-
-
-API_ERROR = Kind(
-    slug="api_error",
-    number=46,
-    family=KindFamily.API_MISUSE,
-    meaning="one of the well-known exceptions, explained",
-    severities=(Severity.CRITICAL, Severity.WARNING),
-    certainty=certain(
-        "the exception that was raised says so itself, or an op that PyTorch refuses elsewhere was seen"
-    ),
-    advice="ampwatch has left the exception as it was.",
-    explained_by=(
-        at_fault(fits=_is_of_that_step)
-        + since("nonfinite_input", fits=_is_of_that_step)
-        + since("param_nonfinite", "buffer_nonfinite", fits=_refuses_nonfinite)
-    ),
-)
 
 
 MAX_NAMES = 4

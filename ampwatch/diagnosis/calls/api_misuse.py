@@ -6,8 +6,9 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.calls.api_errors import API_ERROR, report_error
+from ampwatch.diagnosis.calls.api_errors import report_error
 from ampwatch.diagnosis.calls.kinds import (
+    API_ERROR,
     BACKWARD_UNDER_AUTOCAST,
     CLIP_BEFORE_UNSCALE,
     CLIP_NONFINITE_NORM,
@@ -30,7 +31,7 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledStep,
 )
 from ampwatch.diagnosis.places import in_words
-from ampwatch.diagnosis.state.poisoned_state import PARAM_NONFINITE
+from ampwatch.diagnosis.state.kinds import PARAM_NONFINITE
 from ampwatch.numerics.written import scale_text
 from ampwatch.wire.records import Severity
 

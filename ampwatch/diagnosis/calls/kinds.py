@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.calls.known_errors import OF_NONFINITE
 from ampwatch.diagnosis.kinds.kind import (
     Kind,
     KindFamily,
+    at_fault,
     backwards,
     certain,
     during,
@@ -115,4 +117,31 @@ BACKWARD_UNDER_AUTOCAST = Kind(
         " torch.autograd.Function of your own needs torch.amp.custom_fwd and torch.amp.custom_bwd."
     ),
     explained_by=since("stale_autocast_cache"),
+)
+
+
+def _refuses_nonfinite(error: Finding, _broken: Finding) -> bool:
+    return error.op in {known.op for known in OF_NONFINITE}
+
+
+def _is_of_that_step(error: Finding, cause: Finding) -> bool:
+    """Whether it refuses what was not finite in that step or in the one before."""
+    return _refuses_nonfinite(error, cause) and abs(error.first_step - cause.last_step) <= 1
+
+
+API_ERROR = Kind(
+    slug="api_error",
+    number=46,
+    family=KindFamily.API_MISUSE,
+    meaning="one of the well-known exceptions, explained",
+    severities=(Severity.CRITICAL, Severity.WARNING),
+    certainty=certain(
+        "the exception that was raised says so itself, or an op that PyTorch refuses elsewhere was seen"
+    ),
+    advice="ampwatch has left the exception as it was.",
+    explained_by=(
+        at_fault(fits=_is_of_that_step)
+        + since("nonfinite_input", fits=_is_of_that_step)
+        + since("param_nonfinite", "buffer_nonfinite", fits=_refuses_nonfinite)
+    ),
 )

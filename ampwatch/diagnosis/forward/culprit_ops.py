@@ -18,7 +18,7 @@ from ampwatch.diagnosis.forward.kinds import (
 )
 from ampwatch.diagnosis.forward.persistence import ScaleWitness
 from ampwatch.diagnosis.forward.remedies import TRIED, words_of
-from ampwatch.diagnosis.state.poisoned_state import BUFFER_NONFINITE
+from ampwatch.diagnosis.state.kinds import BUFFER_NONFINITE
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:

@@ -9,56 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, before, during, likely, since
+from ampwatch.diagnosis.forward.kinds import HEADROOM_LOW
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Finding, Severity, Topic
+from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-TOGETHER_STEPS = 64
-"""Iterations within which outputs that come near the limit do so for one reason: what rises in one
-module rises in those that are computed from it."""
-
-STILL_GOES_ON = 4
-"""Iterations after an overflow was last seen in which it is no few bad batches of long ago."""
-
-
-def _rises_with(announced: Finding, other: Finding) -> bool:
-    return other.root and 0 <= announced.first_step - other.first_step <= TOGETHER_STEPS
-
-
-def _has_overflowed(announced: Finding, overflow: Finding) -> bool:
-    """Whether there is nothing left to announce: the numbers have left the format already."""
-    after = announced.first_step > overflow.first_step
-    return after and announced.first_step - overflow.last_step <= STILL_GOES_ON
-
-
-HEADROOM_LOW = Kind(
-    slug="headroom_low",
-    number=15,
-    family=KindFamily.FORWARD_RANGE,
-    meaning="an output grows towards the end of float16: there is still time",
-    severities=(Severity.WARNING,),
-    certainty=likely(
-        "the largest output was measured step by step; where it goes is the trend carried on"
-    ),
-    advice=(
-        "Look at this module now: lower its learning rate or weight decay, put a norm before it, or"
-        " run it in float32 (torch.autocast(device_type, enabled=False)) or bfloat16, before it"
-        " overflows."
-    ),
-    explained_by=(
-        before("headroom_low", fits=_rises_with)
-        + since("unscaled_step")
-        + since("forward_overflow", "silent_overflow", fits=_has_overflowed)
-        + during("divergence")
-    ),
-)
 
 
 FLOAT16_MAX = FORMATS["float16"].max

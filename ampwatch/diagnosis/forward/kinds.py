@@ -8,12 +8,14 @@ from ampwatch.diagnosis.kinds.kind import (
     Kind,
     KindFamily,
     after,
+    before,
     certain,
     during,
+    likely,
     since,
     very_likely,
 )
-from ampwatch.wire.records import Severity
+from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import Finding
@@ -197,5 +199,66 @@ REDUCE_OVERFLOW = Kind(
         " all-reduce), or reduce in float32 or bfloat16 (no fp16_compress_hook; FSDP:"
         " MixedPrecision(reduce_dtype=torch.float32)); take norms of gradient.float(), as"
         " torch.nn.utils.clip_grad_norm_ does for float32 gradients."
+    ),
+)
+
+
+TOGETHER_STEPS = 64
+"""Iterations within which outputs that come near the limit do so for one reason: what rises in one
+module rises in those that are computed from it."""
+
+STILL_GOES_ON = 4
+"""Iterations after an overflow was last seen in which it is no few bad batches of long ago."""
+
+
+def _rises_with(announced: Finding, other: Finding) -> bool:
+    return other.root and 0 <= announced.first_step - other.first_step <= TOGETHER_STEPS
+
+
+def _has_overflowed(announced: Finding, overflow: Finding) -> bool:
+    """Whether there is nothing left to announce: the numbers have left the format already."""
+    after = announced.first_step > overflow.first_step
+    return after and announced.first_step - overflow.last_step <= STILL_GOES_ON
+
+
+HEADROOM_LOW = Kind(
+    slug="headroom_low",
+    number=15,
+    family=KindFamily.FORWARD_RANGE,
+    meaning="an output grows towards the end of float16: there is still time",
+    severities=(Severity.WARNING,),
+    certainty=likely(
+        "the largest output was measured step by step; where it goes is the trend carried on"
+    ),
+    advice=(
+        "Look at this module now: lower its learning rate or weight decay, put a norm before it, or"
+        " run it in float32 (torch.autocast(device_type, enabled=False)) or bfloat16, before it"
+        " overflows."
+    ),
+    explained_by=(
+        before("headroom_low", fits=_rises_with)
+        + since("unscaled_step")
+        + since("forward_overflow", "silent_overflow", fits=_has_overflowed)
+        + during("divergence")
+    ),
+)
+
+
+LOGIT_GROWTH = Kind(
+    slug="logit_growth",
+    number=61,
+    family=KindFamily.FORWARD_RANGE,
+    meaning="attention logits grow towards where softmax saturates: the loss spikes next",
+    severities=(Severity.WARNING,),
+    certainty=likely(
+        "the largest logit was read, or bounded, in several iterations; where it goes is the trend"
+        " carried on"
+    ),
+    advice=(
+        "Normalize query and key before they are multiplied (QK norm: an nn.RMSNorm over the size of"
+        " a head), or cap the logits (cap * torch.tanh(logits / cap)). Lower the learning rate, or"
+        " warm it up longer. Keep logits and softmax in float32 (torch.autocast(device_type,"
+        " enabled=False)); for the logits of the loss a z-loss does the same. Keep a checkpoint from"
+        " before the growth."
     ),
 )

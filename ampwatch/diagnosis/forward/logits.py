@@ -10,33 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.logits import LogitsRead
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, likely
+from ampwatch.diagnosis.forward.kinds import LOGIT_GROWTH
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-LOGIT_GROWTH = Kind(
-    slug="logit_growth",
-    number=61,
-    family=KindFamily.FORWARD_RANGE,
-    meaning="attention logits grow towards where softmax saturates: the loss spikes next",
-    severities=(Severity.WARNING,),
-    certainty=likely(
-        "the largest logit was read, or bounded, in several iterations; where it goes is the trend"
-        " carried on"
-    ),
-    advice=(
-        "Normalize query and key before they are multiplied (QK norm: an nn.RMSNorm over the size of"
-        " a head), or cap the logits (cap * torch.tanh(logits / cap)). Lower the learning rate, or"
-        " warm it up longer. Keep logits and softmax in float32 (torch.autocast(device_type,"
-        " enabled=False)); for the logits of the loss a z-loss does the same. Keep a checkpoint from"
-        " before the growth."
-    ),
-)
 
 SATURATED = -math.log(FORMATS["float32"].flush_at)
 """Distance from which the softmax gives a key nothing, 103.97: the exponential of its distance to the

@@ -13,6 +13,7 @@ from ampwatch.diagnosis.kinds.kind import (
     backwards,
     before,
     by_detector,
+    certain,
     during,
     since,
     very_likely,
@@ -132,4 +133,19 @@ SCALE_STUCK_LOW = Kind(
     ),
     precedence=Precedence.IF_OVER,
     is_aftermath=True,
+)
+
+
+FP16_LOSS_CAPS_SCALE = Kind(
+    slug="fp16_loss_caps_scale",
+    number=21,
+    family=KindFamily.GRADIENT_RANGE,
+    meaning="the loss itself is float16, and the scale does not fit into it",
+    severities=(Severity.WARNING,),
+    certainty=certain("the dtype of the loss handed to the scaler was float16"),
+    advice=(
+        "Make the loss float32 before it is scaled: compute it from output.float(), or return"
+        " loss.float() from the reduction."
+    ),
+    explained_by=during("divergence"),
 )

@@ -6,28 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector
+from ampwatch.diagnosis.gradients.kinds import FP16_LOSS_CAPS_SCALE
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, during
 from ampwatch.numerics.written import scale_text
-from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-FP16_LOSS_CAPS_SCALE = Kind(
-    slug="fp16_loss_caps_scale",
-    number=21,
-    family=KindFamily.GRADIENT_RANGE,
-    meaning="the loss itself is float16, and the scale does not fit into it",
-    severities=(Severity.WARNING,),
-    certainty=certain("the dtype of the loss handed to the scaler was float16"),
-    advice=(
-        "Make the loss float32 before it is scaled: compute it from output.float(), or return"
-        " loss.float() from the reduction."
-    ),
-    explained_by=during("divergence"),
-)
 
 
 class LossDtype(Detector):

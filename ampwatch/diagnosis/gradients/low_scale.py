@@ -10,7 +10,7 @@ from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW, SCALE_STUCK_LOW
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.places import in_words
-from ampwatch.diagnosis.scale.scale_dynamics import SCALE_BELOW_ONE, SCALE_COLLAPSE
+from ampwatch.diagnosis.scale.kinds import SCALE_BELOW_ONE, SCALE_COLLAPSE
 from ampwatch.diagnosis.scale.scale_words import quick_interval
 from ampwatch.numerics.written import scale_argument, scale_text
 from ampwatch.wire.records import Finding, Severity

@@ -1,147 +1,89 @@
-"""All kinds of findings, gathered from beside their detectors."""
+"""All kinds of findings, gathered from their families."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.autocast.autocast_state import AUTOCAST_INACTIVE
-from ampwatch.diagnosis.autocast.compiled_backward import COMPILE_BACKWARD_AUTOCAST
-from ampwatch.diagnosis.autocast.stale_casts import STALE_AUTOCAST_CACHE
-from ampwatch.diagnosis.calls.api_errors import API_ERROR
-from ampwatch.diagnosis.calls.kinds import (
-    BACKWARD_UNDER_AUTOCAST,
-    CLIP_BEFORE_UNSCALE,
-    CLIP_NONFINITE_NORM,
-    MIXED_SCALED_BACKWARD,
-    SCALE_CHANGED_MID_ACCUMULATION,
-    UNSCALED_STEP,
-)
-from ampwatch.diagnosis.forward.forward_range import HEADROOM_LOW
-from ampwatch.diagnosis.forward.kinds import (
-    BACKWARD_NONFINITE_ANY_SCALE,
-    FORWARD_NAN_UNDERFLOW,
-    FORWARD_OVERFLOW,
-    INVALID_OPERATION,
-    MASKED_ROW_NAN,
-    NONFINITE_INPUT,
-    REDUCE_OVERFLOW,
-    SILENT_OVERFLOW,
-)
-from ampwatch.diagnosis.forward.logits import LOGIT_GROWTH
-from ampwatch.diagnosis.gradients.kinds import (
-    FP16_WITHOUT_SCALER,
-    GRAD_UNDERFLOW,
-    RANGE_TOO_WIDE,
-    SCALE_STUCK_LOW,
-)
-from ampwatch.diagnosis.gradients.loss_dtype import FP16_LOSS_CAPS_SCALE
+from ampwatch.diagnosis.autocast import kinds as autocast
+from ampwatch.diagnosis.calls import kinds as calls
+from ampwatch.diagnosis.forward import kinds as forward
+from ampwatch.diagnosis.gradients import kinds as gradients
 from ampwatch.diagnosis.kinds.kind import Certainty
-from ampwatch.diagnosis.memory.creep import MEMORY_CREEP
-from ampwatch.diagnosis.performance.casts import CAST_OVERHEAD, NO_MEMORY_GAIN
-from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL
-from ampwatch.diagnosis.performance.kernel_choice import KERNELS_OUTDATED, MATMUL_IS_GEMV
-from ampwatch.diagnosis.performance.machine_fit import BACKEND_FLAGS, CPU_ISA_MISSING
-from ampwatch.diagnosis.performance.op_shapes import DIMS_UNALIGNED, LAYOUT_NCHW
-from ampwatch.diagnosis.performance.syncs import SYNC_IN_STEP
-from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
-from ampwatch.diagnosis.rounding.accumulation import (
-    EMA_ROUNDING,
-    GRAD_ACCUM_ROUNDING,
-    METRIC_ACCUM_ROUNDING,
-)
-from ampwatch.diagnosis.rounding.fp8 import FP8_SATURATION, FP8_SCALE_NONFINITE, FP8_UNDERFLOW
-from ampwatch.diagnosis.rounding.lossy_casts import LOSSY_INTEGER_CAST
-from ampwatch.diagnosis.rounding.plan_left import PLAN_LEFT
-from ampwatch.diagnosis.rounding.update_precision import UPDATE_ROUNDING
-from ampwatch.diagnosis.scale.scale_dynamics import (
-    SCALE_BELOW_ONE,
-    SCALE_COLLAPSE,
-    SCALE_RUNAWAY,
-    SCALER_WITH_BF16,
-)
-from ampwatch.diagnosis.scale.scale_reset import SCALE_RESET
-from ampwatch.diagnosis.state.divergence import DIVERGENCE
-from ampwatch.diagnosis.state.poisoned_state import (
-    BUFFER_NONFINITE,
-    OPTIMIZER_EPS_UNDERFLOW,
-    PARAM_NONFINITE,
-)
-from ampwatch.diagnosis.state.replica_drift import REPLICA_DRIFT
-from ampwatch.diagnosis.steps.periodic_skips import PERIODIC_SKIP
-from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
-from ampwatch.diagnosis.steps.shared_scaler import SHARED_SCALER_DESYNC
-from ampwatch.diagnosis.steps.step_bookkeeping import SCHEDULER_AHEAD
-from ampwatch.diagnosis.time.input_bound import INPUT_BOUND
-from ampwatch.diagnosis.time.step_slower import STEP_SLOWER
-from ampwatch.diagnosis.time.straggler import STRAGGLER
+from ampwatch.diagnosis.memory import kinds as memory
+from ampwatch.diagnosis.performance import kinds as performance
+from ampwatch.diagnosis.rounding import kinds as rounding
+from ampwatch.diagnosis.scale import kinds as scale
+from ampwatch.diagnosis.state import kinds as state
+from ampwatch.diagnosis.steps import kinds as steps
+from ampwatch.diagnosis.time import kinds as time
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.kinds.kind import Kind
 
 ROWS = (
-    FORWARD_OVERFLOW,
-    SILENT_OVERFLOW,
-    HEADROOM_LOW,
-    LOGIT_GROWTH,
-    MASKED_ROW_NAN,
-    FORWARD_NAN_UNDERFLOW,
-    LOSSY_INTEGER_CAST,
-    METRIC_ACCUM_ROUNDING,
-    FP16_WITHOUT_SCALER,
-    GRAD_UNDERFLOW,
-    RANGE_TOO_WIDE,
-    BACKWARD_NONFINITE_ANY_SCALE,
-    FP16_LOSS_CAPS_SCALE,
-    SCALE_COLLAPSE,
-    SCALE_BELOW_ONE,
-    SCALE_STUCK_LOW,
-    SCALE_RUNAWAY,
-    SCALE_RESET,
-    PERIODIC_SKIP,
-    SCALER_WITH_BF16,
-    SCHEDULER_AHEAD,
-    SHARED_SCALER_DESYNC,
-    RANK_FOUND_INF_MISMATCH,
-    REPLICA_DRIFT,
-    CLIP_BEFORE_UNSCALE,
-    UNSCALED_STEP,
-    MIXED_SCALED_BACKWARD,
-    SCALE_CHANGED_MID_ACCUMULATION,
-    CLIP_NONFINITE_NORM,
-    BACKWARD_UNDER_AUTOCAST,
-    API_ERROR,
-    AUTOCAST_INACTIVE,
-    STALE_AUTOCAST_CACHE,
-    COMPILE_BACKWARD_AUTOCAST,
-    BUFFER_NONFINITE,
-    PARAM_NONFINITE,
-    UPDATE_ROUNDING,
-    OPTIMIZER_EPS_UNDERFLOW,
-    GRAD_ACCUM_ROUNDING,
-    EMA_ROUNDING,
-    FP8_SATURATION,
-    FP8_UNDERFLOW,
-    FP8_SCALE_NONFINITE,
-    PLAN_LEFT,
-    REDUCE_OVERFLOW,
-    DIMS_UNALIGNED,
-    CAST_OVERHEAD,
-    FP32_MATMUL,
-    LAYOUT_NCHW,
-    NO_MEMORY_GAIN,
-    MEMORY_CREEP,
-    CPU_ISA_MISSING,
-    BACKEND_FLAGS,
-    KERNELS_OUTDATED,
-    MATMUL_IS_GEMV,
-    TENSOR_VIEWS_DISAGREE,
-    INPUT_BOUND,
-    STEP_SLOWER,
-    STRAGGLER,
-    SYNC_IN_STEP,
-    NONFINITE_INPUT,
-    INVALID_OPERATION,
-    DIVERGENCE,
+    forward.FORWARD_OVERFLOW,
+    forward.SILENT_OVERFLOW,
+    forward.HEADROOM_LOW,
+    forward.LOGIT_GROWTH,
+    forward.MASKED_ROW_NAN,
+    forward.FORWARD_NAN_UNDERFLOW,
+    rounding.LOSSY_INTEGER_CAST,
+    rounding.METRIC_ACCUM_ROUNDING,
+    gradients.FP16_WITHOUT_SCALER,
+    gradients.GRAD_UNDERFLOW,
+    gradients.RANGE_TOO_WIDE,
+    forward.BACKWARD_NONFINITE_ANY_SCALE,
+    gradients.FP16_LOSS_CAPS_SCALE,
+    scale.SCALE_COLLAPSE,
+    scale.SCALE_BELOW_ONE,
+    gradients.SCALE_STUCK_LOW,
+    scale.SCALE_RUNAWAY,
+    scale.SCALE_RESET,
+    steps.PERIODIC_SKIP,
+    scale.SCALER_WITH_BF16,
+    steps.SCHEDULER_AHEAD,
+    steps.SHARED_SCALER_DESYNC,
+    steps.RANK_FOUND_INF_MISMATCH,
+    state.REPLICA_DRIFT,
+    calls.CLIP_BEFORE_UNSCALE,
+    calls.UNSCALED_STEP,
+    calls.MIXED_SCALED_BACKWARD,
+    calls.SCALE_CHANGED_MID_ACCUMULATION,
+    calls.CLIP_NONFINITE_NORM,
+    calls.BACKWARD_UNDER_AUTOCAST,
+    calls.API_ERROR,
+    autocast.AUTOCAST_INACTIVE,
+    autocast.STALE_AUTOCAST_CACHE,
+    autocast.COMPILE_BACKWARD_AUTOCAST,
+    state.BUFFER_NONFINITE,
+    state.PARAM_NONFINITE,
+    rounding.UPDATE_ROUNDING,
+    state.OPTIMIZER_EPS_UNDERFLOW,
+    rounding.GRAD_ACCUM_ROUNDING,
+    rounding.EMA_ROUNDING,
+    rounding.FP8_SATURATION,
+    rounding.FP8_UNDERFLOW,
+    rounding.FP8_SCALE_NONFINITE,
+    rounding.PLAN_LEFT,
+    forward.REDUCE_OVERFLOW,
+    performance.DIMS_UNALIGNED,
+    performance.CAST_OVERHEAD,
+    performance.FP32_MATMUL,
+    performance.LAYOUT_NCHW,
+    performance.NO_MEMORY_GAIN,
+    memory.MEMORY_CREEP,
+    performance.CPU_ISA_MISSING,
+    performance.BACKEND_FLAGS,
+    performance.KERNELS_OUTDATED,
+    performance.MATMUL_IS_GEMV,
+    performance.TENSOR_VIEWS_DISAGREE,
+    time.INPUT_BOUND,
+    time.STEP_SLOWER,
+    time.STRAGGLER,
+    performance.SYNC_IN_STEP,
+    forward.NONFINITE_INPUT,
+    forward.INVALID_OPERATION,
+    state.DIVERGENCE,
 )
 """Every kind, in the order of the pages: a new one gets its place here."""
 

@@ -6,27 +6,8 @@ from typing import NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace, MemoryRead
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.memory.course import Course, Growth, Point
-from ampwatch.wire.records import Severity
-
-MEMORY_CREEP = Kind(
-    slug="memory_creep",
-    number=59,
-    family=KindFamily.PERFORMANCE,
-    meaning="memory grows in each iteration, until there is none left",
-    severities=(Severity.WARNING,),
-    certainty=very_likely(
-        "memory in use was higher in each of six stretches in a row, by about as much, and what is"
-        " said to be kept was seen to be there"
-    ),
-    advice=(
-        "Keep numbers instead of tensors that have a graph: losses.append(loss.detach()), total +="
-        " loss.detach(), outputs.append(out.detach().cpu()), and item() where a wait for the device"
-        " does no harm. Evaluate under torch.no_grad(). Detach what one iteration hands to the next,"
-        " such as a hidden state."
-    ),
-)
+from ampwatch.diagnosis.memory.kinds import MEMORY_CREEP
 
 LONG = 1024
 """Iterations of which the same has to be kept: objects that refer to one another in a circle are freed

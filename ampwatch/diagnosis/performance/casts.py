@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
+from ampwatch.diagnosis.performance.kinds import CAST_OVERHEAD, NO_MEMORY_GAIN
 from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import HALF_DTYPES, Fallback, OpKind
-from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -17,37 +16,6 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LayerShape, OpCensus, OpKey, OpTally
-
-CAST_OVERHEAD = Kind(
-    slug="cast_overhead",
-    number=33,
-    family=KindFamily.PERFORMANCE,
-    meaning="casts between formats eat what low precision gains",
-    severities=(Severity.INFO,),
-    certainty=certain("casts and their bytes were counted as they ran"),
-    advice=(
-        "Take out manual .float(), .half() and .to(dtype), and let autocast cast; merge float32"
-        " islands into one; keep torch.autocast(cache_enabled=True), the default, so that a weight"
-        " that is used twice is cast once. A larger batch makes the casts of weights count less, and"
-        " torch.compile fuses casts with what is around them."
-    ),
-)
-
-NO_MEMORY_GAIN = Kind(
-    slug="no_memory_gain",
-    number=34,
-    family=KindFamily.PERFORMANCE,
-    meaning="autocast does not save memory",
-    severities=(Severity.INFO,),
-    certainty=very_likely(
-        "bytes of weights, of their copies and of activations were counted in one step"
-    ),
-    advice=(
-        "Autocast halves activations, not weights, gradients or the state of the optimizer. A larger"
-        " batch makes more of it; to save memory on weights use bfloat16 weights with stochastic"
-        " rounding or an 8-bit optimizer (torchao), shard them (fully_shard), or train adapters."
-    ),
-)
 
 
 CASTS_PER_OP = 1.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
 from ampwatch.diagnosis.performance.gains import saving
+from ampwatch.diagnosis.performance.kinds import _AUTOCAST, FP32_MATMUL
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
     TRAINING,
@@ -17,30 +17,10 @@ from ampwatch.diagnosis.performance.op_shares import (
 )
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Fallback
-from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
-
-_AUTOCAST = (
-    "Let autocast have the matmuls: take the torch.autocast(device_type, enabled=False) away, or"
-    " draw it around the ops that need float32 only, and cast their results back."
-)
-
-FP32_MATMUL = Kind(
-    slug="fp32_matmul",
-    number=30,
-    family=KindFamily.PERFORMANCE,
-    meaning="most of the work is done in float32, although autocast is used",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain("the dtypes of the matrix products were read as they ran"),
-    advice=(
-        f"{_AUTOCAST} What has to"
-        " stay in float32 runs on the tensor cores of GPUs of compute capability 8.0 and newer as"
-        " TF32: torch.set_float32_matmul_precision('high')."
-    ),
-)
 
 
 TF32_FROM = (8, 0)

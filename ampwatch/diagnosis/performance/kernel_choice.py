@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
-from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL, float32_flops_of
+from ampwatch.diagnosis.performance.float32_matmuls import float32_flops_of
 from ampwatch.diagnosis.performance.gains import ITEM_BYTES, saving
-from ampwatch.diagnosis.performance.op_shapes import DIMS_UNALIGNED, unaligned_flops_of
+from ampwatch.diagnosis.performance.kinds import (
+    DIMS_UNALIGNED,
+    FP32_MATMUL,
+    KERNELS_OUTDATED,
+    MATMUL_IS_GEMV,
+)
+from ampwatch.diagnosis.performance.op_shapes import unaligned_flops_of
 from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, heaviest, ops_in
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.wire.records import Severity
@@ -25,35 +30,7 @@ if TYPE_CHECKING:
         OpTally,
         Window,
     )
-
-MATMUL_IS_GEMV = Kind(
-    slug="matmul_is_gemv",
-    number=37,
-    family=KindFamily.PERFORMANCE,
-    meaning="products of a matrix with a vector, which tensor cores cannot help",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain("the shapes of the ops were read as they ran"),
-    advice=(
-        "Give tensor cores a matrix: process several samples or positions at once instead of one at"
-        " a time, and compute a head with a single output beside others or outside autocast."
-    ),
-)
-
-KERNELS_OUTDATED = Kind(
-    slug="kernels_outdated",
-    number=38,
-    family=KindFamily.PERFORMANCE,
-    meaning="kernels that were written for an older generation of GPUs",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=very_likely(
-        "the names of the kernels that ran say which architecture they were made for"
-    ),
-    advice=(
-        "Take a PyTorch built for a newer CUDA, whose cuBLAS and cuDNN have kernels for this GPU. Else"
-        " look at shapes and layouts (multiples of 64, channels_last), and at attention: use"
-        " torch.nn.functional.scaled_dot_product_attention."
-    ),
-)
+    from ampwatch.diagnosis.kinds.kind import Kind
 
 
 WINDOWS = 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
-from ampwatch.diagnosis.performance.float32_matmuls import FP32_MATMUL, TF32_FROM, float32_flops_of
+from ampwatch.diagnosis.performance.float32_matmuls import TF32_FROM, float32_flops_of
+from ampwatch.diagnosis.performance.kinds import BACKEND_FLAGS, CPU_ISA_MISSING, FP32_MATMUL
 from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, flops_of, ops_in
-from ampwatch.diagnosis.scale.scale_dynamics import SCALER_WITH_BF16
+from ampwatch.diagnosis.scale.kinds import SCALER_WITH_BF16
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.wire.records import Severity
 
@@ -16,35 +16,6 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
-
-CPU_ISA_MISSING = Kind(
-    slug="cpu_isa_missing",
-    number=35,
-    family=KindFamily.PERFORMANCE,
-    meaning="the machine has no instructions for the dtype of autocast",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain("the machine says which instructions it has"),
-    advice=(
-        "Use a dtype that the machine has instructions for. On a CPU without them train in float32,"
-        " or use one with AMX or AVX512-BF16 for bfloat16. On a GPU bfloat16 needs compute"
-        " capability 8.0: before that use float16 autocast with a GradScaler."
-    ),
-)
-
-BACKEND_FLAGS = Kind(
-    slug="backend_flags",
-    number=36,
-    family=KindFamily.PERFORMANCE,
-    meaning="switches that this training would run faster with are off",
-    severities=(Severity.INFO,),
-    certainty=certain("the switches of the backends were read"),
-    advice=(
-        "Switch on what this training can use: torch.set_float32_matmul_precision('high') lets"
-        " float32 matmuls run as TF32 (10 bits of mantissa: keep positions, angles and sums of many"
-        " terms out of matmuls then), and torch.backends.cudnn.benchmark = True searches the fastest"
-        " convolution once per size of input, so only where sizes stay the same."
-    ),
-)
 
 
 REMAINING_SHARE = 0.05

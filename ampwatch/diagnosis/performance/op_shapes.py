@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.counting import counted
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.performance.kinds import DIMS_UNALIGNED, LAYOUT_NCHW
 from ampwatch.diagnosis.performance.op_shares import (
     FORWARD,
     LOW_DTYPES,
@@ -17,7 +17,6 @@ from ampwatch.diagnosis.performance.op_shares import (
 )
 from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import ALIGNMENT, OpKind
-from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,40 +24,12 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus, OpKey, OpTally
 
-DIMS_UNALIGNED = Kind(
-    slug="dims_unaligned",
-    number=31,
-    family=KindFamily.PERFORMANCE,
-    meaning="sizes that tensor cores cannot use well",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain("the shapes of the ops were read as they ran"),
-    advice=(
-        "Pad the dimension to a multiple of 8 (of 16 for float8, of 64 on an A100 or newer): a"
-        " vocabulary of 50257 to 50304, hidden sizes, channels, sequence lengths, the batch"
-        " (DataLoader(drop_last=True)). torch.nn.Linear and Conv take the padded size; the loss"
-        " ignores classes that never occur."
-    ),
-)
 
 PAD_FOR_A_GPU = (
     "Leave it as it is on this device. For GPUs pad the dimension to a multiple of 8 (of 16 for float8):"
     " a vocabulary, hidden sizes, channels, sequence lengths, the batch (DataLoader(drop_last=True))."
 )
 """Advice where the device of the training has no such kernels."""
-
-LAYOUT_NCHW = Kind(
-    slug="layout_nchw",
-    number=32,
-    family=KindFamily.PERFORMANCE,
-    meaning="convolutions in low precision on tensors with their channels first",
-    severities=(Severity.INFO,),
-    certainty=certain("the memory format of the convolutions' inputs was read"),
-    advice=(
-        "Use channels_last for the model and for its inputs:"
-        " model.to(memory_format=torch.channels_last) and"
-        " images.to(memory_format=torch.channels_last)."
-    ),
-)
 
 
 WORTH_PADDING = 32

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.waits import HostWaits
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.performance.kinds import SYNC_IN_STEP
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.waits import WaitingLine
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
-SYNC_IN_STEP = Kind(
-    slug="sync_in_step",
-    number=60,
-    family=KindFamily.TIME,
-    meaning="the host waits for the device in each step",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain("the calls that wait were seen as they were made, at their lines"),
-    advice=(
-        "Read numbers seldom: log each 100 steps, and add up loss.detach() on the device until then."
-        " Replace what depends on values: torch.where for nonzero and for masks. Copy with"
-        " non_blocking=True, from pinned memory (DataLoader(pin_memory=True)), and read what comes"
-        " to the host in a later step."
-    ),
-)
 
 WINDOW = 16
 """Iterations whose ops were observed that are judged together."""

@@ -6,60 +6,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, takes
 from ampwatch.diagnosis.evidence.rounding import Stuck, What
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain, very_likely
 from ampwatch.diagnosis.places import in_words
+from ampwatch.diagnosis.rounding.kinds import (
+    EMA_ROUNDING,
+    GRAD_ACCUM_ROUNDING,
+    METRIC_ACCUM_ROUNDING,
+)
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-METRIC_ACCUM_ROUNDING = Kind(
-    slug="metric_accum_rounding",
-    number=24,
-    family=KindFamily.FORWARD_SMALL_NUMBERS,
-    meaning="a running sum that has stopped growing",
-    severities=(Severity.WARNING,),
-    certainty=certain(
-        "the sum was seen to be the same before and after something that is not zero was added"
-    ),
-    advice=(
-        "Add metrics up in float32 or as Python floats: total = torch.zeros((), dtype=torch.float32)"
-        " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt. A"
-        " sum within forward: collect the terms and use torch.stack(terms).sum(0, dtype=torch.float32)."
-    ),
-)
-
-EMA_ROUNDING = Kind(
-    slug="ema_rounding",
-    number=23,
-    family=KindFamily.UPDATE_PRECISION,
-    meaning="an average, of weights or of data, that never moves",
-    severities=(Severity.WARNING,),
-    certainty=certain("the average was seen to be the same after it was updated"),
-    advice=(
-        "Keep the average in float32: torch.optim.swa_utils.AveragedModel(model.float(), ...), or"
-        " copy.deepcopy(model).float() and ema.lerp_(p.float(), 1 - decay); cast it to half only"
-        " where it is used. Statistics of norms: norm.float() after model.half(), with the input in"
-        " half, or torch.autocast over a float32 model."
-    ),
-)
-
-GRAD_ACCUM_ROUNDING = Kind(
-    slug="grad_accum_rounding",
-    number=22,
-    family=KindFamily.UPDATE_PRECISION,
-    meaning="micro-batches that are lost when gradients are added up",
-    severities=(Severity.WARNING,),
-    certainty=very_likely(
-        "the gradients are kept in 16 bits, and what a micro-batch adds was measured against them"
-    ),
-    advice=(
-        "Add gradients up in float32: keep float32 parameters and use torch.autocast, reduce in"
-        " float32 (fully_shard's MixedPrecisionPolicy(reduce_dtype=torch.float32)), or add p.grad to"
-        " a float32 buffer after each backward. Fewer, larger micro-batches lose less."
-    ),
-)
+    from ampwatch.diagnosis.kinds.kind import Kind
 
 
 ADDITIONS = 8

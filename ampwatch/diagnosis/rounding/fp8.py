@@ -6,57 +6,13 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, takes
 from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.rounding.kinds import FP8_SATURATION, FP8_SCALE_NONFINITE, FP8_UNDERFLOW
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.rounding import OpSite
-
-FP8_SATURATION = Kind(
-    slug="fp8_saturation",
-    number=26,
-    family=KindFamily.FP8,
-    meaning="values beyond the range of the scale are clipped",
-    severities=(Severity.WARNING, Severity.INFO),
-    certainty=certain(
-        "values beyond the largest number of the format were counted before the cast"
-    ),
-    advice=(
-        "Scale by the largest magnitude of this very tensor (current scaling) or of blocks of it"
-        " (MXFP8), or give delayed scaling a margin and a shorter history with its maximum"
-        " (Transformer Engine: DelayedScaling(margin=..., amax_history_len=...,"
-        " amax_compute_algo='max')); or keep this layer in bfloat16."
-    ),
-)
-
-FP8_UNDERFLOW = Kind(
-    slug="fp8_underflow",
-    number=27,
-    family=KindFamily.FP8,
-    meaning="many values become zero",
-    severities=(Severity.WARNING,),
-    certainty=certain("values that the cast makes zero were counted before it"),
-    advice=(
-        "One outlier sets the scale for all: scale rows or blocks of their own (torchao:"
-        " rowwise scaling, MXFP8), smooth or clip the outlier channel, or keep this layer in"
-        " bfloat16."
-    ),
-)
-
-FP8_SCALE_NONFINITE = Kind(
-    slug="fp8_scale_nonfinite",
-    number=28,
-    family=KindFamily.FP8,
-    meaning="a tensor of zeros has an infinite scale",
-    severities=(Severity.CRITICAL,),
-    certainty=certain("the scale itself was read, and is not finite"),
-    advice=(
-        "Give the largest magnitude a lower bound before dividing by it: amax.clamp(min=1e-12)"
-        " (Transformer Engine and torchao do, by an epsilon), so that a tensor of zeros stays one."
-    ),
-    proven_late=2,
-)
+    from ampwatch.diagnosis.kinds.kind import Kind
 
 
 MIN_VALUES = 64

@@ -4,25 +4,9 @@ from __future__ import annotations
 
 from ampwatch.diagnosis.detector import Detector, takes
 from ampwatch.diagnosis.evidence.rounding import LossyCast
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.rounding.kinds import LOSSY_INTEGER_CAST
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
-
-LOSSY_INTEGER_CAST = Kind(
-    slug="lossy_integer_cast",
-    number=25,
-    family=KindFamily.FORWARD_SMALL_NUMBERS,
-    meaning="positions or counts in a dtype that cannot count so far",
-    severities=(Severity.WARNING, Severity.INFO),
-    certainty=certain(
-        "the values before the cast were compared with those after it, and the format cannot hold them"
-    ),
-    advice=(
-        "Build positions, inv_freq and what is computed of them in float32, inside of"
-        " torch.autocast(device_type, enabled=False), and cast only the result (cos and sin) to the"
-        " model's dtype. Keep ids, counts and times as integers."
-    ),
-)
 
 TIMES = (
     "Keep the times in float32 until they are embedded, and cast the embedding: no .to(dtype) before sin and cos,"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, likely
 from ampwatch.diagnosis.places import in_words
+from ampwatch.diagnosis.rounding.kinds import PLAN_LEFT
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.products import CastLoss, cast_loss, product_db
 from ampwatch.numerics.whatif import scale_window
-from ampwatch.wire.records import FORWARD, PRODUCTS, Operand, Severity
+from ampwatch.wire.records import FORWARD, PRODUCTS, Operand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.plans import PlannedProduct
     from ampwatch.wire.records import OperandRecord
 
-PLAN_LEFT = Kind(
-    slug="plan_left",
-    number=62,
-    family=KindFamily.FP8,
-    meaning="ranges have moved: a layer no longer holds the precision plan",
-    severities=(Severity.INFO,),
-    certainty=likely(
-        "what the format would lose was foretold from exponents and blocks, in several measurements"
-    ),
-    advice=(
-        "Ask for the plan again (watch.plan(), `ampwatch plan`) and train this product in the format"
-        " that it names now. If a few features or samples have become far larger than the others, bound"
-        " these (nn.LayerNorm for features, clamp for the weights of samples): the format fits again."
-    ),
-)
 
 MIN_MEASUREMENTS = 3
 """Measurements in a row, of the operand that loses more, without which nothing is said."""

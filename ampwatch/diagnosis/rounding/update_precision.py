@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, Stuck, What
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, very_likely
 from ampwatch.diagnosis.places import in_words
+from ampwatch.diagnosis.rounding.kinds import UPDATE_ROUNDING
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.wire.records import Severity, Topic
 
@@ -18,23 +18,6 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-UPDATE_ROUNDING = Kind(
-    slug="update_rounding",
-    number=17,
-    family=KindFamily.UPDATE_PRECISION,
-    meaning="the optimizer steps, and the weights stay where they are",
-    severities=(Severity.WARNING, Severity.CRITICAL),
-    certainty=very_likely(
-        "weights were compared with what they were, and with what was added to them, in a sample of"
-        " their elements"
-    ),
-    advice=(
-        "Keep float32 master weights: leave the model in float32 and use torch.autocast instead of"
-        " .bfloat16() or .half(). Else use stochastic rounding (torchao) or Kahan summation (optimi),"
-        " or a larger learning rate."
-    ),
-)
 
 
 UNCHANGED_SHARE = 0.9

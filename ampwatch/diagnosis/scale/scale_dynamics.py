@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.gradients.culprits import Culprits
-from ampwatch.diagnosis.kinds.kind import (
-    AT_FAULT,
-    Kind,
-    KindFamily,
-    after,
-    backwards,
-    certain,
-    during,
-    since,
-)
 from ampwatch.diagnosis.scale.drift import SkipRateTest
 from ampwatch.diagnosis.scale.falls import Fall
 from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, drift, steps_until
+from ampwatch.diagnosis.scale.kinds import (
+    SCALE_BELOW_ONE,
+    SCALE_COLLAPSE,
+    SCALE_RUNAWAY,
+    SCALER_WITH_BF16,
+)
 from ampwatch.diagnosis.scale.scale_words import (
     collapse_summary,
     fallen_advice,
@@ -43,108 +39,13 @@ if TYPE_CHECKING:
 FLOAT16 = FORMATS["float16"]
 
 COLLAPSE_SKIPS = 5
-"""Skips in a row that neither calibration nor a growth explains, from which the scale is collapsing: a factor of 32.
-The probe of a growth takes one, and two growths that met a large batch four."""
+"""Skips in a row that neither calibration nor a growth explains, from which the scale is collapsing: a factor of 32."""
 
 RUNAWAY_SCALE = 2.0**32
-"""A scale that never met an overflow up to here: gradients of 2^-17 would have, so they are all but zero."""
+"""A scale that never met an overflow up to here: a gradient of 2^-16 would have, so all are smaller."""
 
 RUNAWAY_GROWTHS = 8
 """Growths in a row without an overflow before that is reported: some 16 000 steps by default."""
-
-ANNOUNCED_STEPS = 10
-"""A collapse that begins so soon after an output was said to approach its limit is that."""
-
-
-def _was_announced(collapse: Finding, rise: Finding) -> bool:
-    return 0 <= collapse.first_step - rise.last_step <= ANNOUNCED_STEPS
-
-
-def _began_together(collapse: Finding, left: Finding) -> bool:
-    """Whether the forward that began a collapse has left its trace in a buffer."""
-    return abs(collapse.first_step - left.first_step) <= 1
-
-
-def _goes_on(collapse: Finding, left: Finding) -> bool:
-    """Whether steps were skipped when the forward wrote what gradients are made of."""
-    return collapse.last_step >= left.first_step - 1
-
-
-SCALE_COLLAPSE = Kind(
-    slug="scale_collapse",
-    number=7,
-    family=KindFamily.SCALE_DYNAMICS,
-    meaning="every step is skipped and the scale falls towards zero",
-    severities=(Severity.WARNING, Severity.CRITICAL, Severity.INFO),
-    certainty=certain("skipped steps and the loss scale were read from the scaler"),
-    advice=(
-        "Find the op that overflows: the scale is only the messenger, and lowering it cures nothing"
-        " that does not depend on it. Look at the loss first; if it is finite, at the gradients of"
-        " the optimizer named here before scaler.unscale_(). Stop the run before the scale reaches"
-        " 2^-128: from there on weights become infinite. bfloat16 autocast without a GradScaler"
-        " avoids the float16 limit altogether."
-    ),
-    explained_by=(
-        AT_FAULT
-        + since("unscaled_step", "fp8_scale_nonfinite", "shared_scaler_desync")
-        + after("param_nonfinite")
-        + after("headroom_low", fits=_was_announced)
-        + after("buffer_nonfinite", fits=_began_together)
-        + backwards("param_nonfinite", "scale_below_one", "scale_stuck_low")
-        + backwards("buffer_nonfinite", fits=_goes_on)
-        + during("periodic_skip", "shared_scaler_desync", "compile_backward_autocast", "divergence")
-    ),
-)
-
-SCALE_BELOW_ONE = Kind(
-    slug="scale_below_one",
-    number=8,
-    family=KindFamily.SCALE_DYNAMICS,
-    meaning="training goes on with a loss scale below 1",
-    severities=(Severity.WARNING, Severity.INFO),
-    certainty=certain("the loss scale was read from the scaler at steps that were taken"),
-    advice=(
-        "The float16 range does not fit the gradients of this model: average the loss instead of"
-        " summing it, normalise the targets, or use bfloat16 autocast without a GradScaler."
-    ),
-    explained_by=(
-        AT_FAULT
-        + since("unscaled_step", "fp8_scale_nonfinite", "shared_scaler_desync")
-        + after("range_too_wide")
-        + backwards("range_too_wide", "scale_stuck_low")
-        + during("periodic_skip", "shared_scaler_desync", "compile_backward_autocast", "divergence")
-    ),
-)
-
-SCALE_RUNAWAY = Kind(
-    slug="scale_runaway",
-    number=9,
-    family=KindFamily.SCALE_DYNAMICS,
-    meaning="the scale doubles and doubles and never meets an overflow",
-    severities=(Severity.WARNING,),
-    certainty=certain("every growth of the loss scale was counted, and no overflow came between"),
-    advice=(
-        "Find out why the gradients are all but zero: a detached loss, dead ReLUs, a zero loss"
-        " weight. If they are not, something hides their infinities from the scaler, which has to see"
-        " them to lower the scale: take nan_to_num and clamp out of hooks of gradients, and from"
-        " between backward and scaler.step. If autocast is bfloat16 or off, no scaler is needed:"
-        " GradScaler(enabled=(dtype is torch.float16))."
-    ),
-    explained_by=after("scaler_with_bf16"),
-)
-
-SCALER_WITH_BF16 = Kind(
-    slug="scaler_with_bf16",
-    number=10,
-    family=KindFamily.SCALE_DYNAMICS,
-    meaning="a GradScaler is enabled although autocast computes in bfloat16",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain("the scaler is enabled and every autocast region seen was bfloat16"),
-    advice=(
-        "bfloat16 has the exponent range of float32 and needs no loss scaling; the scaler only adds"
-        " work and can skip steps: GradScaler(enabled=(dtype is torch.float16))."
-    ),
-)
 
 
 ZERO_GRADIENTS = (

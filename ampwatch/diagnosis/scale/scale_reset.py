@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.scaler import ScalerChange
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.scale.kinds import SCALE_RESET
 from ampwatch.numerics.written import scale_argument, scale_text
 from ampwatch.wire.records import Severity
 
@@ -15,19 +15,6 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
-SCALE_RESET = Kind(
-    slug="scale_reset",
-    number=47,
-    family=KindFamily.SCALE_DYNAMICS,
-    meaning="the scale jumps back to its initial value",
-    severities=(Severity.WARNING, Severity.INFO),
-    certainty=certain("the loss scale was read before and after it jumped"),
-    advice=(
-        "Save scaler.state_dict() in every checkpoint, beside the model's and the optimizer's, and"
-        " restore it with scaler.load_state_dict() before the first step. Without one set the scale"
-        " by hand, to that of the end of the run before: GradScaler(init_scale=...)."
-    ),
-)
 
 MAKE_ONCE = (
     "Make the GradScaler once, before the loop over epochs, and use it in all of them: its scale was found"

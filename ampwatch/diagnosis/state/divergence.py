@@ -8,33 +8,15 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, Precedence, very_likely
 from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import Severity, SkipClass, Topic
+from ampwatch.diagnosis.state.kinds import DIVERGENCE
+from ampwatch.wire.records import SkipClass, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-DIVERGENCE = Kind(
-    slug="divergence",
-    number=51,
-    family=KindFamily.NOT_AMP,
-    meaning="training runs away, and would do so in float32",
-    severities=(Severity.CRITICAL,),
-    certainty=very_likely(
-        "the loss was read step by step, and was larger than ever again and again before the end"
-    ),
-    advice=(
-        "Lower the learning rate, warm it up for longer, or clip gradients"
-        " (torch.nn.utils.clip_grad_norm_ after scaler.unscale_(optimizer)). Another precision or"
-        " loss scale does not help. Go on from a checkpoint of before the rise."
-    ),
-    precedence=Precedence.ALWAYS,
-    is_aftermath=True,
-)
 
 
 FIRST_LOSSES = 2

@@ -9,103 +9,26 @@ from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.births import OpTrace
 from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
 from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
-from ampwatch.diagnosis.kinds.kind import (
-    AT_FAULT,
-    AT_FAULT_FOR_LONG,
-    Kind,
-    KindFamily,
-    Precedence,
-    before,
-    certain,
-    during,
-    since,
-)
 from ampwatch.diagnosis.places import in_words
-from ampwatch.diagnosis.rounding.fp8 import FP8_SCALE_NONFINITE
+from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
+from ampwatch.diagnosis.state.kinds import (
+    BUFFER_NONFINITE,
+    OPTIMIZER_EPS_UNDERFLOW,
+    PARAM_NONFINITE,
+)
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.wire.records import Finding, Severity, Topic
+from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.births import Birth
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.kinds.kind import (
+        Kind,
+    )
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
-
-def _is_root(_buffer: Finding, batch: Finding) -> bool:
-    """Whether a batch that was not finite is to blame, and more than this comes of it."""
-    return batch.root
-
-
-PARAM_NONFINITE = Kind(
-    slug="param_nonfinite",
-    number=19,
-    family=KindFamily.POISONED_STATE,
-    meaning="weights are NaN or infinite",
-    severities=(Severity.CRITICAL,),
-    certainty=certain("NaN and infinities in the weights were counted"),
-    advice=(
-        "Stop, and restore the last good checkpoint. Then find what broke them: the finding this one"
-        " is attached to, or the first non-finite loss or gradient before it."
-    ),
-    explained_by=(
-        before("fp8_scale_nonfinite", "optimizer_eps_underflow")
-        + AT_FAULT
-        + since(
-            "clip_nonfinite_norm",
-            "unscaled_step",
-            "fp8_scale_nonfinite",
-            "shared_scaler_desync",
-            "rank_found_inf_mismatch",
-        )
-        + during("compile_backward_autocast", "divergence")
-    ),
-    precedence=Precedence.IF_BLOWN_UP,
-    is_state=True,
-)
-
-BUFFER_NONFINITE = Kind(
-    slug="buffer_nonfinite",
-    number=20,
-    family=KindFamily.POISONED_STATE,
-    meaning="running statistics were poisoned by a step that was skipped",
-    severities=(Severity.CRITICAL,),
-    certainty=certain("NaN and infinities in the buffer were counted"),
-    advice=(
-        "Reset the running statistics (module.reset_running_stats()) or restore them from a"
-        " checkpoint. Then keep non-finite values out: clip or normalise the inputs, run the layer"
-        " before it in float32 or bfloat16, skip the forward of a bad batch and not only its step."
-    ),
-    explained_by=(
-        before("fp8_scale_nonfinite", "param_nonfinite")
-        + before("nonfinite_input", fits=_is_root)
-        + AT_FAULT_FOR_LONG
-        + since(
-            "clip_nonfinite_norm", "unscaled_step", "fp8_scale_nonfinite", "rank_found_inf_mismatch"
-        )
-        + during("divergence")
-    ),
-    precedence=Precedence.IF_PASSING,
-    is_aftermath=True,
-    is_state=True,
-)
-
-OPTIMIZER_EPS_UNDERFLOW = Kind(
-    slug="optimizer_eps_underflow",
-    number=18,
-    family=KindFamily.UPDATE_PRECISION,
-    meaning="the optimizer divides by zero",
-    severities=(Severity.CRITICAL,),
-    certainty=certain(
-        "eps, or the squares that the optimizer keeps, were seen to be zero in the dtype of its state"
-    ),
-    advice=(
-        "Keep parameters and optimizer state in float32, in checkpoints as well, and use torch.autocast instead of .half();"
-        " in pure float16 give the optimizer an eps of 1e-4 or more."
-    ),
-    explained_by=during("divergence"),
-)
 
 MIN_LOST = 0.01
 """Share of the elements with a gradient whose square must be zero."""

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.replicas import CheckedWeights
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
-from ampwatch.wire.records import Severity
+from ampwatch.diagnosis.state.kinds import REPLICA_DRIFT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,23 +36,6 @@ MAX_KNOWN = 4096
 """Groups of weights of which lockstep is remembered."""
 
 MAX_NAMED = 8
-
-REPLICA_DRIFT = Kind(
-    slug="replica_drift",
-    number=55,
-    family=KindFamily.STEP_BOOKKEEPING,
-    meaning="ranks that had the same weights have different ones",
-    severities=(Severity.CRITICAL,),
-    certainty=certain("checksums of the same weights were equal before, and differ"),
-    advice=(
-        "Look for what only some ranks do: scheduler.step(), clipping or a change of weights under"
-        " `if rank == 0`, a call of model.module, which goes past the averaging of"
-        " DistributedDataParallel, no_sync() left on, a missed broadcast. Then restore a checkpoint,"
-        " or broadcast parameters and optimizer state of one rank to the others. If one rank alone"
-        " differs and no code explains it, suspect its hardware."
-    ),
-    is_state=True,
-)
 
 
 class _Group(NamedTuple):

@@ -10,54 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.counting import ordinal
 from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
-from ampwatch.diagnosis.kinds.kind import (
-    AT_FAULT_FOR_LONG,
-    Kind,
-    KindFamily,
-    Precedence,
-    at_fault,
-    during,
-    very_likely,
-)
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.diagnosis.steps.kinds import PERIODIC_SKIP
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-
-def _is_in_phase(period: Finding, op: Finding) -> bool:
-    """Whether an op was seen to fail in a step that is skipped with the period."""
-    # The newest step of the period is at hand before and after the finding has been made.
-    length = period.evidence.get("period", 0.0)
-    return length >= 1.0 and (period.last_step - op.last_step) % length == 0.0
-
-
-PERIODIC_SKIP = Kind(
-    slug="periodic_skip",
-    number=48,
-    family=KindFamily.SCALE_DYNAMICS,
-    meaning="the steps that are skipped are always those with a certain loss term",
-    severities=(Severity.WARNING,),
-    certainty=very_likely(
-        "the skipped steps are evenly spaced, more often than chance would have it"
-    ),
-    advice=(
-        "Find what these steps compute and the others do not: a lazy regularisation, a rare batch."
-        " Compute that term in float32 (torch.autocast(device_type, enabled=False)), or give it a"
-        " backward pass and a GradScaler of its own; a growth_interval that is much longer than the"
-        " period keeps the scale low enough for it."
-    ),
-    explained_by=(
-        at_fault(fits=_is_in_phase)
-        + AT_FAULT_FOR_LONG
-        + during("shared_scaler_desync", "divergence")
-    ),
-    precedence=Precedence.IF_PASSING,
-    is_aftermath=True,
-)
 
 
 RECURRENCES = 3

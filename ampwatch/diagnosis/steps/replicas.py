@@ -5,24 +5,8 @@ from __future__ import annotations
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, takes
 from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.steps.kinds import RANK_FOUND_INF_MISMATCH
 from ampwatch.numerics.written import scale_text
-from ampwatch.wire.records import Severity
-
-RANK_FOUND_INF_MISMATCH = Kind(
-    slug="rank_found_inf_mismatch",
-    number=50,
-    family=KindFamily.STEP_BOOKKEEPING,
-    meaning="some ranks skip a step that others take",
-    severities=(Severity.CRITICAL,),
-    certainty=certain("the ranks' own verdicts on the same step differ"),
-    advice=(
-        "Make the ranks agree before they step: all-reduce found_inf (the maximum) between"
-        " scaler.unscale_(optimizer) and scaler.step(optimizer), or use"
-        " torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, which does. From here on the"
-        " replicas are different models: restore a checkpoint."
-    ),
-)
 
 
 class Replicas(Detector):

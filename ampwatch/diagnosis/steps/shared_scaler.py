@@ -7,38 +7,15 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
-from ampwatch.diagnosis.kinds.kind import AT_FAULT, Kind, KindFamily, before, certain, during
 from ampwatch.diagnosis.scale.forecast import alarm_rate
-from ampwatch.wire.records import OTHER_OPTIMIZERS, Finding, Severity
+from ampwatch.diagnosis.steps.kinds import SHARED_SCALER_DESYNC
+from ampwatch.wire.records import OTHER_OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-
-def _overlaps(desync: Finding, batch: Finding) -> bool:
-    """Whether batches that were not finite came while the optimizers fell apart."""
-    return (
-        batch.root and batch.first_step <= desync.last_step and batch.last_step >= desync.first_step
-    )
-
-
-SHARED_SCALER_DESYNC = Kind(
-    slug="shared_scaler_desync",
-    number=49,
-    family=KindFamily.STEP_BOOKKEEPING,
-    meaning="two optimizers share a scaler, and one is skipped far more often",
-    severities=(Severity.WARNING,),
-    certainty=certain("skipped steps were counted for each optimizer of the scaler"),
-    advice=(
-        "Find what overflows in the forward or the loss of the optimizer named here. Give each"
-        " optimizer its own GradScaler, or skip both when one is skipped."
-    ),
-    explained_by=(before("nonfinite_input", fits=_overlaps) + AT_FAULT + during("divergence")),
-    proven_late=64,
-)
 
 
 RELAPSES = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.steps.kinds import SCHEDULER_AHEAD
 from ampwatch.wire.records import Severity, SkipClass
 
 if TYPE_CHECKING:
@@ -13,25 +13,6 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.steps.steps import StepVerdict
-
-SCHEDULER_AHEAD = Kind(
-    slug="scheduler_ahead",
-    number=11,
-    family=KindFamily.STEP_BOOKKEEPING,
-    meaning="the learning-rate schedule moves on although the optimizer did not",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain(
-        "moves of the schedule and skipped steps of its optimizer were counted in the same iterations"
-    ),
-    advice=(
-        "Step the scheduler, or count the steps that you compute the learning rate from, only when the"
-        " optimizer has stepped: `if not watch.last_step.skipped: scheduler.step()`; with a fused optimizer on a GPU, where only"
-        " the device knows, compare scaler.get_scale() before and after scaler.update()"
-        " (accelerate: accelerator.optimizer_step_was_skipped). Where Lightning steps the scheduler, do"
-        " that in lr_scheduler_step of the LightningModule, with the scale of"
-        " trainer.precision_plugin.scaler."
-    ),
-)
 
 
 STEPWISE_SHARE = 0.5

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, certain
+from ampwatch.diagnosis.time.kinds import INPUT_BOUND
 from ampwatch.numerics.written import step_time
 from ampwatch.wire.records import Severity
 
@@ -15,19 +15,6 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.time.spans import Span
 
-INPUT_BOUND = Kind(
-    slug="input_bound",
-    number=56,
-    family=KindFamily.TIME,
-    meaning="steps wait for the next batch",
-    severities=(Severity.WARNING, Severity.INFO),
-    certainty=certain("the time of each call that waits for a batch was taken"),
-    advice=(
-        "Prepare batches in other processes (DataLoader(num_workers=..., pin_memory=True,"
-        " persistent_workers=True, prefetch_factor=4)), and make a batch cheaper: decode and augment"
-        " ahead of the training, keep the data on a local disk, do without Python in __getitem__."
-    ),
-)
 
 SPANS = 4
 """Spans in a row that have to agree: one that waits for the first batches of an epoch is no more

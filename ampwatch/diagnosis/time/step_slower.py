@@ -7,34 +7,14 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.kinds.kind import Kind, KindFamily, after, likely
+from ampwatch.diagnosis.time.kinds import MAIN_SHARE, STEP_SLOWER
 from ampwatch.numerics.written import step_time
-from ampwatch.wire.records import Finding, Severity, StepPhase
+from ampwatch.wire.records import Severity, StepPhase
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
     from ampwatch.diagnosis.time.spans import Span
 
-
-def _waits_for_data(symptom: Finding, _cause: Finding) -> bool:
-    return symptom.evidence.get("data_share", 0.0) >= MAIN_SHARE
-
-
-STEP_SLOWER = Kind(
-    slug="step_slower",
-    number=57,
-    family=KindFamily.TIME,
-    meaning="steps take longer than before",
-    severities=(Severity.INFO, Severity.WARNING),
-    certainty=likely("medians of many steps before and after were compared"),
-    advice=(
-        "See what changed in the phase that has grown: for data the loader and the disk; for forward and"
-        " backward a graph that grows from step to step (a hidden state that is not"
-        " detached), recompilation (TORCH_LOGS=recompiles), lower clocks of the GPU; for the rest logging,"
-        " checkpoints and lists that grow. Where the thread had no core, something else runs on this host."
-    ),
-    explained_by=after("input_bound", fits=_waits_for_data),
-)
 
 REFERENCE_SPANS = 4
 """Spans in a row whose median is what steps take."""
@@ -53,8 +33,6 @@ WARNING_RATIO = 1.5
 WARNING_SECONDS = 300.0
 """Ratio, and time, from which on it is worth a warning. Unit: s."""
 
-MAIN_SHARE = 0.5
-"""Share of the growth from which on a phase, or a lack of cores, is named as what it is due to."""
 
 SAME_SIZE = 0.05
 """Relative change of the mean size of batches up to which they are compared."""

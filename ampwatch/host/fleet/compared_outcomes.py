@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
+from ampwatch.diagnosis.steps.kinds import RANK_FOUND_INF_MISMATCH
 from ampwatch.numerics.written import scale_text
 
 if TYPE_CHECKING:

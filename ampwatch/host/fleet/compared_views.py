@@ -6,7 +6,7 @@ from collections import Counter, deque
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
+from ampwatch.diagnosis.performance.kinds import TENSOR_VIEWS_DISAGREE
 from ampwatch.host.fleet.gpu_users import gpu_of
 from ampwatch.host.fleet.gpus import Feature
 from ampwatch.host.fleet.tensor_views import TensorViews

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.time.straggler import STRAGGLER
+from ampwatch.diagnosis.time.kinds import STRAGGLER
 from ampwatch.host.fleet.gpu_users import gpu_of
 from ampwatch.host.fleet.gpus import Feature
 from ampwatch.numerics.written import step_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.diagnosis.steps.replicas import RANK_FOUND_INF_MISMATCH
+from ampwatch.diagnosis.steps.kinds import RANK_FOUND_INF_MISMATCH
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.wire.records import Record, SkipClass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.diagnosis.time.straggler import STRAGGLER
+from ampwatch.diagnosis.time.kinds import STRAGGLER
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.wire.records import Phases, Record, StepPhase

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampwatch.diagnosis.performance.tensor_views import TENSOR_VIEWS_DISAGREE
+from ampwatch.diagnosis.performance.kinds import TENSOR_VIEWS_DISAGREE
 from ampwatch.host.fleet.compared_views import ViewComparison
 from ampwatch.host.fleet.gpus import Feature, Gpu, Instance, Reason
 from ampwatch.host.fleet.rank import RankView

@@ -8,6 +8,7 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol
 
+from ampwatch.diagnosis.calls.known_errors import refuses_nonfinite
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
@@ -583,7 +584,11 @@ class Session:
 
     def _describe(self, error: BaseException) -> None:
         context = self._context
-        for raised in describe(error, self._iteration.step, context.names, context.registry):
+        each = list(describe(error, self._iteration.step, context.names, context.registry))
+        # The op at fault first: what it was refused for is its consequence.
+        if self._births is not None and any(refuses_nonfinite(one.message) for one in each):
+            self._births.guard.run(self._births.refused)
+        for raised in each:
             self.diagnosis.observe(raised)
 
     @property

@@ -68,7 +68,7 @@ IN_STEP = [
     (StepJudge, "judge"),
     (ScaleDynamics, "detect"),
     (FindingBook, "make"),
-    (RangeRecorder, "record"),
+    (RangeRecorder, "detect"),
     (CulpritOps, "observe_trace"),
     (Escalation, "detect"),
     (OpRecorder, "pass_on"),

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import ampwatch
 from ampwatch.training.model import machine
@@ -80,3 +81,37 @@ def test_a_dtype_without_instructions_is_an_info(
     assert found == ([(story.kind, story.where, story.phase, "info")] if sick else [])
     assert alarms(monitor.findings) == []
     assert program.digest() == bare_digest(story.build, sick=sick)
+
+
+@pytest.mark.parametrize("overflows", [True, False])
+def test_what_a_matcher_refuses_has_its_origin_in_the_op_that_made_it(*, overflows: bool) -> None:
+    """It runs beside the model, without gradients, and no loss follows; else the message says all there is."""
+    model = torch.nn.Linear(16, 8)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def train() -> None:
+        for step in range(4):
+            x = torch.randn(32, 16) * (1e3 if step == 3 and overflows else 1.0)
+            with torch.autocast("cpu", dtype=torch.float16):
+                out = model(x)
+                with torch.no_grad():
+                    cost = torch.matmul(out.T, out)
+            if step == 3:
+                msg = "cost matrix is infeasible"
+                raise ValueError(msg)
+            scaler.scale((out.float() * cost.float().mean()).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+
+    watch = ampwatch.monitor(model, scaler, level="deep", serve=False)
+    with pytest.raises(ValueError, match="infeasible"), watch:
+        train()
+
+    named = [(f.kind, f.where, f.op) for f in watch.findings if f.root and f.severity in ALARMS]
+    error = ("api_error", "loss", "linear_sum_assignment")
+    assert named == ([("forward_overflow", "loss", "mm")] if overflows else [error])
+    assert [f.caused_by for f in watch.findings if f.kind == "api_error"] == [
+        "forward_overflow@loss" if overflows else ""
+    ]

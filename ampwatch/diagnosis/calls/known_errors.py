@@ -123,6 +123,12 @@ OF_NONFINITE = (
 )
 """Those of functions that refuse NaN and infinities, wherever these come from."""
 
+
+def refuses_nonfinite(message: str) -> bool:
+    """Whether an exception with this message is one of these."""
+    return any(known.message.search(message) for known in OF_NONFINITE)
+
+
 KNOWN = (
     _known(
         "RuntimeError",

@@ -187,6 +187,7 @@ class OpTrace:
             gradients then, and ``loss_nonfinite`` says it of the output.
         of_compiled: Whether it was compiled code that had failed, and was run again eagerly.
         tried: Remedies that were tried on the batch that failed.
+        is_refused: Whether an exception has ended it, of a function that refuses what is not finite.
     """
 
     step: int
@@ -200,6 +201,7 @@ class OpTrace:
     is_replay: bool = False
     of_compiled: bool = False
     tried: Sequence[Tried] = ()
+    is_refused: bool = False
 
 
 class BadInput(NamedTuple):

@@ -102,6 +102,8 @@ def diagnose(trace: OpTrace, lasting: AbstractSet[int] = frozenset()) -> Diagnos
         return None
     descent = Descent(trace, lasting)
     found = [d for birth in births if (d := _judge(birth, descent)) is not None]
+    if not found and trace.is_refused:
+        found = _refused(births)
     if not found:
         return None
     # What goes wrong in forward comes before what goes wrong in backward, and an op before an
@@ -116,6 +118,12 @@ def diagnose(trace: OpTrace, lasting: AbstractSet[int] = frozenset()) -> Diagnos
     )
     others = [d for d in found if d is not first and not descent.descends(d.birth, first.birth)]
     return _placed(first, found)._replace(others=len(others))
+
+
+def _refused(births: Sequence[Birth]) -> list[Diagnosed]:
+    """Return what has made what a function refused to take: it ran beside the model, without gradients perhaps."""
+    made = [b for b in births if b.origin is Origin.OP and not (b.absorbed_by or b.parents)]
+    return [Diagnosed(_KINDS[fault_of(b)], b, b.place, _phase(b)) for b in made[:1]]
 
 
 def _placed(first: Diagnosed, found: Sequence[Diagnosed]) -> Diagnosed:

@@ -548,3 +548,16 @@ def test_an_iteration_without_gradients_is_judged_by_what_was_left_of_it() -> No
     for absorbed, expected in (([], "nonfinite_input"), (["nan_to_num"], "")):
         birth = born(origin=Origin.INPUT, out=NAN, absorbed=absorbed, spread_to={"block"})
         assert _kind(birth, has_trained=False) == expected
+
+
+def test_what_a_function_refuses_is_what_an_op_beside_the_model_has_made() -> None:
+    """Without gradients, and with no loss to come: else it is a metric, of which nothing is known."""
+    cost = outside("mm", phase=Phase.EVAL, spread_to={"loss"})
+    hidden = outside("exp", phase=Phase.EVAL, absorbed_by={"clamp"})
+    more = {"loss_nonfinite": None, "has_trained": False}
+
+    found = diagnose(traced(hidden, cost, is_refused=True, **more))
+    assert found is not None
+    assert (found.kind.slug, found.birth.op, found.where) == ("forward_overflow", "mm", "loss")
+    assert diagnose(traced(hidden, cost, **more)) is None
+    assert diagnose(traced(hidden, is_refused=True, **more)) is None

@@ -86,6 +86,12 @@ class BirthSensor(OpSensor):
                 self._origins.end()
         self.is_dormant = not self._origins.in_flight
 
+    def refused(self) -> None:
+        """Hand on the trace of an iteration that a function has ended which refuses what is not finite."""
+        if self._is_following:
+            self._is_following = False
+            self._origins.end(is_refused=True)
+
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Take in the values of earlier iterations that have reached the host."""
         self.poll()

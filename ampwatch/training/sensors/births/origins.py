@@ -21,7 +21,7 @@ from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.admission import local_part
+from ampwatch.training.kernels.admission import local_part, unwrapped
 from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops import operands as ops
@@ -353,11 +353,16 @@ class OriginFollower:
                     of_shape.setdefault(parameter.grad.shape, name)
         return self._gradients
 
-    def end(self) -> None:
-        """Deliver the trace of the iteration, or send its values on their way."""
+    def end(self, *, is_refused: bool = False) -> None:
+        """Deliver the trace of the iteration, or send its values on their way.
+
+        Args:
+            is_refused: An exception has ended it, of a function that refuses what is not finite.
+        """
         with self._lock:
             if not self._is_open:
                 return
+            self._lineage.trace.is_refused = is_refused
             try:
                 ended = self._ended()
             except NO_ROOM:
@@ -381,9 +386,9 @@ class OriginFollower:
             self._log,
             # At once they are read where something has gone wrong, and nowhere else.
             list(gradients) if reading.is_late else gradients,
-            None if scale is None else reading.operand(scale),
+            None if scale is None else reading.operand(unwrapped(scale)),
             on_host,
-            None if loss is None else reading.operand(loss),
+            None if loss is None else reading.operand(unwrapped(loss)),
             reading.send(),
         )
 

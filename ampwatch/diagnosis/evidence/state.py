@@ -16,7 +16,7 @@ class SoundBuffers(NamedTuple):
 
 
 class BrokenWeights(NamedTuple):
-    """Parameters that were NaN when a model was called for the first time.
+    """Parameters that were NaN before the first iteration, and still are at its end.
 
     Attributes:
         step: The iteration.

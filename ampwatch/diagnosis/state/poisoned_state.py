@@ -135,9 +135,8 @@ class PoisonedState(Detector):
             where,
             broken.step,
             summary=(
-                f"{counted(broken.tensors, 'parameter')} {have} NaN elements before the model is called for the first"
-                f" time, in step {broken.step}: {which} {in_words(where)}. No op of this training has made them; what"
-                " is computed with them is NaN"
+                f"{counted(broken.tensors, 'parameter')} {have} NaN elements from before step {broken.step} on:"
+                f" {which} {in_words(where)}. No op of this training has made them; what is computed with them is NaN"
             ),
             advice=WERE_BROKEN,
             dtype=broken.dtype,

@@ -236,7 +236,7 @@ def test_weights_that_were_nan_before_the_first_op_stay_where_they_were_seen() -
 
     finding = replay.only("param_nonfinite")
     assert replay.roots == [("param_nonfinite", "param:head.weight")]
-    assert "2 parameters have NaN elements before the model is called" in finding.summary
+    assert "2 parameters have NaN elements from before step 0 on" in finding.summary
     assert "reset_parameters()" in finding.advice
     assert (finding.first_step, finding.last_step) == (0, 2)
     replay.take(

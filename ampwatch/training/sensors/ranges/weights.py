@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
-from ampwatch.training.hooks.events import RootCalled
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.model.dtypes import name_of
@@ -21,7 +20,7 @@ from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor
 
@@ -39,8 +38,8 @@ class WeightSensor(Sensor):
     """Measures trained parameters and floating-point buffers in iterations that sample state.
 
     Measures also at the end of an iteration in which something was not finite: a forward whose step
-    is then skipped poisons the running statistics of a BatchNorm. And looks once, before a model is called
-    for the first time, for parameters that are NaN by then: no op of this training has made them.
+    is then skipped poisons the running statistics of a BatchNorm. And reports parameters that are
+    NaN from before the first step on: no op of this training has made them.
 
     Args:
         context: Shared parts of the training.
@@ -55,56 +54,38 @@ class WeightSensor(Sensor):
         self._observe = context.observe
         self._deferred = context.deferred
         self._iteration = context.iteration
-        self._bus = context.bus
-        self._is_first = True
+        self._were_nan: list[str] = []
 
     def installed(self) -> None:
-        """Tell which buffers are sound: what is not finite by then is meant to be so.
+        """Tell which buffers are sound: what is not finite by then is meant to be so. Note parameters that are NaN.
 
-        Cost: a pass over the buffers, without a copy; one wait for each device, before the first step.
+        Cost: a pass over buffers and parameters, without a copy; one wait for each device, before the first step.
         """
-        largest: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
-        for name, buffer in self._buffers():
-            for part, values in parts_of(name, buffer, buffer):
-                if is_plain(values) and values.dtype in FLOATS:
-                    largest[values.device][part] = _largest(values)
-        for by_name in largest.values():
-            numbers = torch.stack(list(by_name.values())).tolist()
-            sound = [name for name, one in zip(by_name, numbers, strict=True) if math.isfinite(one)]
-            self._observe(SoundBuffers(frozenset(sound)))
-        self._bus.listen(self, RootCalled)
+        sound = [name for name, one in _read(self._buffers()) if math.isfinite(one)]
+        self._observe(SoundBuffers(frozenset(sound)))
+        # Infinities may be meant to be there, in a mask.
+        self._were_nan = [name for name, one in _read(self._names.parameters()) if math.isnan(one)]
 
-    def root_called(self, _event: RootCalled) -> None:
-        """Look for parameters that are NaN already.
-
-        Cost: the first time a pass over the parameters, without a copy and without a wait.
-        """
-        if not self._is_first:
-            return
-        self._is_first = False
-        largest: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
-        dtypes: dict[str, str] = {}
-        for name, parameter in self._names.parameters():
-            for part, values in parts_of(name, parameter, parameter):
-                if is_plain(values) and values.dtype in FLOATS:
-                    largest[values.device][part] = _largest(values)
-                    dtypes[part] = name_of(values.dtype)
-        for by_name in largest.values():
-            judge = partial(self._judge, self._iteration.step, list(by_name), dtypes)
-            # Infinities may be meant to be there.
-            are_nan = torch.stack(list(by_name.values())).isnan()
+    def _look_again(self) -> None:
+        """Report parameters that were NaN at set-up, unless they were written since, from a checkpoint perhaps."""
+        names, self._were_nan = self._were_nan, []
+        for each in _largest_by_device(self._names.parameters()).values():
+            found = [one for one in each if one[0] in names]
+            if not found:
+                continue
+            parameters = [(name, name_of(dtype)) for name, dtype, _ in found]
+            are_nan = torch.stack([one for _, _, one in found]).isnan()
+            judge = partial(self._judge, self._iteration.step, parameters)
             self._deferred.read(torch.stack([are_nan.sum(), are_nan.long().argmax()]), judge)
 
-    def _judge(
-        self, step: int, names: list[str], dtypes: dict[str, str], read: list[float]
-    ) -> None:
-        first = names[int(read[1])]
+    def _judge(self, step: int, parameters: list[tuple[str, str]], read: list[float]) -> None:
         if read[0]:
-            self._observe(BrokenWeights(step, first, dtypes[first], int(read[0])))
+            self._observe(BrokenWeights(step, *parameters[int(read[1])], int(read[0])))
 
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
-        self._bus.ignore(self, RootCalled)
+        if self._were_nan:
+            self._look_again()
         governor = self._governor
         if event.has_nonfinite and governor.observes_skips and governor.takes_first_check():
             self._measure(0, 1)
@@ -121,6 +102,25 @@ class WeightSensor(Sensor):
 
     def _buffers(self) -> list[tuple[str, Tensor]]:
         return [(name, b) for name, b in self._names.buffers() if b.is_floating_point()]
+
+
+def _largest_by_device(
+    named: Iterable[tuple[str, Tensor]],
+) -> dict[torch.device, list[tuple[str, torch.dtype, Tensor]]]:
+    """Return the largest magnitude of each tensor of floats, or part of one that is flat, where it lies."""
+    largest: dict[torch.device, list[tuple[str, torch.dtype, Tensor]]] = defaultdict(list)
+    for name, tensor in named:
+        for part, values in parts_of(name, tensor, tensor):
+            if is_plain(values) and values.dtype in FLOATS:
+                largest[values.device].append((part, values.dtype, _largest(values)))
+    return largest
+
+
+def _read(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, float]]:
+    """Yield the largest magnitude of each. Waits for each device once."""
+    for found in _largest_by_device(named).values():
+        numbers = torch.stack([one for _, _, one in found]).tolist()
+        yield from zip([name for name, _, _ in found], numbers, strict=True)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ampwatch.diagnosis.evidence.state import BrokenWeights
-from ampwatch.training.hooks.events import IterationClosing, RootCalled
+from ampwatch.training.hooks.events import IterationClosing
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.wire.records import Topic
 from tests.training.sensors.notes import Parts
@@ -79,19 +79,32 @@ def test_a_part_of_the_parameters_is_measured_when_all_would_be_too_much() -> No
         ({}, []),
     ],
 )
-def test_weights_that_are_nan_before_the_first_call_are_told_once(
+def test_weights_that_are_nan_from_the_start_are_reported_once(
     broken: dict[str, float], seen: list[BrokenWeights]
 ) -> None:
-    """What is loaded after monitor() counts, and what the first step breaks does not."""
-    model, parts = watched()
+    """What the first step breaks is no weight of these."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     with torch.no_grad():
         for name, value in broken.items():
             model.get_parameter(name)[0] = value
-    parts.bus.emit(RootCalled(model, (), {}))
+    parts = Parts([model])
+    parts.install(WeightSensor(parts.context))
     with torch.no_grad():
         model.get_parameter("0.weight")[0, 0] = math.nan
-    parts.bus.emit(RootCalled(model, (), {}))
+    for _ in range(2):
+        parts.bus.emit(IterationClosing(has_nonfinite=False))
 
     assert [o for o in parts.seen if isinstance(o, BrokenWeights)] == seen
+
+
+def test_weights_that_are_written_after_set_up_are_left_alone() -> None:
+    """A checkpoint is loaded into memory that nobody has initialised."""
+    model = nn.Sequential(nn.Linear(2, 3))
+    with torch.no_grad():
+        model[0].weight.fill_(math.nan)
+    parts = Parts([model])
+    parts.install(WeightSensor(parts.context))
+    model.load_state_dict(nn.Sequential(nn.Linear(2, 3)).state_dict())
     parts.bus.emit(IterationClosing(has_nonfinite=False))
-    assert not any(parts.bus.hears(sensor, RootCalled) for sensor in parts.bus.sensors)
+
+    assert [o for o in parts.seen if isinstance(o, BrokenWeights)] == []

@@ -85,9 +85,11 @@ class Detector:
 
     def __init_subclass__(cls) -> None:
         """Collect what is taken."""
-        cls.observers = {
-            method.takes: name for name, method in vars(cls).items() if hasattr(method, "takes")
-        }
+        declared = [(m.takes, name) for name, m in vars(cls).items() if hasattr(m, "takes")]
+        cls.observers = {**cls.observers, **dict(declared)}
+        if len(dict(declared)) < len(declared):
+            msg = f"expected one method of {cls.__name__} for each type, got {declared}"
+            raise TypeError(msg)
 
     def __init__(self, shared: Shared) -> None:
         self._book = shared.book
@@ -95,10 +97,10 @@ class Detector:
     def detect(self, iteration: Iteration, verdict: StepVerdict) -> None:
         """Take in one judged iteration."""
 
-    def count(self, quiet: Sequence[Iteration]) -> None:
-        """Take in iterations in a row that are quiet: like the one before (``QuietForm``)."""
+    def count(self, plain: Sequence[Iteration]) -> None:
+        """Take in iterations in a row that are plain: like the one before (``PlainForm``)."""
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether a quiet iteration would be nothing to it but what it counts."""
+        """Whether a plain iteration would be nothing to it but what it counts."""
         return True

@@ -25,7 +25,7 @@ class OpSite(NamedTuple):
 
 
 class LossyCast(NamedTuple):
-    """Integers were made numbers of a format that cannot keep all of them distinct.
+    """Numbers, integers as a rule, were made numbers of a format that cannot keep all of them distinct.
 
     Attributes:
         site: The op.
@@ -125,7 +125,7 @@ class Stuck(NamedTuple):
         site: The newest addition.
         what: What it was added to.
         dtype: Name of the dtype of that.
-        additions: Tensors in a sum, or additions to a weight; of a running sum, and of averages, those in a row that had
+        additions: Tensors, or rows of one, in a sum, or additions to a weight; of a running sum, and of averages, those in a row that had
             no effect.
         lost: Share of the elements that the newest addition was to change, and has left as they were; of an average of
             data, of those that float32 would have made another number by now.

@@ -20,7 +20,7 @@ class BrokenWeights(NamedTuple):
 
     Attributes:
         step: The iteration.
-        first: Name of the first of them.
+        first: Name of the first of them, in the order of the model.
         dtype: Name of its dtype.
         tensors: How many there are.
     """

@@ -12,12 +12,13 @@ METRIC_ACCUM_ROUNDING = Kind(
     meaning="a running sum that has stopped growing",
     severities=(Severity.WARNING,),
     certainty=certain(
-        "the sum was seen to be the same before and after something that is not zero was added"
+        "the sum was seen to stay as it was when something was added, or was compared with that in float32"
     ),
     advice=(
         "Add metrics up in float32 or as Python floats: total = torch.zeros((), dtype=torch.float32)"
         " and total += loss.detach().float(), or total += loss.item() where a sync does not hurt. A"
-        " sum within forward: collect the terms and use torch.stack(terms).sum(0, dtype=torch.float32)."
+        " sum within forward: collect the terms and use torch.stack(terms).sum(0, dtype=torch.float32);"
+        " index_add and scatter_add of terms.float()."
     ),
 )
 

@@ -8,9 +8,9 @@ from ampwatch.diagnosis.rounding.kinds import LOSSY_INTEGER_CAST
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import Severity
 
-TIMES = (
-    "Keep the times in float32 until they are embedded, and cast the embedding: no .to(dtype) before sin and cos,"
-    " and no autocast around them."
+ANGLES = (
+    "Keep times, positions and rates in float32 until sines are taken of them, and cast what comes of it: no"
+    " .to(dtype) before sin and cos, and no autocast around them."
 )
 """Advice where they are no integers."""
 
@@ -64,12 +64,19 @@ class RoundedIntegers(Detector):
             }
             if cast.angle
             else evidence,
-            advice=TIMES if cast.angle else LOSSY_INTEGER_CAST.advice,
+            advice=ANGLES if cast.angle else LOSSY_INTEGER_CAST.advice,
         )
 
 
 def _summary(cast: LossyCast) -> str:
-    place = "outside of the model" if cast.site.where == "loss" else f"in {cast.site.where!r}"
+    where = cast.site.where
+    place = (
+        "outside of the model"
+        if where == "loss"
+        else f"in {where!r}"
+        if where
+        else "in the model itself"
+    )
     limit = 2 ** (FORMATS[cast.dtype].mantissa_bits + 1)
     if cast.is_back:
         return (
@@ -81,8 +88,8 @@ def _summary(cast: LossyCast) -> str:
     if cast.angle:
         return (
             f"Numbers up to {cast.largest:.4g} became {cast.dtype} {place} in step {cast.site.step}, and are the angle"
-            f" of a sine or cosine, which the rounding makes wrong by up to {cast.angle:.2g} rad: times that differ"
-            " are embedded as the same, or as other ones"
+            f" of a sine or cosine, which the rounding makes wrong by up to {cast.angle:.2g} rad: numbers that"
+            " differ are embedded as the same, or as other ones"
         )
     head = (
         f"Integers up to {cast.largest:.0f} became {cast.dtype} {place} in step {cast.site.step},"

@@ -114,7 +114,8 @@ class PoisonedState(Detector):
         self._poisoned: set[str] = set()
         self._moved: tuple[int, Birth] | None = None
         self._by_hand = ""
-        self._were_broken = False
+        self._were_broken = 0
+        self._is_contained = False
 
     @takes(SoundBuffers)
     def observe_sound(self, sound: SoundBuffers) -> None:
@@ -124,23 +125,21 @@ class PoisonedState(Detector):
     @takes(BrokenWeights)
     def observe_broken(self, broken: BrokenWeights) -> None:
         """Take in parameters that were NaN before any op had read them."""
-        if self._were_broken:
-            return  # of another device
-        self._were_broken = True
-        where = f"param:{broken.first}"
-        have, is_one = ("has", True) if broken.tensors == 1 else ("have", False)
-        which = "it is" if is_one else "the first of them is"
+        self._were_broken += broken.tensors
+        self._is_contained = False
+        where, count = f"param:{broken.first}", broken.tensors
+        have, which = ("has", "it is") if count == 1 else ("have", "the first of them is")
         self._book.report(
             PARAM_NONFINITE,
             where,
             broken.step,
             summary=(
-                f"{counted(broken.tensors, 'parameter')} {have} NaN elements from before step {broken.step} on:"
-                f" {which} {in_words(where)}. No op of this training has made them; what is computed with them is NaN"
+                f"{counted(count, 'parameter')} {have} NaN elements from before step {broken.step} on:"
+                f" {which} {in_words(where)}. No op that was watched has made them; what is computed with them is NaN"
             ),
             advice=WERE_BROKEN,
             dtype=broken.dtype,
-            evidence={"tensors": float(broken.tensors)},
+            evidence={"tensors": float(count)},
         )
 
     @takes(OpTrace)
@@ -165,6 +164,8 @@ class PoisonedState(Detector):
         self._poisoned.difference_update(r.name for r in measured)
         self._poisoned.update(r.name for r in buffers)
         broken = self.nonfinite.of(Topic.WEIGHT)
+        if Topic.WEIGHT in iteration.topics and len(broken) <= self._were_broken:
+            self._is_contained = True
         if any(r.topic is Topic.WEIGHT and r.histogram.nonfinite for r in iteration.ranges):
             self._say_parameters(iteration, broken)
         # Only where weights were measured at all: no measurement is no proof that they held.
@@ -202,7 +203,9 @@ class PoisonedState(Detector):
         return bool(spreads) and r.name not in self._sentinels
 
     def _say_parameters(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
-        if self._were_broken:
+        is_more = self._is_contained and len(bad) > self._were_broken
+        if self._were_broken and not is_more:
+            # The optimizer has spread them in its first step.
             self._book.again(self._book.of_kind(PARAM_NONFINITE.slug)[-1], iteration.step)
             return
         if not self._book.of_kind(FP8_SCALE_NONFINITE.slug):
@@ -210,6 +213,9 @@ class PoisonedState(Detector):
         worst = max(bad, key=lambda r: r.histogram.nonfinite)
         where = f"param:{worst.name}"
         evidence = _evidence(worst, bad)
+        # Where others break much later than those that were from the start, that is another incident.
+        place = where if self._were_broken else self._book.place_of(PARAM_NONFINITE, where)
+        self._were_broken = 0
 
         def says(since: int) -> str:
             return (
@@ -226,7 +232,7 @@ class PoisonedState(Detector):
             )
         self._book.report(
             PARAM_NONFINITE,
-            self._book.place_of(PARAM_NONFINITE, where),
+            place,
             iteration.step,
             summary=says,
             advice=PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND,

@@ -67,5 +67,5 @@ def test_times_that_were_rounded_are_a_warning_in_radians(book: FindingBook) -> 
     assert finding.severity == Severity.WARNING
     assert "wrong by up to 1.9 rad" in finding.summary
     assert "integer" not in finding.summary.lower()
-    assert "cast the embedding" in finding.advice
+    assert "until sines are taken of them" in finding.advice
     assert finding.evidence == {"values": 2048.0, "largest": 999.2, "angle": 1.95}

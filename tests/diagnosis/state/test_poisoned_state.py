@@ -244,3 +244,21 @@ def test_weights_that_were_nan_before_the_first_op_stay_where_they_were_seen() -
         measured(Topic.WEIGHT, "head.weight", [1.0, 1.0]),
     )
     assert finding.is_gone
+
+
+def test_weights_that_break_while_others_were_nan_all_along_are_an_incident_of_their_own() -> None:
+    """A parameter that nothing reads may be NaN for ever: the others held until then."""
+    replay = Replay(scaled=False, dtypes=())
+    replay.diagnosis.observe(BrokenWeights(0, "spare", "float32", 1))
+    for held in (True, True, False):
+        replay.take(
+            measured(Topic.WEIGHT, "spare", [nan]),
+            measured(Topic.WEIGHT, "a.weight", [1.0, 2.0] if held else [nan, nan]),
+        )
+
+    assert [
+        (f.where, f.first_step, f.last_step) for f in replay.findings if f.kind == "param_nonfinite"
+    ] == [
+        ("param:spare", 0, 1),
+        ("param:a.weight", 2, 2),
+    ]

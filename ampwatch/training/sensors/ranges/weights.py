@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -34,6 +34,11 @@ of them."""
 STATE = How(most=MAX_ELEMENTS)
 
 
+class _Part(NamedTuple):
+    name: str
+    dtype: str
+
+
 class WeightSensor(Sensor):
     """Measures trained parameters and floating-point buffers in iterations that sample state.
 
@@ -54,37 +59,45 @@ class WeightSensor(Sensor):
         self._observe = context.observe
         self._deferred = context.deferred
         self._iteration = context.iteration
-        self._were_nan: list[str] = []
+        self._at_start: dict[torch.device, tuple[list[_Part], Tensor]] = {}
 
     def installed(self) -> None:
         """Tell which buffers are sound: what is not finite by then is meant to be so. Note parameters that are NaN.
 
-        Cost: a pass over buffers and parameters, without a copy; one wait for each device, before the first step.
+        Cost: a pass over buffers and parameters, without a copy; one wait for each device with buffers, before the first
+        step.
         """
-        sound = [name for name, one in _read(self._buffers()) if math.isfinite(one)]
+        sound = set[str]()
+        for parts, largest in _largest_by_device(self._buffers()).values():
+            numbers = zip(parts, largest.tolist(), strict=True)
+            sound |= {part.name for part, one in numbers if math.isfinite(one)}
         self._observe(SoundBuffers(frozenset(sound)))
-        # Infinities may be meant to be there, in a mask.
-        self._were_nan = [name for name, one in _read(self._names.parameters()) if math.isnan(one)]
+        self._at_start = _largest_by_device(self._trained())
 
     def _look_again(self) -> None:
-        """Report parameters that were NaN at set-up, unless they were written since, from a checkpoint perhaps."""
-        names, self._were_nan = self._were_nan, []
-        for each in _largest_by_device(self._names.parameters()).values():
-            found = [one for one in each if one[0] in names]
-            if not found:
-                continue
-            parameters = [(name, name_of(dtype)) for name, dtype, _ in found]
-            are_nan = torch.stack([one for _, _, one in found]).isnan()
-            judge = partial(self._judge, self._iteration.step, parameters)
-            self._deferred.read(torch.stack([are_nan.sum(), are_nan.long().argmax()]), judge)
+        """Report parameters that were NaN at set-up, unless they were written since, from a checkpoint perhaps.
 
-    def _judge(self, step: int, parameters: list[tuple[str, str]], read: list[float]) -> None:
+        Cost: a second pass over the parameters on a device; on a host only where there are such.
+        """
+        at_start, self._at_start = self._at_start, {}
+        if all(before.is_cpu and not before.isnan().any() for _, before in at_start.values()):
+            return
+        now = _largest_by_device(self._trained())
+        for device, (parts, before) in at_start.items():
+            if device in now and now[device][0] == parts:
+                # Infinities may be meant to be there, in a mask.
+                are_nan = before.isnan() & now[device][1].isnan()
+                judge = partial(self._judge, self._iteration.step, parts)
+                self._deferred.read(torch.stack([are_nan.sum(), are_nan.long().argmax()]), judge)
+
+    def _judge(self, step: int, parts: list[_Part], read: list[float]) -> None:
         if read[0]:
-            self._observe(BrokenWeights(step, *parameters[int(read[1])], int(read[0])))
+            first = parts[int(read[1])]
+            self._observe(BrokenWeights(step, first.name, first.dtype, int(read[0])))
 
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
-        if self._were_nan:
+        if self._at_start:
             self._look_again()
         governor = self._governor
         if event.has_nonfinite and governor.observes_skips and governor.takes_first_check():
@@ -94,11 +107,13 @@ class WeightSensor(Sensor):
 
     def _measure(self, part: int, parts: int) -> None:
         """Measure one of ``parts`` parts of the trained parameters, and the buffers."""
-        # A frozen parameter cannot be broken by a step, and may be a mask of infinities.
-        trained = [(name, p) for name, p in self._names.parameters() if p.requires_grad]
-        parameters = trained[part::parts]
+        parameters = self._trained()[part::parts]
         self._measuring.measure(Topic.WEIGHT, list(_items(parameters)), STATE)
         self._measuring.measure(Topic.BUFFER, list(_items(self._buffers())), STATE)
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        # A frozen parameter cannot be broken by a step, and may be a mask of infinities.
+        return [(name, p) for name, p in self._names.parameters() if p.requires_grad]
 
     def _buffers(self) -> list[tuple[str, Tensor]]:
         return [(name, b) for name, b in self._names.buffers() if b.is_floating_point()]
@@ -106,21 +121,16 @@ class WeightSensor(Sensor):
 
 def _largest_by_device(
     named: Iterable[tuple[str, Tensor]],
-) -> dict[torch.device, list[tuple[str, torch.dtype, Tensor]]]:
-    """Return the largest magnitude of each tensor of floats, or part of one that is flat, where it lies."""
-    largest: dict[torch.device, list[tuple[str, torch.dtype, Tensor]]] = defaultdict(list)
+) -> dict[torch.device, tuple[list[_Part], Tensor]]:
+    """Return for each device the tensors of floats there, in parts where one is flat, and their largest magnitudes."""
+    parts: dict[torch.device, list[_Part]] = defaultdict(list)
+    largest: dict[torch.device, list[Tensor]] = defaultdict(list)
     for name, tensor in named:
         for part, values in parts_of(name, tensor, tensor):
             if is_plain(values) and values.dtype in FLOATS:
-                largest[values.device].append((part, values.dtype, _largest(values)))
-    return largest
-
-
-def _read(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, float]]:
-    """Yield the largest magnitude of each. Waits for each device once."""
-    for found in _largest_by_device(named).values():
-        numbers = torch.stack([one for _, _, one in found]).tolist()
-        yield from zip([name for name, _, _ in found], numbers, strict=True)
+                parts[values.device].append(_Part(part, name_of(values.dtype)))
+                largest[values.device].append(_largest(values))
+    return {device: (parts[device], torch.stack(found)) for device, found in largest.items()}
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +17,7 @@ from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.ops.values import has_grad, head, is_plain, place_name, thinned
 
 if TYPE_CHECKING:
@@ -82,6 +82,9 @@ MIN_LOST = 4
 WAVES = frozenset({"sin", "cos"})
 """Ops that make an angle of what they are given."""
 
+KEEP_SHARE = frozenset({"mul", "mul_", "div", "div_", "_to_copy", "clone"})
+"""Ops that leave a relative error as it is; views are known by their memory."""
+
 WRONG_ANGLE = 0.5
 """Error of an angle from which on its sine is another one: it differs by up to half of its amplitude."""
 
@@ -96,12 +99,12 @@ class _Held(NamedTuple):
     """A cast outside of modules whose result was not used yet.
 
     Attributes:
-        result: Result of the cast.
-        address: Address of the storage of the result.
+        result: Storage of the result of the cast.
+        address: Address of that.
         cast: Evidence of the cast.
     """
 
-    result: weakref.ref[torch.Tensor]
+    result: WeakStorage
     address: int
     cast: LossyCast
 
@@ -110,15 +113,15 @@ class _Angle(NamedTuple):
     """What was made of a cast of one number for each sample, as its time is.
 
     Attributes:
-        result: It, or what was computed of it.
-        address: Address of the storage of that.
+        result: Storage of it, or of what was computed of it.
+        address: Address of that.
         num_ops: Ops from the cast to it.
         cast: Evidence of the cast, but for the largest number.
         read: The largest change of a number over the largest number, and that.
         signature: What casts like it have in common.
     """
 
-    result: weakref.ref[torch.Tensor]
+    result: WeakStorage
     address: int
     num_ops: int
     cast: LossyCast
@@ -245,7 +248,7 @@ class LossyCasts(OpSensor):
         count = len(values)
         site = self._site(call, place)
         dtype = name_of(out.dtype)
-        result = weakref.ref(out), _address(out)
+        result = WeakStorage(out.untyped_storage()), _address(out)
 
         def judge(read: list[float]) -> None:
             kept = int(read[0]) + 1
@@ -279,7 +282,7 @@ class LossyCasts(OpSensor):
         count = len(one)
         site = self._site(call, place)
         dtype = name_of(out.dtype)
-        result = weakref.ref(out), _address(out)
+        result = WeakStorage(out.untyped_storage()), _address(out)
 
         def judge(read: list[float]) -> None:
             whole, largest, distinct, kept = read
@@ -329,7 +332,7 @@ class LossyCasts(OpSensor):
             out.dtype,
             is_integer,
             len(values),
-            (weakref.ref(out), _address(out)),
+            (WeakStorage(out.untyped_storage()), _address(out)),
             signature,
         )
         # What is left of a device's memory is the training's. The next cast may fit.
@@ -339,7 +342,7 @@ class LossyCasts(OpSensor):
     @staticmethod
     def _may_be_times(source: torch.Tensor, out: torch.Tensor) -> bool:
         """Whether a tensor has one number for each sample."""
-        is_row = source.numel() == max(source.shape) <= MAX_COMPARED
+        is_row = source.numel() == max(source.shape) <= MAX_COMPARED and source.shape == out.shape
         return is_row and out.dtype in HALF and not source.requires_grad
 
     def _hold_times(
@@ -362,24 +365,28 @@ class LossyCasts(OpSensor):
             is_ordered=False,
         )
         read = torch.stack([lost / largest, largest])
-        self._angles.append(_Angle(weakref.ref(out), _address(out), 0, cast, read, signature))
+        self._angles.append(
+            _Angle(WeakStorage(out.untyped_storage()), _address(out), 0, cast, read, signature)
+        )
 
     def _follow_angles(self, call: OpCall) -> None:
         """Follow what is made of the times of a batch, up to a sine or a cosine."""
-        self._angles = [angle for angle in self._angles if angle.result() is not None]
+        self._angles = [angle for angle in self._angles if not angle.result.expired()]
         tensors = tensors_among(call.args)
         addresses = {_address(tensor) for tensor in tensors if is_plain(tensor)}
         used = [angle for angle in self._angles if angle.address in addresses]
         out = call.out
-        if not used or call.info.kind.has_flops:
+        if not used:
             return
         if call.info.name in WAVES:
             self._judge_angle(used[0], tensors[0])
-        elif is_plain(out) and out.dtype in FLOATS and len(self._angles) < MAX_HELD:
+        elif call.info.name in KEEP_SHARE and is_plain(out) and len(self._angles) < MAX_HELD:
             made = max(used, key=lambda angle: angle.num_ops)
             if made.num_ops < MAX_OPS and _address(out) != made.address:
                 followed = made._replace(
-                    result=weakref.ref(out), address=_address(out), num_ops=made.num_ops + 1
+                    result=WeakStorage(out.untyped_storage()),
+                    address=_address(out),
+                    num_ops=made.num_ops + 1,
                 )
                 self._angles.append(followed)
 
@@ -411,7 +418,7 @@ class LossyCasts(OpSensor):
             return
         site = self._site(call, place)
         dtype = out.dtype
-        result = weakref.ref(out), _address(out)
+        result = WeakStorage(out.untyped_storage()), _address(out)
 
         def judge(read: list[float]) -> None:
             if signature not in self._few and len(self._few) >= MAX_FEW:
@@ -448,7 +455,7 @@ class LossyCasts(OpSensor):
         site = self._site(call, place)
         dtype = name_of(source.dtype)
         count = len(magnitude)
-        result = weakref.ref(out), _address(out)
+        result = WeakStorage(out.untyped_storage()), _address(out)
 
         def judge(read: list[float]) -> None:
             largest, beyond = read
@@ -489,7 +496,7 @@ class LossyCasts(OpSensor):
         dtype: torch.dtype,
         is_integer: bool,  # noqa: FBT001 - bound by name below
         count: int,
-        result: tuple[weakref.ref[torch.Tensor], int],
+        result: tuple[WeakStorage, int],
         signature: Hashable,
         read: list[float],
     ) -> None:
@@ -520,9 +527,7 @@ class LossyCasts(OpSensor):
         )
         self._report(cast, result, place)
 
-    def _report(
-        self, cast: LossyCast, result: tuple[weakref.ref[torch.Tensor], int], place: OpPlace
-    ) -> None:
+    def _report(self, cast: LossyCast, result: tuple[WeakStorage, int], place: OpPlace) -> None:
         if place.is_inside:
             self._observe(cast)
             return
@@ -532,8 +537,8 @@ class LossyCasts(OpSensor):
 
     def _follow(self, call: OpCall, place: OpPlace) -> None:
         """Check whether an op reads the result of a cast outside of the model."""
-        # A tensor that lives holds its memory: whatever is at its address is a view of it.
-        self._held = [held for held in self._held if held.result() is not None]
+        # A storage that lives holds its memory: whatever is at its address is a view of it.
+        self._held = [held for held in self._held if not held.result.expired()]
         if not self._held:
             return
         tensors = tensors_among(call.args)
@@ -554,7 +559,9 @@ class LossyCasts(OpSensor):
         """Hold a result that was computed from held ones, unless it is only a summary of them."""
         for held in used:
             if out.numel() >= held.cast.num_values and len(self._held) < MAX_HELD:
-                self._held.append(_Held(weakref.ref(out), _address(out), held.cast))
+                self._held.append(
+                    _Held(WeakStorage(out.untyped_storage()), _address(out), held.cast)
+                )
 
     def _site(self, call: OpCall, place: OpPlace) -> OpSite:
         name = call.info.name

@@ -17,7 +17,8 @@ def number_of(value: Any) -> float | None:
     if isinstance(value, (int, float)):
         return float(value)
     if isinstance(value, (list, tuple)) and value and len(set(map(type, value))) == 1:
-        return number_of(value[0]) if all(item == value[0] for item in value) else None
+        numbers = {number_of(item) for item in value}
+        return numbers.pop() if len(numbers) == 1 else None
     if is_plain(value) and value.numel() == 1 and value.device.type == "cpu":
         return float(value.detach().reshape(-1).tolist()[0])
     return None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,11 +29,14 @@ if TYPE_CHECKING:
 MIN_TERMS = 64
 """Terms below which an op is no sum of many."""
 
-MAX_TERMS = 2**18
-"""Terms above which an op is left alone: adding them up in float32 beside it takes a millisecond on a CPU."""
-
 MAX_COMPARED = 65536
-"""Elements of the terms that are added up, which are some columns of each."""
+"""Elements of the terms, and of what they are added to, that are compared: some columns of each. Where there are more
+rows an op is left alone."""
+
+INDEXES = (torch.int64, torch.int32)
+
+MIN_LOST = 0.05
+"""Share of what was added, without its signs, that has to be missing: what cancels out loses nothing."""
 
 FEW = 8
 """Terms in a place up to which half precision has lost next to nothing."""
@@ -73,7 +77,7 @@ class ScatteredSums(ShadowSensor):
         context: Shared parts of the training.
 
     Cost:
-        Nothing in iterations whose ops are not observed. 0.1 to 2 ms an op on a CPU, the first times.
+        Nothing in iterations whose ops are not observed. 0.1 to 1 ms an op on a CPU, the first times.
     """
 
     name = "scattered_sums"
@@ -96,22 +100,22 @@ class ScatteredSums(ShadowSensor):
         read = _READERS.get(call.info.name)
         given = None if read is None else read(call)
         out = call.out
-        if given is None or place.phase is Phase.BACKWARD or not (is_plain(out) and out.ndim):
+        if given is None or place.phase is Phase.BACKWARD or not _is_such_a_sum(out, given):
             return
-        before, index, terms = given
-        if not (is_plain(index) and is_plain(terms) and terms.ndim and len(index) == len(terms)):
+        # Some of these are refused where only deterministic ones are wanted.
+        if torch.are_deterministic_algorithms_enabled():
             return
-        if not MIN_TERMS <= len(terms) <= MAX_TERMS or terms.device != out.device:
-            return
-        signature = place.module, call.info.name, terms.shape
+        signature = place.module, call.info.name, given.terms.shape[1:]
         if self._vain.get(signature, 0) >= MAX_VAIN and self._step % RARELY:
             return
         judge = partial(self._judge, self._site(event, out), name_of(out.dtype), signature)
-        self._read(judge, *_compared(out.detach(), before, index, terms.detach()))
+        # What is left of a device's memory is the training's. The next one may fit.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            self._read(judge, *_compared(out.detach(), given))
 
     def _judge(self, site: OpSite, dtype: str, signature: Hashable, read: list[float]) -> None:
-        most, error, share, few_error = read
-        if few_error <= MAX_FEW_ERROR < error:
+        most, error, share, lost, few_error = read
+        if few_error <= MAX_FEW_ERROR and lost >= MIN_LOST:
             self._observe(Stuck(site, What.LOOP_SUM, dtype, int(most), error=error, total=share))
             return
         if len(self._vain) >= MAX_SIGNATURES:
@@ -119,39 +123,56 @@ class ScatteredSums(ShadowSensor):
         self._vain[signature] = self._vain.get(signature, 0) + 1
 
 
+def _is_such_a_sum(out: Any, given: _Terms) -> bool:
+    """Whether an op adds rows of one shape to rows of that shape, enough of them and not too many."""
+    _, rows, terms = given
+    if not (is_plain(out) and is_plain(rows) and is_plain(terms)):
+        return False
+    if rows.dtype not in INDEXES or terms.device != out.device or rows.device != out.device:
+        return False
+    if not out.ndim or terms.ndim != out.ndim or terms.shape[1:] != out.shape[1:]:
+        return False
+    has_index = rows.shape in (terms.shape[:1], terms.shape)
+    return has_index and len(terms) >= MIN_TERMS and max(len(out), len(terms)) <= MAX_COMPARED
+
+
 @torch.no_grad()
-def _compared(
-    out: Tensor, before: Tensor | None, index: Tensor, terms: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compared(out: Tensor, given: _Terms) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return what ``_judge`` reads, without a wait.
 
     Returns:
         The most terms in a row; the error of that row, relative to what it is in float32; its norm, as a share of that;
-        and the error of the rows with few terms, likewise.
+        its error relative to what the terms are without their signs; and the error of the rows with few terms, which
+        is large where there are none of these and what was there before is not known.
     """
+    before, rows, terms = given
     num_rows, num_terms = len(out), len(terms)
-    out, terms = out.reshape(num_rows, -1), terms.reshape(num_terms, -1)
-    columns = max(1, min(terms.shape[1], out.shape[1], MAX_COMPARED // num_terms))
-    # There is an index for each row of the terms, or one for each element.
-    rows = index.reshape(num_terms, -1)[:, :columns]
-    columns = rows.shape[1] if rows.shape[1] > 1 else columns
-    rows = rows.expand(num_terms, columns)
+    out, terms = out.reshape(num_rows, -1), terms.detach().reshape(num_terms, -1)
+    columns = max(1, min(terms.shape[1], MAX_COMPARED // max(num_rows, num_terms)))
     out, terms = out[:, :columns].float(), terms[:, :columns].float()
-    exact = torch.zeros_like(out) if before is None else before.detach().reshape(num_rows, -1)
-    exact = exact[:, :columns].float().scatter_add(0, rows, terms)
+    # There is an index for each row of the terms, or one for each element. Counted from the end it is negative.
+    rows = rows.reshape(num_terms, -1)[:, :columns].expand(num_terms, columns).long() % num_rows
+    start = torch.zeros_like(out)
+    if before is not None:
+        start = before.detach().reshape(num_rows, -1)[:, :columns].float()
+    exact = start.scatter_add(0, rows, terms)
+    unsigned = start.abs().scatter_add_(0, rows, terms.abs())
     counts = torch.zeros_like(out).scatter_add_(0, rows, torch.ones_like(terms))[:, 0]
     fullest = counts.argmax()[None]
-    found, wanted = out.index_select(0, fullest), exact.index_select(0, fullest)
-    norm = wanted.norm().clamp(min=TINY)
+    found, wanted, all_ = (each.index_select(0, fullest) for each in (out, exact, unsigned))
+    norm, missed = wanted.norm().clamp(min=TINY), (found - wanted).norm()
     few = ((counts <= FEW) & (counts > 0))[:, None]
     few_error = ((out - exact) * few).norm() / (exact * few).norm().clamp(min=TINY)
-    return counts.max(), (found - wanted).norm() / norm, found.norm() / norm, few_error
+    if before is None:
+        few_error = few_error + (~few).all()
+    lost = missed / all_.norm().clamp(min=TINY)
+    return counts.max(), missed / norm, found.norm() / norm, lost, few_error
 
 
 def _of_index_put(call: OpCall) -> _Terms | None:
     accumulates = call.args[3] if len(call.args) > 3 else call.kwargs.get("accumulate", False)
     indices = call.args[1]
-    if not accumulates or len(indices) != 1 or not is_plain(indices[0]) or indices[0].ndim != 1:
+    if not accumulates or len(indices) != 1 or indices[0] is None:
         return None
     return _Terms(_before(call), indices[0], call.args[2])
 
@@ -162,7 +183,7 @@ def _of_index_add(call: OpCall) -> _Terms | None:
 
 
 def _of_scatter(call: OpCall) -> _Terms | None:
-    adds = list(call.args[4:5]) in ([], ["sum"])
+    adds = list(call.args[4:5]) in ([], ["sum"]) and call.kwargs.get("include_self", True)
     return _Terms(_before(call), call.args[2], call.args[3]) if adds and call.args[1] == 0 else None
 
 

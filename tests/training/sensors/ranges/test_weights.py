@@ -74,8 +74,12 @@ def test_a_part_of_the_parameters_is_measured_when_all_would_be_too_much() -> No
     ("broken", "seen"),
     [
         ({"1.bias": math.nan}, [BrokenWeights(0, "1.bias", "float32", 1)]),
-        ({"0.bias": math.nan, "1.bias": math.nan}, [BrokenWeights(0, "0.bias", "float32", 2)]),
+        (
+            {"0.bias": math.nan, "1.bias": math.nan},
+            [BrokenWeights(0, "0.bias", "float32", 2)],
+        ),
         ({"0.bias": math.inf}, []),  # a mask, perhaps
+        ({"2.weight": math.nan}, []),  # frozen: a placeholder
         ({}, []),
     ],
 )
@@ -83,7 +87,9 @@ def test_weights_that_are_nan_from_the_start_are_reported_once(
     broken: dict[str, float], seen: list[BrokenWeights]
 ) -> None:
     """What the first step breaks is no weight of these."""
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    model = nn.Sequential(
+        nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1).requires_grad_(requires_grad=False)
+    )
     with torch.no_grad():
         for name, value in broken.items():
             model.get_parameter(name)[0] = value

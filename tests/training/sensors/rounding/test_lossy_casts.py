@@ -263,6 +263,11 @@ def test_angles_that_lose_little_or_nothing_are_left_alone(
     with listening:
         rounded = times.to(torch.bfloat16)
         (rounded * 2.0).sin()
+        # Another number: what is added to it, its logarithm, a tensor of its shape.
+        (rounded * 1e-3 + 1000.0).sin()
+        (rounded.abs() + 1.0).log().mul(100.0).cos()
+        torch.full_like(rounded, 1e3).sin()
+        torch.empty(4, 32, dtype=torch.bfloat16).copy_(times.reshape(-1)[:32])
         (torch.ones(8, 32, dtype=torch.bfloat16) @ rounded.reshape(-1)[:32]).mul(50.0).sin()
 
     assert listening.seen == []
@@ -280,3 +285,14 @@ def test_times_are_followed_a_few_ops_and_no_longer_than_an_iteration(listening:
         rounded.sin()
 
     assert listening.seen == []
+
+
+def test_tensors_whose_casts_are_followed_can_be_swapped(listening: Listening) -> None:
+    """PyTorch refuses to swap a tensor that is weakly referred to."""
+    with listening:
+        rounded = torch.linspace(1.3, 7919.7, 32).to(torch.bfloat16)
+        counted = torch.arange(1000).to(torch.bfloat16)
+        torch.utils.swap_tensors(rounded, torch.ones(32))
+        torch.utils.swap_tensors(counted, torch.ones(1000))
+
+    assert (rounded.dtype, counted.dtype) == (torch.float32, torch.float32)

@@ -77,14 +77,25 @@ def test_one_of_them_at_least_rounds_each_term(listening: Listening) -> None:
     assert listening.seen[0].error > 0.3
 
 
-def test_what_was_there_before_is_part_of_the_sum(listening: Listening) -> None:
-    """Where an op writes in place, it is not known: then nothing is told."""
-    before = torch.full((1001, 8), 3.0, dtype=torch.float16)
+@pytest.mark.parametrize("num_rows", [1001, 1])
+def test_what_was_there_before_is_part_of_the_sum(listening: Listening, num_rows: int) -> None:
+    """Where an op writes in place it is not known, and shows in rows of few terms, if there are any."""
+    added, rows = terms(torch.float16), ROWS if num_rows > 1 else torch.zeros_like(ROWS)
+    before = torch.full((num_rows, 8), 3.0, dtype=torch.float16)
     with listening:
-        WAYS["index_put"](before, terms(torch.float16))
-        WAYS["index_put_"](before.clone(), terms(torch.float16))
+        before.index_put((rows,), added, accumulate=True)
+        before.clone().index_put_((rows,), added, accumulate=True)
 
     assert [stuck.site.op for stuck in listening.seen] == ["index_put"]
+
+
+def test_rows_may_be_counted_from_the_end(listening: Listening) -> None:
+    with listening:
+        torch.zeros(1001, 8, dtype=torch.float16).index_put(
+            (ROWS - 1001,), terms(torch.float16), accumulate=True
+        )
+
+    assert [stuck.additions for stuck in listening.seen] == [6000]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +107,18 @@ def test_what_was_there_before_is_part_of_the_sum(listening: Listening) -> None:
         lambda t: torch.zeros(7000, 8, dtype=t.dtype).index_add(0, torch.arange(7000), t),
         lambda t: torch.zeros(8, 1001, dtype=t.dtype).index_add(1, ROWS, t.T),
         lambda t: torch.zeros(9, 8, dtype=t.dtype).index_add(0, torch.arange(9), t[:9]),
+        # What cancels out, what is broadcast, masks, no index at all, and what is left out of the sum.
+        lambda t: torch.zeros(2, 8, dtype=t.dtype).index_put(
+            (ROWS[:100],), t[:100] - t[:100].mean(0), accumulate=True
+        ),
+        lambda t: torch.zeros(2, 8, 4, dtype=t.dtype).index_put(
+            (ROWS[:6000],), t[:6000, :, None] * 1e-3, accumulate=True
+        ),
+        lambda t: torch.zeros(1001, 8, dtype=t.dtype).scatter_add(0, ROWS[:, None], t),
+        lambda t: t.index_put((t[:, 0] > 1.0,), t[0], accumulate=True),
+        lambda t: t.index_add(0, torch.tensor(1), t[:1]),
+        lambda t: t[:1001].scatter_reduce(0, _wide(ROWS, t)[:9], t[:9], "sum", include_self=False),
+        lambda t: torch.zeros(80000, 8, dtype=t.dtype).index_add(0, ROWS, t),  # too large
     ],
 )
 def test_what_loses_nothing_or_is_no_such_sum_is_left_alone(

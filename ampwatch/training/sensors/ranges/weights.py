@@ -17,6 +17,7 @@ from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.ops.values import is_plain
 from ampwatch.training.transfer.measuring import How, Item
+from ampwatch.training.transfer.readback import host_scalar
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ class WeightSensor(Sensor):
         Cost: a second pass over the parameters on a device; on a host only where there are such.
         """
         at_start, self._at_start = self._at_start, {}
-        if all(before.is_cpu and not before.isnan().any() for _, before in at_start.values()):
+        # A number in host memory is read from there, without an op that waits.
+        if all(b.is_cpu and not host_scalar(b.isnan().sum()) for _, b in at_start.values()):
             return
         now = _largest_by_device(self._trained())
         for device, (parts, before) in at_start.items():

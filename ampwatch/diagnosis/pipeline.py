@@ -24,7 +24,6 @@ from ampwatch.diagnosis.plain import PlainForm
 from ampwatch.diagnosis.records.memory_records import MemoryRecorder
 from ampwatch.diagnosis.records.op_records import OpRecorder
 from ampwatch.diagnosis.records.range_records import RangeRecorder
-from ampwatch.diagnosis.steps.skips import SkipClassifier
 from ampwatch.diagnosis.steps.steps import StepJudge, StepVerdict, Totals
 from ampwatch.wire.records import OptimizerRecord, StepRecord
 
@@ -126,8 +125,6 @@ class Diagnosis:
         self._cost = cost
         self._autocast_dtypes = known.autocast_dtypes
         self._run_guarded = run_guarded
-        self._skips = SkipClassifier()
-        self._judge = StepJudge(self._skips)
         self._plain: PlainForm | None = None
         shared = Shared(
             self.book,
@@ -136,8 +133,9 @@ class Diagnosis:
             put,
             sampling_cost,
             loss_scale=lambda: self.last_step.loss_scale,
-            skips=self._skips,
         )
+        self._skips = shared.skips
+        self._judge = StepJudge(shared.skips)
         for kind in DETECTORS:
             shared.build(kind)
         self._of = shared.of

@@ -17,7 +17,6 @@ from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.ops.values import is_plain
 from ampwatch.training.transfer.measuring import How, Item
-from ampwatch.training.transfer.readback import host_scalar
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class WeightSensor(Sensor):
         self._observe = context.observe
         self._deferred = context.deferred
         self._iteration = context.iteration
-        self._at_start: dict[torch.device, tuple[list[_Part], Tensor]] = {}
+        self._suspects: list[tuple[list[_Part], Tensor]] = []
 
     def installed(self) -> None:
         """Tell which buffers are sound: what is not finite by then is meant to be so. Note parameters that are NaN.
@@ -73,24 +72,25 @@ class WeightSensor(Sensor):
             numbers = zip(parts, largest.tolist(), strict=True)
             sound |= {part.name for part, one in numbers if math.isfinite(one)}
         self._observe(SoundBuffers(frozenset(sound)))
-        self._at_start = _largest_by_device(self._trained())
+        for parts, largest in _largest_by_device(self._trained()).values():
+            # Infinities may be meant to be there, in a mask.
+            are_nan = largest.isnan()
+            self._deferred.read(are_nan.any(), partial(self._suspect, parts, are_nan))
+
+    def _suspect(self, parts: list[_Part], are_nan: Tensor, read: list[float]) -> None:
+        if read[0]:
+            self._suspects.append((parts, are_nan))
 
     def _look_again(self) -> None:
-        """Report parameters that were NaN at set-up, unless they were written since, from a checkpoint perhaps.
-
-        Cost: a second pass over the parameters on a device; on a host only where there are such.
-        """
-        at_start, self._at_start = self._at_start, {}
-        # A number in host memory is read from there, without an op that waits.
-        if all(b.is_cpu and not host_scalar(b.isnan().sum()) for _, b in at_start.values()):
-            return
+        """Report parameters that were NaN at set-up, unless they were written since, from a checkpoint perhaps."""
         now = _largest_by_device(self._trained())
-        for device, (parts, before) in at_start.items():
-            if device in now and now[device][0] == parts:
-                # Infinities may be meant to be there, in a mask.
-                are_nan = before.isnan() & now[device][1].isnan()
+        for parts, were_nan in self._suspects:
+            known, largest = now.get(were_nan.device, ([], were_nan))
+            if known == parts:
+                are_nan = were_nan & largest.isnan()
                 judge = partial(self._judge, self._iteration.step, parts)
                 self._deferred.read(torch.stack([are_nan.sum(), are_nan.long().argmax()]), judge)
+        self._suspects.clear()
 
     def _judge(self, step: int, parts: list[_Part], read: list[float]) -> None:
         if read[0]:
@@ -99,7 +99,7 @@ class WeightSensor(Sensor):
 
     def iteration_closing(self, event: IterationClosing) -> None:
         """Measure state where it is planned, and at once where something is not finite."""
-        if self._at_start:
+        if self._suspects:
             self._look_again()
         governor = self._governor
         if event.has_nonfinite and governor.observes_skips and governor.takes_first_check():

@@ -19,6 +19,7 @@ from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.ops.values import has_grad, head, is_plain, place_name, thinned
+from ampwatch.training.sensors.rounding.vain import VainChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -57,15 +58,6 @@ FIRST_SAMPLED = 64
 
 MAX_COMPARED = 65536
 """Elements of one tensor that are compared."""
-
-MAX_REJECTIONS = 3
-"""Casts alike that are checked in vain, after which they are checked rarely."""
-
-RARELY = 16
-"""Iterations of which one checks casts that were checked in vain."""
-
-MAX_SIGNATURES = 4096
-"""Kinds of casts that are told apart."""
 
 MAX_HELD = 16
 """Casts outside of modules that wait for their use."""
@@ -151,7 +143,7 @@ class LossyCasts(OpSensor):
         self._deferred = context.deferred
         self._observe = context.observe
         self._step = 0
-        self._rejections: dict[Hashable, int] = {}
+        self._vain = VainChecks()
         self._held: list[_Held] = []
         self._angles: list[_Angle] = []
         self._few: dict[Hashable, set[float]] = {}
@@ -206,7 +198,7 @@ class LossyCasts(OpSensor):
     def ops_ended(self, _event: OpsEnded) -> None:
         """Take in the values that have reached the host; what has become no angle by now is none."""
         for signature in {angle.signature for angle in self._angles}:
-            self._reject(signature)
+            self._vain.add(signature)
         self._angles.clear()
         self._deferred.poll()
 
@@ -306,7 +298,7 @@ class LossyCasts(OpSensor):
         if not is_integer and (bits <= MANTISSA_BITS[out.dtype] or out.dtype is torch.float32):
             return
         signature = place.module, source.dtype, out.dtype, source.shape
-        if self._is_rejected(signature):
+        if self._vain.are_enough(signature, self._step):
             return
         # In host memory reading is no sync, so most casts are rejected here, before any sort.
         if not is_integer:
@@ -316,14 +308,14 @@ class LossyCasts(OpSensor):
             if may_be_times and (is_other or first.device.type != "cpu"):
                 self._hold_times(call, place, source, out, signature)
             elif is_other:
-                self._reject(signature)
+                self._vain.add(signature)
             if is_other:
                 return
         values = head(source.detach(), MAX_COMPARED)
         if values.device.type == "cpu":
             largest: Any = values.abs().max().tolist()
             if largest <= limit:
-                self._reject(signature)
+                self._vain.add(signature)
                 return
         judge = partial(
             self._judge,
@@ -353,7 +345,7 @@ class LossyCasts(OpSensor):
         out: torch.Tensor,
         signature: Hashable,
     ) -> None:
-        given = source.detach().reshape(-1).double()
+        given = source.detach().reshape(-1).float()
         largest = given.abs().max()
         lost = (out.detach().reshape(-1) - given).abs().max()
         count = len(given)
@@ -400,11 +392,11 @@ class LossyCasts(OpSensor):
             if math.isfinite(error) and error >= WRONG_ANGLE:
                 self._observe(angle.cast._replace(largest=largest, angle=error))
             else:
-                self._reject(alike)
+                self._vain.add(alike)
 
-        reached = phase.detach().abs().max().double()
+        reached = phase.detach().abs().max().float()
         if reached.device == angle.read.device:
-            self._deferred.read(torch.cat([angle.read, reached[None]]).float(), judge)
+            self._deferred.read(torch.cat([angle.read, reached[None]]), judge)
 
     def _gather(
         self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
@@ -414,7 +406,7 @@ class LossyCasts(OpSensor):
         A small batch has few time steps, and other ones in the next iteration.
         """
         signature = place.module, source.dtype, out.dtype, source.shape
-        if self._is_rejected(signature):
+        if self._vain.are_enough(signature, self._step):
             return
         site = self._site(call, place)
         dtype = out.dtype
@@ -434,7 +426,7 @@ class LossyCasts(OpSensor):
             largest = max(map(abs, values))
             is_far = largest > 2 * LARGEST_INTEGER[dtype]
             if not (is_far and rounded >= ROUNDED_SHARE * len(values)):
-                self._reject(signature)
+                self._vain.add(signature)
                 return
             numbers = len(values), len(values), kept, rounded
             # What runs up from iteration to iteration is no row of positions.
@@ -449,7 +441,7 @@ class LossyCasts(OpSensor):
         """Check integers that come out of half precision, wherever they went into it."""
         limit = LARGEST_INTEGER[source.dtype]
         signature = place.module, source.dtype, out.dtype, source.shape
-        if self._is_rejected(signature):
+        if self._vain.are_enough(signature, self._step):
             return
         magnitude = head(source.detach(), MAX_COMPARED).abs()
         site = self._site(call, place)
@@ -461,7 +453,7 @@ class LossyCasts(OpSensor):
             largest, beyond = read
             # What is not finite is no integer in any format.
             if beyond < max(MIN_LOST, LOST_SHARE * count) or not math.isfinite(largest):
-                self._reject(signature)
+                self._vain.add(signature)
                 return
             cast = LossyCast(
                 site,
@@ -479,16 +471,6 @@ class LossyCasts(OpSensor):
         columns = magnitude.max(), (magnitude > limit).sum()
         self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
 
-    def _is_rejected(self, signature: Hashable) -> bool:
-        """Whether casts alike were checked in vain, and it is not their turn again."""
-        is_rejected = self._rejections.get(signature, 0) >= MAX_REJECTIONS
-        return is_rejected and self._step % RARELY != 0
-
-    def _reject(self, signature: Hashable) -> None:
-        if len(self._rejections) >= MAX_SIGNATURES:
-            self._rejections.clear()
-        self._rejections[signature] = self._rejections.get(signature, 0) + 1
-
     def _judge(
         self,
         site: OpSite,
@@ -503,7 +485,7 @@ class LossyCasts(OpSensor):
         whole, largest, distinct, kept, rounded, evidence, ups, downs = read
         is_whole = is_integer or (whole == count and evidence >= MIN_EVIDENCE)
         if not (is_whole and math.isfinite(largest) and largest > LARGEST_INTEGER[dtype]):
-            self._reject(signature)
+            self._vain.add(signature)
             return
         lost = distinct - kept
         collides = lost >= max(MIN_LOST, LOST_SHARE * distinct)
@@ -512,7 +494,7 @@ class LossyCasts(OpSensor):
         is_varied = is_integer and distinct >= MIN_VALUES
         rounds = is_varied and is_far and rounded >= ROUNDED_SHARE * count
         if not (collides or rounds):
-            self._reject(signature)
+            self._vain.add(signature)
             return
         is_ordered = max(ups, downs) >= max(1.0, ORDERED_SHARE * (ups + downs))
         cast = LossyCast(

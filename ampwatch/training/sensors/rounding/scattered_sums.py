@@ -14,6 +14,7 @@ from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain
 from ampwatch.training.sensors.rounding.shadow import TINY, ShadowSensor
+from ampwatch.training.sensors.rounding.vain import VainChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -43,14 +44,6 @@ FEW = 8
 
 MAX_FEW_ERROR = 0.02
 """Difference in such places from which on more is in them than the terms: what was there before an op in place."""
-
-MAX_VAIN = 3
-"""Ops alike that are checked in vain, after which they are checked rarely."""
-
-RARELY = 16
-"""Iterations of which one checks ops that were checked in vain."""
-
-MAX_SIGNATURES = 4096
 
 
 class _Terms(NamedTuple):
@@ -84,7 +77,7 @@ class ScatteredSums(ShadowSensor):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self._vain: dict[Hashable, int] = {}
+        self._vain = VainChecks()
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:
         """Whether an op adds rows to rows in forward; in backward gradients are followed by others."""
@@ -106,7 +99,7 @@ class ScatteredSums(ShadowSensor):
         if torch.are_deterministic_algorithms_enabled():
             return
         signature = place.module, call.info.name, given.terms.shape[1:]
-        if self._vain.get(signature, 0) >= MAX_VAIN and self._step % RARELY:
+        if self._vain.are_enough(signature, self._step):
             return
         judge = partial(self._judge, self._site(event, out), name_of(out.dtype), signature)
         # What is left of a device's memory is the training's. The next one may fit.
@@ -118,9 +111,7 @@ class ScatteredSums(ShadowSensor):
         if few_error <= MAX_FEW_ERROR and lost >= MIN_LOST:
             self._observe(Stuck(site, What.LOOP_SUM, dtype, int(most), error=error, total=share))
             return
-        if len(self._vain) >= MAX_SIGNATURES:
-            self._vain.clear()
-        self._vain[signature] = self._vain.get(signature, 0) + 1
+        self._vain.add(signature)
 
 
 def _is_such_a_sum(out: Any, given: _Terms) -> bool:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ampwatch.training.sensors.rounding.scattered_sums import RARELY, ScatteredSums
+from ampwatch.training.sensors.rounding.scattered_sums import ScatteredSums
+from ampwatch.training.sensors.rounding.vain import RARELY
 from tests.training.sensors.listening import Listening, inside
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ if not logging.getLogger("ampwatch").handlers:
 
 def __getattr__(name: str) -> object:
     """Load a public name from the module it lives in."""
-    if name in ("actions", "integrations"):
+    if name in ("actions", "integrations", "lab"):
         return import_module(f"ampwatch.{name}")
     home = _HOME.get(name)
     if home is None:

@@ -48,13 +48,16 @@ _WORDS = {
     "gpu": GPU_SOURCES,
     "readers": READERS,
     "gpu_link_throughput": SWITCH,
+    "lab": SWITCH,
     "replay": REPLAYS,
-    "block_formats": SWITCH,
     "op_census": OP_CENSUSES,
     "compiled_census": COMPILED_CENSUSES,
     "module_series_ranks": MODULE_SERIES_RANKS,
 }
 """Words that are allowed in settings of a single word."""
+
+_SWITCHED = {False: "off", True: "on", "0": "off", "1": "on"}
+"""What else turns something off or on: a bool in the program, a digit in a variable."""
 
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 ALL_LISTED = "docs/settings.md lists them all, and so does `python -m ampwatch.settings`"
@@ -125,10 +128,6 @@ class Settings:
         "Sample every so many steps; 0: as often as the overhead budget allows. A sample that would take more than an eighth of a step is spread over several.",
         low=0,
     )
-    block_formats: str = _knob(
-        "on",
-        "Whether blocks of 16 and 32 elements are measured beside exponents (on or off): what MXFP8, MXFP6, MXFP4 and NVFP4 would do to a tensor follows from them. At most every five seconds, and of large tensors of one element in 32.",
-    )
     report_dir: str = _knob(
         "",
         "Directory of the reports that runs leave behind when something goes wrong; the user's state directory (`~/.local/state/ampwatch/runs`) if empty. Named here, they are written also with `serve=False`.",
@@ -136,9 +135,13 @@ class Settings:
     report_files: int = _knob(
         64, "Reports kept of all runs of one name, one a rank; 0: none are written.", low=0
     )
+    lab: str = _knob(
+        "off",
+        "The laboratory, off or on (also True, and 1 in the variable): error budgets, precision plans, tapes, and what MXFP8, MXFP6, MXFP4 and NVFP4 would do to a tensor, for which blocks of 16 and 32 elements are measured, at most every five seconds, and of large tensors of one element in 32. At `standard` and `deep`.",
+    )
     record_dir: str = _knob(
         "",
-        "Directory of tapes: what each recorded step computes, tensor by tensor, for `ampwatch diff`; empty: nothing is recorded. At `standard` and `deep`.",
+        "Directory of tapes: what each recorded step computes, tensor by tensor, for `ampwatch lab diff`; empty: nothing is recorded. With `lab`.",
     )
     record_first: int = _knob(8, "Steps at the start that are recorded, each.", low=0, high=100000)
     record_every: int = _knob(0, "After these, each so many-th step is recorded; 0: none.", low=0)
@@ -227,11 +230,14 @@ class Settings:
             raise SettingsError(msg)
         values = {}
         for name, spec in known.items():
-            variable = ENVIRONMENT_PREFIX + name.upper()
-            if name in given:
-                values[name] = _checked(f"`{name}`", given[name], spec.default, spec.metadata)
-            elif environ.get(variable, "") != "":
-                values[name] = _checked(variable, environ[variable], spec.default, spec.metadata)
+            label, value = f"`{name}`", given.get(name)
+            if value is None:
+                label = ENVIRONMENT_PREFIX + name.upper()
+                value = environ.get(label) or None
+            if value is not None:
+                if _WORDS.get(name) is SWITCH and isinstance(value, (bool, str)):
+                    value = _SWITCHED.get(value, value)
+                values[name] = _checked(label, value, spec.default, spec.metadata)
         for name in DIRECTORIES:
             # A program that changes its directory later has one place for its reports, all the same.
             values[name] = os.path.abspath(values[name]) if values.get(name) else ""  # noqa: PTH100 - text, as given
@@ -293,6 +299,9 @@ def _check_words(settings: Settings) -> None:
             raise SettingsError(msg)
     if settings.record_dir and settings.level == "light":
         msg = "`record_dir`: expected level standard or deep, at which tensors are seen, got level 'light'"
+        raise SettingsError(msg)
+    if settings.record_dir and settings.lab == "off":
+        msg = "`record_dir`: expected `lab=True` with it (AMPWATCH_LAB=1), got a training without"
         raise SettingsError(msg)
     parse_override(settings.peak_flops)
     parse_patterns(settings.kernel_patterns)

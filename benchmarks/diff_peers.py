@@ -6,7 +6,7 @@
     python benchmarks/diff_peers.py paddle --json FILE
 
 Each is run by the interpreter of an environment that has it (`diff_peers.txt`), and adds to FILE. The
-pairs are those that tests/integration/test_two_runs.py plants, and some in which nothing is wrong. Paddle
+pairs are those that tests/lab/difference/test_two_runs.py plants, and some in which nothing is wrong. Paddle
 trains a model of its own framework, of the same shape, on what can be planted there. torchtitan's tracer
 is in its repository, not in its package: DIRECTORY is `agent_tooling/numerics_debugging` of a checkout.
 """

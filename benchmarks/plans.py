@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ampwatch.report.plan import Plan
+    from ampwatch.lab.precision.plan import Plan
 
 WIDTH, LENGTH, BATCH = 64, 64, 16
 STEPS = {"gpt": 100, "cnn": 80, "mixer": 80}

@@ -22,11 +22,18 @@ _D = TypeVar("_D")
 _E = TypeVar("_E")
 
 
-def takes(kind: type[_E]) -> Callable[[Callable[[_D, _E], None]], Callable[[_D, _E], None]]:
-    """Have a method of a detector called with each observation of a type, as soon as it is made."""
+def takes(
+    kind: type[_E], *, is_aside: bool = False
+) -> Callable[[Callable[[_D, _E], None]], Callable[[_D, _E], None]]:
+    """Have a method of a detector called with each observation of a type, as soon as it is made.
+
+    Args:
+        kind: The type.
+        is_aside: Whether it says nothing of the numbers of an iteration, which stays a plain one.
+    """
 
     def declare(method: Callable[[_D, _E], None]) -> Callable[[_D, _E], None]:
-        method.takes = kind  # type: ignore[attr-defined]
+        method.takes, method.is_aside = kind, is_aside  # type: ignore[attr-defined]
         return method
 
     return declare
@@ -79,14 +86,18 @@ class Detector:
 
     Attributes:
         observers: Names of the methods that take observations, by the type of these.
+        aside: Types of those that say nothing of the numbers of an iteration.
     """
 
     observers: ClassVar[Mapping[type, str]] = {}
+    aside: ClassVar[frozenset[type]] = frozenset()
 
     def __init_subclass__(cls) -> None:
         """Collect what is taken."""
-        declared = [(m.takes, name) for name, m in vars(cls).items() if hasattr(m, "takes")]
+        marked = {name: method for name, method in vars(cls).items() if hasattr(method, "takes")}
+        declared = [(method.takes, name) for name, method in marked.items()]
         cls.observers = {**cls.observers, **dict(declared)}
+        cls.aside |= {method.takes for method in marked.values() if method.is_aside}
         if len(dict(declared)) < len(declared):
             msg = f"expected one method of {cls.__name__} for each type, got {declared}"
             raise TypeError(msg)

@@ -25,7 +25,6 @@ from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.diagnosis.rounding.accumulation import Accumulation
 from ampwatch.diagnosis.rounding.fp8 import Fp8
 from ampwatch.diagnosis.rounding.lossy_casts import RoundedIntegers
-from ampwatch.diagnosis.rounding.plan_left import PlanLeft
 from ampwatch.diagnosis.rounding.update_precision import UpdatePrecision
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset
@@ -59,7 +58,6 @@ DETECTORS: tuple[type[Detector], ...] = (
     Accumulation,
     RoundedIntegers,
     Fp8,
-    PlanLeft,
     ApiMisuse,
     StaleCasts,
     Replicas,

@@ -12,11 +12,6 @@ from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.detectors import DETECTORS
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.evidence.attention import Attention
-from ampwatch.diagnosis.evidence.logits import LogitsRead
-from ampwatch.diagnosis.evidence.memory import MemoryRead
-from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade
-from ampwatch.diagnosis.evidence.time import DevicePhases
-from ampwatch.diagnosis.evidence.waits import HostWaits
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.forward.logits import LogitGrowth
 from ampwatch.diagnosis.performance.performance import Performance
@@ -33,12 +28,9 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.book import Notify
     from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost
     from ampwatch.diagnosis.evidence.known import Known
-    from ampwatch.diagnosis.evidence.ops import LayerShape, Machine, OpCensus
+    from ampwatch.diagnosis.evidence.ops import OpCensus
     from ampwatch.settings import Settings
     from ampwatch.wire.records import Record
-
-ASIDE = (MemoryRead, HostWaits, LogitsRead, PlanMade, OperandsMeasured, DevicePhases)
-"""Observations that say nothing of the numbers of an iteration: it stays a plain one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +86,7 @@ class Diagnosis:
         sampling_cost: Asked once per sample what sampling has cost so far.
         known: What the sensors know.
         run_guarded: Calls the detectors; a detector that fails must not end the records.
+        more: Detectors that come after those of ``DETECTORS``.
 
     Attributes:
         last_step: The newest iteration that was judged.
@@ -105,7 +98,7 @@ class Diagnosis:
         memory: Records the memory that the training takes.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two by keyword
         self,
         settings: Settings,
         initial_scale: float,
@@ -116,6 +109,7 @@ class Diagnosis:
         sampling_cost: Callable[[], SamplingCost],
         known: Known,
         run_guarded: Callable[..., None],
+        more: Sequence[type[Detector]] = (),
     ) -> None:
         self.last_step = LastStep(loss_scale=initial_scale)
         self.totals = Totals()
@@ -136,16 +130,19 @@ class Diagnosis:
         )
         self._skips = shared.skips
         self._judge = StepJudge(shared.skips)
-        for kind in DETECTORS:
+        for kind in (*DETECTORS, *more):
             shared.build(kind)
         self._of = shared.of
         self._detectors = _having(shared, "detect")
         self._counting = _having(shared, "count")
         self._waiting = _having(shared, "is_at_rest")
         self._observers: dict[type, list[Callable[[Any], None]]] = {}
+        aside: set[type] = set()
         for detector in shared.built.values():
+            aside |= detector.aside
             for evidence, name in detector.observers.items():
                 self._observers.setdefault(evidence, []).append(getattr(detector, name))
+        self._aside = frozenset(aside)
         self.ops = shared.of(OpRecorder)
         self.memory = shared.of(MemoryRecorder)
         self.focus = shared.of(ForwardRange).focus
@@ -206,7 +203,7 @@ class Diagnosis:
             observation: An object of a type that a family of findings takes; others are ignored.
         """
         observers = self._observers.get(type(observation), ())
-        if observers and not isinstance(observation, ASIDE):
+        if observers and type(observation) not in self._aside:
             self._plain = None
         for observe in observers:
             self._run_guarded(observe, observation)
@@ -227,11 +224,6 @@ class Diagnosis:
     def end(self) -> None:
         """Say what was held back: nothing more will come."""
         self._run_guarded(self._of(ApiMisuse).flush)
-
-    def move(self, machine: Machine, layers: Sequence[LayerShape]) -> None:
-        """Judge by another machine from now on: the training has moved there."""
-        self._plain = None
-        self._of(Performance).move(machine, layers)
 
     def check_layers(self) -> None:
         """Check the model before anything has run."""

@@ -13,15 +13,15 @@ from dataclasses import fields, replace
 from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from ampwatch import laboratory
 from ampwatch.diagnosis.pipeline import LastStep
-from ampwatch.errors import LIMITS, RAISE_THE_LIMIT, SettingsError, StateError, did_you_mean
+from ampwatch.errors import LIMITS, RAISE_THE_LIMIT, StateError, did_you_mean
 from ampwatch.guard import Guard, Log, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
 from ampwatch.report.logged import METRICS, TOTALS, flat
 from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
-from ampwatch.report.planner import LIMIT_DB, MAX_FLUSHED, plan_of, records_of
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
 from ampwatch.report.standing import render_json
@@ -29,10 +29,8 @@ from ampwatch.settings import Settings, unknown_variables
 from ampwatch.training.actions.base import Subscription
 from ampwatch.training.arguments import check_flag
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
-from ampwatch.training.model.dtypes import unknown_formats
 from ampwatch.training.model.facts import ranks
 from ampwatch.training.outlet import Outlet
-from ampwatch.training.sensors.births.budgets import checked
 from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets, check_targets
 from ampwatch.version import __version__
@@ -50,10 +48,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ampwatch.diagnosis.pipeline import Diagnosis
-    from ampwatch.report.error_budget import ErrorBudget
     from ampwatch.report.logged import LoggedMetric
     from ampwatch.report.op_lines import By
-    from ampwatch.report.plan import Plan
+    from ampwatch.training.part import Part
     from ampwatch.training.scalers.loss_scaler import LossScaler
     from ampwatch.wire.records import Finding, Severity
 
@@ -501,82 +498,18 @@ class Monitor:
         census = self._session.census
         return NO_CENSUS if census is None else render_ops(census, by)
 
-    def error_budget(
-        self,
-        model: nn.Module | None = None,
-        *,
-        loss: Callable[[Any], Any] | None = None,
-        dtype: torch.dtype | None = None,
-        layers_in: str | Plan | None = None,
-    ) -> ErrorBudget:
-        """Return how far each op and module is from the exact result, and where error is born and grows.
+    def error_budget(self, *args: Any, **kwargs: Any) -> Any:
+        """Return ``ampwatch.lab.error_budget(watch, ...)``, which takes its place in the next release."""
+        return laboratory.load("api").error_budget(self, *args, **kwargs)
 
-        The newest batch is run once more on a twin of the model, with the weights of now, and each
-        op in float64 beside it. To be called in the training loop between two iterations; nothing of
-        the training changes. docs/errors.md explains the numbers.
+    def plan(self, **kwargs: Any) -> Any:
+        """Return ``ampwatch.lab.plan(watch, ...)``, which takes its place in the next release."""
+        return laboratory.load("api").plan(self, **kwargs)
 
-        Args:
-            model: Which of several watched models; the one that was called last if not given.
-            loss: ``f(output)`` that returns the loss, where the model does not return it itself.
-            dtype: What the batch would be with autocast to this dtype; as it was trained if not given.
-            layers_in: What it would be with the products of linear and convolutional layers in another
-                format, ``"mxfp8_e4m3"`` for example, or in those of a plan: operands are cast to it and
-                back, and multiplied in float32.
-
-        Returns:
-            The budget. Where there is none, its ``why_not`` says why, and what to do.
-
-        Raises:
-            StateError: If the monitor is closed.
-            SettingsError: If the model is not watched, ``loss`` cannot be called, ``dtype`` is not
-                float16 or bfloat16, or ``layers_in`` is no format and no plan.
-
-        Cost:
-            Three forwards, of which two in float64, and the backwards of these: some five to fifteen
-            steps. Memory of the activations of a batch some seven times over.
-        """
-        self._require_open()
-        if not (model is None or any(model is one for one in self.models)):
-            msg = f"expected `model` to be a watched one, got another {type(model).__name__}"
-            raise SettingsError(msg)
-        return self._session.error_budget(checked(model, loss, dtype, layers_in))
-
-    def plan(
-        self,
-        *,
-        limit: float = LIMIT_DB,
-        max_flushed: float = MAX_FLUSHED,
-        gpu: str | None = None,
-        formats: Iterable[str] | None = None,
-    ) -> Plan:
-        """Return for each product of each layer the cheapest format whose loss stays under a limit.
-
-        From what was measured of inputs, weights and gradients so far, in all phases of the training.
-        It changes nothing, and says nothing of steps to come; but from now on it is a finding,
-        ``plan_left``, if the training leaves the newest plan, and the map of the page has its colours.
-        docs/plan.md explains the numbers. Still there after ``close``.
-
-        Args:
-            limit: Least signal-to-quantisation-noise ratio of a product. Unit: dB.
-            max_flushed: Largest share of elements of an operand that may become zero.
-            gpu: Name of a GPU: what it does not multiply is left out, and gains are by its peaks.
-            formats: Names of the formats to choose from; those that libraries train with if not given.
-
-        Returns:
-            The plan: ``table()``, ``as_dict()``, ``code("torchao")``. Where there is none, its
-            ``why_not`` says why, and what to do.
-
-        Raises:
-            SettingsError: If an argument makes no sense.
-
-        Cost:
-            Some 10 ms for a layer and phase.
-        """
-        plan = plan_of(self.box(), limit=limit, max_flushed=max_flushed, gpu=gpu, formats=formats)
-        if not (plan.why_not or self._closed):
-            step = max(self._diagnosis.last_step.step, 0)
-            self._session.follow(records_of(plan, step))
-        return replace(plan, notes=(*plan.notes, *unknown_formats(plan.formats)))
+    @property
+    def part(self) -> Part | None:
+        """The laboratory's part of the training, for ``ampwatch.lab``; ``None`` where it is off."""
+        return self._session.part
 
     def close(self) -> None:
         """Take everything off: hooks, taps, ring. Idempotent; findings stay readable."""
@@ -625,7 +558,8 @@ class Monitor:
         box.settings = {f.name: getattr(self.settings, f.name) for f in fields(self.settings)}
         box.notes = [*report_lines(session.census, session.window), *self._not_seen()]
         box.traceback = self._traceback
-        box.layers = session.layers()
+        if session.part is not None:
+            session.part.describe(box)
 
     def _require_open(self) -> None:
         if self._closed and self.settings.level != "off":

@@ -6,19 +6,18 @@ import math
 import time
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ampwatch.diagnosis.calls.known_errors import refuses_nonfinite
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
 from ampwatch.guard import Account, Log
-from ampwatch.report.error_budget import ErrorBudget
-from ampwatch.training.devices import HOST, is_readable, limitation
+from ampwatch.training import families
+from ampwatch.training.devices import is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
 from ampwatch.training.hooks.events import (
     BackwardBegan,
-    DevicesKnown,
     EndCalled,
     EndReturned,
     FactsChanged,
@@ -26,110 +25,60 @@ from ampwatch.training.hooks.events import (
 from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.regions import Regions
-from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.context import Context
 from ampwatch.training.iteration.governor import Governor
 from ampwatch.training.iteration.ledger import ROW_WIDTH, Clock, IterationLedger
 from ampwatch.training.iteration.programs import Programs
-from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
+from ampwatch.training.iteration.samples import RangeSamples
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.memory import MemoryBudget, limit_of
-from ampwatch.training.model.facts import layer_shapes, ranks, run_facts
+from ampwatch.training.model.facts import layer_shapes
 from ampwatch.training.model.home import Home
 from ampwatch.training.model.living import alive
-from ampwatch.training.model.machine import machine_of, no_peak
+from ampwatch.training.model.machine import machine_of
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
-from ampwatch.training.native import core
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.ops.mode import USERS_MODES
 from ampwatch.training.other_ranks import OtherRanks
-from ampwatch.training.private import SEES_COMPILED
+from ampwatch.training.part import part_of
 from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
-from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
-from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
-from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
-from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
 from ampwatch.training.sensors.births.following import BirthSensor
 from ampwatch.training.sensors.births.replaying import ReplaySensor
-from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
-from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.exceptions import describe
-from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
-from ampwatch.training.sensors.calls.hand_clips import HandClips
-from ampwatch.training.sensors.memory.growth import MemorySensor
+from ampwatch.training.sensors.facts import Notices
 from ampwatch.training.sensors.ops.census import OpCensusSensor
-from ampwatch.training.sensors.ops.inputs import InputSensor
-from ampwatch.training.sensors.ops.refused import RefusedOps
-from ampwatch.training.sensors.ops.waits import WaitSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
-from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
-from ampwatch.training.sensors.ranges.flushed_gradients import FlushedGradientSensor
-from ampwatch.training.sensors.ranges.gradients import (
-    DirectGradientSensor,
-    ScaledGradientSensor,
-)
-from ampwatch.training.sensors.ranges.layers import LayerSensor
-from ampwatch.training.sensors.ranges.logits import LogitSensor
-from ampwatch.training.sensors.ranges.updates import UpdateSensor
-from ampwatch.training.sensors.ranges.weights import WeightSensor
-from ampwatch.training.sensors.rounding.averages import Averages
-from ampwatch.training.sensors.rounding.fp8_casts import Fp8Casts
-from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
-from ampwatch.training.sensors.rounding.scattered_sums import ScatteredSums
-from ampwatch.training.sensors.rounding.sums import Sums
-from ampwatch.training.sensors.rounding.weight_additions import WeightAdditions
-from ampwatch.training.sensors.scaler.losses import RootLosses
 from ampwatch.training.sensors.scaler.missed_steps import MissedSteps
-from ampwatch.training.sensors.scaler.no_iteration import NoIteration
-from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
 from ampwatch.training.sensors.scaler.succession import ScalerSuccession
-from ampwatch.training.sensors.scaler.unscaled_half import UnscaledHalf
-from ampwatch.training.sensors.state.checksums import ChecksumSensor
-from ampwatch.training.sensors.tape.taping import TapeSensor
 from ampwatch.training.sensors.time.phases import PhaseSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum
 from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
-from ampwatch.wire.records import WITHOUT_C, FactsRecord, SensorFailureRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import torch
 
-    from ampwatch.diagnosis.evidence.plans import PlanMade
     from ampwatch.settings import Settings
-    from ampwatch.training.hooks.events import (
-        IterationClosed,
-        IterationPlanned,
-        SensorFailed,
-        TensorsSwapping,
-    )
+    from ampwatch.training.hooks.sensor import Sensor
     from ampwatch.training.outlet import Outlet
-    from ampwatch.training.sensors.births.budgets import Asked
+    from ampwatch.training.part import Part, PartModule
     from ampwatch.training.targets import Targets
-    from ampwatch.wire.records import CensusRecord, LayerRecord, PlanRecord, WindowRecord
+    from ampwatch.wire.records import CensusRecord, WindowRecord
 
 logger = Log()
+
+_S = TypeVar("_S", bound="Sensor")
 
 SAMPLED_LEVELS = ("standard", "deep")
 """Levels at which values are measured and ops are observed, now and then or always."""
 
-NOT_REPLAYED = (
-    "batches are kept, and run again, at level standard or deep, where values can be read from the"
-    " device; call ampwatch.monitor(model, level='standard')"
-)
-
 READBACK_SLOTS = 64
 """Iterations whose values may be on their way from the device; more are dropped and counted."""
-
-MAX_MESSAGE = 400
-"""Characters of an exception that are recorded; its traceback is in the log."""
 
 DRAIN_SECONDS = 1.0
 """How long the end waits for values that are still on the device: a device that hangs
@@ -152,137 +101,6 @@ class Attachment(Protocol):
         """Take it off. Idempotent."""
 
 
-class Notices(Sensor):
-    """Records what does not change from step to step, when it changes.
-
-    Args:
-        context: What is shared.
-    """
-
-    name = "notices"
-    is_thread_safe = True
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._held: dict[str, str] = {}
-
-    def tensors_swapping(self, _event: TensorsSwapping) -> None:
-        """Refer to no parameter meanwhile."""
-        self._context.names.let_go()
-        self._context.trained.let_go()
-
-    def facts_changed(self, _event: FactsChanged) -> None:
-        """Record the facts anew."""
-        self.record_facts()
-
-    def iteration_planned(self, _event: IterationPlanned) -> None:
-        """Record what memory is held, where that has changed."""
-        self.record_memory()
-
-    def record_memory(self) -> None:
-        """Record what memory is held, where that has changed. Never in a plain step."""
-        held = self._context.memory.facts()
-        changed = {name: value for name, value in held.items() if self._held.get(name) != value}
-        if changed:
-            self._held = held
-            self._context.out.put(FactsRecord(changed))
-
-    def record_facts(self) -> None:
-        """Record the facts as they are now."""
-        context = self._context
-        bus = context.bus
-        foreign = {"scaler": "inferred"} if bus.infers_scale else None
-        if bus.loss_scaler is not None:
-            foreign = bus.loss_scaler.facts
-        facts = run_facts(context.scaler, context.autocast_dtypes, context.home.device, foreign)
-        if context.settings.peak_flops:
-            facts["peak_flops"] = context.settings.peak_flops
-        if core is None:
-            facts[WITHOUT_C] = "yes"
-        context.out.put(FactsRecord(facts))
-
-
-class Failures(Sensor):
-    """Records sensors that fail, at once: the records of steps may be what has ended.
-
-    Args:
-        context: What is shared.
-    """
-
-    name = "failures"
-    is_thread_safe = True
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    def sensor_failed(self, event: SensorFailed) -> None:
-        """Record which sensor has failed, in which iteration and of what."""
-        sensor, errors, error = event
-        message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
-        step = self._context.iteration.step
-        self._context.out.put(SensorFailureRecord(sensor, errors, step, message))
-
-
-class Whereabouts(Sensor):
-    """Notices at the end of the first iteration that a training is not where it was at set-up.
-
-    Args:
-        context: What is shared.
-        diagnosis: Judges by the machine that the training runs on.
-        samples: Whether values are measured and ops are observed.
-    """
-
-    name = "device"
-
-    def __init__(self, context: Context, diagnosis: Diagnosis, *, samples: bool) -> None:
-        self._context = context
-        self._diagnosis = diagnosis
-        self._samples = samples
-
-    def installed(self) -> None:
-        """Have sensors do at set-up what is slow."""
-        types = {device.type for device in self._context.home.devices}
-        if types and all(map(is_readable, types)):
-            self._context.bus.emit(DevicesKnown(has_accelerator=types != {HOST}))
-
-    def iteration_closed(self, _event: IterationClosed) -> None:
-        """Look once: by now all parameters are where they are going to be."""
-        self.is_dormant = True
-        self._count_ranks()
-        context = self._context
-        home, before = context.home, context.home.device
-        if not home.update():
-            return
-        self.installed()
-        if home.device == before:
-            return  # some parameters have been left elsewhere, or an optimizer has more of them
-        if before is not None:
-            logger.warning(
-                "the model has moved from %s to %s since ampwatch.monitor(): what is done at set-up"
-                " otherwise took place in its first iteration; call monitor() after model.to()",
-                before,
-                home.device,
-            )
-        layers = layer_shapes(context.names) if self._samples else ()
-        self._diagnosis.move(machine_of(home.device, context.settings), layers)
-        self._diagnosis.check_layers()
-        context.bus.emit(FactsChanged())
-
-    def _count_ranks(self) -> None:
-        rank, _, world_size = ranks()
-        known = self._context.peers.world_size
-        if world_size != known:
-            logger.warning(
-                "this is rank %d of %d since torch.distributed.init_process_group(); ampwatch.monitor()"
-                " was called before it and knows of %d: what ranks do to one another is not seen, and each"
-                " may be taken for the same one; call monitor() after init_process_group(), or set RANK,"
-                " LOCAL_RANK and WORLD_SIZE as torchrun does",
-                rank,
-                world_size,
-                known,
-            )
-
-
 class Session:
     """The parts that watch one training. Building them attaches nothing.
 
@@ -295,6 +113,7 @@ class Session:
     Attributes:
         diagnosis: What became of the steps.
         bus: Tells the sensors of events.
+        part: The laboratory's part; ``None`` where it is off, or nothing is measured.
     """
 
     def __init__(
@@ -322,16 +141,16 @@ class Session:
             KernelSelector().of,
             _device_rows(names),
             memory=memory,
-            with_blocks=settings.block_formats == "on",
+            with_blocks=settings.lab == "on",
         )
         trained = Trained(names, targets.optimizers)
         bus.ownership.optimizers = lambda: alive(trained.met.values())
         self._home = home = Home(names, trained)
-        # Where values cannot be read without waiting, steps are counted and nothing is measured.
         readable = all(is_readable(device.type) for device in home.devices)
-        self._samples = settings.level in SAMPLED_LEVELS and readable
+        samples_values = settings.level in SAMPLED_LEVELS and readable
+        lab = part_of(settings) if samples_values else None
         machine = machine_of(home.device, settings)
-        layers = layer_shapes(names) if self._samples else ()
+        layers = layer_shapes(names) if samples_values else ()
         self.diagnosis = Diagnosis(
             settings,
             _scale_of(targets.scaler),
@@ -347,6 +166,7 @@ class Session:
                 OtherRanks(outlet.world_size, lambda: outlet.said, names),
             ),
             run_guarded=self._diagnosing.run,
+            more=() if lab is None else lab.DETECTORS,
         )
         scaled = targets.scaler is not None and targets.scaler.is_enabled()
         self._context = context = Context(
@@ -369,14 +189,14 @@ class Session:
             observe=self.diagnosis.observe,
             out=outlet,
             peers=outlet,
+            samples=samples_values,
         )
         for part, held in outlet.holders:
             memory.add(part, held)
         for readback in (self._readback, context.deferred):
             memory.add("transfer", readback.held_bytes)
-        samples = RangeSamples(context.governor, measuring, home, bus) if self._samples else None
-        self._notices = Notices(context)
-        self._schedulers = SchedulerSensor(context)
+        samples = RangeSamples(context) if context.samples else None
+        schedulers = SchedulerSensor(context)
         self._ledger = IterationLedger(
             bus=bus,
             iteration=self._iteration,
@@ -386,89 +206,43 @@ class Session:
             judge=self.diagnosis,
             samples=samples,
             clock=context.clock,
-            schedulers=self._schedulers,
+            schedulers=schedulers,
         )
-        self._memory = MemorySensor(context)
-        self._births = BirthSensor(context) if self._samples else None
-        self._census = OpCensusSensor(context) if self._samples else None
-        self._window = WindowSensor(context) if self._samples else None
-        self._phases = PhaseSensor(context)
-        self._layers = LayerSensor(context, outlet.identity) if self._samples else None
-        self._replay = ReplaySensor(context, self._newest_plan) if self._samples else None
-        is_taped = self._samples and settings.record_dir
-        self._tape = TapeSensor(context, outlet.identity) if is_taped else None
-        self._missed_steps: MissedSteps | None = None
-        self._of_scaler = tuple(self._for_scaler())
-        for sensor in self._sensors(samples):
+        self._notices = Notices(context)
+        self._made: dict[object, Sensor] = {
+            SchedulerSensor: schedulers,
+            IterationLedger: self._ledger,
+            Notices: self._notices,
+            Regions: context.regions,
+            Programs: Programs(context, self.diagnosis.book),
+            ScalerSuccession: ScalerSuccession(
+                context, partial(bus.call_at_boundary, self._change_scaler)
+            ),
+        }
+        if samples is not None:
+            self._made[RangeSamples] = samples
+        first = families.make(families.FIRST, context, self._made)
+        self._of_scaler = families.make(families.OF_SCALER, context, self._made)
+        self.part = self._make_part(lab, outlet)
+        of_values = families.make(families.OF_VALUES, context, self._made)
+        of_part = () if self.part is None else self.part.sensors
+        self._made |= {type(sensor): sensor for sensor in of_part}
+        of_steps = families.make(families.OF_STEPS, context, self._made)
+        for sensor in (*first, *self._of_scaler, *of_values, *of_part, *of_steps):
             bus.add(sensor)
         # At `deep` every op is observed, and its region with it.
         bus.may_rest = settings.level != "deep"
         self._attachments: list[Attachment] = []
         self._complaints: set[str] = set()
 
-    def _programs(self) -> Iterator[Sensor]:
-        # Ranks that skip different openings would sample in different steps.
-        if self._context.peers.world_size == 1:
-            yield Programs(self._context, self.diagnosis.book)
-
-    def _sensors(self, samples: RangeSamples | None) -> Iterator[Sensor]:
-        """Yield the sensors of the level, in the order in which they are told of an event."""
-        context = self._context
-        where = Whereabouts(context, self.diagnosis, samples=self._samples)
-        yield from (Failures(context), where, self._memory)
-        yield from (AutocastBackwardSensor(context), ClippingSensor(context))
-        # What is measured belongs to the iteration that the ledger closes: before the ledger.
-        if samples is not None:
-            if self._replay is not None:
-                yield self._replay
-            yield samples
-            yield from self._programs()
-            yield Planner(context.governor, self.bus)
-        yield from self._of_scaler
-        if samples is not None:
-            if self._layers is not None:
-                yield self._layers
-            yield ActivationSensor(context, self._layers)
-            yield WeightSensor(context)
-            yield UpdateSensor(context)
-            if context.peers.world_size > 1:
-                yield ChecksumSensor(context)
-            yield context.regions
-            yield CollectiveSensor()
-            yield InputSensor(context)
-            yield from filter(None, (self._census, self._births, self._tape))
-            yield LogitSensor(context)
-            yield LossyCasts(context)
-            yield Fp8Casts(context)
-            yield Sums(context)
-            yield Averages(context)
-            yield WeightAdditions(context)
-            yield ScatteredSums(context)
-            yield AgedCasts(context)
-            yield from (RefusedOps(context), WaitSensor(context))
-            yield DeferredReads(context.deferred)
-            if self._window is not None:
-                yield self._window
-        yield from self._of_steps()
-
-    def _for_scaler(self) -> Iterator[Sensor]:
-        """Yield the sensors that are made for the watched scaler, or for a training without one."""
-        context = self._context
-        if context.is_scaled:
-            yield GradientUseSensor(context)
-        if self._samples:
-            yield (ScaledGradientSensor if context.is_scaled else DirectGradientSensor)(context)
-            if context.is_scaled:
-                yield from (FlushedGradientSensor(context), HandClips(context))
-        if not context.is_scaled and self.bus.loss_scaler is None:
-            yield UnscaledHalf(context)
-        if context.scaler is not None:
-            yield ReplicaSensor(context)
-            return
-        yield RootLosses(context)
-        if self.bus.loss_scaler is None:
-            self._missed_steps = MissedSteps(context)
-            yield self._missed_steps
+    def _make_part(self, lab: PartModule | None, outlet: Outlet) -> Part | None:
+        """Return the laboratory's part; ``None`` where it is off, or nothing is measured."""
+        replays = self._one(ReplaySensor)
+        if lab is None or replays is None:
+            return None
+        part = lab.make(self._context, outlet.identity, replays)
+        self._made[ActivationSensor] = ActivationSensor(self._context, part.calls)
+        return part
 
     def _change_scaler(self, _step: int) -> None:
         self.bus.forget_at_boundary(self._change_scaler)
@@ -476,28 +250,22 @@ class Session:
 
     def _exchange(self) -> None:
         """Watch the training with the sensors of a scaler that was not handed in."""
-        old, self._of_scaler = self._of_scaler, tuple(self._for_scaler())
+        old = self._of_scaler
+        for sensor in old:
+            del self._made[type(sensor)]
+        self._of_scaler = families.make(families.OF_SCALER, self._context, self._made)
         self.bus.exchange(old, self._of_scaler)
-        if self._replay is not None:
-            self.bus.ignore(self._replay, BackwardBegan)  # a loss that breaks no weight can wait
-        self._missed_steps, self.bus.infers_scale = None, False
+        replay = self._one(ReplaySensor)
+        if replay is not None:
+            self.bus.ignore(replay, BackwardBegan)  # a loss that breaks no weight can wait
+        self.bus.infers_scale = False
         self._ledger.settle()
         self.bus.emit(FactsChanged())
 
-    def _of_steps(self) -> Iterator[Sensor]:
-        """Yield the sensors of every level: those that follow steps and their time."""
-        context = self._context
-        yield AutocastSensor(context)
-        yield self._notices
-        yield self._phases
-        # A scheduler's step belongs to the step of its optimizer: before the ledger.
-        yield self._schedulers
-        yield self._ledger
-        yield StaleCastSensor(context)
-        yield CompiledBackwardSensor(context)
-        if self.bus.loss_scaler is None:
-            yield ScalerSuccession(context, partial(self.bus.call_at_boundary, self._change_scaler))
-        yield NoIteration(context, hears_calls=self._replay is not None)
+    def _one(self, kind: type[_S]) -> _S | None:
+        """Return the sensor of a class; ``None`` where this training has none."""
+        made = self._made.get(kind)
+        return made if isinstance(made, kind) else None
 
     def install(self) -> None:
         """Place the hooks; if one cannot be placed, none stays."""
@@ -548,8 +316,9 @@ class Session:
         """Deliver what is still on its way, within ``DRAIN_SECONDS``, and the last word on findings."""
         end = time.monotonic() + DRAIN_SECONDS
         guard = self._ledger.guard
-        if self._missed_steps is not None:
-            self._missed_steps.guard.run(self._missed_steps.end)
+        missed_steps, op_census = self._one(MissedSteps), self._one(OpCensusSensor)
+        if missed_steps is not None:
+            missed_steps.guard.run(missed_steps.end)
         guard.run(self._ledger.settle)
         guard.run(self._ledger.deliver_arrived)
         while self._readback.in_flight and not guard.off and time.monotonic() < end:
@@ -557,12 +326,12 @@ class Session:
             guard.run(self._ledger.deliver_arrived)
         # What ran after the last update, or all there was, where no update ever came.
         census = None
-        if self._census is not None:
-            census = self._census.guard.run(self._census.unfinished, self._iteration.step)
+        if op_census is not None:
+            census = op_census.guard.run(op_census.unfinished, self._iteration.step)
         self._poll()
         if census is not None:
             self.diagnosis.observe_census(census, time.time_ns())
-        births = self._births
+        births = self._one(BirthSensor)
         if births is not None:
             while births.in_flight and not births.guard.off and time.monotonic() < end:
                 time.sleep(0.001)
@@ -575,8 +344,9 @@ class Session:
 
     def _poll(self) -> None:
         self._diagnosing.run(self._context.deferred.poll)
-        if self._births is not None:
-            self._births.guard.run(self._births.poll)
+        births = self._one(BirthSensor)
+        if births is not None:
+            births.guard.run(births.poll)
 
     def ended_by(self, error: BaseException) -> None:
         """Explain the exception that has ended the training, if it is a known one. Never raises."""
@@ -586,8 +356,9 @@ class Session:
         context = self._context
         each = list(describe(error, self._iteration.step, context.names, context.registry))
         # The op at fault first: what it was refused for is its consequence.
-        if self._births is not None and any(refuses_nonfinite(one.message) for one in each):
-            self._births.guard.run(self._births.refused)
+        births = self._one(BirthSensor)
+        if births is not None and any(refuses_nonfinite(one.message) for one in each):
+            births.guard.run(births.refused)
         for raised in each:
             self.diagnosis.observe(raised)
 
@@ -599,33 +370,15 @@ class Session:
     @property
     def window(self) -> WindowRecord | None:
         """The newest profiler window; ``None`` before the first."""
-        return None if self._window is None else self._window.newest
+        window = self._one(WindowSensor)
+        return None if window is None else window.newest
 
     def count_batch(self, samples: object, tokens: object) -> None:
         """Count what the open iteration trains on. Never raises because of what it is given."""
-        problem = self._phases.count(samples, tokens)
+        phases = self._one(PhaseSensor)
+        problem = phases.count(samples, tokens) if phases is not None else ""
         if problem:
             self._complain("batch()", problem)
-
-    def error_budget(self, asked: Asked) -> ErrorBudget:
-        """Return the error budget of the newest batch, or why there is none. Never raises."""
-        if self._replay is None:
-            return ErrorBudget(why_not=NOT_REPLAYED)
-        if self._iteration.thread not in (0, get_ident()):
-            return ErrorBudget(why_not="another thread trains; ask in that one")
-        return self._replay.error_budget(asked)
-
-    def layers(self) -> list[LayerRecord]:
-        """Return the layers that have been called, and what was measured of the operands of their products."""
-        return [] if self._layers is None else self._layers.records()
-
-    def _newest_plan(self) -> PlanMade | None:
-        return None if self._layers is None else self._layers.plan
-
-    def follow(self, plan: Sequence[PlanRecord]) -> None:
-        """Have it told when the training leaves a plan, which is given layer by layer."""
-        if self._layers is not None:
-            self._layers.follow(plan)
 
     def end_iteration(self, loss_scale: object, skipped: object) -> None:
         """End the open iteration by hand. Never raises because of what it is given."""
@@ -677,13 +430,10 @@ class Session:
         for guard in self.bus.guards:
             errors += guard.errors
             missed += guard.missed
-        dropped = self._readback.dropped + self._births_dropped + missed
+        births = self._one(BirthSensor)
+        dropped = self._readback.dropped + missed + (0 if births is None else births.dropped)
         spent_ns = self._account.spent_ns + int(self._context.governor.hidden_ns)
         return SelfCost(spent_ns, errors, dropped)
-
-    @property
-    def _births_dropped(self) -> int:
-        return 0 if self._births is None else self._births.dropped
 
     def sampling_cost(self) -> SamplingCost:
         """Return what sampling has cost and missed so far."""
@@ -710,77 +460,8 @@ class Session:
             sentences.append(f"values of devices are not read: {self._readback.why_not}")
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
-        sentences += self._memory.not_read()
-        if self._samples:
-            sentences += self._not_measured()
-            sentences += [] if self._window is None else self._window.not_seen()
-            sentences += self._not_counted()
-        if self._replay is not None:
-            sentences += self._replay.not_replayed()
-        if self._tape is not None and self._tape.trouble:
-            sentences.append(self._tape.trouble)
-        return sentences
-
-    def _not_measured(self) -> list[str]:
-        measuring, names = self._context.measuring, self._context.names
-        sentences = [*measuring.not_measured.values(), *self._context.memory.refused.values()]
-        sentences += names.unread.values()
-        sentences += [
-            f"outputs of the modules in {name or 'the model'} are not measured one by one: it is TorchScript,"
-            " in which no hooks are called"
-            for name in names.scripted()
-        ]
-        if why := no_peak(self._home.device, self._context.settings):
-            sentences.append(f"shares of the peak are not known: {why}")
-        if measuring.dropped:
-            sentences.append(
-                f"{measuring.dropped} measurements of ranges were given up: the device was too far"
-                " behind, or had no memory to spare"
-            )
-        if self.bus.runs_compiled:
-            sentences.append(
-                "outputs of modules are measured on a twin of the model that runs eagerly: compiled"
-                " code keeps more of what it computes in float32, and may overflow later"
-                if self._replay is not None and self._replay.is_sampling
-                else "outputs of modules are not measured: compiled code runs, and hooks that come"
-                ' and go would have it compiled again; replay="sampled" measures them on a twin'
-            )
-        return sentences
-
-    def _not_counted(self) -> list[str]:
-        governor, sentences = self._context.governor, []
-        if self._births_dropped:
-            sentences.append(
-                f"in {self._births_dropped} iterations non-finite values were not followed from op"
-                " to op: a CUDA graph was captured, there were too many ops, or the host fell"
-                " behind"
-            )
-        forces_eager = self._context.settings.compiled_census == "force_eager"
-        if governor.counts_one_by_one and self.bus.runs_compiled and not forces_eager:
-            sentences.append(
-                "ops are not counted one by one: compiled code runs, and computes a part of what it"
-                " does without ops; profiler windows count them, and"
-                ' compiled_census="force_eager" runs counted iterations uncompiled'
-            )
-            sentences.append(
-                "non-finite values are followed through compiled code from op to op, not inside of"
-                " what is fused: there the first op that reads them is named"
-                if SEES_COMPILED
-                else "non-finite values are not followed from op to op: compiled code runs, and"
-                " before PyTorch 2.10 it would run otherwise"
-            )
-        if self._census is not None and self._census.closed:
-            classes = ", ".join(sorted(self._census.closed))
-            sentences.append(
-                f"ops on tensors of {classes} are not seen: the class does not say which tensors it is"
-                " made of (__tensor_flatten__)"
-            )
-        if governor.uncountable:
-            sentences.append(
-                f"ops are not counted one by one any more: {governor.uncountable} was met, which"
-                " PyTorch computes otherwise while anybody looks; profiler windows count ops: on a"
-                " GPU, elsewhere with window_seconds=600"
-            )
+        for sensor in self._made.values():
+            sentences += sensor.not_seen()
         return sentences
 
 

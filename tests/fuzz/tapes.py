@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ampwatch.diagnosis.difference.ranks import compare_runs
 from ampwatch.errors import DiffError
-from ampwatch.report.difference import difference_document, render_difference
-from ampwatch.wire.tape import TapeOutcome
-from ampwatch.wire.tape.files import MARK, find_tapes
-from ampwatch.wire.tape.rows import TapeRecord
+from ampwatch.lab.difference.ranks import compare_runs
+from ampwatch.lab.difference.words import difference_document, render_difference
+from ampwatch.lab.tape import TapeOutcome
+from ampwatch.lab.tape.files import MARK, find_tapes
+from ampwatch.lab.tape.rows import TapeRecord
 from tests.fuzz.engine import scratch
 from tests.workshop.tapes import HEAD, step, write_tape
 

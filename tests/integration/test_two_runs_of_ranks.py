@@ -60,7 +60,7 @@ def train(course):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=is_half)
     place = os.path.join(directory, course)
     with ampwatch.monitor(
-        model, scaler if is_half else None, optimizer=optimizer, serve=False, record_dir=place
+        model, scaler if is_half else None, optimizer=optimizer, serve=False, lab=True, record_dir=place
     ):
         for step in range(3):
             drawn = torch.Generator().manual_seed(step)

@@ -48,10 +48,8 @@ ELSEWHERE = {
     "compiled_entering",
     "end_called",
     "end_returned",
-    "errors_asked",
     "graph_captured",
-    "layers_asked",
-    "plan_given",
+    "requested",
     "scale_seen",
     "sensor_failed",
     "step_missed",
@@ -143,7 +141,7 @@ def test_whoever_fails_in_an_event_is_off_and_told_and_nobody_else(
     monkeypatch.setattr(bus, "Subscriber", subscribed)
     with (
         caplog.at_level(logging.WARNING, logger="ampwatch.guard"),
-        ampwatch.monitor(run.models, run.scaler, level="deep", serve=False) as watch,
+        ampwatch.monitor(run.models, run.scaler, level="deep", serve=False, lab=True) as watch,
     ):
         run.loop()
         off = sorted(guard.name for guard in watch._session.bus.guards if guard.off)
@@ -170,7 +168,7 @@ def test_a_sensor_that_fails_at_the_end_leaves_nothing_of_others(
     run = build("fp16-scheduled")
     before = dict(taps._taps)
     calls: list[str] = []
-    with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False) as watch:
+    with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False, lab=True) as watch:
         run.loop()
         for sensor in watch._session.bus.sensors:
 
@@ -214,7 +212,7 @@ def test_a_glance_that_fails_leaves_the_call_to_the_handler(
         else:
             with (
                 caplog.at_level(logging.WARNING, logger="ampwatch.guard"),
-                ampwatch.monitor(run.models, run.scaler, level="deep", serve=False),
+                ampwatch.monitor(run.models, run.scaler, level="deep", serve=False, lab=True),
             ):
                 run.loop()
         digests.append(run.digest())

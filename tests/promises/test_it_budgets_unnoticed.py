@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import ampwatch
+from ampwatch import lab
 from tests.promises.conftest import ahead, each_recipe
 from tests.promises.test_it_replays_unnoticed import BANK, MODELS, Loss
 from tests.trainings import build
 
 if TYPE_CHECKING:
-    from ampwatch.report.error_budget import ErrorBudget
+    from ampwatch.lab.budget import ErrorBudget
 
 pytestmark = ahead
 
@@ -33,10 +34,10 @@ def test_recipes_are_what_they_are_without_budgets(recipe: str) -> None:
 
     watched, budgets = build(recipe), list[Any]()
     with ampwatch.monitor(
-        watched.models, watched.scaler, optimizer=watched.optimizers, serve=False
+        watched.models, watched.scaler, optimizer=watched.optimizers, serve=False, lab=True
     ) as watch:
         watched.after_step = lambda step: (
-            budgets.append(watch.error_budget(layers_in=IN_TURN[step % 3]))
+            budgets.append(lab.error_budget(watch, layers_in=IN_TURN[step % 3]))
             if step % 4 == 1
             else None
         )
@@ -57,14 +58,14 @@ def train(name: str, *, asks: bool) -> tuple[Any, list[ErrorBudget]]:
     model = MODELS[name][0]()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     losses, budgets = [], []
-    with ampwatch.monitor(model, optimizer=optimizer, serve=False) as watch:
+    with ampwatch.monitor(model, optimizer=optimizer, serve=False, lab=True) as watch:
         for step in range(6):
             x = torch.randn(16, 8)
             # In one region, whose casts are cached: a budget comes while they are there.
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 out = model(x)
                 if asks and step % 2:
-                    budgets.append(watch.error_budget())
+                    budgets.append(lab.error_budget(watch))
                 again = model(x) if step == 3 else out
             loss = sum(
                 (o["loss"] if isinstance(o, dict) else o.float().square().mean())
@@ -97,11 +98,11 @@ def test_nothing_stays_of_a_budget() -> None:
     """Neither a mode, nor a hook, nor a gradient, nor a state of autocast or of autograd."""
     torch.manual_seed(0)
     model = Loss()
-    with ampwatch.monitor(model, serve=False) as watch:
+    with ampwatch.monitor(model, serve=False, lab=True) as watch:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             model(torch.randn(16, 8))
         modes = torch._C._len_torch_dispatch_stack()
-        assert watch.error_budget().rows
+        assert lab.error_budget(watch).rows
         assert torch._C._len_torch_dispatch_stack() == modes
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
         assert all(p.grad is None for p in model.parameters())

@@ -12,6 +12,7 @@ import torch
 import torch._dynamo
 
 import ampwatch
+from ampwatch import lab
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
@@ -21,6 +22,7 @@ from ampwatch.diagnosis.records.range_records import RangeRecorder
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.guard import Guard
+from ampwatch.lab.training.layers import LayerSensor
 from ampwatch.training.courier import Courier
 from ampwatch.training.hooks import bus
 from ampwatch.training.hooks.channel import Subscriber
@@ -45,7 +47,6 @@ from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
-from ampwatch.training.sensors.ranges.layers import LayerSensor
 from ampwatch.training.sensors.time.call_notes import CallNotes
 from ampwatch.training.sensors.time.splitting import Splitter
 from ampwatch.training.transfer.measuring import Measuring
@@ -176,7 +177,9 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
     watched = _faulty_run()
     with (
         caplog.at_level(logging.WARNING, logger="ampwatch.guard"),
-        ampwatch.monitor(watched.models, watched.scaler, level=level, serve=False) as watch,
+        ampwatch.monitor(
+            watched.models, watched.scaler, level=level, serve=False, lab=True
+        ) as watch,
     ):
         watched.loop()
         report = watch.report()
@@ -304,7 +307,7 @@ def test_the_guards_of_a_monitor_are_those_that_are_tested() -> None:
     names = {}
     for recipe in ("fp16-scheduled", "bf16-without-scaler"):
         run = build(recipe)
-        with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False) as watch:
+        with ampwatch.monitor(run.models, run.scaler, level="deep", serve=False, lab=True) as watch:
             names[recipe] = [guard.name for guard in watch._session.bus.guards]
 
     assert sorted(names["fp16-scheduled"]) == sorted(SCALED)
@@ -346,10 +349,12 @@ def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
     watched = build_run()
 
     def train() -> None:
-        with ampwatch.monitor(watched.models, watched.scaler, level="deep", serve=False) as watch:
+        with ampwatch.monitor(
+            watched.models, watched.scaler, level="deep", serve=False, lab=True
+        ) as watch:
             watched.loop()
             if name == "error_budget":  # which nobody runs unasked
-                assert "it has failed" in str(watch.error_budget())
+                assert "it has failed" in str(lab.error_budget(watch))
             raise mine
 
     monkeypatch.setattr(Guard, "run", run_guarded)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
-from ampwatch.training.sensors.tape.taping import TapeSensor
-from ampwatch.wire.tape import files, read_tape
-from ampwatch.wire.tape.files import TapeWriter, find_tape
+from ampwatch.lab.tape import files, read_tape
+from ampwatch.lab.tape.files import TapeWriter, find_tape
+from ampwatch.lab.training.taping import TapeSensor
 from tests.promises.conftest import ahead, each_recipe
 from tests.promises.faults import Fault
 from tests.trainings import Run, build
@@ -18,8 +18,8 @@ from tests.trainings import Run, build
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ampwatch.lab.tape.rows import TapeRecord
     from ampwatch.training.monitor import Monitor
-    from ampwatch.wire.tape.rows import TapeRecord
 
 pytestmark = ahead
 
@@ -31,6 +31,7 @@ def watched(run: Run, directory: Path, **settings: object) -> Monitor:
         run.scaler,
         optimizer=run.optimizers,
         serve=False,
+        lab=True,
         record_dir=str(directory),
         record_elements=1,
         **settings,

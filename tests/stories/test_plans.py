@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
+from ampwatch import lab
 from tests.stories.plans import ASKED_AT, CONTROLS, STORIES
 from tests.stories.stage import at_each_level, bare_digest, seed
 
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Finding
     from tests.stories.stage import Program, Story
 
-pytestmark = pytest.mark.usefixtures("one_thread", "samples_in_one_piece")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.usefixtures("one_thread", "samples_in_one_piece"),
+]
 
 
 def _watched(
@@ -30,13 +34,13 @@ def _watched(
 
     def iterate(step: int) -> object:
         if step == ASKED_AT:
-            plan = watch.plan(**arguments)
+            plan = lab.plan(watch, **arguments)
             assert plan.layers
         return inner(step)
 
     program.iterate = iterate
     (model,) = program.models
-    with ampwatch.monitor(model, level=level, serve=False, **program.settings) as watch:
+    with ampwatch.monitor(model, level=level, serve=False, lab=True, **program.settings) as watch:
         program.run()
     return program, [f for f in watch.findings if f.kind == "plan_left"]
 
@@ -56,7 +60,6 @@ def test_what_leaves_its_plan_is_told_with_the_layer(story: Story, level: str) -
     assert program.digest() == bare_digest(story.build, sick=True)
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_the_twin_with_the_remedy_holds_its_plan(story: Story) -> None:
     """No finding of the kind, not even an info."""
@@ -66,7 +69,6 @@ def test_the_twin_with_the_remedy_holds_its_plan(story: Story) -> None:
     assert program.digest() == bare_digest(story.build, sick=False)
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("limit", [15.0, 20.0, 40.0])
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda build: build.__name__)
 def test_what_only_changes_is_left_alone(control: Callable[[], Program], limit: float) -> None:

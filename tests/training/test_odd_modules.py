@@ -114,7 +114,7 @@ def train(
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     watch = None
     if level is not None:
-        watch = ampwatch.monitor(model, scaler, level=level, serve=False, sample_every=1)
+        watch = ampwatch.monitor(model, scaler, level=level, serve=False, sample_every=1, lab=True)
     for step in range(STEPS):
         part.is_late = step >= STEPS // 2
         optimizer.zero_grad()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from ampwatch.wire.tape import RowKind, TapeHead, TapeOutcome, TapeRow, TapeStep, TapeWriter
-from ampwatch.wire.tape.rows import NUM_BUCKETS, VERSION, pack_sums
+from ampwatch.lab.tape import RowKind, TapeHead, TapeOutcome, TapeRow, TapeStep, TapeWriter
+from ampwatch.lab.tape.rows import NUM_BUCKETS, VERSION, pack_sums
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

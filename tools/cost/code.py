@@ -27,7 +27,6 @@ PATHS = (
     "ampwatch/wire/blackbox",
     "ampwatch/wire/records",
     "ampwatch/wire/ring",
-    "ampwatch/wire/tape",
 )
 """What a watched step runs, and the settings that say how often. `tests/tools/test_cost.py` watches one."""
 

@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import ampwatch
-from ampwatch import actions
+from ampwatch import actions, lab
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,7 @@ SECTIONS = {
     "Acting on a finding": ("actions.log", "actions.webhook", "actions.checkpoint", "actions.stop"),
     "Planting a fault": ("inject", "Injection"),
     "Scalers that are not torch's": ("LossScaler",),
+    "The laboratory": ("lab.error_budget", "lab.plan"),
 }
 """The names with a heading of their own, by section."""
 
@@ -42,7 +43,7 @@ ERRORS = "Errors"
 MEMBERS = {
     "Monitor": (
         "findings", "on_finding", "report", "op_table", "last_step", "metrics", "summary",
-        "gradient_norms", "error_budget", "plan", "log_to", "live", "end_iteration", "models", "is_scaled", "url", "closed", "close",
+        "gradient_norms", "log_to", "live", "end_iteration", "models", "is_scaled", "url", "closed", "close",
     ),
     "Finding": ("key",),
     "Injection": ("active", "remove"),
@@ -59,7 +60,8 @@ _SIMPLE = (bool, float, int, str, type(None))
 
 def found(name: str) -> Any:
     """Return what a public name stands for."""
-    return getattr(actions, name.partition(".")[2]) if "." in name else getattr(ampwatch, name)
+    module, _, member = name.rpartition(".")
+    return getattr({"actions": actions, "lab": lab}.get(module, ampwatch), member)
 
 
 def errors() -> list[str]:

@@ -181,6 +181,18 @@ class LayerShape(NamedTuple):
     device_type: str
 
 
+class TrainingMoved(NamedTuple):
+    """The training is not where it was at set-up.
+
+    Attributes:
+        machine: What it runs on now.
+        layers: The weights of the model's layers.
+    """
+
+    machine: Machine
+    layers: Sequence[LayerShape]
+
+
 class KernelTime(NamedTuple):
     """One kernel of a profiler window.
 

@@ -133,7 +133,7 @@ class LogitGrowth(Detector):
         """Iterations of which one is to be looked at for the logits; 0 before any were seen."""
         return min(self._intervals.values(), default=0)
 
-    @takes(LogitsRead)
+    @takes(LogitsRead, is_aside=True)
     def observe(self, read: LogitsRead) -> None:
         """Take in the largest logit of a module."""
         if not 0 < read.largest < math.inf:

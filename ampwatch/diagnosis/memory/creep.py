@@ -64,7 +64,7 @@ class MemoryCreep(Detector):
         super().__init__(shared)
         self._courses = {place: Course() for place in MemoryPlace}
 
-    @takes(MemoryRead)
+    @takes(MemoryRead, is_aside=True)
     def observe(self, read: MemoryRead) -> None:
         """Take in the memory at the end of an iteration."""
         rises = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.autocast.autocast_state import AutocastState
-from ampwatch.diagnosis.detector import Detector, Shared
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.ops import TrainingMoved
 from ampwatch.diagnosis.performance.casts import Casts
 from ampwatch.diagnosis.performance.float32_matmuls import Float32Matmuls
 from ampwatch.diagnosis.performance.kernel_choice import SlowKernels
@@ -31,15 +32,15 @@ class Performance(Detector):
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self._autocast_dtypes = shared.known.autocast_dtypes
-        self.move(shared.known.machine, shared.known.layers)
+        self._begin(shared.known.machine, shared.known.layers)
 
-    def move(self, machine: Machine, layers: Sequence[LayerShape]) -> None:
-        """Judge by a machine from now on, and forget what ran on another one.
+    @takes(TrainingMoved)
+    def move(self, moved: TrainingMoved) -> None:
+        """Judge by another machine from now on, and forget what ran on the one before."""
+        self._begin(moved.machine, moved.layers)
+        self.check_layers()
 
-        Args:
-            machine: What the training runs on.
-            layers: The weights of the model's layers.
-        """
+    def _begin(self, machine: Machine, layers: Sequence[LayerShape]) -> None:
         book, autocast_dtypes = self._book, self._autocast_dtypes
         self._known_dtypes = 0
         self._state = AutocastState(book, machine)

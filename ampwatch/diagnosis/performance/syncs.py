@@ -57,7 +57,7 @@ class SyncsInStep(Detector):
         self._observed: deque[HostWaits] = deque(maxlen=WINDOW)
         self._window: Window | None = None
 
-    @takes(HostWaits)
+    @takes(HostWaits, is_aside=True)
     def observe(self, waits: HostWaits) -> None:
         """Take in the waits of an iteration whose ops were observed."""
         self._observed.append(waits)

@@ -26,7 +26,7 @@ class MemoryRecorder(Detector):
         self._recorded_ns = 0
         self.newest: MemoryRecord | None = None
 
-    @takes(MemoryRead)
+    @takes(MemoryRead, is_aside=True)
     def record(self, read: MemoryRead) -> None:
         """Take in the memory at the end of an iteration."""
         places = [

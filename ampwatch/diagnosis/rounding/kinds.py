@@ -127,7 +127,7 @@ PLAN_LEFT = Kind(
         "what the format would lose was foretold from exponents and blocks, in several measurements"
     ),
     advice=(
-        "Ask for the plan again (watch.plan(), `ampwatch plan`) and train this product in the format"
+        "Ask for the plan again (ampwatch.lab.plan(watch), `ampwatch lab plan`) and train this product in the format"
         " that it names now. If a few features or samples have become far larger than the others, bound"
         " these (nn.LayerNorm for features, clamp for the weights of samples): the format fits again."
     ),

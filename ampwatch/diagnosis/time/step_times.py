@@ -67,7 +67,7 @@ class StepTimes(Detector):
             elif not self._is_on_device:
                 self._take(iteration, iteration.time.phases)
 
-    @takes(DevicePhases)
+    @takes(DevicePhases, is_aside=True)
     def observe(self, timed: DevicePhases) -> None:
         """Take in an iteration as its device has seen it."""
         self._put(DevicePhasesRecord(timed.step, self._book.now_ns, timed.phases))

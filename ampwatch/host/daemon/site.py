@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from ampwatch import __version__
+from ampwatch import __version__, laboratory
 from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.assets import find_assets, find_pages
 from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.host.page.as_json import encoded
-from ampwatch.host.page.block_state import BlockStates
 from ampwatch.host.page.brief import brief
 from ampwatch.host.page.broadcast import GZIP_HEAD, Broadcast
 from ampwatch.host.page.lines import Shown
@@ -145,7 +144,7 @@ class Site:
         self._feed = Feed(fleet, step_aside=self._precedence.step_aside)
         self._broadcast = Broadcast(self._feed)
         self._maps = Maps(fleet, self._feed.step_aside)
-        self._blocks = BlockStates(fleet)
+        self._blocks = laboratory.load("page.block_state").BlockStates(fleet)
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https

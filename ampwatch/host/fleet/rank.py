@@ -18,11 +18,11 @@ from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.fleet.watching import WatchingCost
-from ampwatch.report.error_budget import MAX_SENT
 from ampwatch.report.op_shares import Precision
 from ampwatch.report.verdict import Standing, Verdict, by_class
 from ampwatch.wire.blackbox.box import DIED
 from ampwatch.wire.records import (
+    MAX_BUDGETED,
     MAX_OPTIMIZERS,
     MAX_PLANNED,
     OTHER_OPTIMIZERS,
@@ -229,7 +229,7 @@ class RankView:
             while len(self.budgets) >= MAX_BUDGETS:
                 del self.budgets[next(iter(self.budgets))]
             budget = self.budgets[key] = {}
-        if len(budget) < MAX_SENT:
+        if len(budget) < MAX_BUDGETED:
             budget[encodable(record.module)] = record
 
     @property

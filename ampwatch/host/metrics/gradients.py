@@ -211,7 +211,7 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_block_underflow_ratio",
         "gauge",
-        "Share of the non-zero gradient elements that would become zero in the block-scaled format, of the newest gradients whose blocks were measured, of the first rank of each host. Exact for the formats of OCP's Microscaling, an estimate for nvfp4. Absent before, and with the setting block_formats off.",
+        "Share of the non-zero gradient elements that would become zero in the block-scaled format, of the newest gradients whose blocks were measured, of the first rank of each host. Exact for the formats of OCP's Microscaling, an estimate for nvfp4. Absent before, and without the setting lab.",
         _BLOCKS.by("format", read=_block_underflow),
         unit="ratio",
     ),

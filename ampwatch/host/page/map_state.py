@@ -12,12 +12,11 @@ import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
+from ampwatch import laboratory
 from ampwatch.host.page.as_json import encoded
 from ampwatch.host.page.map_codes import CODES, FIRST_NOTABLE, LEGEND, LETTERS, TABLES
-from ampwatch.host.page.map_errors import errors_of_map
 from ampwatch.host.page.map_known import known_map
 from ampwatch.host.page.map_order import model_order
-from ampwatch.host.page.map_plan import plan_of_map
 from ampwatch.host.page.map_words import course_of, islands, sentence, told
 
 if TYPE_CHECKING:
@@ -114,9 +113,13 @@ class Maps:
             "legend": [reason._asdict() for reason in LEGEND],
         }
         if known.plan:
-            state["plan"] = plan_of_map(known.plan, state["modules"])
+            state["plan"] = laboratory.load("page.map_plan").plan_of_map(
+                known.plan, state["modules"]
+            )
         if known.budgets:
-            state["errors"] = errors_of_map(known.budgets, state["modules"])
+            state["errors"] = laboratory.load("page.map_errors").errors_of_map(
+                known.budgets, state["modules"]
+            )
         return state if culprit is None else {**state, "culprit": culprit}
 
     def _look(self, run: str, rank: str) -> tuple[RankView | None, KnownMap | None]:

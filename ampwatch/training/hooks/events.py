@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     import torch
     from torch import Tensor, nn
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.attention import Attention
     from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.evidence.time import StepTime
-    from ampwatch.wire.records import PlanRecord
+    from ampwatch.wire.ring.requests import Request
 
     GradScaler = torch.amp.GradScaler
 
@@ -387,41 +386,16 @@ class DevicesKnown(NamedTuple):
     has_accelerator: bool
 
 
-class ErrorsAsked(NamedTuple):
-    """Another process asks for an error budget.
+class Requested(NamedTuple):
+    """Another process asks for something that is no trace.
 
     Attributes:
-        path: Empty file of this user, for the budget as JSON.
-        layers_in: Name of a format for the products of layers, or ``plan``; empty for as they are trained.
-        answer: To be called once: with why there is none, in words, or with nothing if it is written.
+        request: What it asks for.
+        answer: To be called once by whoever knows: with why there is none, in words, or with nothing
+            if it was written to the file of the request.
     """
 
-    path: Path
-    layers_in: str
-    answer: Callable[[str], None]
-
-
-class LayersAsked(NamedTuple):
-    """Another process asks for the layers, and what was measured of their operands.
-
-    Attributes:
-        path: Empty file of this user, for a report that has the layers alone.
-        answer: To be called once: with why there is none, in words, or with nothing if it is written.
-    """
-
-    path: Path
-    answer: Callable[[str], None]
-
-
-class PlanGiven(NamedTuple):
-    """Another process has made a precision plan of the layers, and asks that it be followed.
-
-    Attributes:
-        plan: The plan, layer by layer.
-        answer: To be called once: with why it is not followed, in words, or with nothing if it is.
-    """
-
-    plan: tuple[PlanRecord, ...]
+    request: Request
     answer: Callable[[str], None]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ampwatch.guard import Guard
 
 
@@ -48,6 +50,10 @@ class Sensor:
 
     def woken(self) -> None:
         """Begin anew: some iterations have gone by unheard."""
+
+    def not_seen(self) -> Iterable[str]:
+        """Return, in sentences, what it did not observe."""
+        return ()
 
     def failed(self) -> None:
         """Take off what was placed for the moment: the sensor has failed, and is off from now on."""

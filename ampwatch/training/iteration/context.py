@@ -81,6 +81,8 @@ class Context:
             ``diagnosis.evidence``. Never raises.
         out: Where records go.
         peers: The other ranks.
+        samples: Whether values are measured and ops are observed: at level ``standard`` or ``deep``, where
+            values can be read without waiting. Elsewhere steps are counted, and nothing is measured.
     """
 
     settings: Settings
@@ -102,6 +104,7 @@ class Context:
     observe: Callable[[object], None]
     out: WayOut
     peers: Peers
+    samples: bool = True
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -113,6 +116,12 @@ class Context:
         """Whether a scaler of torch's that multiplies the loss is watched."""
         scaler = self.bus.scaler
         return scaler is not None and scaler.is_enabled()
+
+    @property
+    def counts_around_compiled(self) -> bool:
+        """Whether ops are counted one by one, and compiled code runs, which computes some without ops."""
+        forces_eager = self.settings.compiled_census == "force_eager"
+        return self.governor.counts_one_by_one and self.bus.runs_compiled and not forces_eager
 
     @property
     def some_scaler(self) -> torch.amp.GradScaler:

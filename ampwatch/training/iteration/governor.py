@@ -39,9 +39,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from ampwatch.wire.records import Topic
-from ampwatch.wire.tape.schedule import is_recorded
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampwatch.settings import Settings
 
 OPENING = 32
@@ -199,7 +200,7 @@ class Governor:
     """
 
     def __init__(self, settings: Settings, purse: Purse) -> None:
-        self._settings = settings
+        self._is_recorded: Callable[[int], bool] = lambda _step: False
         self._level = settings.level
         self.observes_skips = settings.level in SAMPLED
         self._every = settings.sample_every
@@ -242,6 +243,15 @@ class Governor:
         self._look_every = 0
         self.interval = 1
         self.part = (0, 1)
+        self.wanted = self._plan()
+
+    def record(self, is_recorded: Callable[[int], bool]) -> None:
+        """Have ops observed in these iterations, whatever it costs.
+
+        Args:
+            is_recorded: Returns whether an iteration is one of those.
+        """
+        self._is_recorded = is_recorded
         self.wanted = self._plan()
 
     def stop(self) -> None:
@@ -473,7 +483,8 @@ class Governor:
     def _plan(self) -> Wanted:
         wanted = self._plan_samples()
         # What is recorded is asked for, whatever it costs, and the same in each run.
-        if self.counts_one_by_one and not self.is_held and self._is_recorded():
+        may_count = self.counts_one_by_one and not self.is_held and self._level in SAMPLED
+        if may_count and self._is_recorded(self.step):
             return wanted | OPS
         if self._takes_look() and not wanted & OPS:
             return wanted | LOOK
@@ -487,9 +498,6 @@ class Governor:
         if not every or not is_possible or self.step % every != 1:
             return False
         return self._level in SAMPLED
-
-    def _is_recorded(self) -> bool:
-        return self._level in SAMPLED and is_recorded(self._settings, self.step)
 
     def _plan_samples(self) -> Wanted:
         self.part = (0, 1)

@@ -9,23 +9,21 @@ from ampwatch.diagnosis.evidence.attention import Attention
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OF_OPS
+from ampwatch.training.model.machine import no_peak
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.events import (
         DevicesKnown,
         IterationArrived,
         IterationClosed,
         IterationOpened,
     )
-    from ampwatch.training.iteration.governor import Governor
-    from ampwatch.training.model.home import Home
-    from ampwatch.training.transfer.deferred import Deferred
-    from ampwatch.training.transfer.measuring import Measuring, Sample
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.transfer.measuring import Sample
 
 FAR_FALL = 2.0**-10
 """Ratio of the loss scale to that of the newest sample of gradients from which that sample says
@@ -36,13 +34,13 @@ class DeferredReads(Sensor):
     """Hands over the values that sensors have asked for and that have reached the host.
 
     Args:
-        deferred: Reads values.
+        context: Shared parts of the training.
     """
 
     name = "deferred"
 
-    def __init__(self, deferred: Deferred) -> None:
-        self._deferred = deferred
+    def __init__(self, context: Context) -> None:
+        self._deferred = context.deferred
 
     def devices_known(self, event: DevicesKnown) -> None:
         """Pin memory."""
@@ -62,15 +60,14 @@ class Planner(Sensor):
     of its beginning reaches them.
 
     Args:
-        governor: Plans what is measured.
-        bus: Takes the event of the plan.
+        context: Shared parts of the training.
     """
 
     name = "governor"
 
-    def __init__(self, governor: Governor, bus: Bus) -> None:
-        self._governor = governor
-        self._bus = bus
+    def __init__(self, context: Context) -> None:
+        self._governor = context.governor
+        self._bus = context.bus
         self._step = 0
         self._was_quiet = False
         self._sampled_scale = math.nan
@@ -121,19 +118,17 @@ class RangeSamples(Sensor):
     The ledger asks for it: a sample travels with its iteration. Nothing in here raises.
 
     Args:
-        governor: Plans what is measured.
-        measuring: Measures.
-        home: Where the training is.
-        bus: Makes the guard.
+        context: Shared parts of the training.
     """
 
     name = "ranges"
 
-    def __init__(self, governor: Governor, measuring: Measuring, home: Home, bus: Bus) -> None:
-        self._governor = governor
-        self._measuring = measuring
-        self._home = home
-        self.guard = self._guard = bus.guard(self.name, sweep=self.failed)
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._governor = context.governor
+        self._measuring = context.measuring
+        self._home = context.home
+        self.guard = self._guard = context.bus.guard(self.name, sweep=self.failed)
 
     def devices_known(self, _event: DevicesKnown) -> None:
         """Choose kernels, allocate and compile."""
@@ -168,3 +163,17 @@ class RangeSamples(Sensor):
     def discard(self, sample: Sample) -> None:
         """Let go of a sample."""
         self._guard.run(self._measuring.discard, sample)
+
+    def not_seen(self) -> Iterator[str]:
+        """Yield, in sentences, what was not measured."""
+        context, measuring = self._context, self._measuring
+        yield from measuring.not_measured.values()
+        yield from context.memory.refused.values()
+        yield from context.names.unread.values()
+        if why := no_peak(self._home.device, context.settings):
+            yield f"shares of the peak are not known: {why}"
+        if measuring.dropped:
+            yield (
+                f"{measuring.dropped} measurements of ranges were given up: the device was too far"
+                " behind, or had no memory to spare"
+            )

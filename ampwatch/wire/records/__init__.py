@@ -9,7 +9,7 @@ came late, or was lapped by the writer, still knows the truth.
 
 from __future__ import annotations
 
-from ampwatch.wire.records.budgets import BY_PLAN, BudgetRecord
+from ampwatch.wire.records.budgets import BY_PLAN, MAX_BUDGETED, BudgetRecord
 from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import GONE_STEP, OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
@@ -78,6 +78,7 @@ __all__ = [
     "GRAD_WEIGHT",
     "KERNEL_UNITS",
     "LINEAR",
+    "MAX_BUDGETED",
     "MAX_OPTIMIZERS",
     "MAX_PLANNED",
     "MEMORY_LIMIT",

@@ -9,6 +9,9 @@ from ampwatch.wire.records.fields import Count
 BY_PLAN = "plan"
 """What stands for the formats of a precision plan, where the name of a format may stand."""
 
+MAX_BUDGETED = 512
+"""Modules of a budget that the daemon gets, the least exact ones: a ring keeps some thousand records."""
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetRecord:

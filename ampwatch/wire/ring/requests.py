@@ -38,6 +38,10 @@ TRACE, ERRORS, LAYERS, FOLLOW = "trace", "errors", "layers", "follow"
 follow a precision plan that was made elsewhere of such a report."""
 
 
+NO_LAB = "the laboratory is off; ampwatch.monitor(..., lab=True) or AMPWATCH_LAB=1 turns it on"
+"""Answer to all of them but a trace, where that is so."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """Request to a training.

@@ -48,7 +48,7 @@ def sampled_at(
     """
     purse = Broke()
     governor = Governor(Settings.resolve({"level": level}, {}), purse)
-    planner = Planner(governor, Bench().bus)
+    planner = Planner(Bench(parts={"governor": governor}).context)
     sampled = []
     for step in range(START + steps):
         wants = bool(governor.wanted & GRADIENTS)

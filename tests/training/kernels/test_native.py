@@ -15,13 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch.training.native
 from ampwatch.report.html_report import render_html
-from ampwatch.training import session
 from ampwatch.training.kernels import native, reference
 from ampwatch.training.kernels.base import BLOCK
 from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES
 from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.kernels.rows import ROW_WORDS
 from ampwatch.training.native import core
+from ampwatch.training.sensors import facts
 from tests.training.kernels import oracle
 from tests.trainings import build
 
@@ -192,7 +192,7 @@ def test_a_report_says_of_a_run_that_it_was_watched_without(
     monkeypatch: pytest.MonkeyPatch, *, is_there: bool
 ) -> None:
     """At its foot, and only there."""
-    monkeypatch.setattr(session, "core", core if is_there else None)
+    monkeypatch.setattr(facts, "core", core if is_there else None)
     run = build("fp16-foreach")
     with ampwatch.monitor(run.models, run.scaler, serve=False) as watch:
         run.loop()

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 from ampwatch.training.devices import is_capturing
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.ops.events import OpSensor
+from ampwatch.training.private import SEES_COMPILED
 from ampwatch.training.sensors.births.origins import OriginFollower
 from ampwatch.training.sensors.births.surroundings import Surroundings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from ampwatch.guard import Guard
@@ -34,6 +37,7 @@ class BirthSensor(OpSensor):
     is_dormant = True
 
     def __init__(self, context: Context) -> None:
+        self._context = context
         self.guard: Guard = context.bus.guard(self.name, is_thread_safe=True)
         self._origins = OriginFollower(Surroundings(context), finite_checks)
         context.memory.add("transfer", self._origins.held_bytes)
@@ -101,6 +105,22 @@ class BirthSensor(OpSensor):
         if self._origins.in_flight:
             self._origins.poll()
             self.is_dormant = not self._is_following and not self._origins.in_flight
+
+    def not_seen(self) -> Iterator[str]:
+        """Yield, in sentences, in which iterations values were not followed."""
+        if self.dropped:
+            yield (
+                f"in {self.dropped} iterations non-finite values were not followed from op to op: a"
+                " CUDA graph was captured, there were too many ops, or the host fell behind"
+            )
+        if self._context.counts_around_compiled:
+            yield (
+                "non-finite values are followed through compiled code from op to op, not inside of"
+                " what is fused: there the first op that reads them is named"
+                if SEES_COMPILED
+                else "non-finite values are not followed from op to op: compiled code runs, and"
+                " before PyTorch 2.10 it would run otherwise"
+            )
 
 
 def is_host(device: torch.device | None) -> bool:

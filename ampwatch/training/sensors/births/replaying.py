@@ -15,7 +15,6 @@ from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
-from ampwatch.training.sensors.births.budgets import Budgets
 from ampwatch.training.sensors.births.following import is_host
 from ampwatch.training.sensors.births.inquiry import Inquiry
 from ampwatch.training.sensors.births.keeping import CallKeeper
@@ -29,13 +28,10 @@ from ampwatch.wire.records import Topic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ampwatch.diagnosis.evidence.plans import PlanMade
-    from ampwatch.report.error_budget import ErrorBudget
     from ampwatch.training.hooks.events import (
         BackwardBegan,
         CompileCalled,
         DevicesKnown,
-        ErrorsAsked,
         IterationArrived,
         IterationClosed,
         IterationClosing,
@@ -46,7 +42,6 @@ if TYPE_CHECKING:
     )
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import OpsBegan, OpsEnded
-    from ampwatch.training.sensors.births.budgets import Asked
     from ampwatch.training.sensors.births.kept_calls import KeptCall
 
 
@@ -60,8 +55,10 @@ class ReplaySensor(Sensor):
 
     Args:
         context: Shared parts of the training.
-        newest_plan: Returns the newest precision plan, in whose formats an error budget may be asked for;
-            ``None`` before the first.
+
+    Attributes:
+        calls: The calls that are kept.
+        why_not: Why none is kept any more; empty where they are.
 
     Cost:
         8 us a call of a watched model in a loop, some 50 between the kernels of a training (110 where
@@ -72,7 +69,7 @@ class ReplaySensor(Sensor):
 
     name = "replay"
 
-    def __init__(self, context: Context, newest_plan: Callable[[], PlanMade | None]) -> None:
+    def __init__(self, context: Context) -> None:
         if context.is_scaled:
             self.deaf_to = frozenset({"backward_began"})
         self._context = context
@@ -81,9 +78,8 @@ class ReplaySensor(Sensor):
         context.memory.add("replay", self.held_bytes)
         self._is_wanted = context.settings.replay != "off"
         self._samples = context.settings.replay == "sampled"
-        self._calls = CallKeeper(context.home, context.memory, self._count)
+        self.calls = CallKeeper(context.home, context.memory, self._count)
         self._inquiry = Inquiry(context)
-        self._budgets = Budgets(context, self._calls, newest_plan, lambda: self.why_not)
         self._listening_since = 0
         self._was_settled = False
         self._is_listening = False
@@ -98,17 +94,17 @@ class ReplaySensor(Sensor):
 
     def installed(self) -> None:
         """Begin to hear the calls of the models."""
-        self._calls.update_room()
+        self.calls.update_room()
         self._listen()
 
     def held_bytes(self) -> HeldBytes:
         """Return the bytes that are held for replays, and that nobody else holds."""
-        calls, replay = self._calls.own_bytes(), self._inquiry.held_bytes()
+        calls, replay = self.calls.own_bytes(), self._inquiry.held_bytes()
         return HeldBytes(calls.host + replay.host, calls.device + replay.device)
 
     def iteration_planned(self, _event: IterationPlanned) -> None:
         """Take note of what memory is left: samples may take more, or less."""
-        self._calls.update_room()
+        self.calls.update_room()
 
     def removed(self) -> None:
         """Forget everything."""
@@ -133,7 +129,7 @@ class ReplaySensor(Sensor):
 
     def _stop(self) -> None:
         self._ignore()
-        self._calls.clear()
+        self.calls.clear()
         self._inquiry.stop()
 
     def compile_called(self, _event: CompileCalled) -> None:
@@ -152,7 +148,7 @@ class ReplaySensor(Sensor):
         if not torch.is_grad_enabled() or is_backward or self.why_not:
             return
         try:
-            self._calls.keep(self._context.iteration.step, event)
+            self.calls.keep(self._context.iteration.step, event)
         except ReplayRefusedError as refusal:
             self._refuse(refusal)
 
@@ -163,7 +159,7 @@ class ReplaySensor(Sensor):
         """Note whether a model has returned its loss."""
         # Numbers of nodes ascend in the order in which a thread makes them.
         self._loss_begins_at = next_sequence_number()
-        call = self._calls.last
+        call = self.calls.last
         if call is not None and call.model is event.module:
             call.returns_loss = loss_in(event.output) is not None
 
@@ -171,10 +167,10 @@ class ReplaySensor(Sensor):
         """Measure outputs of modules on a twin, where they are inside of compiled code."""
         wanted = self._samples and Topic.ACTIVATION in self._context.governor.wanted
         is_inside = wanted and self._bus.runs_compiled
-        call = self._calls.first
+        call = self.calls.first
         if not is_inside or event.has_nonfinite or call is None or self._inquiry.is_running:
             return
-        if not self._calls.random.knows(call.draws):
+        if not self.calls.random.knows(call.draws):
             return
         self._go_on(partial(self._sample, call))
 
@@ -188,7 +184,7 @@ class ReplaySensor(Sensor):
 
     def iteration_closed(self, event: IterationClosed) -> None:
         """Keep the calls until it is known whether the iteration has failed."""
-        self._calls.close(event.iteration.step)
+        self.calls.close(event.iteration.step)
 
     def iteration_arrived(self, event: IterationArrived) -> None:
         """Take note of what is known by now."""
@@ -202,7 +198,7 @@ class ReplaySensor(Sensor):
         if is_new:
             self._newest_failed = attention.failed
         if is_new and not self._inquiry.is_running and self._may_replay(attention.failed):
-            calls = self._calls.of(attention.failed)
+            calls = self.calls.of(attention.failed)
             self._begin(
                 attention.failed,
                 calls,
@@ -212,7 +208,7 @@ class ReplaySensor(Sensor):
         elif self._inquiry.is_running:
             self._go_on(self._inquiry.advance)
         # On the host an iteration that has failed is judged at once; the others need not be kept.
-        self._calls.let_go(event.step if is_host(self._home.device) else self._arrived)
+        self.calls.let_go(event.step if is_host(self._home.device) else self._arrived)
         if self._bus.may_compile:
             self._follow_compiled(event.step)
         if not self._is_listening:
@@ -254,7 +250,7 @@ class ReplaySensor(Sensor):
             return
         step = self._context.iteration.step
         if self._check_loss(event.tensors) and self._may_replay(step):
-            self._begin(step, self._calls.take_open(), 1.0)
+            self._begin(step, self.calls.take_open(), 1.0)
 
     def _check_loss(self, losses: Sequence[Any]) -> bool:
         """Keep what the graph of a loss says that is known not to be finite; return whether one is."""
@@ -276,7 +272,7 @@ class ReplaySensor(Sensor):
     def _begin(
         self, step: int, calls: Sequence[KeptCall], scale: float, *, goes_back: bool = False
     ) -> None:
-        if not all(self._calls.random.knows(call.draws) for call in calls):
+        if not all(self.calls.random.knows(call.draws) for call in calls):
             self._count("the random numbers that it has drawn are not known")
             calls = ()
         if (calls or self._inquiry.suspect is not None) and not self.why_not:
@@ -301,21 +297,21 @@ class ReplaySensor(Sensor):
         self.why_not = why
         self._stop()
 
-    def error_budget(self, asked: Asked) -> ErrorBudget:
-        """Return the error budget of the newest call, or why there is none. Never raises."""
-        return self._budgets.of(asked)
-
-    def errors_asked(self, event: ErrorsAsked) -> None:
-        """Write the error budget of the newest call to a file."""
-        self._budgets.write(event)
-
     @property
-    def is_sampling(self) -> bool:
+    def _is_sampling(self) -> bool:
         """Whether outputs of modules are measured on a twin."""
         return self._samples and self._is_listening and self._num_heard > 0
 
-    def not_replayed(self) -> Iterator[str]:
-        """Yield, in sentences, why failed steps were not replayed."""
+    def not_seen(self) -> Iterator[str]:
+        """Yield, in sentences, why failed steps were not replayed, or outputs not measured."""
+        if self._bus.runs_compiled:
+            yield (
+                "outputs of modules are measured on a twin of the model that runs eagerly: compiled"
+                " code keeps more of what it computes in float32, and may overflow later"
+                if self._is_sampling
+                else "outputs of modules are not measured: compiled code runs, and hooks that come"
+                ' and go would have it compiled again; replay="sampled" measures them on a twin'
+            )
         if not self._is_wanted:
             return
         if self.why_not:

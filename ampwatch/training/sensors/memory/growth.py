@@ -141,7 +141,7 @@ class MemorySensor(Sensor):
             self._limits[device] = known
         return known
 
-    def not_read(self) -> list[str]:
+    def not_seen(self) -> list[str]:
         """Return, in sentences, what memory is not read."""
         sentences = []
         device = self._device()

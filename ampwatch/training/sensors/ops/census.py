@@ -37,7 +37,7 @@ from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.wire.records import CensusSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import nn
 
@@ -142,6 +142,7 @@ class OpCensusSensor(Sensor):
     def __init__(self, context: Context) -> None:
         flop_formulas()  # PyTorch imports much for them: at set-up, not in a step
         settings = context.settings
+        self._context = context
         self._bus = bus = context.bus
         self._account = bus.account
         self.guard: Guard = bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
@@ -235,6 +236,27 @@ class OpCensusSensor(Sensor):
             self._is_observing = False
             iteration = event.iteration
             iteration.census = self.end(iteration.step, iteration.duration_s)
+
+    def not_seen(self) -> Iterator[str]:
+        """Yield, in sentences, which ops are not counted."""
+        if self._context.counts_around_compiled:
+            yield (
+                "ops are not counted one by one: compiled code runs, and computes a part of what it"
+                " does without ops; profiler windows count them, and"
+                ' compiled_census="force_eager" runs counted iterations uncompiled'
+            )
+        if self.closed:
+            classes = ", ".join(sorted(self.closed))
+            yield (
+                f"ops on tensors of {classes} are not seen: the class does not say which tensors it is"
+                " made of (__tensor_flatten__)"
+            )
+        if name := self._governor.uncountable:
+            yield (
+                f"ops are not counted one by one any more: {name} was met, which PyTorch computes"
+                " otherwise while anybody looks; profiler windows count ops: on a GPU, elsewhere with"
+                " window_seconds=600"
+            )
 
     def unfinished(self, step: int) -> OpCensus | None:
         """Return the counts of the open iteration, which will not end."""

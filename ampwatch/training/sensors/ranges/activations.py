@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -16,18 +16,28 @@ from ampwatch.training.transfer.measuring import INPUT, MAX_ELEMENTS, OUTPUT, Ho
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from torch import nn
 
     from ampwatch.training.hooks.events import CompiledEntering, IterationPlanned
     from ampwatch.training.iteration.context import Context
-    from ampwatch.training.sensors.ranges.layers import LayerSensor
 
 MODULES = frozenset({Topic.ACTIVATION, Topic.ACTIVATION_GRADIENT})
 """Topics that need the hook on modules."""
 
 OUTPUT_GRADIENT = How(scaled=True, most=MAX_ELEMENTS)
+
+
+class CallListener(Protocol):
+    """Is told which modules without children are called in an iteration that measures outputs."""
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+
+    def called(self, module: nn.Module, name: str, args: Any, output: Any) -> torch.Tensor | None:
+        """Take in a call; return its input if that is to be measured."""
 
 
 class ActivationSensor(Sensor):
@@ -43,13 +53,13 @@ class ActivationSensor(Sensor):
 
     Args:
         context: Shared parts of the training.
-        layers: Told of calls; says which inputs are to be measured. ``None`` for none.
+        calls: Is told of calls, and says which inputs are to be measured; ``None`` for none.
     """
 
     name = "activations"
 
-    def __init__(self, context: Context, layers: LayerSensor | None = None) -> None:
-        self._layers = layers
+    def __init__(self, context: Context, calls: CallListener | None = None) -> None:
+        self._calls = calls
         self._bus = context.bus
         # A guard of its own: hooks on nodes of the graph run in backward, begun by no event.
         self._guard = context.bus.guard(self.name)
@@ -78,8 +88,8 @@ class ActivationSensor(Sensor):
     def _begin(self, focus: AbstractSet[str]) -> None:
         self._seen.clear()
         self._focus = focus
-        if self._layers is not None:
-            self._layers.begin()
+        if self._calls is not None:
+            self._calls.begin()
         wanted = bool(focus or self._governor.wanted & MODULES) and not self._bus.runs_compiled
         if not wanted:
             self._end()
@@ -108,6 +118,14 @@ class ActivationSensor(Sensor):
         if leaf is not None and leaf[2]() is event.module:
             self._measure(leaf[0], leaf[1], event)
 
+    def not_seen(self) -> Iterator[str]:
+        """Yield, in sentences, whose outputs are not measured."""
+        for name in self._names.scripted():
+            yield (
+                f"outputs of the modules in {name or 'the model'} are not measured one by one: it is"
+                " TorchScript, in which no hooks are called"
+            )
+
     def _measure(self, number: int, name: str, event: ForwardReturned) -> None:
         part, parts = self._governor.part
         mine = number % parts == part
@@ -118,8 +136,8 @@ class ActivationSensor(Sensor):
             return
         is_first = (flow or outputs) and not self._is_repeated(name)
         # All are told of, also where a part of the modules is measured: whose output an input is.
-        if is_first and flow and self._layers is not None:
-            given = self._layers.called(event.module, name, event.args, event.output)
+        if is_first and flow and self._calls is not None:
+            given = self._calls.called(event.module, name, event.args, event.output)
             if mine and given is not None and given.is_floating_point():
                 self._measuring.measure(Topic.ACTIVATION, [Item(name, name, given)], INPUT)
         if not (outputs or gradients):

@@ -10,6 +10,7 @@ from ampwatch.training.kernels.pending import PENDING
 
 if TYPE_CHECKING:
     from ampwatch.training.hooks.events import CollectiveBegan, CollectiveWaited, IterationOpened
+    from ampwatch.training.iteration.context import Context
 
 
 class CollectiveSensor(Sensor):
@@ -24,7 +25,7 @@ class CollectiveSensor(Sensor):
     is_thread_safe = True
     _num_listening: ClassVar[int] = 0
 
-    def __init__(self) -> None:
+    def __init__(self, _context: Context) -> None:
         self._is_listening = False
 
     def installed(self) -> None:

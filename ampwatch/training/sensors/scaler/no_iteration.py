@@ -49,7 +49,6 @@ class NoIteration(Sensor):
 
     Args:
         context: Shared parts of the training.
-        hears_calls: Whether calls of the models are heard anyway, for replays.
 
     Cost: 0.2 us a backward; from ``MAX_BACKWARDS`` without an iteration on some us, and a pass over
     the gradients of one backward of ``MAX_BACKWARDS + MAX_CYCLES``.
@@ -57,11 +56,11 @@ class NoIteration(Sensor):
 
     name = "no_iteration"
 
-    def __init__(self, context: Context, *, hears_calls: bool) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
         self._bus = context.bus
         self._trained = context.trained
-        self._hears_calls = hears_calls
+        self._hears_calls = context.samples  # for replays
         # Without a scaler nobody else would notice that no iteration ends any more.
         self.rests = context.is_scaled
         self._gradients = Gradients()

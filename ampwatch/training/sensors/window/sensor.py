@@ -28,7 +28,7 @@ from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.training.devices import PROFILED, is_capturing
 from ampwatch.training.hooks import fork
-from ampwatch.training.hooks.events import ErrorsAsked, LayersAsked, PlanGiven
+from ampwatch.training.hooks.events import Requested
 from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OPENING
@@ -46,7 +46,7 @@ from ampwatch.training.sensors.window.totals import (
     ops_found,
 )
 from ampwatch.wire.records import WindowSkip
-from ampwatch.wire.ring.requests import ERRORS, LAYERS, TRACE, Answer
+from ampwatch.wire.ring.requests import NO_LAB, TRACE, Answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +78,7 @@ longer was not one alone."""
 MAX_GIVEN_WAY = 3
 """Times in a row that a window makes room for evaluation: some trainings evaluate in each step."""
 
+FAILED = "nobody answers here any more: a sensor has failed, as the log says"
 ELSEWHERE = "this training runs in a thread that is not the main one; only that is profiled"
 
 
@@ -125,6 +126,7 @@ class WindowSensor(Sensor):
         self._classify = NameClassifier(parse_patterns(settings.kernel_patterns)).classify
         self._home = context.home
         self._bus = context.bus
+        self._has_lab = context.settings.lab == "on"
         # An account of its own: the first start of a profiler takes a second; as a debt it would
         # end all sampling.
         self._guard = context.bus.guard(
@@ -337,14 +339,9 @@ class WindowSensor(Sensor):
         def answer(why_not: str) -> None:
             requests.answer(Answer(request.token, why_not, self._step - 1))
 
-        if request.what == ERRORS:
-            self._bus.emit(ErrorsAsked(request.path, request.layers_in, answer))
-        elif request.what == LAYERS:
-            self._bus.emit(LayersAsked(request.path, answer))
-        else:
-            self._bus.emit(PlanGiven(request.plan, answer))
+        self._bus.emit(Requested(request, answer))
         if not requests.has_answered(request):
-            answer("nobody answers here any more: a sensor has failed, as the log says")
+            answer(FAILED if self._has_lab else NO_LAB)
 
     def _is_due(self, step: int) -> bool:
         if step < OPENING or step % TOGETHER or math.isnan(self._times.usual_s):

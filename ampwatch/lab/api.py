@@ -1,0 +1,125 @@
+"""What the laboratory offers to a program: ``ampwatch.lab.error_budget`` and ``ampwatch.lab.plan``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ampwatch.errors import SettingsError, StateError
+from ampwatch.lab.budget import ErrorBudget
+from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
+from ampwatch.lab.precision.planner import plan_of, records_of
+from ampwatch.lab.training.budgets import checked
+from ampwatch.lab.training.part import Lab
+from ampwatch.training.model.dtypes import unknown_formats
+from ampwatch.wire.ring.requests import NO_LAB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import torch
+    from torch import nn
+
+    from ampwatch.lab.precision.plan import Plan
+    from ampwatch.training.monitor import Monitor
+
+NOT_READ = (
+    "nothing is measured here: it is at level standard or deep, where values can be read from the"
+    " device; call ampwatch.monitor(model, level='standard', lab=True)"
+)
+
+
+def error_budget(
+    watch: Monitor,
+    model: nn.Module | None = None,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    dtype: torch.dtype | None = None,
+    layers_in: str | Plan | None = None,
+) -> ErrorBudget:
+    """Return how far each op and module is from the exact result, and where error appears and grows.
+
+    The newest batch is run once more on a replica of the model, with the weights of now, and each
+    op in float64 beside it. To be called in the training loop between two iterations; nothing of
+    the training changes. docs/errors.md explains the numbers.
+
+    Args:
+        watch: The monitor, made with ``lab=True``.
+        model: Which of several watched models; the one that was called last if not given.
+        loss: ``f(output)`` that returns the loss, where the model does not return it itself.
+        dtype: What the batch would be with autocast to this dtype; as it was trained if not given.
+        layers_in: What it would be with the products of linear and convolutional layers in another
+            format, ``"mxfp8_e4m3"`` for example, or in those of a plan: operands are cast to it and
+            back, and multiplied in float32.
+
+    Returns:
+        The budget. Where there is none, its ``why_not`` says why, and what to do.
+
+    Raises:
+        StateError: If the monitor is closed, or was made without ``lab=True``.
+        SettingsError: If the model is not watched, ``loss`` cannot be called, ``dtype`` is not
+            float16 or bfloat16, or ``layers_in`` is no format and no plan.
+
+    Cost:
+        Three forwards, of which two in float64, and the backwards of these: some five to fifteen
+        steps. Memory of the activations of a batch some seven times over.
+    """
+    if watch.closed and watch.settings.level != "off":
+        msg = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
+        raise StateError(msg)
+    if not (model is None or any(model is one for one in watch.models)):
+        msg = f"expected `model` to be a watched one, got another {type(model).__name__}"
+        raise SettingsError(msg)
+    asked = checked(model, loss, dtype, layers_in)
+    lab = _part(watch)
+    return ErrorBudget(why_not=_why_none(watch)) if lab is None else lab.budgets.of(asked)
+
+
+def plan(
+    watch: Monitor,
+    *,
+    limit: float = LIMIT_DB,
+    max_flushed: float = MAX_FLUSHED,
+    gpu: str | None = None,
+    formats: Iterable[str] | None = None,
+) -> Plan:
+    """Return for each product of each layer the cheapest format whose loss stays under a limit.
+
+    From what was measured of inputs, weights and gradients so far, in all phases of the training.
+    It changes nothing, and says nothing of steps to come; but from now on it is a finding,
+    ``plan_left``, if the training leaves the newest plan, and the map of the page has its colours.
+    docs/plan.md explains the numbers. Still there after the monitor was closed.
+
+    Args:
+        watch: The monitor, made with ``lab=True``.
+        limit: Least signal-to-quantisation-noise ratio of a product. Unit: dB.
+        max_flushed: Largest share of elements of an operand that may become zero.
+        gpu: Name of a GPU: what it does not multiply is left out, and gains are by its peaks.
+        formats: Names of the formats to choose from; those that libraries train with if not given.
+
+    Returns:
+        The plan: ``table()``, ``as_dict()``, ``code("torchao")``. Where there is none, its
+        ``why_not`` says why, and what to do.
+
+    Raises:
+        SettingsError: If an argument makes no sense.
+
+    Cost:
+        Some 10 ms for a layer and phase.
+    """
+    made = plan_of(watch.box(), limit=limit, max_flushed=max_flushed, gpu=gpu, formats=formats)
+    lab = _part(watch)
+    if lab is None:
+        return replace(made, why_not=_why_none(watch))
+    if not (made.why_not or watch.closed):
+        lab.calls.follow(records_of(made, max(watch.last_step.step, 0)))
+    return replace(made, notes=(*made.notes, *unknown_formats(made.formats)))
+
+
+def _part(watch: Monitor) -> Lab | None:
+
+    return watch.part if isinstance(watch.part, Lab) else None
+
+
+def _why_none(watch: Monitor) -> str:
+    return NO_LAB if watch.settings.lab == "off" else NOT_READ

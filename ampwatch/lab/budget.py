@@ -1,0 +1,333 @@
+"""The error budget of a model: how far each op and each module is from the exact result, and why.
+
+Plain numbers only: a training makes a budget, and a terminal, a program or another process reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ampwatch.wire.records import BY_PLAN, MAX_BUDGETED, BudgetRecord
+
+MAX_BITS = 53.0
+"""Bits of float64, which stands for the exact result: nothing can be seen to be closer."""
+
+LINES = 10
+"""Ops, and modules, that a table shows."""
+
+LONGEST_NAME = 44
+"""Characters of a module's name in a table. The middle of a longer one is left out."""
+
+
+def layers_in_words(layers_in: str) -> str:
+    """Return in words what products of layers were computed in."""
+    return "the formats of the plan" if layers_in == BY_PLAN else layers_in
+
+
+def right_bits(error: float) -> float:
+    """Return how many bits are right of what is off by a relative error; 0 for a NaN."""
+    if math.isnan(error) or error >= 1.0:
+        return 0.0
+    return MAX_BITS if error < 2.0**-MAX_BITS else -math.log2(error)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """The error of one op of a module, or of what a module returns, over all its calls in one batch.
+
+    Errors are relative, as L2 norms over all elements. A number that is not finite is infinite, and
+    one that is not known is ``None``.
+
+    Attributes:
+        module: Qualified name of the module; empty for the root.
+        op: Name of the ATen op; empty where the row is of the module.
+        phase: ``forward`` or ``backward``.
+        dtype: Dtype of what it returned.
+        calls: Calls in this batch.
+        total: How far its result is from the exact one: what has come in, and what it has added.
+        born: What it has added itself: its result beside that in float64 of the very same inputs.
+        propagated: What has come in with its inputs.
+        amplification: ``propagated`` over the largest relative error among its inputs, of the call
+            in which that is largest; of a module ``total`` over that. ``None`` for exact inputs.
+        contribution: What is born here adds that much to the error of the target, to first order.
+            In the unit of the target, with its sign.
+        weight: How much it matters: the larger one of the size of the contribution and of what it
+            would be if each rounding had a sign of its own. Rows are ordered by it.
+    """
+
+    module: str
+    op: str
+    phase: str
+    dtype: str
+    calls: int
+    total: float | None
+    born: float | None
+    propagated: float | None
+    amplification: float | None
+    contribution: float | None
+    weight: float | None
+
+    @property
+    def bits(self) -> float:
+        """Bits of the result that are right: 24 at most where it is float32, 11 float16, 8 bfloat16."""
+        return 0.0 if self.total is None else right_bits(self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBudget:
+    """Where the error of one batch is born, where it is amplified, and what it does to the loss.
+
+    Attributes:
+        model: Qualified name of the model among the watched ones; empty if it is the only one.
+        step: Iteration whose batch it is.
+        formats: Dtypes of autocast, none without it.
+        layers_in: What the products of linear and convolutional layers are computed in, operands cast to it
+            and back: the name of a format, or ``plan``; empty for as they are trained.
+        target: What contributions add up to: the error of the ``loss``, or where the model returns
+            none, the L2 norm of the error of its ``output``.
+        value: The loss as trained, or the norm of the output.
+        exact: The same in float64.
+        error: The error of the target: of the loss with its sign, of the output its norm.
+        explained: Sum of all contributions.
+        rows: The ops, those that matter most first.
+        modules: The modules in the order in which they return.
+        notes: In sentences, what was not measured, or otherwise than it is trained.
+        why_not: Why there is no budget, and what to do; empty if there is one.
+    """
+
+    model: str = ""
+    step: int = -1
+    formats: tuple[str, ...] = ()
+    layers_in: str = ""
+    target: str = "loss"
+    value: float | None = None
+    exact: float | None = None
+    error: float | None = None
+    explained: float | None = None
+    rows: tuple[ErrorRow, ...] = ()
+    modules: tuple[ErrorRow, ...] = ()
+    notes: tuple[str, ...] = ()
+    why_not: str = ""
+
+    def table(self, lines: int = LINES) -> str:
+        """Return the budget for a terminal, in ASCII.
+
+        Args:
+            lines: Ops of forward, ops of backward and modules that are shown at most.
+        """
+        if self.why_not:
+            return f"No error budget: {self.why_not}\n"
+        text = [*_head(self), ""]
+        for phase in ("forward", "backward"):
+            rows = [row for row in self.rows if row.phase == phase]
+            if rows:
+                title = f"Born in {phase}, what matters most first"
+                text += [*_lines(f"{title} ({_shown(rows, lines)}):", rows[:lines]), ""]
+        worst = sorted(self.modules, key=lambda row: -_known(row.total))
+        if worst:
+            title = f"Modules, the least exact first ({_shown(worst, lines)}):"
+            text += [*_lines(title, worst[:lines]), ""]
+        text += [f"Note: {note}." for note in self.notes]
+        return "\n".join(text).encode("ascii", "replace").decode().rstrip("\n") + "\n"
+
+    def __str__(self) -> str:
+        """Return the table."""
+        return self.table()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can hold: what is not finite is a word, ``"infinity"`` or ``"NaN"``."""
+        content: dict[str, Any] = _plain(asdict(self))
+        for rows, listed in ((self.rows, "rows"), (self.modules, "modules")):
+            for row, made in zip(rows, content[listed], strict=True):
+                made["bits"] = row.bits
+        return content
+
+
+def to_json(budget: ErrorBudget) -> str:
+    """Return a budget as JSON, for programs and for another process."""
+    return json.dumps(budget.as_dict(), indent=1) + "\n"
+
+
+def records_of(budget: ErrorBudget) -> list[BudgetRecord]:
+    """Return what a budget says of modules, for the daemon; nothing where there is none.
+
+    Of more modules than ``MAX_BUDGETED`` the least exact ones, in the order in which they return.
+    """
+    worst = sorted(budget.modules, key=lambda row: -_known(row.total))[:MAX_BUDGETED]
+    sent = {row.module for row in worst}
+    modules = [row for row in budget.modules if row.module in sent]
+    return [
+        BudgetRecord(
+            step=max(budget.step, 0),
+            place=place,
+            model=budget.model,
+            module=row.module,
+            dtype=row.dtype,
+            autocast=", ".join(budget.formats),
+            layers_in=budget.layers_in,
+            total=math.nan if row.total is None else row.total,
+            contribution=math.nan if row.contribution is None else row.contribution,
+            target=budget.target,
+            error=math.nan if budget.error is None else budget.error,
+        )
+        for place, row in enumerate(modules)
+    ]
+
+
+def from_dict(content: object) -> ErrorBudget:
+    """Return the budget that ``as_dict`` has made plain.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not isinstance(content, dict):
+        msg = f"expected the JSON object of an error budget, got {type(content).__name__}"
+        raise ValueError(msg)  # noqa: TRY004 - whatever is wrong with what somebody wrote
+    given: dict[str, Any] = {field.name: content.get(field.name) for field in fields(ErrorBudget)}
+    for name in ("value", "exact", "error", "explained"):
+        given[name] = _number(given[name], name)
+    for name in ("model", "layers_in", "target", "why_not"):
+        given[name] = _text(given[name], name)
+    given["step"] = _whole(given["step"], "step")
+    for name in ("formats", "notes"):
+        given[name] = tuple(_text(entry, name) for entry in _listed(given[name], name))
+    for name in ("rows", "modules"):
+        given[name] = tuple(_row(entry) for entry in _listed(given[name], name))
+    return ErrorBudget(**given)
+
+
+def _row(content: object) -> ErrorRow:
+    if not isinstance(content, dict):
+        msg = f"expected a row of an error budget, got {content!r:.80}"
+        raise ValueError(msg)  # noqa: TRY004 - as above
+    row: dict[str, Any] = {
+        name: _text(content.get(name), name) for name in ("module", "op", "phase", "dtype")
+    }
+    names = ("total", "born", "propagated", "amplification", "contribution", "weight")
+    row |= {name: _number(content.get(name), name) for name in names}
+    return ErrorRow(calls=_whole(content.get("calls"), "calls"), **row)
+
+
+def _listed(value: object, name: str) -> list[object]:
+    if isinstance(value, list):
+        return value
+    msg = f"expected a list under {name!r}, got {value!r:.80}"
+    raise ValueError(msg)
+
+
+def _text(value: object, name: str) -> str:
+    # Printable: these words are printed on a terminal, where escape sequences act.
+    if isinstance(value, str) and value.isprintable():
+        return value
+    msg = f"expected printable text under {name!r}, got {value!r:.80}"
+    raise ValueError(msg)
+
+
+def _whole(value: object, name: str) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    msg = f"expected a whole number under {name!r}, got {value!r:.80}"
+    raise ValueError(msg)
+
+
+def _number(value: object, name: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str) and value in _WORDS:
+        return _WORDS[value]
+    msg = f"expected a number under {name!r}, got {value!r:.80}"
+    raise ValueError(msg)
+
+
+_WORDS = {"infinity": math.inf, "-infinity": -math.inf, "NaN": math.nan}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
+    return value
+
+
+def _head(budget: ErrorBudget) -> list[str]:
+    of = f" of {budget.model}" if budget.model else ""
+    formats = f"autocast to {', '.join(budget.formats)}" if budget.formats else "without autocast"
+    if budget.layers_in:
+        formats += f", products of layers in {layers_in_words(budget.layers_in)}"
+    lines = [f"Error budget{of} for the batch of step {budget.step}, {formats}."]
+    value, exact = (_written(x, digits=9) for x in (budget.value, budget.exact))
+    error = _written(budget.error)
+    if budget.target == "loss":
+        lines.append(f"The loss is {value}; in float64 it is {exact}: an error of {error}.")
+    else:
+        lines.append(f"The error of the output has the norm {error}; the output has {exact}.")
+    lines.append(
+        f"What is born in ops (column `adds`) comes to {_written(budget.explained)} of it together."
+    )
+    return lines
+
+
+_HEADS = ("module", "op", "dtype", "right bits", "total", "born", "amplified", "adds")
+
+
+def _lines(title: str, rows: list[ErrorRow]) -> list[str]:
+    cells = [_HEADS, *(_cells(row) for row in rows)]
+    # A column that says nothing here, as the op of a module, is left out.
+    used = [i for i in range(len(_HEADS)) if any(line[i] not in ("", "-") for line in cells[1:])]
+    widths = {i: max(len(line[i]) for line in cells) for i in used}
+    text = [title]
+    for line in cells:
+        padded = [line[i].ljust(widths[i]) if i < 3 else line[i].rjust(widths[i]) for i in used]
+        text.append("  " + "  ".join(padded).rstrip())
+    return text
+
+
+def _cells(row: ErrorRow) -> tuple[str, ...]:
+    grown = row.amplification
+    return (
+        _cut(row.module or "(root)"),
+        row.op,
+        row.dtype,
+        f"{row.bits:.1f}",
+        _written(row.total),
+        _written(row.born),
+        "-" if grown is None else f"x{grown:.3g}",
+        "-" if row.contribution is None else _signed(row.contribution),
+    )
+
+
+def _signed(value: float) -> str:
+    return ("" if value < 0 else "+") + _written(value)
+
+
+def _shown(rows: list[ErrorRow], lines: int) -> str:
+    return f"{min(lines, len(rows))} of {len(rows)}"
+
+
+def _cut(name: str) -> str:
+    if len(name) <= LONGEST_NAME:
+        return name
+    half = (LONGEST_NAME - 2) // 2
+    return f"{name[:half]}..{name[-half:]}"
+
+
+def _written(value: float | None, digits: int = 3) -> str:
+    if value is None:
+        return "-"
+    if math.isnan(value):
+        return "NaN"
+    return (
+        f"{value:.{digits}g}" if math.isfinite(value) else "infinity" if value > 0 else "-infinity"
+    )
+
+
+def _known(value: float | None) -> float:
+    return -1.0 if value is None else math.inf if math.isnan(value) else value

@@ -1,0 +1,1 @@
+"""What the page shows of the laboratory. No torch, no network."""

@@ -1,0 +1,331 @@
+"""Tapes as files: a mark, then records, each behind its length and checksum.
+
+A run that is killed leaves a tape that ends within a record: all records before it are read. What is
+read is bounded in size, and checked; nothing in it is executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ampwatch.errors import DiffError
+from ampwatch.lab.tape.rows import (
+    NUM_BUCKETS,
+    VERSION,
+    RowKind,
+    TapeHead,
+    TapeOutcome,
+    TapeRecord,
+    TapeStep,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from ampwatch.lab.tape.rows import TapeRow
+
+SUFFIX = ".tape"
+MARK = b"ampwatch tape\n"
+MAX_FILE = 2**30
+"""Bytes of a tape at most, written or read. Then recording ends, with a sentence."""
+
+MAX_RECORD = 2**27
+"""Bytes of one record at most."""
+
+MAX_NAME = 64
+_FRAME = struct.Struct("<II")
+_STRANGE = re.compile(r"[^A-Za-z0-9._-]")
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(TapeRecord)
+
+
+def tape_path(directory: Path, run: str, rank: int, started_ns: int) -> Path:
+    """Return where the tape of a process is: ``<run>-<when it started>-rank<rank>.tape``."""
+    tame = _STRANGE.sub("_", run)[:MAX_NAME].lstrip(".") or "_"
+    began = datetime.fromtimestamp(started_ns // 1_000_000_000, tz=timezone.utc)
+    micros = started_ns % 1_000_000_000 // 1000
+    return directory / f"{tame}-{began:%Y%m%dT%H%M%S}.{micros:06d}Z-rank{rank}{SUFFIX}"
+
+
+class TapeWriter:
+    """Writes the tape of one process.
+
+    Args:
+        path: The file; it must not be there.
+
+    Raises:
+        OSError: If it cannot be made.
+
+    Attributes:
+        path: As given.
+        nbytes: Bytes written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Names of modules and values of a training are its owner's business.
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._file: BinaryIO | None = os.fdopen(file, "wb", buffering=0)
+        self._pid = os.getpid()
+        self.nbytes = self._write(MARK)
+
+    def put(self, record: TapeRecord) -> bool:
+        """Append a record; return whether there was room for it.
+
+        Raises:
+            OSError: If the disk is full, or gone. What is there then ends within a record at most.
+        """
+        # A forked child would write into the file of its parent.
+        if self._file is None or os.getpid() != self._pid:
+            return True
+        payload = _ENCODER.encode(record)
+        if len(payload) > MAX_RECORD or self.nbytes + len(payload) + _FRAME.size > MAX_FILE:
+            return False
+        self.nbytes += self._write(_FRAME.pack(len(payload), zlib.crc32(payload)) + payload)
+        return True
+
+    def _write(self, data: bytes) -> int:
+        rest = memoryview(data)
+        while rest and self._file is not None:
+            rest = rest[self._file.write(rest) :]
+        return len(data)
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+@dataclass
+class Tape:
+    """A tape that was read.
+
+    Attributes:
+        path: The file.
+        head: What is recorded once.
+        steps: The recorded steps, by index.
+        outcomes: What became of them.
+        is_cut: Whether it ends within a record: the run was killed, or still writes.
+    """
+
+    path: Path
+    head: TapeHead
+    steps: dict[int, TapeStep] = field(default_factory=dict)
+    outcomes: dict[int, TapeOutcome] = field(default_factory=dict)
+    is_cut: bool = False
+
+    def elements_path(self) -> Path:
+        """Return where the elements of ``head.elements`` are."""
+        return elements_path(self.path, self.head.elements)
+
+
+def elements_path(tape: Path, step: int) -> Path:
+    """Return where the elements of a step are: beside the tape."""
+    return tape.with_name(f"{tape.stem}-step{step}.safetensors")
+
+
+def find_tapes(asked: Path) -> dict[int, Path]:
+    """Return the tapes that a path names, by rank: itself, or those of the newest run in a directory.
+
+    Raises:
+        DiffError: If there is none.
+
+    Cost: of each file in the directory the first record is read.
+    """
+    if not asked.is_dir():
+        return {read_head(asked).rank: asked}
+    known = [(_head_or_error(path), path) for path in sorted(asked.glob(f"*{SUFFIX}"))]
+    heads = [(head, path) for head, path in known if isinstance(head, TapeHead)]
+    for refused, _ in known:
+        if not heads and isinstance(refused, DiffError):
+            raise refused
+    if not heads:
+        msg = (
+            f"expected a tape (*{SUFFIX}) in {str(asked)!r}, found none; a run records one with"
+            " ampwatch.monitor(..., record_dir=DIR) or AMPWATCH_RECORD_DIR=DIR"
+        )
+        raise DiffError(msg)
+    heads.sort(key=lambda known: (-known[0].started_ns, known[0].rank))
+    newest = heads[0][0]
+    found: dict[int, Path] = {}
+    for head, path in heads:
+        if (head.run, head.world_size) != (newest.run, newest.world_size):
+            continue
+        if head.rank in found:  # of the run before
+            break
+        found[head.rank] = path
+    return dict(sorted(found.items()))
+
+
+def find_tape(asked: Path) -> Path:
+    """Return the tape that a path names: itself, or that of the first rank of the newest run.
+
+    Raises:
+        DiffError: If there is none.
+    """
+    if not asked.is_dir():
+        return asked
+    found = find_tapes(asked)
+    return found[min(found)]
+
+
+def _head_or_error(path: Path) -> TapeHead | DiffError:
+    try:
+        return read_head(path)
+    except DiffError as error:
+        return error
+
+
+def read_head(path: Path) -> TapeHead:
+    """Return the first record of a tape.
+
+    Raises:
+        DiffError: If the file cannot be read, is no tape, or one of another version of ampwatch.
+    """
+    with _opened(path) as file:
+        _check_mark(path, file)
+        first = next(_records(path, file), None)
+    if not isinstance(first, TapeHead):
+        raise _without_step(path)
+    return first
+
+
+def read_tape(path: Path) -> Tape:
+    """Return what a tape holds.
+
+    Raises:
+        DiffError: If the file cannot be read, is no tape, or one of another version of ampwatch.
+
+    Cost: the file is read once; some 10 us a row.
+    """
+    with _opened(path) as file:
+        return _tape_of(path, file)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Give a file to read, and say of what the system refuses which file it is.
+
+    Raises:
+        DiffError: If it cannot be read.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE + MAX_RECORD:
+            msg = f"expected a tape of at most {MAX_FILE} bytes, got {str(path)!r}, which is larger"
+            raise DiffError(msg)
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        if isinstance(error, DiffError):
+            raise
+        msg = f"expected a tape, a file that a run records with record_dir=DIR, got {str(path)!r}: {error.strerror}"
+        raise DiffError(msg) from None
+
+
+def _check_mark(path: Path, file: BinaryIO) -> None:
+    if file.read(len(MARK)) != MARK:
+        msg = (
+            f"expected a tape, got {str(path)!r}, which is another kind of file; a run records a tape"
+            " with ampwatch.monitor(..., record_dir=DIR)"
+        )
+        raise DiffError(msg)
+
+
+def _without_step(path: Path) -> DiffError:
+    return DiffError(
+        f"expected a tape with a recorded step, got {str(path)!r} without; the run has ended"
+        " before its first step, or has not come to it yet"
+    )
+
+
+def _tape_of(path: Path, file: BinaryIO) -> Tape:
+    _check_mark(path, file)
+    tape: Tape | None = None
+    for record in _records(path, file):
+        if isinstance(record, TapeHead):
+            tape = tape or Tape(path, record)
+        elif tape is None:
+            break
+        elif isinstance(record, TapeStep):
+            tape.steps[record.step] = _checked(path, record)
+        elif isinstance(record, TapeOutcome):
+            tape.outcomes[record.step] = record
+    if tape is None:
+        raise _without_step(path)
+    tape.is_cut = file.tell() < os.fstat(file.fileno()).st_size
+    return tape
+
+
+def _records(path: Path, file: BinaryIO) -> Iterator[TapeRecord]:
+    """Yield the records up to the first that is not whole, before which ``file`` is left."""
+    is_first = True
+    while True:
+        begin = file.tell()
+        frame = file.read(_FRAME.size)
+        length, checksum = _FRAME.unpack(frame) if len(frame) == _FRAME.size else (0, 0)
+        payload = file.read(length) if 0 < length <= MAX_RECORD else b""
+        if not payload or len(payload) < length or zlib.crc32(payload) != checksum:
+            file.seek(begin)
+            return
+        if is_first:
+            _check_version(path, payload)
+            is_first = False
+        try:
+            yield _DECODER.decode(payload)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            file.seek(begin)
+            return
+
+
+def _check_version(path: Path, payload: bytes) -> None:
+    try:
+        head = msgspec.msgpack.decode(payload)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return
+    version = head.get("version") if isinstance(head, dict) else None
+    if version != VERSION:
+        writer = head.get("ampwatch", "another version") if isinstance(head, dict) else "nobody"
+        msg = (
+            f"expected a tape of layout {VERSION}, got {str(path)!r} of layout {version!r}, written by"
+            f" ampwatch {str(writer)[:40]}; record it again, or read both with the version that wrote both"
+        )
+        raise DiffError(msg)
+
+
+def _checked(path: Path, step: TapeStep) -> TapeStep:
+    """Return a step all of whose rows can be compared."""
+    if not all(_is_sound(row, number) for number, row in enumerate(step.rows)):
+        msg = f"expected a tape, got {str(path)!r}, whose step {step.step} is damaged; record it again"
+        raise DiffError(msg)
+    return step
+
+
+def _is_sound(row: TapeRow, number: int) -> bool:
+    """Whether a row has a whole sketch, possible numbers, and refers to rows before it alone."""
+    return (
+        row.kind in _KINDS
+        and len(row.sketch) == 8 * NUM_BUCKETS
+        and all(map(math.isfinite, row.sums()))
+        and 0.0 <= row.norm < math.inf
+        and 0.0 < row.scale < math.inf
+        and min(row.shape, default=0) >= 0
+        and min(row.counts, default=0) >= 0
+        and all(0 <= source < number for source in row.sources)
+    )
+
+
+_KINDS = frozenset(map(int, RowKind))

@@ -1,0 +1,1 @@
+"""What the laboratory does in a training."""

@@ -1,0 +1,288 @@
+"""Error budgets: the newest call of a model made again on a twin, with float64 beside each op."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.utils.checkpoint import set_checkpoint_early_stop
+
+from ampwatch.errors import SettingsError
+from ampwatch.guard import Account, is_of_a_signal
+from ampwatch.lab.budget import ErrorBudget, to_json
+from ampwatch.lab.budget import records_of as errors_of
+from ampwatch.lab.precision.evidence import PlanMade, plan_made
+from ampwatch.lab.precision.plan import Plan
+from ampwatch.lab.precision.planner import format_named, records_of
+from ampwatch.lab.training.cast_layers import CastLayers, LayerFormats
+from ampwatch.lab.training.error_log import ErrorLog
+from ampwatch.lab.training.exact_ops import Apart
+from ampwatch.report.words import plural
+from ampwatch.training.hooks.roots import unwrapped
+from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.dtypes import HALF
+from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.private import graph_task
+from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
+from ampwatch.training.sensors.births.replay import Replay, prefix_of
+from ampwatch.wire.records import BY_PLAN
+from ampwatch.wire.ring.requests import ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+    from ampwatch.guard import Guard
+    from ampwatch.training.hooks.events import Requested
+    from ampwatch.training.iteration.context import Context
+    from ampwatch.training.sensors.births.kept_calls import KeptCall
+    from ampwatch.training.sensors.births.replaying import ReplaySensor
+
+OUTPUT_ALONE = (
+    "the model does not return its loss, so errors are weighed by what they do to its output and"
+    " there is no backward; error_budget(loss=f) takes f(output) for the loss"
+)
+
+OF_COMPILED = (
+    "compiled code runs, and the budget is that of the same model run eagerly: what is compiled keeps"
+    " more of what it computes in float32"
+)
+
+NO_PLAN = (
+    "no plan was asked for yet; the newest one of ampwatch.lab.plan() or `ampwatch plan` is kept"
+)
+
+
+class Asked(NamedTuple):
+    """What a budget is asked for.
+
+    Attributes:
+        model: The model, ``None`` for the one that was called last.
+        loss: Returns the loss for what the model returns; ``None`` if the model does that itself.
+        dtype: What autocast casts to instead of what it was; ``None`` for the batch as it was trained.
+        layers_in: What the products of layers are computed in instead; ``None`` for as they were.
+    """
+
+    model: nn.Module | None = None
+    loss: Callable[[Any], Any] | None = None
+    dtype: torch.dtype | None = None
+    layers_in: LayerFormats | None = None
+
+
+def checked(model: nn.Module | None, loss: object, dtype: object, layers_in: object) -> Asked:
+    """Return what the user asks for.
+
+    Raises:
+        SettingsError: If it makes no sense.
+    """
+    if not (loss is None or callable(loss)):
+        msg = f"expected `loss` to be a function of what the model returns, got {loss!r:.80}"
+        raise SettingsError(msg)
+    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype in HALF)):
+        msg = f"expected `dtype` to be torch.float16 or torch.bfloat16, got {dtype!r:.80}"
+        raise SettingsError(msg)
+    if isinstance(layers_in, Plan):
+        if layers_in.why_not:
+            msg = (
+                f"expected `layers_in` to be a plan of layers, got one without: {layers_in.why_not}"
+            )
+            raise SettingsError(msg)
+        return Asked(model, loss, dtype, by_plan(plan_made(records_of(layers_in, 0))))
+    if layers_in is not None and not isinstance(layers_in, str):
+        msg = f"expected `layers_in` to be the name of a format or a plan, got {layers_in!r:.80}"
+        raise SettingsError(msg)
+    return Asked(model, loss, dtype, all_in(layers_in) if layers_in is not None else None)
+
+
+def all_in(name: str) -> LayerFormats:
+    """Return that every product of a layer is computed in the format of that name.
+
+    Raises:
+        SettingsError: If there is no such format.
+    """
+    return LayerFormats(name, format_named(name))
+
+
+def by_plan(plan: PlanMade) -> LayerFormats:
+    """Return that the products of layers are computed in the formats of a plan."""
+    return LayerFormats(BY_PLAN, products=plan.products)
+
+
+def budget_of(
+    call: KeptCall,
+    *,
+    step: int,
+    prefix: str,
+    scale: float,
+    asked: Asked,
+) -> ErrorBudget:
+    """Return the error budget of a call.
+
+    Args:
+        call: The call. Parameters are those of now.
+        step: Its iteration.
+        prefix: Of the model's name among the watched ones.
+        scale: What the loss is multiplied by before backward.
+        asked: What is asked for.
+
+    Raises:
+        ReplayRefusedError: If the call cannot be made again, saying why.
+        torch.OutOfMemoryError: If there is no memory for it.
+
+    Cost: see ``ErrorLog``.
+    """
+    apart = Apart()
+    formats = asked.layers_in
+    casts = None if formats is None else CastLayers(formats.of(call.model, prefix), apart)
+    log = ErrorLog(apart, asked.loss, casts)
+    # Whoever asks for a budget has memory for it, or is told.
+    replay = Replay(call, prefix, sys.maxsize, beside=log, dtype=asked.dtype)
+    try:
+        # A forward that checkpointing repeats, whole: it is the ops of that one whose operands backward has.
+        with set_checkpoint_early_stop(False):
+            replay.run(lambda _call, _place: None, scale)
+        target = log.target
+        rows = log.rows()
+        dtypes = (
+            [region.dtype for region in call.autocast] if asked.dtype is None else [asked.dtype]
+        )
+        notes = list(log.notes)
+        if target is None or target.name != "loss":
+            notes.insert(0, OUTPUT_ALONE)
+        if casts is not None:
+            notes += _not_cast(casts, log.called)
+        known = [row.contribution for row in rows if row.contribution is not None]
+        return ErrorBudget(
+            model=prefix.rstrip("."),
+            step=step,
+            formats=tuple(dict.fromkeys(map(name_of, dtypes))),
+            layers_in="" if formats is None else formats.name,
+            target="output" if target is None else target.name,
+            value=None if target is None else target.value,
+            exact=None if target is None else target.exact,
+            error=None if target is None else target.error,
+            explained=sum(known) if known else None,
+            rows=tuple(rows),
+            modules=tuple(log.module_rows()),
+            notes=tuple(notes),
+        )
+    finally:
+        log.forget()
+
+
+class Budgets(Sensor):
+    """Answers who asks for the error budget of the newest call of a model.
+
+    Args:
+        context: Shared parts of the training.
+        replays: Keeps the calls.
+        newest_plan: Returns the newest precision plan, in whose formats a budget may be asked for;
+            ``None`` before the first.
+    """
+
+    name = "error_budget"
+
+    def __init__(
+        self,
+        context: Context,
+        replays: ReplaySensor,
+        newest_plan: Callable[[], PlanMade | None],
+    ) -> None:
+        self._context = context
+        self._replays = replays
+        self._calls = replays.calls
+        self._newest_plan = newest_plan
+        # An account of its own: as a debt it would end all sampling.
+        account = Account(context.bus.account.modes)
+        self.guard: Guard = context.bus.guard(self.name, account=account)
+
+    def of(self, asked: Asked) -> ErrorBudget:
+        """Return the budget, or why there is none. Never raises."""
+        budget = self.guard.run(self._budget, asked)
+        return budget or ErrorBudget(why_not="it has failed, as the log says")
+
+    def requested(self, event: Requested) -> None:
+        """Write a budget to a file, for who asks from outside."""
+        request = event.request
+        if request.what != ERRORS:
+            return
+        budget = self._asked_from_outside(request.layers_in)
+        why_not = budget.why_not
+        if not why_not:
+            try:
+                request.path.write_text(to_json(budget))
+            except OSError as error:
+                if is_of_a_signal(error):
+                    raise
+                why_not = f"it could not be written: {error}"
+        event.answer(why_not)
+
+    def _asked_from_outside(self, layers_in: str) -> ErrorBudget:
+        if layers_in != BY_PLAN:
+            try:
+                return self._budget(Asked(layers_in=(layers_in and all_in(layers_in)) or None))
+            except SettingsError as error:
+                return ErrorBudget(why_not=str(error))
+        plan = self._newest_plan()
+        if plan is None:
+            return ErrorBudget(why_not=NO_PLAN)
+        return self._budget(Asked(layers_in=by_plan(plan)))
+
+    def _budget(self, asked: Asked) -> ErrorBudget:
+        """Return the budget, or why there is none; the daemon gets it as well."""
+        budget = self._newest(asked)
+        self._context.out.put(*errors_of(budget))
+        return budget
+
+    def _newest(self, asked: Asked) -> ErrorBudget:
+        if self._context.iteration.thread not in (0, get_ident()):
+            return ErrorBudget(why_not="another thread trains; ask in that one")
+        found = self._calls.newest.of(None if asked.model is None else unwrapped(asked.model))
+        step = -1 if found is None else found[0]
+        why_not = self._why_none(found)
+        if found is None or why_not:
+            return ErrorBudget(step=step, why_not=why_not)
+        call = found[1]
+        scaler = self._context.scaler
+        scale = scaler.get_scale() if scaler is not None and scaler.is_enabled() else 1.0
+        try:
+            prefix = prefix_of(call.model, self._context.names)
+            budget = budget_of(call, step=step, prefix=prefix, scale=scale, asked=asked)
+        except ReplayRefusedError as refusal:
+            return ErrorBudget(step=step, why_not=f"the batch cannot be run again: {refusal}")
+        except (torch.OutOfMemoryError, MemoryError):
+            why_not = "there was no memory for it; a smaller batch needs less"
+            return ErrorBudget(step=step, why_not=why_not)
+        if not self._context.bus.runs_compiled:
+            return budget
+        return replace(budget, notes=(*budget.notes, OF_COMPILED))
+
+    def _why_none(self, found: tuple[int, KeptCall] | None) -> str:
+        if graph_task() != -1:
+            return "backward is running; ask between two iterations"
+        if self._context.settings.replay == "off":
+            return 'calls are not kept with the setting replay="off"; leave it as it is by default'
+        if found is None:
+            return self._replays.why_not or self._calls.newest.why_none
+        if not self._calls.random.knows(found[1].draws):
+            return "the random numbers of the batch are not known any more; ask right after a step"
+        return ""
+
+
+def _not_cast(casts: CastLayers, called: set[str]) -> Iterator[str]:
+    """Yield, in sentences, which layers were computed as they are trained."""
+    left = casts.modules - casts.seen
+    if not casts.modules:
+        yield "there is no linear or convolutional layer, and nothing was cast"
+    for names, why in (
+        (left & called, "multiplied in ops of their own, or in none"),
+        (left - called, "were not called as modules, as the parts of MultiheadAttention are not"),
+    ):
+        if names:
+            named = ", ".join(sorted(names)[:3]) + (" and others" if len(names) > 3 else "")
+            layers = f"{plural(len(names), 'layer')} of {len(casts.modules)}"
+            yield f"{layers} stayed as trained: they {why} ({named})"

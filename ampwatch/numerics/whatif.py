@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from ampwatch.numerics.exponents import times_power_of_two
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
 
@@ -71,9 +73,38 @@ class CastOutcome:
         return count / self.nonzero if self.nonzero else 0.0
 
 
+FATES = ("flushed", "subnormal", "normal", "overflows")
+"""What becomes of an element, from the smallest to the largest."""
+
+
+def limits_of(fmt: FloatFormat) -> tuple[int, int, int]:
+    """Return the exponents up to which a cast to ``fmt`` gives zero, a subnormal number and a finite one."""
+    return _log2(fmt.min_subnormal) - 1, _log2(fmt.min_normal), _top_bin(fmt)
+
+
+def fates(
+    histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0
+) -> Iterator[tuple[str, int]]:
+    """Yield what becomes of each bin of elements times ``2**shift``, one of ``FATES``, and its count.
+
+    Those of the bin in which the format ends overflow only if the largest element does.
+    """
+    flushed, subnormal, normal = (limit - shift for limit in limits_of(fmt))
+    if times_power_of_two(histogram.amax, shift) >= fmt.overflow_from:
+        normal -= 1
+    for exponent, count in enumerate(histogram.counts, histogram.first):
+        if exponent <= flushed:
+            fate = "flushed"
+        elif exponent <= subnormal:
+            fate = "subnormal"
+        else:
+            fate = "normal" if exponent <= normal else "overflows"
+        yield fate, count
+
+
 def num_flushed(histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0) -> int:
     """Return how many elements times ``2**shift`` a cast to ``fmt`` would make zero."""
-    return histogram.at_most(_log2(fmt.min_subnormal) - 1 - shift)
+    return histogram.at_most(limits_of(fmt)[0] - shift)
 
 
 def cast(histogram: ExponentHistogram, fmt: FloatFormat, shift: int = 0) -> CastOutcome:

@@ -61,6 +61,11 @@ def percent(share: float) -> str:
     return f"{digits:.6f}".rstrip("0").rstrip(".") + " %"
 
 
+def power(exponent: int) -> str:
+    """Write 2 to the power of ``exponent``, as in "2¹⁶"."""
+    return f"2{str(exponent).translate(_SUPERSCRIPTS)}"
+
+
 def power_of_two(value: float) -> str:
     """Write ``value`` as a power of two, as in "2¹⁶"; empty if it is none."""
     base, _, exponent = written.power_of_two(value).partition("^")

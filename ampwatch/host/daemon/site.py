@@ -25,6 +25,7 @@ from ampwatch.host.page.lines import Shown
 from ampwatch.host.page.map_state import Maps
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
+from ampwatch.host.page.whatif_state import FARTHEST, Asked, WhatIfs
 from ampwatch.wire.rendezvous.probe import SERVICE
 from ampwatch.wire.ring.layout import LAYOUT
 
@@ -144,6 +145,7 @@ class Site:
         self._feed = Feed(fleet, step_aside=self._precedence.step_aside)
         self._broadcast = Broadcast(self._feed)
         self._maps = Maps(fleet, self._feed.step_aside)
+        self._what_ifs = WhatIfs(fleet)
         self._blocks = laboratory.load("page.block_state").BlockStates(fleet)
         self._external_address = external_address
         self._is_stuck = is_stuck
@@ -160,6 +162,7 @@ class Site:
             "/events": self._events,
             "/map.json": self._map,
             "/blocks.json": self._block_losses,
+            "/whatif.json": self._what_if,
             "/debug/kernels.json": self._kernels,
         } | dict.fromkeys(self._assets, self._asset)
         # Of pages to read their lists are enough: there are a hundred.
@@ -187,7 +190,13 @@ class Site:
             return ("rare", None) if usual is None else ("metrics", usual)
         if request.path in {"/state.json", "/brief.json"}:
             return "page", request.path
-        if request.path in {"/events", "/map.json", "/blocks.json", "/debug/kernels.json"}:
+        if request.path in {
+            "/events",
+            "/map.json",
+            "/blocks.json",
+            "/whatif.json",
+            "/debug/kernels.json",
+        }:
             return "page", None
         return ("health" if request.path == "/healthz" else "rest"), None
 
@@ -253,6 +262,30 @@ class Site:
             text = "Expected a run and a rank of it, as in /blocks.json?run=train&rank=0."
             return sentence(HTTPStatus.BAD_REQUEST, text)
         state = self._blocks.of(run, rank, "" if module == ROOT_MODULE else module)
+        if state is None:
+            return sentence(
+                HTTPStatus.NOT_FOUND, "There is no such run here, or it has no such rank."
+            )
+        return json_response(state)
+
+    def _what_if(self, request: Request) -> Response:
+        """Answer with what would become of the gradients of a rank, or of a module of it."""
+        run, rank, module = (_asked(request.query, name) for name in MAP_FIELDS)
+        exponent = _asked(request.query, "exponent")
+        try:
+            power = None if exponent is None else int(exponent)
+        except ValueError:
+            power = FARTHEST + 1
+        if run is None or rank is None or (power is not None and abs(power) > FARTHEST):
+            text = (
+                "Expected a run, a rank of it and the exponent of a scale, as in"
+                " /whatif.json?run=train&rank=0&format=float16&exponent=12."
+            )
+            return sentence(HTTPStatus.BAD_REQUEST, text)
+        name = "" if module == ROOT_MODULE else module
+        state = self._what_ifs.of(
+            Asked(run, rank, name, _asked(request.query, "format") or "", power)
+        )
         if state is None:
             return sentence(
                 HTTPStatus.NOT_FOUND, "There is no such run here, or it has no such rank."

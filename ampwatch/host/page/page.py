@@ -23,7 +23,6 @@ from ampwatch.host.page.phase_state import PHASES, phase_state
 from ampwatch.host.page.precision_state import KERNEL_COLUMNS, OP_COLUMNS, PrecisionState
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
-    HISTOGRAM_COLUMNS,
     MODULE_COLUMNS,
     RangeState,
     formats,
@@ -206,7 +205,6 @@ class Feed:
             "columns": COLUMNS,
             "phases": PHASES,
             "exponent_columns": EXPONENT_COLUMNS,
-            "histogram_columns": HISTOGRAM_COLUMNS,
             "module_columns": MODULE_COLUMNS,
             "op_columns": OP_COLUMNS,
             "kernel_columns": KERNEL_COLUMNS,

@@ -13,7 +13,6 @@ from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import unscaled
 from ampwatch.host.fleet.trouble import nonfinite
 from ampwatch.numerics.formats import FORMATS, FormatFamily
-from ampwatch.numerics.whatif import TOLERATED
 from ampwatch.report.limits import finite_amax
 from ampwatch.report.words import number, plural
 from ampwatch.wire.blackbox.culprit import module_of
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.course import CoursePosition
     from ampwatch.host.fleet.gradients import GradientColumn
     from ampwatch.host.fleet.ranges import Ranges
-    from ampwatch.numerics.exponents import ExponentHistogram
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.report.stories import Story
     from ampwatch.wire.records import RangeRecord, Severity
@@ -47,23 +45,6 @@ EXPONENT_COLUMNS = (
 )
 """Cells of a column of the heatmap of unscaled gradients; its first step is its key."""
 
-HISTOGRAM_COLUMNS = (
-    "step",
-    "first",
-    "counts",
-    "zeros",
-    "nans",
-    "infs",
-    "amax",
-    "amin",
-    "numel",
-    "flushed",
-    "before",
-)
-"""Cells of the histogram of unscaled gradients; ``flushed`` of the zeros were none once, null if that
-is not known. ``before`` is null, or the iteration before that flush: then what was flushed is in the
-histogram as it was in that iteration."""
-
 MODULE_COLUMNS = (
     "trouble",
     "why",
@@ -74,7 +55,6 @@ MODULE_COLUMNS = (
     "activation_amax",
     "activation_headroom",
     "unchanged",
-    "histogram",
     "step",
     "older",
     "culprit",
@@ -111,12 +91,16 @@ NOTHING_YET = (
 def formats() -> State:
     """Return limits and group of the formats that values may be cast to, by name of the format."""
     limits = ("max", "overflow_from", "min_normal", "min_subnormal")
-    offered = [fmt for fmt in FORMATS.values() if fmt.is_offered]
-    offered.sort(key=lambda fmt: fmt.max, reverse=True)
     return {
-        fmt.name: {limit: getattr(fmt, limit) for limit in limits} | {"group": group_of(fmt)}
-        for fmt in offered
+        name: {limit: getattr(fmt, limit) for limit in limits} | {"group": group_of(fmt)}
+        for name, fmt in offered().items()
     }
+
+
+def offered() -> dict[str, FloatFormat]:
+    """Return the formats that values may be cast to, by name, that with the largest numbers first."""
+    formats = (fmt for fmt in FORMATS.values() if fmt.is_offered)
+    return {fmt.name: fmt for fmt in sorted(formats, key=lambda fmt: fmt.max, reverse=True)}
 
 
 def group_of(fmt: FloatFormat) -> str:
@@ -150,8 +134,6 @@ class RangeState:
         self._place: CoursePosition | None = None
         self._columns: dict[str, Row] = {}
         self._modules: dict[str, _Seen] = {}
-        self._source: tuple[ExponentHistogram, FloatFormat | None] | None = None
-        self._gradients: Row = []
 
     def of(self, rank: RankView) -> State:
         """Return what the page shows of the ranges of ``rank``, always the same one."""
@@ -160,7 +142,6 @@ class RangeState:
             "sentence": sentence(rank),
             "format": UNKNOWN_FORMAT if ranges.format is None else ranges.format.name,
             "format_known": ranges.format is not None,
-            "tolerated": TOLERATED,
             "columns": self._columns_of(ranges),
             "modules": self._modules_of(
                 ranges, None if rank.verdict is None else rank.verdict.root
@@ -173,8 +154,8 @@ class RangeState:
             state["no_scale"] = (
                 "none" if loss_scale is None else f"none, for it is {number(loss_scale)} now"
             )
-        if gradients := self._gradients_of(ranges):
-            state["gradients"] = gradients
+        if ranges.measured is not None and ranges.unscaled is not None:
+            state["sampled"] = ranges.measured.step
         return state
 
     def _columns_of(self, ranges: Ranges) -> dict[str, Row]:
@@ -204,16 +185,6 @@ class RangeState:
             seen[name] = old
         self._modules = seen
         return {name: seen[name].row for name in sorted(seen)}
-
-    def _gradients_of(self, ranges: Ranges) -> Row:
-        measured, histogram = ranges.measured, ranges.unscaled
-        if measured is None or histogram is None:
-            return []
-        source = (histogram, ranges.autocast)
-        if self._source is None or not _same(self._source, source):
-            self._source = source
-            self._gradients = _histogram(measured, histogram)
-        return self._gradients
 
 
 def sentence(rank: RankView) -> str:
@@ -271,7 +242,6 @@ def _module(ranges: Ranges, topics: Mapping[Topic, RangeRecord], culprit: Severi
         None if activation is None else _amax(activation, activation.histogram.amax),
         _headroom(ranges, activation),
         None if update is None else _short(update.histogram.zero_share),
-        None if gradient is None or plain is None else _histogram(gradient, plain),
         newest,
         {cell: step for cell, step in _steps(topics) if step != newest},
         culprit,
@@ -296,29 +266,6 @@ def _amax(record: RangeRecord, amax: float) -> float | str | None:
 def _headroom(ranges: Ranges, record: RangeRecord | None) -> float | str | None:
     room = None if record is None else ranges.headroom(record)
     return _short(math.log2(room)) if room and math.isfinite(room) else None
-
-
-def _histogram(record: RangeRecord, plain: ExponentHistogram) -> Row:
-    """Return the row of the gradients of ``record``.
-
-    Args:
-        record: The gradients.
-        plain: As they were measured, without the loss scale.
-    """
-    shown = plain if record.before is None else record.before
-    return [
-        record.step,
-        shown.first,
-        list(shown.counts),
-        shown.zeros,
-        shown.nans,
-        shown.infs,
-        finite(shown.amax),
-        finite(shown.amin),
-        shown.numel,
-        None if record.flushed < 0 else record.flushed,
-        None if record.before is None else record.before_step,
-    ]
 
 
 def _short(value: float) -> float | str:

@@ -43,6 +43,7 @@ ROUTES = (
         "/map.json",
         "/map.json?run=gpt&rank=0",
         "/blocks.json?run=gpt&rank=0",
+        "/whatif.json?run=gpt&rank=0",
         "/debug/kernels.json",
         "/static/app.js",
     ),

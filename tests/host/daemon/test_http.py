@@ -240,6 +240,10 @@ def test_of_a_rank_without_blocks_there_is_a_list_without_formats(served: Served
     [
         ("/blocks.json?run=gpt", 400),
         ("/blocks.json?run=gpt&rank=99", 404),
+        ("/whatif.json?run=gpt", 400),
+        ("/whatif.json?run=gpt&rank=0&exponent=absent", 400),
+        ("/whatif.json?run=gpt&rank=0&exponent=9999", 400),
+        ("/whatif.json?run=gpt&rank=99", 404),
         ("/map.json?run=gpt", 400),
         ("/map.json?run=gpt&rank=99", 404),
         ("/map.json?run=gpt&rank=0&module=absent", 404),

@@ -14,7 +14,6 @@ from ampwatch.host.page.broadcast import merge_patch
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.range_state import (
     EXPONENT_COLUMNS,
-    HISTOGRAM_COLUMNS,
     MODULE_COLUMNS,
     formats,
 )
@@ -72,7 +71,7 @@ def test_before_a_sample_the_page_says_why_it_has_nothing() -> None:
     state = Told([step(0)]).state
 
     assert state["columns"] == state["modules"] == {}
-    assert "gradients" not in state
+    assert "sampled" not in state
     assert '"deep" more often' in state["sentence"]
     assert '"light" and "off" never' in state["sentence"]
 
@@ -112,54 +111,6 @@ def test_a_column_holds_the_gradients_without_the_loss_scale_and_the_scale() -> 
     }
 
 
-def test_the_newest_gradients_are_reported_exactly() -> None:
-    """The what-if in the browser is to be what it is in Python, to the last element."""
-    plain = histogram(-30, 5, 0, 7, zeros=3, amax=0.1 * 2.0**-25, amin=1e-9)
-    told = Told([gradients(1, 15, histogram(-9, 1)), gradients(2, 16, plain)])
-
-    row = dict(zip(HISTOGRAM_COLUMNS, told.state["gradients"], strict=True))
-    assert row == {
-        "step": 2,
-        "first": -30,
-        "counts": [5, 0, 7],
-        "zeros": 3,
-        "nans": 0,
-        "infs": 0,
-        "amax": plain.amax,
-        "amin": plain.amin,
-        "numel": 15,
-        "flushed": 0,
-        "before": None,
-    }
-
-
-def test_zeros_that_were_flushed_before_the_measurement_are_marked() -> None:
-    """Without what they were, no what-if can tell more; zeros may be of no known reason at all."""
-    flushed = ranges(exponents=histogram(-24, 60, 20, zeros=20), flushed=20)
-    told = Told([FACTS, flushed])
-    unknown = Told([FACTS, replace(flushed, flushed=-1)])
-
-    place = HISTOGRAM_COLUMNS.index("flushed")
-    assert told.state["gradients"][place : place + 2] == [20, None]
-    assert unknown.state["gradients"][place : place + 2] == [None, None]
-
-
-def test_what_was_flushed_is_shown_as_it_was_before() -> None:
-    """The what-if is of that; what was measured now, and since when, is beside it."""
-    before = histogram(-30, 5, 6, zeros=1)
-    record = ranges(
-        exponents=histogram(0, zeros=12), step=40, flushed=11, before=before, before_step=30
-    )
-    told = Told([FACTS, record, replace(record, module="fc")])
-
-    row = dict(zip(HISTOGRAM_COLUMNS, told.state["gradients"], strict=True))
-    assert (row["step"], row["before"], row["flushed"]) == (40, 30, 11)
-    assert (row["first"], row["counts"], row["zeros"]) == (-30, [5, 6], 1)
-    module = told.module("fc")
-    assert module["histogram"] == told.state["gradients"]
-    assert module["lost"] == pytest.approx(11 / 12, abs=1e-4)
-
-
 def test_a_module_has_its_numbers_in_the_units_of_the_page() -> None:
     """Gradients unscaled, headroom in bits of the scaled ones, shares from 0 to 1."""
     gradient = ranges("fc", Topic.GRADIENT, histogram(-6, 8, 2), loss_scale=2.0**10)
@@ -173,7 +124,6 @@ def test_a_module_has_its_numbers_in_the_units_of_the_page() -> None:
     assert row["activation_amax"] == 5.0
     assert row["activation_headroom"] == pytest.approx(math.log2(65504 / 5), rel=1e-3)
     assert (row["lost"], row["unchanged"], row["nonfinite"]) == (0.0, 0.25, 0)
-    assert row["histogram"][HISTOGRAM_COLUMNS.index("first")] == -16
 
 
 def test_what_was_not_measured_of_a_module_is_unknown_and_not_zero() -> None:
@@ -181,7 +131,7 @@ def test_what_was_not_measured_of_a_module_is_unknown_and_not_zero() -> None:
     row = Told([ranges("relu", Topic.ACTIVATION, histogram(0, 4), dtype="float16")]).module("relu")
 
     unknown = {name for name, cell in row.items() if cell is None}
-    not_measured = {"lost", "gradient_amax", "gradient_headroom", "unchanged", "histogram"}
+    not_measured = {"lost", "gradient_amax", "gradient_headroom", "unchanged"}
     assert unknown == {*not_measured, "culprit"}
 
 
@@ -237,7 +187,6 @@ def test_without_autocast_nothing_is_lost_and_every_format_is_still_offered() ->
     row = told.module("fc")
     assert (row["trouble"], row["why"], row["lost"], row["gradient_headroom"]) == (0, "", 0, None)
     assert (told.state["format"], told.state["format_known"]) == ("float16", False)
-    assert told.state["gradients"][HISTOGRAM_COLUMNS.index("flushed")] == 0
 
 
 def test_a_row_says_how_old_it_is() -> None:
@@ -283,7 +232,7 @@ def test_the_module_that_the_verdict_names_has_a_row_above_all_others(
     assert set(rows) == {"fc", "fc2", culprit or "fc"}
     assert (worst, rows[worst]["culprit"]) == (culprit or "fc2", "critical" if culprit else None)
     if culprit == "block.attn":
-        assert {rows[culprit][cell] for cell in MODULE_COLUMNS[2:11]} == {None}
+        assert {rows[culprit][cell] for cell in MODULE_COLUMNS[2:10]} == {None}
 
 
 def test_the_limits_of_every_narrow_format_are_reported() -> None:

@@ -1,22 +1,22 @@
-// The what-if panel: another format, another loss scale, and what would become of the values.
+// The what-if panel: another format, another loss scale, and what would become of the values. The daemon works it
+// out (host/page/whatif_state.py); here it is asked for and drawn.
 
-import { cutAbove, knownWindow } from "/static/caution.js";
 import { byId, make, rebuild, setText } from "/static/dom.js";
-import { fitWords, notes, outcomeWords, warning, whole } from "/static/outcome.js";
 import { Plot, onNewLook } from "/static/plot.js";
 import { spectrum } from "/static/spectrum.js";
-import { FATES, fates, sum } from "/static/whatif.js";
-import { number, percent, powerOfTwo } from "/static/words.js";
+import { number, powerOfTwo } from "/static/words.js";
 
+const MAX_WAIT_MS = 20000; // for an answer; then the next news asks again
+const ROOT = "(root)"; // how the daemon calls the module without a name in an address
 const USUAL_SCALES = [-4, 28]; // exponents that the dial always reaches
 const FARTHEST = 120; // and those it never passes
 const [MIN_DIGITS, MAX_DIGITS] = [-3, 23]; // exponents of scales that are read as digits, too
 const ROOM = 4; // exponents beyond what is marked on the dial
-const FATE_WORDS = { flushed: "flushed to zero", subnormal: "subnormal", normal: "normal", overflows: "overflow" };
 
 export class Explorer {
   constructor() {
-    this.subject = null;
+    this.wanted = null;
+    this.answer = null;
     this.format = null; // null: that of autocast
     this.exponent = null; // null: the scale as it is now
     this.dialling = false;
@@ -24,33 +24,26 @@ export class Explorer {
     this.plot = new Plot(byId("chart-whatif"), "Elements by magnitude after scaling");
     onNewLook(() => this.draw());
     const dial = byId("whatif-scale");
-    dial.addEventListener("input", () => {
-      this.exponent = Number(dial.value);
-      this.draw();
-    });
+    dial.addEventListener("input", () => this.choose({ exponent: Number(dial.value) }));
     dial.addEventListener("pointerdown", () => { this.dialling = true; });
     for (const end of ["pointerup", "pointercancel"]) window.addEventListener(end, () => { this.dialling = false; });
     byId("whatif-now").addEventListener("click", () => {
-      this.reset();
-      this.draw();
+      this.choose({ exponent: null });
       dial.focus();
     });
-    byId("whatif-formats").addEventListener("change", (event) => {
-      this.format = event.target.value;
-      this.draw();
-    });
+    byId("whatif-formats").addEventListener("change", (event) => this.choose({ format: event.target.value }));
   }
 
   /**
-   * Show what could become of the values of `subject`: { cells, name, told, histogram, formats,
-   * format, measuredAt, tolerated } as in caution.js, and lossScale, null without one, of which `noScale` tells; `cells`
-   * is another object when there is news.
+   * Show what could become of values: { run, rank, module, news, noScale }; null for module: all gradients. `news`
+   * is another string when there is news, `noScale` tells of a training without a loss scale.
    */
-  show(subject) {
-    const old = this.subject;
-    if (["cells", "told", "format", "measuredAt", "lossScale", "noScale"].every((part) => old?.[part] === subject[part])) return;
-    this.subject = subject;
-    this.draw();
+  show(wanted) {
+    const old = this.wanted;
+    if (old && ["run", "rank", "module", "news"].every((part) => old[part] === wanted[part])) return;
+    if (old && ["run", "rank"].some((part) => old[part] !== wanted[part])) this.answer = null;
+    this.wanted = wanted;
+    this.ask();
   }
 
   /** Go back to the scale as it is. */
@@ -58,33 +51,61 @@ export class Explorer {
     this.exponent = null;
   }
 
+  choose(choice) {
+    Object.assign(this, choice);
+    this.drawDial();
+    this.ask();
+  }
+
+  /** Ask for what is wanted now; while an answer is on its way, once more after it. */
+  async ask() {
+    this.isOld = true;
+    if (this.asking) return;
+    this.asking = true;
+    while (this.isOld) {
+      this.isOld = false;
+      const { run, rank, module } = this.wanted;
+      const parts = { run, rank, module: module === null ? null : module || ROOT, format: this.format, exponent: this.exponent };
+      const query = new URLSearchParams(Object.entries(parts).filter(([, part]) => part !== null));
+      try {
+        const answer = await fetch(`/whatif.json?${query}`, { signal: AbortSignal.timeout(MAX_WAIT_MS) });
+        if (answer.ok && !this.isOld) this.take(await answer.json());
+      } catch {
+        // The daemon is away; the page says so at its top, and the next news asks again.
+      }
+    }
+    this.asking = false;
+  }
+
+  take(answer) {
+    this.answer = answer.of ? answer : null;
+    this.draw();
+  }
+
   draw() {
-    if (!this.subject) return;
-    const { histogram, formats, lossScale } = this.subject;
-    const name = this.format in formats ? this.format : this.subject.format;
-    const now = lossScale === null ? 0 : Math.round(Math.log2(lossScale));
-    const exponent = this.exponent ?? now;
-    setText(byId("whatif-of"), `${this.subject.name}, ${this.subject.told}`);
-    this.drawFormats(name);
-    this.drawDial(formats[name], exponent, now);
-    setText(byId("whatif-cut"), warning(this.subject));
-    byId("whatif-cut").hidden = !warning(this.subject);
-    setText(byId("whatif-outcome"), outcomeWords(this.subject, name, exponent));
-    setText(byId("whatif-notes"), notes(this.subject, name));
-    for (const id of ["whatif-fates", "chart-whatif"]) byId(id).hidden = !histogram.amax;
-    drawFates(this.subject, formats[name], exponent);
-    if (!histogram.amax) return;
-    this.plot.draw(spectrum(histogram, formats[name], exponent, now, whole(this.subject), byId("chart-whatif").clientWidth));
+    byId("whatif-all").hidden = !this.answer?.own;
+    if (!this.answer) return;
+    const { of, cut, outcome, notes, picture } = this.answer;
+    setText(byId("whatif-of"), of);
+    this.drawFormats();
+    this.drawDial();
+    setText(byId("whatif-cut"), cut);
+    byId("whatif-cut").hidden = !cut;
+    setText(byId("whatif-outcome"), outcome);
+    setText(byId("whatif-notes"), notes);
+    for (const id of ["whatif-fates", "chart-whatif"]) byId(id).hidden = !picture;
+    drawFates(this.answer);
+    if (picture) this.plot.draw(spectrum(picture, this.answer.whole, byId("chart-whatif").clientWidth));
   }
 
   /** Show losses in block-scaled formats: { name, group, words } each. No loss scale changes these. */
   showBlocks(formats) {
     this.blocked = formats;
-    if (this.subject) this.draw();
+    this.draw();
   }
 
-  drawFormats(chosen) {
-    const choices = Object.entries(this.subject.formats).map(([name, format]) => ({ name, group: format.group, ...fitWords(this.subject, format) }));
+  drawFormats() {
+    const { format: chosen, formats: choices } = this.answer;
     const cards = (formats) => [...new Set(formats.map(({ group }) => group))].flatMap((group) => [make("h3", {}, group), ...formats.filter((one) => one.group === group).map((one) => formatCard(one, chosen))]);
     rebuild(byId("whatif-formats"), [chosen, choices], () => [make("legend", { class: "unseen" }, "Format"), ...cards(choices)]);
     // Apart from what can be chosen: news of blocks must not take a choice from under the pointer.
@@ -93,35 +114,29 @@ export class Explorer {
     byId("whatif-blocks").hidden = !this.blocked.length;
   }
 
-  drawDial(format, exponent, now) {
+  drawDial() {
+    if (!this.answer) return;
+    const { now, low, high, has_scale: hasScale, window: words } = this.answer;
+    const exponent = this.exponent ?? now;
     const dial = byId("whatif-scale");
-    const window_ = knownWindow(this.subject, format);
     if (!this.dialling) {
-      const marked = [now, exponent, window_.low ?? now, window_.high ?? now].map((e) => Math.max(-FARTHEST, Math.min(FARTHEST, e)));
+      const marked = [now, exponent, low ?? now, high ?? now].map((e) => Math.max(-FARTHEST, Math.min(FARTHEST, e)));
       dial.min = String(Math.min(USUAL_SCALES[0], ...marked.map((e) => e - ROOM)));
       dial.max = String(Math.max(USUAL_SCALES[1], ...marked.map((e) => e + ROOM)));
     }
-    const none = this.subject.lossScale === null;
     dial.value = String(exponent);
     dial.setAttribute("aria-valuetext", `2 to the power of ${exponent}`);
-    setText(byId("whatif-value"), none && exponent === 0 ? this.subject.noScale : scaleWords(exponent));
+    const { noScale } = this.wanted;
+    setText(byId("whatif-value"), !hasScale && exponent === 0 ? noScale : scaleWords(exponent));
     const back = byId("whatif-now");
-    setText(back, none ? `back to ${this.subject.noScale}` : `back to ${powerOfTwo(now)}, as it is now`);
+    setText(back, hasScale ? `back to ${powerOfTwo(now)}, as it is now` : `back to ${noScale}`);
     back.style.visibility = exponent === now ? "hidden" : "visible";
-    this.drawWindow(dial, window_);
-    place(byId("whatif-mark"), dial, none ? null : now, now);
-    setText(byId("whatif-mark").firstElementChild, none ? "" : `now ${powerOfTwo(now)}`);
-  }
-
-  /** Show the usable scales, or where they end if it is not known where they begin. */
-  drawWindow(dial, { low, high }) {
     const mark = byId("whatif-window");
-    const open = low === null;
-    const shown = high !== null && !cutAbove(this.subject) && (open || low <= high);
-    place(mark, dial, shown ? Math.max(low ?? high, Number(dial.min)) : null, Math.min(high, Number(dial.max)));
-    mark.dataset.open = String(open);
-    const words = open ? `overflow above ${powerOfTwo(high ?? 0)}` : `${powerOfTwo(low)} to ${powerOfTwo(high ?? 0)} keep both ends`;
-    setText(mark.firstElementChild, shown ? words : "");
+    place(mark, dial, words ? Math.max(low ?? high, Number(dial.min)) : null, Math.min(high, Number(dial.max)));
+    mark.dataset.open = String(low === null);
+    setText(mark.firstElementChild, words);
+    place(byId("whatif-mark"), dial, hasScale ? now : null, now);
+    setText(byId("whatif-mark").firstElementChild, hasScale ? `now ${powerOfTwo(now)}` : "");
   }
 }
 
@@ -143,15 +158,12 @@ function place(mark, dial, from, to) {
   mark.style.setProperty("--to", String((to - min) / (max - min)));
 }
 
-function drawFates(subject, format, exponent) {
-  const { histogram } = subject;
-  const all = sum(histogram.counts);
-  const counts = Object.fromEntries(FATES.map((fate) => [fate, 0]));
-  fates(histogram, format, exponent).forEach((fate, i) => { counts[fate] += histogram.counts[i]; });
-  rebuild(byId("whatif-fates"), [whole(subject), counts], () => [
-    make("li", { class: "quiet" }, `Of ${whole(subject)}:`),
-    ...FATES.map((fate) => make("li", { "data-fate": fate, "data-none": String(!counts[fate]) },
-      make("span", { class: "swatch", "aria-hidden": "true" }), `${FATE_WORDS[fate]} `, make("b", {}, percent(counts[fate] / all)))),
+function drawFates({ whole, picture }) {
+  const fates = picture?.fates ?? [];
+  rebuild(byId("whatif-fates"), [whole, fates], () => [
+    make("li", { class: "quiet" }, `Of ${whole}:`),
+    ...fates.map(([fate, words, share, isSome]) => make("li", { "data-fate": fate, "data-none": String(!isSome) },
+      make("span", { class: "swatch", "aria-hidden": "true" }), `${words} `, make("b", {}, share))),
   ]);
 }
 

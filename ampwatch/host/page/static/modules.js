@@ -72,7 +72,7 @@ export class Modules {
     for (const head of document.querySelectorAll("#modules th")) {
       head.setAttribute("aria-sort", head.dataset.column !== key ? "none" : direction < 0 ? "descending" : "ascending");
     }
-    const source = [this.selected, ...this.shown.map(({ histogram, cells, ...row }) => row)];
+    const source = [this.selected, ...this.shown.map(({ cells, ...row }) => row)];
     rebuild(document.querySelector("#modules tbody"), source, () => this.shown.map((row) => this.row(row)));
   }
 

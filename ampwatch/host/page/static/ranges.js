@@ -4,9 +4,8 @@ import { Blocks } from "/static/blocks.js";
 import { byId, setText } from "/static/dom.js";
 import { Explorer } from "/static/explorer.js";
 import { readColumns } from "/static/exponents.js";
-import { Modules, label } from "/static/modules.js";
+import { Modules } from "/static/modules.js";
 import { named } from "/static/state.js";
-import { number, value } from "/static/words.js";
 
 export class Ranges {
   /** @param {() => void} onChange called when the user has chosen something that is drawn elsewhere */
@@ -38,7 +37,7 @@ export class Ranges {
     byId("exponents-box").hidden = !columns.length;
     byId("scaled").hidden = !columns.some((column) => column.scale_high !== 1);
     this.showModules(state, ranges);
-    this.showExplorer(state, ranges);
+    this.showExplorer(run, rank, state, ranges);
     return { columns, name: ranges.format, format: state.formats[ranges.format], known: ranges.format_known, scaled: this.scaled };
   }
 
@@ -57,34 +56,13 @@ export class Ranges {
     if (!none) this.modules.show(state.module_columns, ranges.modules, this.module, state.troubles);
   }
 
-  showExplorer(state, ranges) {
+  showExplorer(run, rank, state, ranges) {
+    byId("whatif").hidden = ranges.sampled === undefined;
+    if (ranges.sampled === undefined) return;
     const cells = this.module === null ? null : ranges.modules[this.module];
-    const own = cells ? named(state.module_columns, cells).histogram : null;
-    const shown = own ?? ranges.gradients;
-    byId("whatif").hidden = !shown;
-    byId("whatif-all").hidden = !own;
-    if (!shown) return;
-    const histogram = readHistogram(state.histogram_columns, shown);
-    const without = cells && !own ? `; ${label(this.module)} has none of its own` : "";
-    this.explorer.show({
-      cells: shown,
-      name: own ? `gradient of ${label(this.module)}` : "all gradients",
-      told: `step ${number(histogram.step)}${without}`,
-      histogram,
-      formats: state.formats,
-      format: ranges.format,
-      tolerated: ranges.tolerated,
-      measuredAt: this.scaleAt(histogram.step, ranges),
-      lossScale: ranges.loss_scale ?? null,
-      noScale: ranges.no_scale,
-    });
-  }
-
-  /** Exponent of the loss scale of a sample, at most; that of now where the heatmap has no column of it. */
-  scaleAt(step, ranges) {
-    const column = this.seen.columns.findLast(({ first }) => first <= step);
-    const scale = value(column?.scale_low ?? ranges.loss_scale);
-    return scale > 0 && scale < Infinity ? Math.round(Math.log2(scale)) : 0;
+    const step = cells ? named(state.module_columns, cells).step : null;
+    const news = [ranges.sampled, step, ranges.format, ranges.loss_scale, ranges.no_scale].join();
+    this.explorer.show({ run, rank, module: this.module, news, noScale: ranges.no_scale });
   }
 
   select(module) {
@@ -97,9 +75,4 @@ export class Ranges {
   draw() {
     this.explorer.draw();
   }
-}
-
-function readHistogram(columns, cells) {
-  const histogram = named(columns, cells);
-  return { ...histogram, amax: value(histogram.amax), amin: value(histogram.amin) };
 }

@@ -19,6 +19,7 @@ others than this machine, or to protect it.
   /brief.json                            the same for a line a rank, as `ampwatch top` shows it
   /map.json                              what left its number format, by module: ?run=RUN&rank=RANK
   /blocks.json                           losses in block-scaled formats: ?run=RUN&rank=RANK
+  /whatif.json                           gradients in another format, at another scale: ?run=RUN&rank=RANK&format=F&exponent=E
   /explain/  what kinds of findings mean, /runbooks/ what to do about alerts, /docs/ guides
   /debug/kernels.json                    kernels of the newest profiler windows, by name and rule
 """

@@ -44,7 +44,7 @@ from ampwatch.training.model.trained import Trained
 from ampwatch.training.native import core
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.ops.mode import USERS_MODES
-from ampwatch.training.other_ranks import OtherRanks
+from ampwatch.training.other_ranks import Shards
 from ampwatch.training.private import SEES_COMPILED
 from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
@@ -344,7 +344,7 @@ class Session:
                 lost_eps,
                 machine,
                 layers,
-                OtherRanks(outlet.world_size, lambda: outlet.said, names),
+                Shards(outlet.others, names, outlet.put),
             ),
             run_guarded=self._diagnosing.run,
         )
@@ -368,7 +368,7 @@ class Session:
             clock=Clock(),
             observe=self.diagnosis.observe,
             out=outlet,
-            peers=outlet,
+            peers=outlet.others,
         )
         for part, held in outlet.holders:
             memory.add(part, held)

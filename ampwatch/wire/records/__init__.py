@@ -46,6 +46,7 @@ from ampwatch.wire.records.run import (
     MEMORY_PLACES,
     WITHOUT_C,
     ChecksumRecord,
+    CulpritRecord,
     EndRecord,
     FactsRecord,
     MemoryRecord,
@@ -95,6 +96,7 @@ __all__ = [
     "CensusRecord",
     "CensusSource",
     "ChecksumRecord",
+    "CulpritRecord",
     "DevicePhasesRecord",
     "EndRecord",
     "FactsRecord",
@@ -139,6 +141,7 @@ Record = (
     | CensusRecord
     | WindowRecord
     | ChecksumRecord
+    | CulpritRecord
     | DevicePhasesRecord
     | MemoryRecord
     | PlanRecord

@@ -95,20 +95,6 @@ def named(finding: Finding) -> str:
     return f"{finding.kind} in {place(finding)}{op}"
 
 
-def short_line(news: News, run: str, numbers: Sequence[int], of: int) -> str:
-    """Write that further ranks have found what a line has been written about.
-
-    Args:
-        news: The finding, and why it is written about.
-        run: Name of the run.
-        numbers: The ranks.
-        of: Ranks of the run.
-    """
-    severity = news.finding.severity.value.upper()
-    who = f"run {printable(run)} also {ranks(numbers, of)}"
-    return f"{NAME}{severity} {who} step {news.finding.last_step}: {printable(named(news.finding))}"
-
-
 def one_line(news: News, run: str, numbers: Sequence[int], page: str = "", *, of: int = 0) -> str:
     """Write news of a finding in one line.
 

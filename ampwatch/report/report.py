@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import certainty
-from ampwatch.diagnosis.news import SEVERITIES
 from ampwatch.numerics.written import scale_text
 from ampwatch.report import accounts
 from ampwatch.report.endings import Failure, num_led_to
@@ -18,7 +17,7 @@ from ampwatch.report.standing import judge_boxes
 from ampwatch.report.step_times import breakdown_of, rates
 from ampwatch.report.words import percent, plain, step_time
 from ampwatch.wire.blackbox.box import DIED
-from ampwatch.wire.records import SKIP_CLASSES, RunState, Severity
+from ampwatch.wire.records import SKIP_CLASSES, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,51 +118,6 @@ def render_story(story: Story, width: int = WIDTH) -> str:
         width: Characters in a line.
     """
     return "\n".join(_story(story, Glossary(), width)) + "\n"
-
-
-def render_more(boxes: Sequence[Box], known: Sequence[Box], width: int = WIDTH) -> str:
-    """Return what further ranks add to a report that others have had; empty if that is nothing.
-
-    They add findings that none of the others has, or has as bad, and failures that are no
-    consequence of another one.
-
-    Args:
-        boxes: Those of the further ranks; at least one, all of the run of the others.
-        known: Those of the ranks whose report is known.
-        width: Characters in a line.
-    """
-    verdict = judge_boxes([*known, *boxes])
-    worst: dict[str, int] = {}
-    for box in known:
-        for finding in box.findings:
-            badness = SEVERITIES.index(finding.severity)
-            worst[finding.key] = max(badness, worst.get(finding.key, 0))
-    new = {
-        finding.key
-        for box in boxes
-        for finding in box.findings
-        if finding.severity is not Severity.INFO
-        and SEVERITIES.index(finding.severity) > worst.get(finding.key, 0)
-    }
-    shown = [story for story in verdict.stories if any(m.finding.key in new for m in story.members)]
-    failed = [box for box in boxes if _is_news(box, known, verdict.cause)]
-    if not shown and not failed:
-        return ""
-    first = boxes[0].identity
-    who = accounts.ranks([box.identity.rank for box in boxes], first.world_size)
-    lines = [f"ampwatch report: run {first.run}, more from {who}"]
-    for box in boxes[:MAX_LISTED_RANKS]:
-        lines += _wrapped(one_line(box, verdict.cause), width, 2, 4)
-    lines += _traceback(failed, verdict)
-    return _text(lines, shown, width) if shown else "\n".join(lines) + "\n"
-
-
-def _is_news(box: Box, known: Sequence[Box], cause: Failure | None) -> bool:
-    """Whether a rank has failed of something that nobody has heard of."""
-    failure = Failure(box.identity.rank, box.reason, box.last_ns / 1e9)
-    if box.state is not RunState.FAILED or num_led_to(cause, [failure]):
-        return False
-    return all(box.reason != other.reason for other in known)
 
 
 def one_line(box: Box, cause: Failure | None = None) -> str:

@@ -58,8 +58,7 @@ class DaemonLink:
     Args:
         settings: Where the daemon is, and how another one is started.
         status: What was found at the start of the training.
-        moved: Called with the new address, empty without one, a sentence about it, and what it is
-            about, which is the same in each process that says it.
+        moved: Called with the new address, empty without one, and a sentence about it.
         clock: Monotonic time. Unit: s.
         start: Begins to start a daemon.
 
@@ -72,7 +71,7 @@ class DaemonLink:
         self,
         settings: Settings,
         status: DaemonStatus,
-        moved: Callable[[str, str, str], None],
+        moved: Callable[[str, str], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         start: Callable[[Settings], subprocess.Popen[bytes] | None] = start_daemon,
@@ -163,9 +162,7 @@ class DaemonLink:
         if info == before:
             return
         self._moved(
-            self.url,
-            f"the daemon had ended; another one runs, and this run is at {info.url}",
-            f"daemon {info.pid} {info.url}",
+            self.url, f"the daemon had ended; another one runs, and this run is at {info.url}"
         )
 
     def _lost(self, info: DaemonInfo) -> None:
@@ -176,7 +173,6 @@ class DaemonLink:
         self._moved(
             "",
             f"the daemon at {info.url} has ended, and nobody sees this run until there is one again: `ampwatch daemon` starts one, or the next ampwatch.monitor()",
-            f"no daemon after {info.pid} {info.url}",
         )
 
     def _bring_back(self, now: float) -> None:
@@ -201,5 +197,4 @@ class DaemonLink:
         self._moved(
             "",
             f"the daemon has died and another one could not be started: {why}; training goes on, it is tried again now and then",
-            f"no daemon in place of {self._info.pid} {self._info.url}",
         )

@@ -92,9 +92,8 @@ def monitor(
         level: How much is watched: ``off``, ``light``, ``standard`` or ``deep``.
         run: Name of the run, stable between restarts; the script's name by default.
         serve: Whether to write a ring and to start the host's daemon if none runs.
-            Without it nothing leaves the process: no file (unless ``report_dir`` is given, and
-            but for a few lines by which the ranks of a machine agree who writes the log), no
-            port, findings only.
+            Without it nothing leaves the process: no file (unless ``report_dir`` is given), no
+            port, findings only, of which each of several ranks writes a line of its own.
         settings: Any setting of ``ampwatch.settings.Settings`` by name.
 
     Returns:
@@ -215,7 +214,6 @@ class Monitor:
             is_durable=serve or bool(settings.report_dir), describe=self._describe
         )
         try:
-            self._outlet.agree()
             self._outlet.warn_once(unknown_variables())
             if serve:
                 self._outlet.serve()

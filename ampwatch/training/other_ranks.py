@@ -1,38 +1,177 @@
-"""What the ranks of one machine tell one another of gradients that are not finite.
+"""The other ranks of a machine, as far as their rings say.
 
-Where parameters are sharded the ranks agree on the verdict and on nothing else: all of them skip the
-step, and one of them has the gradient. It leaves the name in the small file that the ranks of a
-machine share (`said.py`), and the others look there. No collective is begun, and nobody waits.
+Ranks do not talk to one another. Each writes its ring, and one that wants to know what others have
+found reads theirs, as the daemon does: without trust, without a lock, and without waiting.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.evidence.replicas import KEPT_CHECKS
+from ampwatch.diagnosis.news import Reason, is_worse
+from ampwatch.errors import RingError
 from ampwatch.guard import Suppress
+from ampwatch.runtime import RING_SUFFIX
 from ampwatch.training.kernels.admission import is_dtensor
-from ampwatch.training.model.flat import is_in_flat, names_of
+from ampwatch.training.model.flat import is_in_flat
+from ampwatch.wire.records import ChecksumRecord, CulpritRecord, EndRecord, FindingRecord
+from ampwatch.wire.records.fields import MAX_NAME
+from ampwatch.wire.ring import RingReader
+from ampwatch.wire.ring.layout import RecordKind
+from ampwatch.wire.ring.text import cut_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from ampwatch.diagnosis.news import News
     from ampwatch.training.model.names import Names
-    from ampwatch.training.said import Said
+    from ampwatch.wire.records import Finding, RunIdentity
+
+
+@dataclass(slots=True)
+class _Ring:
+    """The ring of another rank, and the newest that it says."""
+
+    reader: RingReader
+    ended_ns: int = 0
+    findings: dict[str, Finding] = field(default_factory=dict)
+    checks: deque[ChecksumRecord] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKS))
+    culprit: CulpritRecord | None = None
+
+    def read(self) -> bool:
+        """Take in what is new; return whether its rank lives, or has ended in order."""
+        is_alive = self.reader.writer_alive()
+        for record in self.reader.poll():
+            if isinstance(record, FindingRecord):
+                self.findings[record.finding.key] = record.finding
+            elif isinstance(record, ChecksumRecord):
+                self.checks.append(record)
+            elif isinstance(record, CulpritRecord):
+                self.culprit = record
+            elif isinstance(record, EndRecord):
+                self.ended_ns = record.time_ns
+        return is_alive or self.ended_ns > 0
 
 
 class OtherRanks:
-    """One rank's end. Never raises.
+    """Reads the rings of the other ranks of a run on this machine. Never raises.
+
+    Those of other jobs of the same name are left out: another launcher has started them, or they
+    had ended when this rank came. So are ranks in containers of their own, whose processes are not
+    to be seen. A rank that was killed does not count any more. Not for several threads at once.
 
     Args:
-        world_size: Number of ranks of the run.
-        said: Returns the file that the ranks of this machine share; ``None`` without one.
-        names: Names of the parameters, which are the same in each rank.
+        identity: Who reads.
+        kinds: Kinds of records that are wanted.
+        directories: Where rings are.
+
+    Attributes:
+        directories: Where rings are; empty for a rank that has none, and reads none.
+        rank: This rank.
+        world_size: Number of ranks of the run, on all machines.
+
+    Cost:
+        1 ms for a ring of the usual size that is read for the first time. Later a listing of the
+        directories, 10 us a ring, and 0.1 us a slot that is new.
     """
 
-    def __init__(self, world_size: int, said: Callable[[], Said | None], names: Names) -> None:
-        self.are_there = world_size > 1
-        self._said = said
+    def __init__(
+        self, identity: RunIdentity, *kinds: RecordKind, directories: Sequence[Path] = ()
+    ) -> None:
+        self.directories = directories
+        self.rank = identity.rank
+        self.world_size = identity.world_size
+        self._identity = identity
+        self._kinds = (RecordKind.END, *kinds)
+        self._rings: dict[Path, _Ring | None] = {}
+
+    def holders(self, news: News) -> list[int]:
+        """Return the ranks that hold a finding, as bad as the news is or worse, in order."""
+        mine, found = news.finding, set()
+        for ring in self.read():
+            finding = ring.findings.get(mine.key)
+            if finding is None or finding.is_gone or is_worse(mine.severity, finding.severity):
+                continue
+            if news.reason is not Reason.EXPLAINED or finding.caused_by == mine.caused_by:
+                found.add(ring.reader.identity.rank)
+        return sorted(found)
+
+    def checks(self) -> dict[int, list[ChecksumRecord]]:
+        """Return the newest checks of the weights of each rank that has made some, the oldest first."""
+        return {r.reader.identity.rank: list(r.checks) for r in self.read() if r.checks}
+
+    def culprit(self, since: int) -> tuple[str, list[int]]:
+        """Return a parameter whose gradient made ranks skip steps since ``since``, and these ranks.
+
+        Returns:
+            An empty name where no rank of this machine has one yet.
+        """
+        ranks: dict[str, list[int]] = {}
+        for ring in self.read():
+            if ring.culprit is not None and ring.culprit.since == since:
+                ranks.setdefault(ring.culprit.parameter, []).append(ring.reader.identity.rank)
+        return next(((name, sorted(found)) for name, found in ranks.items()), ("", []))
+
+    def read(self) -> list[_Ring]:
+        """Read what is new; return the rings of the ranks that live, or have ended in order."""
+        for directory in self.directories:
+            with Suppress(OSError):
+                for path in directory.iterdir():
+                    if path.suffix == RING_SUFFIX and path not in self._rings:
+                        self._rings[path] = self._opened(path)
+        return [ring for ring in self._rings.values() if ring is not None and ring.read()]
+
+    def close(self) -> None:
+        """Let go of the rings."""
+        for ring in self._rings.values():
+            if ring is not None:
+                ring.reader.close()
+        self.directories, self._rings = (), {}
+
+    def _opened(self, path: Path) -> _Ring | None:
+        """Return a ring, if it is of another rank of this job."""
+        # Of a ring of this process the lock would be lost: see ``wire/ring/lock.py``.
+        if path.stem.rsplit("-", 2)[-2:-1] == [str(os.getpid())]:
+            return None
+        try:
+            ring = _Ring(RingReader(path, *self._kinds))
+        except RingError:
+            return None
+        who, me = ring.reader.identity, self._identity
+        is_of_run = (who.run, who.world_size, who.host) == (me.run, me.world_size, me.host)
+        if is_of_run and who.rank != me.rank and self._is_of_job(ring):
+            return ring
+        ring.reader.close()
+        return None
+
+    def _is_of_job(self, ring: _Ring) -> bool:
+        if ring.reader.writer_alive():
+            return _launcher_of(ring.reader.writer_pid) == os.getppid()
+        ring.read()
+        return ring.ended_ns >= self._identity.started_ns
+
+
+class Shards:
+    """Gradients that are spread over ranks, of which another one may have what made a step fail.
+
+    Args:
+        others: The other ranks.
+        names: Names of the parameters, which are the same in each rank.
+        put: Writes a record for the other ranks.
+    """
+
+    def __init__(
+        self, others: OtherRanks, names: Names, put: Callable[[CulpritRecord], None]
+    ) -> None:
+        self.are_there = others.world_size > 1
+        self.ask = others.culprit
         self._names = names
+        self._put = put
 
     def is_sharded(self) -> bool:
         """Whether parameters are spread over ranks: else all have the gradient, and nobody asks."""
@@ -45,35 +184,13 @@ class OtherRanks:
             parameter: Name of the parameter.
             since: The first of the steps that were skipped in a row; the same in each rank.
         """
-        said = self._said()
-        if said is not None and self.is_sharded():
-            with Suppress(OSError):
-                said.found(_line(parameter, since))
-
-    def ask(self, since: int) -> tuple[str, list[int]]:
-        """Return a parameter whose gradient another rank has found, and the ranks that have.
-
-        Args:
-            since: As of ``note``.
-
-        Returns:
-            An empty name where no rank of this machine has left word yet.
-
-        Cost: one read of a small file, and 2 us a parameter.
-        """
-        said = self._said()
-        if said is None:
-            return "", []
-        lines = {
-            _line(name, since): name
-            for whole, parameter in self._names.parameters()
-            for name in names_of(whole, parameter)
-        }
-        with Suppress(OSError):
-            for line, ranks in said.finders_among(lines).items():
-                return lines[line], ranks
-        return "", []
+        if self.is_sharded():
+            self._put(CulpritRecord(since, cut_name(parameter, MAX_NAME)))
 
 
-def _line(parameter: str, since: int) -> str:
-    return f"gradient not finite since {since}: {parameter}"
+def _launcher_of(pid: int) -> int:
+    """Return the parent of a process; -1 where it is not to be seen."""
+    with Suppress(OSError, IndexError):
+        # After the name, which may hold anything: the state, and the parent.
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return -1

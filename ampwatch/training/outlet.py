@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
-from msgspec import json
-
-from ampwatch.diagnosis.evidence.replicas import WeightCheck
 from ampwatch.errors import RingError
-from ampwatch.guard import Guard, Log, Suppress
+from ampwatch.guard import Guard, Log
 from ampwatch.report.one_line import address, printable
 from ampwatch.runtime import ring_directories
 from ampwatch.training.announcement import announce
@@ -18,11 +14,13 @@ from ampwatch.training.daemon_link import DaemonLink
 from ampwatch.training.finding_log import FindingLog
 from ampwatch.training.launcher import daemon_is_running, ensure_daemon, token_for
 from ampwatch.training.memory import HeldBytes
-from ampwatch.training.said import Said, join
+from ampwatch.training.model.facts import is_first
+from ampwatch.training.other_ranks import OtherRanks
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.blackbox.writer import BoxWriter
 from ampwatch.wire.records import EndRecord, FindingRecord
 from ampwatch.wire.ring import RingWriter
+from ampwatch.wire.ring.layout import RecordKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
 
 logger = Log()
 
-KEPT_CHECKS = 4
-"""Newest checks of its weights that a rank leaves for the others."""
-
 _warned: set[str] = set()
 """Sentences that this process need not say again."""
 
@@ -46,13 +41,14 @@ _warned: set[str] = set()
 class Outlet:
     """The way out of one monitor.
 
-    What several ranks of a machine would say alike, one of them says, with a daemon or without.
+    Of several ranks with a ring one writes in the log what all of them have found.
 
     Args:
         settings: Where rings and daemon are.
         identity: Who is watched.
 
     Attributes:
+        others: The other ranks of this machine; without a ring nothing is known of them.
         holders: What holds memory of host, by part.
         marks: Called with each finding before anybody else gets it; may add to it.
     """
@@ -62,8 +58,9 @@ class Outlet:
         self._identity = identity
         self._ring: RingWriter | None = None
         self._had_daemon = False
-        self._said: Said | None = None
-        self._checks: deque[WeightCheck] = deque(maxlen=KEPT_CHECKS)
+        self.others = OtherRanks(identity, RecordKind.CHECKSUM, RecordKind.CULPRIT)
+        # What all ranks of a machine come to, such as trouble with the daemon, the first one reports.
+        self._is_first = is_first(identity.rank, identity.world_size)
         self._log = FindingLog(identity)
         self._acting = Guard("actions")
         self._subscriptions: list[Subscription] = []
@@ -82,21 +79,13 @@ class Outlet:
     def _report_bytes(self) -> HeldBytes:
         return HeldBytes(0 if self._recorder is None else self._recorder.nbytes)
 
-    def agree(self) -> None:
-        """Speak with one voice with the other ranks of this machine. Cost: 1 ms."""
-        self._said = join(self._directories(), self._identity, "log")
-        self._log = FindingLog(self._identity, said=self._said)
-
     def warn_once(self, sentences: Iterable[str]) -> None:
-        """Warn of what every process of a run comes to: one rank of this machine does, once."""
+        """Warn of what every process of a run comes to: the first rank of this machine does, once."""
         for sentence in sentences:
             # A process that is forked has been warned as well.
-            if sentence not in _warned and _is_to_say(self._said, sentence):
+            if self._is_first and sentence not in _warned:
                 logger.warning("%s", sentence)
             _warned.add(sentence)
-
-    def _directories(self) -> list[Path]:
-        return ring_directories(self._settings.ring_dir, self._settings.runtime_dir)
 
     def serve(self) -> None:
         """Make the ring and see that a daemon reads it; trouble is a warning, not an error.
@@ -104,22 +93,26 @@ class Outlet:
         Cost: a few ms; half a second where the daemon has to be started.
         """
         settings, identity = self._settings, self._identity
+        directories = ring_directories(settings.ring_dir, settings.runtime_dir)
         try:
-            directories = self._directories()
             self._ring = RingWriter.create(directories, identity, slots=settings.ring_slots)
         except RingError as error:
             logger.warning("no ring, so findings only, no page and no metrics: %s", error)
             return
-        said = self._said
         status = ensure_daemon(settings)
         self._had_daemon = status.state != "unavailable" and daemon_is_running(settings)
         self._link = DaemonLink(settings, status, self._moved)
-        self._log = FindingLog(identity, status.url, said)
+        others = None
+        if identity.world_size > 1:
+            self.others.directories = directories
+            # One of its own, which is read on the thread of the log.
+            others = OtherRanks(identity, RecordKind.FINDING, directories=directories)
+        self._log = FindingLog(identity, status.url, others)
         for trouble in (self._ring.fell_back, status.message):
-            if trouble and _is_to_say(said, trouble):
+            if trouble and self._is_first:
                 logger.warning("%s", trouble)
         run = address(status.url, identity.run)
-        if run and not identity.local_rank and _is_to_say(said, run):
+        if run and self._is_first:
             self._announce(run, token_for(settings, status))
 
     def _announce(self, run: str, token: str) -> None:
@@ -142,10 +135,10 @@ class Outlet:
         self._linking.run(self._link.look)
         return self._link.url
 
-    def _moved(self, url: str, sentence: str, topic: str) -> None:
-        """Take note of where the daemon is from now on; one of the ranks says it."""
+    def _moved(self, url: str, sentence: str) -> None:
+        """Take note of where the daemon is from now on; the first rank reports it."""
         self._log.point_to(url)
-        if _is_to_say(self._said, topic):
+        if self._is_first:
             logger.warning("%s", sentence)
 
     def remember(self, *, is_durable: bool, describe: Callable[[Box], None]) -> None:
@@ -208,35 +201,9 @@ class Outlet:
         return self._identity
 
     @property
-    def said(self) -> Said | None:
-        """What the ranks of this machine have said; ``None`` where they share no file."""
-        return self._said
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the run."""
-        return self._identity.world_size
-
-    @property
     def ring_path(self) -> Path | None:
         """The ring file, ``None`` without one."""
         return None if self._ring is None else self._ring.path
-
-    def leave_check(self, check: WeightCheck) -> None:
-        """Leave a check of this rank's weights for the others of its machine. Never raises."""
-        self._checks.append(check)
-        if self._said is not None:
-            with Suppress(OSError):
-                self._said.leave(to_note(self._checks))
-
-    def checks(self) -> dict[int, list[WeightCheck]]:
-        """Return the newest checks of the ranks of this machine, the oldest first. Never raises."""
-        notes = dict[int, bytes]()
-        if self._said is not None:
-            with Suppress(OSError):
-                notes = self._said.left()
-        found = ((rank, from_note(note)) for rank, note in notes.items())
-        return {rank: checks for rank, checks in found if checks}
 
     def put(self, *records: Record) -> None:
         """Write records to the ring, if there is one, and remember them. Never raises."""
@@ -293,6 +260,7 @@ class Outlet:
         try:
             self._close_ring(end)
         finally:
+            self.others.close()
             self._log.close()
             for action in self._actions():
                 self._acting.run(action.close)
@@ -307,24 +275,3 @@ class Outlet:
             # there never was one nobody would.
             keep = self._had_daemon or daemon_is_running(self._settings)
             self._ring.close(end, keep=keep)
-
-
-def to_note(checks: Iterable[WeightCheck]) -> bytes:
-    """Return checks as other ranks read them."""
-    return json.encode(tuple(checks))
-
-
-def from_note(note: bytes) -> list[WeightCheck]:
-    """Return the checks of a note; none if it is no such note."""
-    try:
-        return json.decode(note, type=list[WeightCheck])
-    # DecodeError is one, and so is what msgspec raises for what is no UTF-8.
-    except ValueError:
-        return []
-
-
-def _is_to_say(said: Said | None, what: str) -> bool:
-    """Return whether this rank is the one to say it."""
-    with Suppress(OSError):
-        return said is None or said.says(what)
-    return True

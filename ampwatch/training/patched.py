@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ampwatch.settings import Settings
 from ampwatch.training.hooks.bus import handler_name
 from ampwatch.training.hooks.places import FUNCTION, HOOK, PLACES, REPLACED, Place
+from ampwatch.training.outlet import Outlet
 from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets
+from ampwatch.version import __version__
+from ampwatch.wire.records import RunIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
-    from ampwatch.diagnosis.news import News
     from ampwatch.training.hooks.sensor import Sensor
-    from ampwatch.wire.records import Record
 
 ELSEWHERE: tuple[tuple[str, str, str], ...] = (
     (
@@ -118,20 +118,8 @@ Besides, for one sensor or for a part of its own:
 """
 
 
-class _NoOutlet:
-    """A way out that leads nowhere: the page only asks which sensors there are."""
-
-    ring_path: Path | None = None
-    identity = None
-    said = None
-    holders = ()
-    world_size = 2  # a rank among others checks its weights against theirs
-
-    def put(self, *records: Record) -> None:
-        """Take records."""
-
-    def notify(self, news: News) -> None:
-        """Take news of a finding."""
+_RANK = RunIdentity("docs", 0, 0, 2, 0, "docs", 0, __version__)
+"""A rank among others, which checks its weights against theirs."""
 
 
 @cache
@@ -139,8 +127,8 @@ def sensors_of(level: str) -> tuple[Sensor, ...]:
     """Return the sensors of a level, of trainings with and without a GradScaler."""
     scaler = torch.amp.GradScaler("cpu")
     model = torch.nn.Linear(1, 1)
-    outlet: Any = _NoOutlet()
     settings = Settings(level=level)
+    outlet = Outlet(settings, _RANK)
     return tuple(
         sensor
         for given in (scaler, None)

@@ -41,7 +41,7 @@ from ampwatch.training.model.optimizers import OptimizerRegistry
 from ampwatch.training.model.trained import Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.ops.mode import USERS_MODES
-from ampwatch.training.other_ranks import OtherRanks
+from ampwatch.training.other_ranks import Shards
 from ampwatch.training.part import part_of
 from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
 from ampwatch.training.sensors.births.following import BirthSensor
@@ -163,7 +163,7 @@ class Session:
                 lost_eps,
                 machine,
                 layers,
-                OtherRanks(outlet.world_size, lambda: outlet.said, names),
+                Shards(outlet.others, names, outlet.put),
             ),
             run_guarded=self._diagnosing.run,
             more=() if lab is None else lab.DETECTORS,
@@ -188,7 +188,7 @@ class Session:
             clock=Clock(),
             observe=self.diagnosis.observe,
             out=outlet,
-            peers=outlet,
+            peers=outlet.others,
             samples=samples_values,
         )
         for part, held in outlet.holders:

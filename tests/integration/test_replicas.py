@@ -18,6 +18,10 @@ import os, sys
 import torch
 import torch.distributed as dist
 import ampwatch
+from ampwatch.training import outlet
+from ampwatch.training.launcher import DaemonStatus
+
+outlet.ensure_daemon = lambda _: DaemonStatus("", "unavailable")  # their rings are all they need
 
 torch.set_num_threads(1)
 course, store = sys.argv[1:]
@@ -31,7 +35,7 @@ if averages:
     model = torch.nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = torch.Generator().manual_seed(rank)  # so the statistics of the BatchNorm differ
-with ampwatch.monitor(model, optimizer=optimizer, run="gpt", serve=False) as watch:
+with ampwatch.monitor(model, optimizer=optimizer, run="gpt") as watch:
     for step in range(276):
         optimizer.zero_grad()
         model(torch.randn(4, 4, generator=data)).square().mean().backward()

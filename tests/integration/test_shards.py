@@ -30,6 +30,10 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, init
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 import ampwatch
 from ampwatch.training.kernels.admission import admit
+from ampwatch.training import outlet
+from ampwatch.training.launcher import DaemonStatus
+
+outlet.ensure_daemon = lambda _: DaemonStatus("", "unavailable")  # their rings are all they need
 
 dist.init_process_group("gloo")
 RANK = dist.get_rank()
@@ -107,7 +111,7 @@ def train(name, level):
     )
     watch = None
     if level:
-        watch = ampwatch.monitor(model, scaler, level=level, serve=False)
+        watch = ampwatch.monitor(model, scaler, level=level)
     boost = [m for m in model.modules() if isinstance(m, Boost)][1]
     # Tensor parallel ranks compute one batch together; of the others only one may overflow.
     is_one_batch = name == "parallel"

@@ -78,7 +78,7 @@ class Scene:
         self.link = DaemonLink(
             Settings.resolve(),
             DaemonStatus(info.url, "running", info=info),
-            lambda _url, sentence, _topic: self.said.append(sentence),
+            lambda _url, sentence: self.said.append(sentence),
             clock=self.clock,
             start=self._start,  # type: ignore[arg-type] # a stand-in
         )

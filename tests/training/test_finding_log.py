@@ -5,23 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
-import subprocess
-import sys
 import threading
-from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.diagnosis.news import News, Reason
-from ampwatch.training import said
 from ampwatch.training.finding_log import FindingLog
-from ampwatch.training.said import Said, path_for
-from ampwatch.wire.records import Finding, Severity
-from tests.host.daemon.parts import ROOT
-from tests.workshop.alone import python
+from ampwatch.training.other_ranks import OtherRanks
+from ampwatch.wire.records import Finding, FindingRecord, Severity
+from ampwatch.wire.ring.layout import RecordKind
+from tests.workshop.ranks import Rank
 from tests.workshop.records import identity
 
 if TYPE_CHECKING:
@@ -42,17 +37,23 @@ def collapse(
 
 
 class Machine:
-    """Ranks whose turns come when the test says so."""
+    """Ranks whose time comes when the test says so."""
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / "gpt.said"
         self.turns = [threading.Event() for _ in range(RANKS)]
-        self.logs = [self._log(rank) for rank in range(RANKS)]
+        self.ranks = [Rank(directory, rank) for rank in range(RANKS)]
+        self.logs = [self._log(directory, rank) for rank in self.ranks]
 
-    def _log(self, rank: int) -> FindingLog:
-        who = identity(run="gpt", rank=rank, local_rank=rank, world_size=RANKS)
-        wait = self.turns[rank].wait
-        return FindingLog(who, said=Said(self.path, rank), wait=lambda _: wait(60))
+    def _log(self, directory: Path, rank: Rank) -> FindingLog:
+        others = OtherRanks(rank.identity, RecordKind.FINDING, directories=[directory])
+        wait = self.turns[rank.identity.rank].wait
+        return FindingLog(rank.identity, others=others, wait=lambda _: wait(60))
+
+    def find(self, news: News, *ranks: int) -> None:
+        """Have ranks find something, in this order."""
+        for rank in ranks:
+            self.ranks[rank].put(FindingRecord(news.finding))
+            self.logs[rank].notify(news)
 
     def close(self, *ranks: int) -> None:
         for rank in ranks or range(RANKS):
@@ -62,15 +63,14 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    made = Machine(tmp_path)
+    made = Machine(tmp_path / "rings")
     yield made
     made.close()
 
 
 def ranks_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = (
-        re.search(r"run gpt ((?:also )?ranks? [\d, -]+?)(?: of \d+)? step", line)
-        for line in caplog.messages
+        re.search(r"run gpt (ranks? [\d, -]+?)(?: of \d+)? step", line) for line in caplog.messages
     )
     return [match[1] for match in found if match]
 
@@ -84,9 +84,8 @@ def test_what_a_rank_alone_finds_is_its_own_line(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Beside what all of them find, which is one line for all."""
-    for log in reversed(machine.logs):
-        log.notify(collapse())
-    machine.logs[3].notify(collapse(where="optimizer:1"))
+    machine.find(collapse(), *reversed(range(RANKS)))
+    machine.find(collapse(where="optimizer:1"), 3)
     machine.close()
 
     assert ranks_of(caplog) == ["ranks 0-7", "rank 3"]
@@ -96,48 +95,55 @@ def test_what_a_rank_alone_finds_is_its_own_line(
 def test_a_rank_that_dies_leaves_its_line_to_the_next(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It has noted what it has found, and its turn never comes."""
-    for log in machine.logs[:3]:
-        log.notify(collapse())
+    """It has found it, and its time never comes."""
+    machine.find(collapse(), 0, 1, 2)
+    machine.ranks[0].die()
     machine.close(1, 2)
 
-    assert ranks_of(caplog) == ["ranks 0-2"]
+    assert ranks_of(caplog) == ["ranks 1-2"]
 
 
-def test_who_finds_it_when_it_has_been_said_adds_that_once(
+def test_a_lower_rank_that_finds_it_later_writes_as_well_and_a_higher_one_does_not(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One of them for all; who comes after that is silent."""
-    machine.logs[5].notify(collapse())
+    """Nobody remembers what was written: better twice than never."""
+    machine.find(collapse(), 5)
     machine.close(5)
-    for rank in (0, 1, 7):
-        machine.logs[rank].notify(collapse())
+    machine.find(collapse(), 0, 1, 7)
     machine.close(7, 0, 1)
-    machine.logs[3].notify(collapse())
-    machine.close(3)
 
-    assert ranks_of(caplog) == ["rank 5", "also ranks 0-1, 7"]
-    assert caplog.messages[1] == (
-        "ampwatch WARNING run gpt also ranks 0-1, 7 of 8 step 7: scale_collapse in optimizer 0"
-    )
+    assert ranks_of(caplog) == ["rank 5", "ranks 0-1, 5, 7"]
+
+
+def test_a_rank_that_ends_first_has_written_it(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether its ring is still there or not."""
+    machine.find(collapse(), 0, 1)
+    for _ in range(1000):
+        if machine.logs[1]._others._rings:  # type: ignore[union-attr] # seen when it was found
+            break
+        threading.Event().wait(0.01)
+    machine.close(0)
+    machine.ranks[0].end()
+    machine.ranks[0].path.unlink()
+    machine.close(1)
+
+    assert ranks_of(caplog) == ["ranks 0-1"]
 
 
 def test_a_finding_that_becomes_worse_is_one_line_more(
     machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And one that comes back after it was over is another one."""
-    course = [
-        collapse(),
-        collapse(Reason.WORSE, Severity.CRITICAL, Severity.WARNING),
-        collapse(Reason.CHANGED, Severity.INFO),
-        collapse(Reason.WORSE, Severity.WARNING, Severity.INFO),
-    ]
-    for log in machine.logs:
-        for news in course:
-            log.notify(news)
+    """And of one that is explained by then, one says so."""
+    worse = collapse(Reason.WORSE, Severity.CRITICAL, Severity.WARNING)
+    explained = collapse(Reason.EXPLAINED, Severity.CRITICAL)
+    explained.finding.caused_by = "forward_overflow@a"
+    for news in (collapse(), worse, explained):
+        machine.find(news, *range(RANKS))
     machine.close()
 
-    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR", "WARNING"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR", "INFO"]
     assert ranks_of(caplog) == ["ranks 0-7"] * 3
 
 
@@ -146,11 +152,22 @@ def test_a_line_says_what_was_so_when_it_was_found(
 ) -> None:
     """A finding goes on changing while its line waits."""
     news = collapse()
-    machine.logs[0].notify(news)
+    machine.find(news, 0)
     news.finding.last_step, news.finding.severity = 900, Severity.CRITICAL
     machine.close()
 
     assert "WARNING run gpt rank 0 of 8 step 7: " in caplog.messages[0]
+
+
+def test_a_rank_without_a_ring_writes_at_once_and_has_no_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As with serve=False: each of several ranks writes."""
+    log = FindingLog(identity(run="gpt", rank=1, world_size=8))
+    log.notify(collapse())
+
+    assert "run gpt rank 1 of 8 step 7: scale_collapse" in caplog.messages[0]
+    assert not [t for t in threading.enumerate() if t.name == "ampwatch-log"]
 
 
 def test_the_only_rank_writes_at_once_and_has_no_thread(caplog: pytest.LogCaptureFixture) -> None:
@@ -182,19 +199,6 @@ def test_only_what_a_reader_has_to_know_is_a_line(
     assert len(caplog.messages) == expected
 
 
-def test_ranks_that_cannot_agree_each_write(
-    machine: Machine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Twice is better than never."""
-    machine.path.unlink()
-    machine.path.mkdir()
-    for log in machine.logs[:2]:
-        log.notify(collapse())
-    machine.close(0, 1)
-
-    assert ranks_of(caplog) == ["rank 0", "rank 1"]
-
-
 def test_a_handler_that_raises_costs_the_line_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,185 +221,16 @@ def test_a_handler_that_raises_costs_the_line_and_nothing_else(
     assert caplog.messages == lines[1:]
 
 
-def test_the_file_is_private_and_goes_with_the_last_rank(own_places: Path) -> None:
-    """Nothing is left behind."""
-    path = path_for(own_places / "rings", identity(run="gpt", world_size=2), "log")
-    one, other = Said(path, 0), Said(path, 1)
-    assert path.stat().st_mode & 0o777 == 0o600
-    one.close()
-    assert path.exists()
-    other.close()
-
-    assert list((own_places / "rings").iterdir()) == []
-
-
-RANK = """
-import sys
-from pathlib import Path
-from ampwatch.training.said import Said, path_for
-from tests.workshop.records import identity
-directory, rank = Path(sys.argv[1]), int(sys.argv[2])
-said = Said(path_for(directory, identity(run="again", rank=rank, world_size=4), "log"), rank)
-for what in sys.stdin:
-    said.found(what)
-    print(said.says(what), said.finders(what), flush=True)
-said.close()
-"""
-
-
-class Ranks:
-    """Ranks of one start of a job, as processes of this launcher, that speak when they are asked."""
-
-    def __init__(self, directory: Path, *ranks: int) -> None:
-        self._processes = {
-            rank: subprocess.Popen(
-                [sys.executable, "-c", RANK, str(directory), str(rank)],
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank in ranks
-        }
-
-    def ask(self, rank: int, what: str) -> str:
-        process = self._processes[rank]
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{what}\n")
-        process.stdin.flush()
-        return process.stdout.readline().strip()
-
-    def kill(self, rank: int) -> None:
-        process = self._processes.pop(rank)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-
-    def finish(self) -> None:
-        for process in self._processes.values():
-            process.communicate()
-
-
-@pytest.mark.rotating
-def test_a_job_that_was_killed_says_again_what_it_finds_when_it_is_started_again(
-    own_places: Path,
+def test_a_fork_writes_at_once_and_waits_for_nothing(
+    machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From the same launcher: a loop of a shell, a notebook, torch.multiprocessing.spawn."""
-    rings = own_places / "rings"
-    first = Ranks(rings, 2, 3)
-    assert first.ask(2, "overflow") == "True [2]"
-    assert first.ask(3, "overflow") == "False [2, 3]"
-    first.kill(2)
-    first.kill(3)
-
-    second = Ranks(rings, 0, 1)
-    assert second.ask(0, "overflow") == "True [0]"
-    assert second.ask(1, "overflow") == "False [0, 1]"
-    second.finish()
-    assert list(rings.iterdir()) == []
-
-
-def test_who_dies_has_said_what_it_has_said(own_places: Path) -> None:
-    """To the ranks that have seen it alive; and the last one of them that lives removes the file."""
-    rings = own_places / "rings"
-    ranks = Ranks(rings, 0, 1)
-    assert ranks.ask(0, "first") == "True [0]"
-    assert ranks.ask(1, "second") == "True [1]"
-    assert ranks.ask(0, "third") == "True [0]"
-    ranks.kill(0)
-
-    assert ranks.ask(1, "third") == "False [0, 1]"
-    ranks.finish()
-    assert list(rings.iterdir()) == []
-
-
-def test_a_start_of_a_launcher_that_names_it_has_a_file_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also while the ranks of the last start are still dying."""
-    who, paths = identity(run="elastic", world_size=2), set()
-    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"):
-        for value in "12":
-            monkeypatch.setattr(said, "_opened", Counter())
-            monkeypatch.setenv(name, value)
-            paths.add(path_for(tmp_path, who, "log"))
-
-    assert len(paths) == 6
-
-
-def test_a_fork_that_closes_leaves_the_file_to_its_parent(tmp_path: Path) -> None:
-    """It has inherited the monitor, and has never been a rank."""
-    path = tmp_path / "gpt.said"
-    log = FindingLog(identity(run="gpt", world_size=2), said=Said(path, 0))
+    """It has inherited the monitor and not its thread, and has never been a rank."""
+    machine.find(collapse(), 1)
     if not (child := os.fork()):
         with suppress(BaseException):
-            log.close()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert path.exists()
-    log.close()
-
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["notes.said", "²-1-x.said", ".said", "1-1.said", f"{'9' * 200}-1-ab.said", b"\xff-1-a.said"],
-)
-def test_a_file_of_somebody_else_is_left_alone(name: str | bytes, own_places: Path) -> None:
-    """Whatever it is called, and whatever is in it."""
-    rings = own_places / "rings"
-    foreign = rings / os.fsdecode(name)
-    foreign.write_bytes(b"says \xff \xc2\xb2\n")
-    path_for(rings, identity(run="left", world_size=2), "log")
-
-    assert list(rings.iterdir()) == [foreign]
-
-
-def test_lines_that_nobody_of_ours_has_written_are_none(tmp_path: Path) -> None:
-    """Digits that are no decimals, numbers without end, bytes that are no text."""
-    path = tmp_path / "gpt.said"
-    path.write_bytes(
-        b"says a \xc2\xb2 1-1\nhere - 1\n\xff\n" + b"says a 1 " + b"9" * 9999 + b"-1\n"
-    )
-    rank = Said(path, 0)
-
-    rank.found("it")
-    assert rank.says("it")
-    assert rank.finders("it") == [0]
-    rank.close()
-    assert not path.exists()
-
-
-def test_the_name_of_a_launcher_may_be_any_bytes(own_places: Path) -> None:
-    """Also such as stand around it in /proc."""
-    code = (
-        "import subprocess, sys\n"
-        "open('/proc/self/comm', 'wb').write(b'\\xff) Z 1')\n"
-        f"sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1], {str(own_places / 'rings')!r},"
-        " '0'], input=b'it\\n').returncode)"
-    )
-    assert python("-c", code, RANK).stdout == "True [0]\n"
-
-
-def test_each_monitor_of_a_run_has_a_file_of_its_own(tmp_path: Path) -> None:
-    """A second training of the process says again what it finds; and a report is no log."""
-    who = identity(run="twice", world_size=2)
-
-    assert len({path_for(tmp_path, who, topic) for topic in ("log", "log", "report")}) == 3
-
-
-def test_what_a_launcher_that_is_gone_has_left_is_removed(own_places: Path) -> None:
-    """What lives, what another machine has left, and what is not ours, stays."""
-    rings = own_places / "rings"
-    alive = path_for(rings, identity(run="left", world_size=2), "log")
-    machine, launcher, began, job = alive.name.split("-")
-    assert launcher == str(os.getppid())
-    gone = rings / f"{machine}-{launcher}-{int(began) + 1}-{job}"
-    elsewhere = rings / f"{'0' * 16}-{launcher}-{int(began) + 1}-{job}"
-    other = rings / "x.ring"
-    for path in (gone, alive, elsewhere, other):
-        path.write_text("")
-    path_for(rings, identity(run="left", world_size=2), "log")
-
-    assert sorted(rings.iterdir()) == sorted([alive, elsewhere, other])
+            caplog.clear()
+            machine.logs[1].notify(collapse())
+            machine.logs[1].close()
+            os._exit(len(caplog.messages))
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

@@ -8,7 +8,7 @@ import gc
 import logging
 import math
 import re
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.integrations.attached import Attached
-from ampwatch.training import announcement, outlet, said
+from ampwatch.training import announcement, outlet
 from ampwatch.training import monitor as watching
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.launcher import DaemonStatus
@@ -606,7 +606,6 @@ def test_a_variable_that_is_no_setting_is_warned_of_by_one_process_of_a_run(
     with contextlib.ExitStack() as stack:
         for number, rank in enumerate(ranks or "--"):
             monkeypatch.setattr(outlet, "_warned", set())  # another process
-            monkeypatch.setattr(said, "_opened", Counter())
             if ranks:
                 monkeypatch.setenv("RANK", rank)
                 monkeypatch.setenv("WORLD_SIZE", "2")

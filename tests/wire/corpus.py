@@ -30,7 +30,7 @@ from tests.wire.ring.samples import (
     window,
 )
 from tests.workshop.boxes import box
-from tests.workshop.records import budgeted, device_phases, memory, planned
+from tests.workshop.records import budgeted, culprit, device_phases, memory, planned
 
 FILES = Path(__file__).parents[1] / "golden" / "wire"
 
@@ -45,6 +45,7 @@ RECORDS = (
     window(),
     FAILURE,
     CHECKSUM,
+    culprit(),
     device_phases(),
     memory(),
     planned(),

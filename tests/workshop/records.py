@@ -25,6 +25,7 @@ from ampwatch.wire.records import (
     CensusRecord,
     CensusSource,
     ChecksumRecord,
+    CulpritRecord,
     DevicePhasesRecord,
     EndRecord,
     FactsRecord,
@@ -129,8 +130,20 @@ def end(
     return EndRecord(state, reason, time_ns)
 
 
-def checksum(step: int = 257, part: int = 0, checksum: int = 2**48 - 1) -> ChecksumRecord:
-    return ChecksumRecord(step, part, checksum)
+def checksum(
+    step: int = 257,
+    part: int = 0,
+    checksum: int = 2**48 - 1,
+    first: tuple[int, ...] = (2**48 - 1,),
+    then: tuple[int, ...] = (7,),
+) -> ChecksumRecord:
+    """A check of weights, in as many groups as there are sums."""
+    places = (("a.weight", "b.bias"),) * len(first)
+    return ChecksumRecord(step, part, checksum, 12345, 2, places, first, then)
+
+
+def culprit(since: int = 3, parameter: str = "a.weight") -> CulpritRecord:
+    return CulpritRecord(since, parameter)
 
 
 ON_DEVICE = (0.05, 0.05, 0.0, 0.1, 0.01, 0.005, 0.02, 0.005, 0.01, 0.0)

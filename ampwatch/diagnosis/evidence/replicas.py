@@ -7,31 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ampwatch.wire.records import ChecksumRecord
+
 GROUPS = 4
 """Groups that the weights of a check are summed in: where some have come apart, the others say
 whether the ranks still train together."""
 
 
-class WeightCheck(NamedTuple):
-    """Checksums that one rank has made of a part of its weights.
-
-    Attributes:
-        step: The first of two iterations that follow one another.
-        layout: Digest of names, shapes and dtypes of all its weights.
-        part: Which part of them was summed.
-        parts: Of how many.
-        places: First and last parameter of each group.
-        first: Checksum of each group at the end of that iteration.
-        then: Checksum of each group at the end of the next one.
-    """
-
-    step: int
-    layout: int
-    part: int
-    parts: int
-    places: tuple[tuple[str, str], ...]
-    first: tuple[int, ...] = ()
-    then: tuple[int, ...] = ()
+KEPT_CHECKS = 4
+"""Newest checks of the weights of a rank that are compared with those of others."""
 
 
 class CheckedWeights(NamedTuple):
@@ -43,4 +27,4 @@ class CheckedWeights(NamedTuple):
     """
 
     step: int
-    checks: Mapping[int, Sequence[WeightCheck]]
+    checks: Mapping[int, Sequence[ChecksumRecord]]

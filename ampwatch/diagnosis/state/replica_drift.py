@@ -22,7 +22,7 @@ from ampwatch.diagnosis.state.kinds import REPLICA_DRIFT
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ampwatch.diagnosis.evidence.replicas import WeightCheck
+    from ampwatch.wire.records import ChecksumRecord
 
     Ranks = frozenset[int]
 
@@ -102,7 +102,7 @@ class ReplicaDrift(Detector):
                 for cohort in _cohorts(made):
                     self._judge(step, cohort)
 
-    def _judge(self, step: int, cohort: Mapping[int, WeightCheck]) -> None:
+    def _judge(self, step: int, cohort: Mapping[int, ChecksumRecord]) -> None:
         some = next(iter(cohort.values()))
         groups = range(min(len(check.first) for check in cohort.values()))
         keys = [_Group(some.layout, some.part, number) for number in groups]
@@ -171,7 +171,9 @@ class ReplicaDrift(Detector):
             if ranks in known or not any(ranks < larger for larger in known):
                 known[ranks] = step
 
-    def _report(self, step: int, cohort: Mapping[int, WeightCheck], drifts: list[_Drift]) -> None:
+    def _report(
+        self, step: int, cohort: Mapping[int, ChecksumRecord], drifts: list[_Drift]
+    ) -> None:
         made = self._book.of_kind(REPLICA_DRIFT.slug)
         if made:
             self._book.again(made[-1], step)
@@ -206,15 +208,15 @@ class ReplicaDrift(Detector):
         )
 
 
-def _cohorts(made: Mapping[int, WeightCheck]) -> Iterable[Mapping[int, WeightCheck]]:
+def _cohorts(made: Mapping[int, ChecksumRecord]) -> Iterable[Mapping[int, ChecksumRecord]]:
     """Return the ranks that can be compared: those whose weights are divided alike."""
-    cohorts: dict[tuple[int, int, int], dict[int, WeightCheck]] = defaultdict(dict)
+    cohorts: dict[tuple[int, int, int], dict[int, ChecksumRecord]] = defaultdict(dict)
     for rank, check in made.items():
         cohorts[check.layout, check.part, check.parts][rank] = check
     return [cohort for cohort in cohorts.values() if len(cohort) > 1]
 
 
-def _lockstep(cohort: Mapping[int, WeightCheck], number: int) -> list[Ranks]:
+def _lockstep(cohort: Mapping[int, ChecksumRecord], number: int) -> list[Ranks]:
     """Return the ranks that are in lockstep in a group of weights, at least two each."""
     by_sums: dict[tuple[int, int], set[int]] = defaultdict(set)
     for rank, check in cohort.items():
@@ -224,7 +226,7 @@ def _lockstep(cohort: Mapping[int, WeightCheck], number: int) -> list[Ranks]:
     return [frozenset(ranks) for ranks in by_sums.values() if len(ranks) > 1]
 
 
-def _most(cohort: Mapping[int, WeightCheck], number: int, ranks: Ranks) -> Ranks:
+def _most(cohort: Mapping[int, ChecksumRecord], number: int, ranks: Ranks) -> Ranks:
     """Return the more than half of some ranks that train together, though some of them be shifted."""
     sums = {rank: (cohort[rank].first[number], cohort[rank].then[number]) for rank in ranks}
     courses: list[Ranks] = []
@@ -246,7 +248,7 @@ def _most(cohort: Mapping[int, WeightCheck], number: int, ranks: Ranks) -> Ranks
     return most if 2 * len(most) > len(ranks) else frozenset()
 
 
-def _are_apart(cohort: Mapping[int, WeightCheck], number: int, ranks: Ranks) -> bool:
+def _are_apart(cohort: Mapping[int, ChecksumRecord], number: int, ranks: Ranks) -> bool:
     """Return whether ranks differ in both iterations of a check."""
     first = {cohort[rank].first[number] for rank in ranks}
     then = {cohort[rank].then[number] for rank in ranks}

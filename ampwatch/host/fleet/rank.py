@@ -410,7 +410,7 @@ class RankView:
         It is the first one in a span of steps whose length is a power of two, so that ranks that do
         not agree on how long a step takes still keep the same ones; and always of the same weights.
         """
-        if record.part:
+        if record.part or record.first == record.then:  # weights that stand still prove nothing
             return
         steps = max(1.0, CHECKSUM_SECONDS / (self.usual_step_seconds or CHECKSUM_SECONDS))
         span = 2 ** math.ceil(math.log2(steps))

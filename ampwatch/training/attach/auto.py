@@ -29,7 +29,7 @@ from ampwatch.last_resort import LastResort
 from ampwatch.report.one_line import NAME, printable
 from ampwatch.settings import ATTACH, FINDINGS_ONLY
 from ampwatch.training.announcement import announce
-from ampwatch.training.attach.last_word import MAX_SECONDS, LastWord
+from ampwatch.training.attach.last_word import MAX_SECONDS, last_word
 from ampwatch.training.hooks.taps import Listener, listen, listen_to_function
 from ampwatch.training.private import scale_tensor
 from ampwatch.wire.records import Severity
@@ -100,7 +100,6 @@ class Attacher:
         self._stepped: list[tuple[weakref.ref[GradScaler], weakref.ref[Optimizer]]] = []
         self._backwards = 0
         self._watches: list[tuple[Monitor, weakref.ref[GradScaler] | None]] = []
-        self._words: dict[Monitor, LastWord] = {}
         self._at_end: Finalize | None = None
 
     def install(self) -> None:
@@ -296,11 +295,6 @@ class Attacher:
         # Of a program that trains a thousand times only monitors with something to report are kept.
         self._watches = [(w, of) for w, of in self._watches if not w.closed or _has_news(w)]
         self._watches.append((watch, None if scaler is None else weakref.ref(scaler)))
-        kept = self.watches
-        for other in [other for other in self._words if other not in kept]:
-            self._words.pop(other).leave()
-        if watch.settings.level != "off":
-            self._words[watch] = LastWord(watch.settings, watch.identity)
         if self._at_end is None and multiprocessing.parent_process() is not None:
             # A process of multiprocessing runs no atexit. After the monitors, whose priority is 0.
             self._at_end = Finalize(None, self.report, exitpriority=-1)
@@ -335,24 +329,25 @@ class Attacher:
         self._scalers.clear()
         self._stepped.clear()
         self._watches.clear()
-        self._words.clear()
         self._at_end = None
 
     def report(self) -> None:
         """Print the reports of monitors with findings that matter. Called by ``atexit``.
 
         Of the ranks of a machine that end together one prints, for all of them; it waits
-        ``MAX_SECONDS`` for them at most, whatever the number of monitors.
+        ``MAX_SECONDS`` for them, whatever the number of monitors.
         """
         # atexit runs the newest function first, so monitors have closed themselves by now:
         # each has registered its own after this one.
         until_s = time.monotonic() + MAX_SECONDS
-        for watch, _ in self._watches:
+
+        def wait() -> None:
+            time.sleep(max(0.0, until_s - time.monotonic()))
+
+        watches, self._watches = self._watches, []
+        for watch, _ in watches:
             with contextlib.suppress(Exception):
-                word = self._words.pop(watch, None)
-                if word is None or not (word.is_shared or _has_news(watch)):
-                    continue
-                if text := word.speak(watch.box(), until_s):
+                if _has_news(watch) and (text := last_word(watch.box(), watch.settings, wait)):
                     _print(f"\n{text}")
 
 

@@ -1,152 +1,92 @@
-"""The report at the end of a run: one of the ranks of a machine that end together prints it.
+"""The report at the end of a run: of the ranks of a machine that end together the first one prints it.
 
-Each rank leaves its box beside the file by which they agree (``said.py``), and appends that it has
-done so. A rank with something to report then waits for the others, up to a second. When all that
-live are there the lowest one speaks, for all whose boxes were there before it said so. Those that
-come later add what differs. Nobody relies on a rank that lives to speak later: a launcher kills
-the others when one has failed.
+Each rank has left its box in the directory of reports when it closed, if it has something to report. It
+waits a moment for the boxes of the others, and reads them. The one that ended first prints a report of
+all that have ended by then, and the others add what differs. Nobody relies on a rank to print later: a
+launcher kills the others when one has failed.
 """
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ampwatch.errors import ReportError
-from ampwatch.report.report import render_boxes, render_more
-from ampwatch.runtime import ring_directories
-from ampwatch.training.said import join
+from ampwatch.diagnosis.news import is_worse
+from ampwatch.guard import Suppress
+from ampwatch.report.report import render_boxes
 from ampwatch.wire.blackbox import files
-from ampwatch.wire.blackbox.box import DIED, Box
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from ampwatch.settings import Settings
-    from ampwatch.training.said import Said
-    from ampwatch.wire.records import RunIdentity
+    from ampwatch.wire.blackbox import Box
 
 MAX_SECONDS = 1.0
-"""Time that the end of a program waits for the other ranks at most. Unit: s."""
+"""Time that the end of a program waits for the other ranks. Unit: s."""
 
-PAUSE_SECONDS = 0.01
-"""Time from one look at the file to the next. Unit: s."""
+TOGETHER_NS = 5 * 10**8
+"""Time after the end of the first rank within which the report of that one has the others' boxes. Half of
+what it waits: a box is written in the other half. Unit: ns."""
 
-READY = "box"
 
-
-class LastWord:
-    """One rank's part in the report of a run.
+def last_word(box: Box, settings: Settings, wait: Callable[[], object]) -> str:
+    """Return what a rank is to print at its end; empty if another one prints it.
 
     Args:
-        settings: Where the ranks agree.
-        identity: The rank.
-        clock: Monotonic time. Unit: s.
-        sleep: Waits a number of seconds.
+        box: What it has to report.
+        settings: Where the boxes of the others are.
+        wait: Waits until the others have written theirs.
     """
-
-    def __init__(
-        self,
-        settings: Settings,
-        identity: RunIdentity,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        places = ring_directories(settings.ring_dir, settings.runtime_dir)
-        self._said = join(places, identity, "report")
-        self._identity = identity
-        self._clock = clock
-        self._sleep = sleep
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether there are other ranks to agree with."""
-        return self._said is not None
-
-    def leave(self) -> None:
-        """Have nothing to say."""
-        said, self._said = self._said, None
-        if said is not None:
-            with suppress(OSError):
-                said.close()
-
-    def speak(self, box: Box, until_s: float) -> str:
-        """Return what this rank is to print; empty if others print it, or there is nothing.
-
-        Args:
-            box: What this rank has to report.
-            until_s: Monotonic time up to which it may wait for the others. Unit: s.
-        """
-        said = self._said
-        text = render_boxes([box]) if box.has_alarm else ""
-        if said is None:
-            return text
-        # Whatever fails, each rank speaks for itself: twice is better than never.
-        with suppress(OSError):
-            # The text needs none of the ranges, which are most of a box.
-            files.write(said.boxes, replace(box, ranges=[]), self._identity.world_size)
-            said.found(READY)
-            # A rank that found nothing keeps no healthy program from ending.
-            text = self._agreed(said, until_s) if text else ""
-        self.leave()
-        return text
-
-    def _agreed(self, said: Said, until_s: float) -> str:
-        me = self._identity.rank
-        while True:
-            turn = _turns(said)
-            spoken_for = said.finders(READY, said=_claim(turn - 1)) if turn else []
-            if me in spoken_for:
-                return ""
-            ready = said.finders(READY)
-            present = said.present()
-            absent = set(present).difference(ready)
-            first = min(set(present).difference(spoken_for).intersection(ready), default=me)
-            if (me == first and not absent) or self._clock() >= until_s:
-                if said.says(_claim(turn)):
-                    return self._text(said, turn, spoken_for)
-                continue
-            self._sleep(PAUSE_SECONDS)
-
-    def _text(self, said: Said, turn: int, spoken_for: list[int]) -> str:
-        boxes = {box.identity.rank: box for box in _boxes(said)}
-        known = [boxes[rank] for rank in spoken_for if rank in boxes]
-        mine = said.finders(READY, said=_claim(turn))
-        new = [boxes[rank] for rank in mine if rank in boxes and rank not in spoken_for]
-        now_ns = time.time_ns()
-        gone = [
-            # When it ended nobody knows: that it was the first to is not to be concluded.
-            Box(
-                replace(self._identity, rank=rank, local_rank=rank, pid=0, started_ns=now_ns),
-                RunState.FAILED,
-                DIED,
-                ended_ns=now_ns,
-            )
-            for rank in said.lost()
-            if rank not in boxes
-        ]
-        if known:
-            return render_more(new, [*known, *gone])
-        return render_boxes(sorted([*new, *gone], key=lambda box: box.identity.rank))
+    me = box.identity
+    with Suppress(OSError):
+        directory = files.report_directory(settings.report_dir)
+        # Without a box of its own the others do not know of this rank either.
+        if me.world_size > 1 and files.box_path(directory, me).exists():
+            wait()
+            others = [*_others(box, files.run_directory(directory, me.run))]
+            # With the same rank: another job of this name, and nobody knows whose the others are.
+            if all(other.identity.rank != me.rank for other in others):
+                return _text(box, others)
+    return render_boxes([box])
 
 
-def _claim(turn: int) -> str:
-    return f"report {turn}"
+def _text(mine: Box, others: list[Box]) -> str:
+    # A box that a daemon has written for a rank that was killed has no time of its end.
+    before = [b for b in others if b.has_alarm and b.ended_ns > 0 and _end(b) < _end(mine)]
+    if not before:
+        return render_boxes(sorted([mine, *others], key=lambda b: b.identity.rank))
+    if mine.ended_ns <= min(b.ended_ns for b in before) + TOGETHER_NS:
+        return ""
+    known = [finding for b in before for finding in b.findings]
+    new = [
+        f
+        for f in mine.findings
+        if all(is_worse(f.severity, k.severity) for k in known if k.key == f.key)
+    ]
+    adds = replace(mine, findings=new)
+    # The others fail when one has.
+    has_failed = mine.state is RunState.FAILED and all(b.state is not mine.state for b in before)
+    return render_boxes([adds]) if adds.has_alarm or has_failed else ""
 
 
-def _turns(said: Said) -> int:
-    """Return how many ranks have spoken."""
-    turn = 0
-    while said.is_said(_claim(turn)):
-        turn += 1
-    return turn
+def _end(box: Box) -> tuple[int, int]:
+    return box.ended_ns, box.identity.rank
 
 
-def _boxes(said: Said) -> Iterable[Box]:
-    for path in files.paths(said.boxes):
-        with suppress(ReportError):
-            yield from files.read(path)
+def _others(box: Box, directory: Path) -> Iterator[Box]:
+    """Yield the boxes of ranks of this machine that have ended since this one has begun."""
+    me = box.identity
+    for path in files.boxes_in(directory):
+        boxes: list[Box] = []
+        with Suppress(OSError):
+            if path.stat().st_mtime_ns >= me.started_ns:
+                boxes = files.read(path)
+        for other in boxes:
+            who = other.identity
+            is_of_run = (who.run, who.world_size, who.host) == (me.run, me.world_size, me.host)
+            ended_ns = other.ended_ns or other.written_ns
+            if is_of_run and who.pid != me.pid and other.has_ended and ended_ns >= me.started_ns:
+                yield other

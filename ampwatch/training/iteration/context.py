@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ampwatch.diagnosis.evidence.replicas import WeightCheck
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.bus import Bus
     from ampwatch.training.hooks.open_iteration import OpenIteration
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from ampwatch.training.transfer.deferred import Deferred
     from ampwatch.training.transfer.losses import LossSum
     from ampwatch.training.transfer.measuring import Measuring
-    from ampwatch.wire.records import Record
+    from ampwatch.wire.records import ChecksumRecord, Record
 
 
 class WayOut(Protocol):
@@ -45,15 +44,14 @@ class WayOut(Protocol):
 class Peers(Protocol):
     """The other ranks of the machine."""
 
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the run, on all machines."""
+    rank: int
+    """This rank."""
 
-    def leave_check(self, check: WeightCheck) -> None:
-        """Leave a check of this rank's weights for the others of its machine. Never raises."""
+    world_size: int
+    """Number of ranks of the run, on all machines."""
 
-    def checks(self) -> dict[int, list[WeightCheck]]:
-        """Return the newest checks of the ranks of this machine, the oldest first. Never raises."""
+    def checks(self) -> dict[int, list[ChecksumRecord]]:
+        """Return the newest checks of the other ranks, the oldest first. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,12 @@ def ranks(environ: Mapping[str, str] | None = None) -> tuple[int, int, int]:
     return rank, _first(environ, "local_rank", 0), world_size
 
 
+def is_first(rank: int, world_size: int) -> bool:
+    """Return whether a rank is the first of its machine; rank 0 where no launcher says which is."""
+    local_rank = _first(os.environ, "local_rank", rank)
+    return world_size == 1 or local_rank == 0
+
+
 def _first(environ: Mapping[str, str], number: str, default: int) -> int:
     values = (environ.get(name, "") for name in _RANK_VARIABLES[number])
     return next((int(value) for value in values if value.isdigit()), default)

@@ -160,10 +160,11 @@ def paths(directory: Path) -> Iterator[Path]:
     """Yield the boxes in ``directory``, of every run."""
     with Suppress(OSError):
         for run in sorted(directory.iterdir()):
-            yield from _boxes_in(run)
+            yield from boxes_in(run)
 
 
-def _boxes_in(run: Path) -> list[Path]:
+def boxes_in(run: Path) -> list[Path]:
+    """Return the boxes in the directory of a run, the oldest first."""
     with Suppress(OSError):
         return sorted(p for p in run.iterdir() if p.suffix == SUFFIX and not p.name.startswith("."))
     return []
@@ -192,7 +193,7 @@ def _sync(directory: Path) -> None:
 
 def _prune(run: Path, mine: Path, most: int) -> None:
     """Remove the oldest boxes of a run beyond ``most``, never the one just written, and old drafts."""
-    others = [path for path in _boxes_in(run) if path != mine]
+    others = [path for path in boxes_in(run) if path != mine]
     for path in others[: max(0, len(others) + 1 - most)]:
         with Suppress(OSError):  # another rank was faster
             path.unlink()

@@ -46,6 +46,7 @@ from ampwatch.wire.records.run import (
     MEMORY_PLACES,
     WITHOUT_C,
     ChecksumRecord,
+    CulpritRecord,
     EndRecord,
     FactsRecord,
     MemoryRecord,
@@ -96,6 +97,7 @@ __all__ = [
     "CensusRecord",
     "CensusSource",
     "ChecksumRecord",
+    "CulpritRecord",
     "DevicePhasesRecord",
     "EndRecord",
     "FactsRecord",
@@ -140,6 +142,7 @@ Record = (
     | CensusRecord
     | WindowRecord
     | ChecksumRecord
+    | CulpritRecord
     | DevicePhasesRecord
     | MemoryRecord
     | PlanRecord

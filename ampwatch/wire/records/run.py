@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from ampwatch.wire.records.fields import Count, CountOrUnknown, Label
+from ampwatch.wire.records.fields import Count, CountOrUnknown, Label, Name
 
 
 class RunState(str, Enum):
@@ -127,18 +127,41 @@ class MemoryRecord:
 
 @dataclass(frozen=True, slots=True)
 class ChecksumRecord:
-    """Checksum of a part of the weights in two iterations that follow one another, and move it.
+    """Checksums of a part of the weights in two iterations that follow one another.
 
     Attributes:
         step: Index of the first of the two iterations.
         part: Which part of the weights, from 0; the parts take turns.
         checksum: Digest of that index and of the weights at the end of both iterations, of less than
-            2^48: equal on two ranks that train in lockstep.
+            2^48: equal on two ranks that train in lockstep, if the weights have moved.
+        layout: Digest of names, shapes and dtypes of all weights.
+        parts: Number of parts.
+        places: First and last parameter of each group of weights that are summed together.
+        first: Checksum of each group at the end of the first iteration.
+        then: Checksum of each group at the end of the next one.
     """
 
     step: Count
     part: Count
     checksum: Count
+    layout: Count
+    parts: Count
+    places: tuple[tuple[Name, Name], ...]
+    first: tuple[Count, ...]
+    then: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CulpritRecord:
+    """Parameter whose gradient was not finite in skipped steps, where other ranks do not have it.
+
+    Attributes:
+        since: Index of the first of the steps that were skipped in a row; the same in each rank.
+        parameter: Name of the parameter.
+    """
+
+    since: Count
+    parameter: Name
 
 
 @dataclass(frozen=True, slots=True)

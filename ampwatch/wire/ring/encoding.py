@@ -53,6 +53,7 @@ from ampwatch.wire.records import (
     BudgetRecord,
     CensusRecord,
     ChecksumRecord,
+    CulpritRecord,
     DevicePhasesRecord,
     EndRecord,
     FactsRecord,
@@ -525,6 +526,12 @@ def _check_budget(record: BudgetRecord) -> None:
         refuse("an error that is NaN or not negative", record.total)
 
 
+def _check_checksum(record: ChecksumRecord) -> None:
+    check_names(*(name for place in record.places for name in place))
+    if not len(record.places) == len(record.first) == len(record.then):
+        refuse("two checksums of each group", record.places)
+
+
 def _check_end(record: EndRecord) -> None:
     if record.state not in (RunState.FINISHED, RunState.FAILED):
         refuse("finished or failed", record.state)
@@ -553,7 +560,12 @@ _FORMS: tuple[tuple[RecordKind, type[Any], _Form], ...] = (
     (RecordKind.SAMPLING, SamplingRecord, _Form(SamplingRecord)),
     (RecordKind.CENSUS, CensusRecord, _CensusForm()),
     (RecordKind.WINDOW, WindowRecord, _TableForm(WindowRecord, _check_window)),
-    (RecordKind.CHECKSUM, ChecksumRecord, _Form(ChecksumRecord)),
+    (RecordKind.CHECKSUM, ChecksumRecord, _Form(ChecksumRecord, _check_checksum)),
+    (
+        RecordKind.CULPRIT,
+        CulpritRecord,
+        _Form(CulpritRecord, lambda record: check_names(record.parameter)),
+    ),
     (
         RecordKind.DEVICE_PHASES,
         DevicePhasesRecord,

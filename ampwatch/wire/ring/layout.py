@@ -51,7 +51,7 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 8
+LAYOUT = 9
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
 1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
@@ -59,7 +59,8 @@ LAYOUT = 8
 sensors as well. 5: ranges say what a format has flushed, and what that was before.
 6: checksums of weights as well. 7: norms of gradients in their ranges. 8: where the time of steps
 goes, on the host in their records and on a device in records of its own; memory, blocks
-in ranges, and precision plans, as well.
+in ranges, and precision plans, as well. 9: checksums are all that ranks are compared by; culprits
+of skipped steps as well.
 """
 
 MAGIC = b"AMPWATCH"
@@ -72,6 +73,9 @@ MAX_SLOTS = 262144
 
 HEAD, DROPPED, STATE = 2, 3, 4
 """Index of each changing field in the header, seen as 8-byte words."""
+
+KIND = 4
+"""Byte of a slot that is the kind of its record."""
 
 CLOSED = 1
 COUNTERS_OFFSET = 8 * HEAD
@@ -102,6 +106,7 @@ class RecordKind(IntEnum):
     MEMORY = 13
     PLAN = 14
     BUDGET = 15
+    CULPRIT = 16
 
 
 class Slot(NamedTuple):

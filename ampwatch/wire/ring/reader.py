@@ -16,6 +16,7 @@ from ampwatch.wire.ring import layout, lock
 from ampwatch.wire.ring.encoding import decode, decode_identity
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ampwatch.wire.records import Record
@@ -44,12 +45,18 @@ class RingReader:
         writer_pid: The writer's pid in the reader's own pid namespace, as of the last
             ``writer_alive``; 0 if it cannot be named.
 
+    Args:
+        path: The ring file.
+        kinds: The kinds of records that are wanted; all if none is given. Slots of others are neither
+            checked nor counted.
+
     Raises:
         RingError: If ``path`` is not a whole ring of this layout.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *kinds: layout.RecordKind) -> None:
         self.path = path
+        self._kinds = frozenset(kinds)
         self.lost = 0
         self.dropped = 0
         self.writer_pid = 0
@@ -162,9 +169,12 @@ class RingReader:
         # The writer may overwrite some of them now. Their sequence and CRC show that, so that
         # they count as lost; nothing has to be read twice.
         data = self._pread(count * size, layout.HEADER_SIZE + place * size)
+        places: Iterable[int] = range(count)
+        if self._kinds:
+            kinds = data[layout.KIND :: size]
+            places = [i for i, kind in enumerate(kinds) if kind in self._kinds]
         slots = [
-            layout.unpack_slot(data[i * size : (i + 1) * size], self._next + i)
-            for i in range(count)
+            layout.unpack_slot(data[i * size : (i + 1) * size], self._next + i) for i in places
         ]
         self._next += count
         return slots

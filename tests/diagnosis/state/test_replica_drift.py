@@ -8,8 +8,9 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.replicas import CheckedWeights, WeightCheck
+from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.state.replica_drift import PATIENCE, ReplicaDrift
+from ampwatch.wire.records import ChecksumRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ class Job:
     def __init__(self, ranks: Sequence[int], parts: int = 1) -> None:
         self._ranks = ranks
         self._parts = parts
-        self._checks: dict[int, list[WeightCheck]] = {rank: [] for rank in ranks}
+        self._checks: dict[int, list[ChecksumRecord]] = {rank: [] for rank in ranks}
         self.book = FindingBook(lambda _: None)
         self._drift = ReplicaDrift(Shared(self.book))
 
@@ -41,7 +42,7 @@ class Job:
                 tuple(hash((repr(weights(rank, group, s)), group)) for group in range(GROUPS))
                 for s in (step, step + 1)
             ]
-            made = WeightCheck(step, 1, number % self._parts, self._parts, PLACES, *sums)
+            made = ChecksumRecord(step, number % self._parts, 0, 1, self._parts, PLACES, *sums)
             self._checks[rank] = [*self._checks[rank], made][-4:]
         self._drift.observe(CheckedWeights(step + 16, self._checks))
 
@@ -235,8 +236,8 @@ def test_a_rank_that_is_late_is_waited_for_until_the_next_check() -> None:
     book = FindingBook(lambda _: None)
     drift = ReplicaDrift(Shared(book))
 
-    def made(step: int, first: tuple[int, ...], then: tuple[int, ...]) -> WeightCheck:
-        return WeightCheck(step, 1, 0, 1, PLACES, first, then)
+    def made(step: int, first: tuple[int, ...], then: tuple[int, ...]) -> ChecksumRecord:
+        return ChecksumRecord(step, 0, 0, 1, 1, PLACES, first, then)
 
     whole = made(0, (1, 2, 3), (4, 5, 6)), made(257, (7, 8, 9), (10, 11, 12))
     other = made(257, (7, 0, 9), (10, 0, 12))

@@ -252,6 +252,7 @@ def test_ranks_of_one_pace_keep_the_same_checksum_for_several_scrapes(other_s: f
             rank.apply(step(number, duration_s=seconds))
             rank.apply(checksum(number))
             rank.apply(checksum(number + 128, part=1))
+            rank.apply(checksum(number + 128, then=checksum().first))  # which has not moved
             assert rank.checksum is not None
             steps.append(rank.checksum.step)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.settings import Settings
-from ampwatch.training import said
-from ampwatch.training.attach.last_word import MAX_SECONDS, LastWord
-from ampwatch.wire.blackbox import Box
+from ampwatch.training.attach.last_word import MAX_SECONDS, last_word
+from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import Finding, RunState, Severity
 from tests.workshop.records import identity
 
@@ -18,138 +17,136 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RANKS = 4
+BEGAN_NS = identity().started_ns
+END_S = 100.0
 
 
-class Job:
-    """Ranks of one machine that end when the test says so; a pause takes as long as it claims."""
-
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 0.0
-        self.waiting: list[int] = []
-        self.texts: dict[int, str] = {}
-        self.words: dict[int, LastWord] = {}
-        self._settings = Settings.resolve({"ring_dir": str(directory)})
-        for rank in range(RANKS):
-            # In a process of its own each would be the first of its run.
-            monkeypatch.setattr(said, "_opened", Counter())
-            who = identity(run="gpt", rank=rank, local_rank=rank, world_size=RANKS)
-            self.words[rank] = LastWord(
-                self._settings, who, clock=lambda: self.now_s, sleep=self._sleep
-            )
-
-    def end(self, *boxes: Box) -> None:
-        """End ranks; those after the first come while the one before waits."""
-        self.boxes = list(boxes)
-        self._next()
-
-    def _next(self) -> None:
-        box = self.boxes.pop(0)
-        rank = box.identity.rank
-        self.texts[rank] = self.words[rank].speak(box, self.now_s + MAX_SECONDS)
-
-    def _sleep(self, seconds: float) -> None:
-        if self.boxes:
-            self._next()
-        self.now_s += seconds
-
-
-@pytest.fixture
-def job(own_places: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    return Job(own_places / "rings", monkeypatch)
-
-
-def box(rank: int, *places: str, error: str = "", severity: Severity = Severity.WARNING) -> Box:
-    who = identity(run="gpt", rank=rank, local_rank=rank, world_size=RANKS)
+def box(
+    rank: int,
+    *places: str,
+    error: str = "",
+    severity: Severity = Severity.WARNING,
+    at_s: float = END_S,
+) -> Box:
+    who = identity(run="gpt", rank=rank, local_rank=rank, world_size=RANKS, pid=100 + rank)
     state = RunState.FAILED if error else RunState.FINISHED
     findings = [
         Finding("scale_collapse", severity, place, "It broke", "Mend it") for place in places
     ]
-    return Box(who, state, error, ended_ns=who.started_ns + 1, findings=findings)
+    return Box(who, state, error, ended_ns=BEGAN_NS + int(at_s * 1e9), findings=findings)
 
 
-def test_ranks_that_end_together_print_one_report_of_all(job: Job, own_places: Path) -> None:
-    """The lowest one does, also if it comes last; and nothing is left."""
-    job.end(*(box(rank, "optimizer:0") for rank in (2, 1, 3, 0)))
-
-    assert [rank for rank, text in job.texts.items() if text] == [0]
-    assert job.texts[0].startswith("ampwatch report: run gpt, 4 of 4 ranks\n")
-    assert job.texts[0].count("WARNING  scale_collapse") == 1
-    assert "ranks 0-3" in job.texts[0]
-    assert job.now_s < MAX_SECONDS
-    assert list((own_places / "rings").iterdir()) == []
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.resolve({"report_dir": str(tmp_path)})
 
 
-def test_a_rank_without_findings_ends_at_once_and_is_part_of_the_report(job: Job) -> None:
-    """A healthy run waits for nobody."""
-    for rank in (0, 1, 2):
-        job.end(box(rank))
-    assert job.now_s == 0.0
-    assert not any(job.texts.values())
-    job.end(box(3, "optimizer:1"))
-
-    assert job.texts[3].startswith("ampwatch report: run gpt, 4 of 4 ranks\n")
-    assert "  rank 0, on node: " in job.texts[3]
-    assert "rank 3\n" in job.texts[3]
+def told(settings: Settings, *boxes: Box) -> dict[int, str]:
+    """Return what each rank prints, if all of them write their boxes before they print."""
+    for each in boxes:
+        files.write(files.report_directory(settings.report_dir), each, 64)
+    waited: list[int] = []
+    texts = {b.identity.rank: last_word(b, settings, lambda: waited.append(1)) for b in boxes}
+    assert len(waited) == len(boxes)
+    return texts
 
 
-def test_nobody_waits_longer_than_a_second_for_a_rank_that_lives_on(job: Job) -> None:
-    """It may evaluate for an hour, or hang. What it adds at its end is what differs."""
-    job.end(*(box(rank, "optimizer:0") for rank in (1, 2, 3)))
+def test_ranks_that_end_together_print_one_report_of_all(settings: Settings) -> None:
+    """The one that has ended first does; also when nobody else has come that far."""
+    order = {2: 0.0, 1: 0.1, 3: 0.2, 0: MAX_SECONDS / 2}
+    texts = told(settings, *(box(r, "optimizer:0", at_s=END_S + s) for r, s in order.items()))
 
-    spoke = [rank for rank, text in job.texts.items() if text]
-    assert len(spoke) == 1
-    assert "3 of 4 ranks" in job.texts[spoke[0]]
-    assert job.now_s < MAX_SECONDS * 1.1
-    job.end(box(0, "optimizer:0"))
-    assert not job.texts[0]
+    assert [rank for rank, text in texts.items() if text] == [2]
+    assert texts[2].startswith("ampwatch report: run gpt, 4 of 4 ranks\n")
+    assert texts[2].count("WARNING  scale_collapse") == 1
+    assert "ranks 0-3" in texts[2]
 
 
 @pytest.mark.parametrize(
-    "late",
+    ("late", "adds"),
     [
-        box(0, "optimizer:0", "optimizer:7"),
-        box(0, "optimizer:0", severity=Severity.CRITICAL),
-        box(0, "optimizer:0", error="ValueError: boom"),
+        (box(0, "optimizer:0", at_s=200), ""),
+        (box(0, "optimizer:0", "optimizer:7", at_s=200), "optimizer 7"),
+        (box(0, "optimizer:0", severity=Severity.CRITICAL, at_s=200), "CRITICAL  scale_collapse"),
+        (box(0, "optimizer:0", error="ValueError: boom", at_s=200), "boom"),
     ],
 )
-def test_a_rank_that_comes_later_adds_what_differs_alone(job: Job, late: Box) -> None:
-    """A further finding, a worse one, a failure of its own."""
-    job.end(*(box(rank, "optimizer:0") for rank in (1, 2, 3)))
-    job.end(late)
-    text = job.texts[0]
+def test_a_rank_that_comes_later_adds_what_differs_alone(
+    late: Box, adds: str, settings: Settings
+) -> None:
+    """A further finding, a worse one, a failure of its own. It may have evaluated for an hour."""
+    text = told(settings, *(box(rank, "optimizer:0") for rank in (1, 2, 3)), late)[0]
 
-    assert text.startswith("ampwatch report: run gpt, more from rank 0 of 4\n")
-    assert ("optimizer 7" in text) == (len(late.findings) == 2)
-    assert ("boom" in text) == bool(late.reason)
+    assert text.startswith("ampwatch report: run gpt, rank 0, on ") == bool(adds)
+    assert adds in text
     assert "WARNING  scale_collapse  optimizer 0" not in text
 
 
-def test_a_connection_that_a_failed_rank_has_closed_is_nothing_to_add(job: Job) -> None:
+def test_a_connection_that_a_failed_rank_has_closed_is_nothing_to_add(settings: Settings) -> None:
     """The failure has been reported, and theirs follows from it."""
-    job.end(box(3, "optimizer:0", error="ValueError: boom"))
     lost = "RuntimeError: Connection closed by peer"
-    job.end(*(box(rank, "optimizer:0", error=lost) for rank in (0, 1, 2)))
+    texts = told(
+        settings,
+        box(3, "optimizer:0", error="ValueError: boom"),
+        *(box(rank, "optimizer:0", error=lost, at_s=END_S + 1 + rank) for rank in range(3)),
+    )
 
-    assert [rank for rank, text in job.texts.items() if text] == [3]
-
-
-def test_the_only_rank_of_a_run_waits_for_nobody(own_places: Path) -> None:
-    """And has no file."""
-    settings = Settings.resolve({"ring_dir": str(own_places / "rings")})
-    word = LastWord(settings, identity(world_size=1), sleep=lambda _: pytest.fail("it waits"))
-
-    assert not word.is_shared
-    assert word.speak(box(0, "optimizer:0"), 0.0).startswith("ampwatch report: run gpt, rank 0")
-    assert list((own_places / "rings").iterdir()) == []
+    assert [rank for rank, text in texts.items() if text] == [3]
 
 
-def test_ranks_that_cannot_agree_each_print_theirs(own_places: Path, job: Job) -> None:
-    """Twice is better than never."""
-    for path in (own_places / "rings").iterdir():
-        path.unlink()
-        path.mkdir()
-    job.end(box(0, "optimizer:0"))
-    job.end(box(1, "optimizer:0"))
+def test_what_a_rank_alone_has_found_is_in_the_report(settings: Settings) -> None:
+    """Whether it ends first or last; one that has raised an exception has no word of its own."""
+    texts = told(settings, box(1, "optimizer:0"), box(3, "optimizer:1", at_s=END_S + 0.2))
+    assert "optimizer 1" in texts[1]
+    assert texts[3] == ""
 
-    assert "rank 0, on node" in job.texts[0]
-    assert "rank 1, on node" in job.texts[1]
+
+def test_a_rank_that_was_killed_is_in_the_report_if_a_daemon_has_noticed(
+    settings: Settings,
+) -> None:
+    """It has no time of its end, and prints nothing."""
+    dead = replace(box(0, "optimizer:0", error="killed"), ended_ns=0, written_ns=2**62)
+    files.write(files.report_directory(settings.report_dir), dead, 64)
+    text = told(settings, box(1, "optimizer:0"))[1]
+
+    assert text.startswith("ampwatch report: run gpt, 2 of 4 ranks\n")
+    assert "killed" in text
+
+
+def test_what_an_earlier_start_or_another_run_has_left_is_not_of_this_one(
+    settings: Settings,
+) -> None:
+    """Nor what another machine has, in a directory that they share."""
+    old = box(1, "optimizer:0", at_s=-1)
+    others = [
+        replace(old, identity=replace(old.identity, started_ns=BEGAN_NS - 10**11)),
+        replace(box(2, "optimizer:0"), identity=replace(box(2).identity, host="elsewhere")),
+        replace(box(3, "optimizer:0"), identity=replace(box(3).identity, world_size=2)),
+        replace(box(3, "optimizer:0", at_s=1), state=RunState.RUNNING, ended_ns=0),
+    ]
+    for other in others:
+        files.write(files.report_directory(settings.report_dir), other, 64)
+    (files.run_directory(files.report_directory(settings.report_dir), "gpt") / "x.json").touch()
+
+    assert told(settings, box(0, "optimizer:0"))[0].startswith("ampwatch report: run gpt, rank 0")
+
+
+def test_two_jobs_of_one_name_each_print_theirs(settings: Settings) -> None:
+    """Whose the other ranks are nobody knows; twice is better than never."""
+    mine, other = box(0, "optimizer:0"), box(0, "optimizer:0", at_s=99)
+    other = replace(other, identity=replace(other.identity, pid=7))
+    files.write(files.report_directory(settings.report_dir), other, 64)
+
+    assert told(settings, mine)[0].startswith("ampwatch report: run gpt, rank 0")
+
+
+@pytest.mark.parametrize("ranks", [1, RANKS])
+def test_a_rank_that_leaves_no_box_waits_for_nobody(ranks: int, settings: Settings) -> None:
+    """The only one of a run; one of several whose box could not be written, or with serve=False."""
+    mine = box(0, "optimizer:0")
+    mine = replace(mine, identity=replace(mine.identity, world_size=ranks))
+    if ranks == 1:
+        files.write(files.report_directory(settings.report_dir), mine, 64)
+    text = last_word(mine, settings, lambda: pytest.fail("it waits"))
+
+    assert text.startswith("ampwatch report: run gpt, rank 0")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -9,8 +11,11 @@ from torch.nn.utils import parametrizations
 from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.numerics.units.ops import OpKind
-from ampwatch.training.model.facts import _ask, layer_shapes, ranks, run_facts
+from ampwatch.training.model.facts import _ask, is_first, layer_shapes, ranks, run_facts
 from ampwatch.training.model.names import Names
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_ranks_come_from_torchrun_slurm_or_mpi() -> None:
@@ -20,6 +25,14 @@ def test_ranks_come_from_torchrun_slurm_or_mpi() -> None:
     assert ranks({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}) == (2, 0, 4)
     assert ranks({"RANK": "three"}) == (0, 0, 1)
     assert ranks({}) == (0, 0, 1)
+
+
+def test_one_rank_of_a_machine_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its launcher's word; processes that start one another have the numbers of the group alone."""
+    assert [is_first(rank, 2) for rank in range(2)] == [True, False]
+    assert is_first(3, 1)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert is_first(8, 16)
 
 
 def test_the_scalers_settings_are_facts() -> None:

@@ -38,7 +38,7 @@ from tests.wire.ring.samples import (
     sampling,
     step,
 )
-from tests.workshop.records import budgeted, memory, planned
+from tests.workshop.records import budgeted, culprit, memory, planned
 
 LIMIT = 64 * 240
 SMALLEST_LIMIT = 8 * 240
@@ -76,6 +76,7 @@ WORDS = "Grüße 梯度 🙂"
         ),
         changed(FAILURE, sensor=WORDS, errors=MOST, step=MOST, message=""),
         CHECKSUM,
+        culprit(MOST, "µ" * 200),
         memory(),
         planned(sqnr_db=(nan, inf, -inf), formats=("", WORDS, ""), step=MOST),
         budgeted(total=nan, contribution=-inf, error=nan, module=WORDS),

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack
 
+from ampwatch.wire.records import FactsRecord, FindingRecord
 from ampwatch.wire.ring import RingReader, RingWriter
+from ampwatch.wire.ring.layout import RecordKind
 from tests.wire.ring.samples import (
     END,
     FACTS,
@@ -48,6 +50,22 @@ def test_records_come_once_and_in_order(make_writer: MakeWriter, open_reader: Op
     assert second == records[3:]
     assert reader.poll() == []
     assert reader.lost == 0
+
+
+@pytest.mark.parametrize("slots", [64, 256])
+def test_a_reader_of_some_kinds_reads_what_is_of_them_and_no_more(
+    slots: int, make_writer: MakeWriter, open_reader: OpenReader
+) -> None:
+    """Over several laps, with messages of several slots between others."""
+    writer = make_writer(slots=slots)
+    everything = open_reader(writer.path)
+    some = RingReader(writer.path, RecordKind.FINDING, RecordKind.FACTS)
+    for lap in range(9):
+        for index in range(lap * 7):
+            writer.put(step(index), finding(where=f"{lap} {index}"), FACTS)
+        found = everything.poll()
+        assert some.poll() == [r for r in found if isinstance(r, (FindingRecord, FactsRecord))]
+    some.close()
 
 
 @pytest.mark.parametrize("written", [63, 64, 65, 1000])

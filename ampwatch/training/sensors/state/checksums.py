@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.diagnosis.evidence.replicas import GROUPS, CheckedWeights, WeightCheck
+from ampwatch.diagnosis.evidence.replicas import GROUPS, KEPT_CHECKS, CheckedWeights
 from ampwatch.training.devices import HOST, is_capturing
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import admit
 from ampwatch.training.model.flat import is_in_flat
 from ampwatch.training.ops.values import is_plain
 from ampwatch.wire.records import ChecksumRecord
+from ampwatch.wire.records.fields import MAX_NAME
+from ampwatch.wire.ring.text import cut_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,13 +108,15 @@ class ChecksumSensor(Sensor):
         self._out = context.out
         self._peers = context.peers
         self._first: tuple[int, list[int]] | None = None
+        self._made: deque[ChecksumRecord] = deque(maxlen=KEPT_CHECKS)
         self._plan: _Plan | None = None
 
     def iteration_closing(self, _event: IterationClosing) -> None:
         """Sum what is due: after the step of the optimizer, before the next forward."""
         step = self._iteration.step
         number, position = divmod(step, PERIOD)
-        if position > 1 or is_capturing():
+        # Without a ring nobody reads them.
+        if position > 1 or self._out.ring_path is None or is_capturing():
             return
         weights = self._weights()
         if len({p.device for _, p in weights}) != 1:
@@ -123,12 +128,15 @@ class ChecksumSensor(Sensor):
             return
         part = number % len(plan.parts)
         sums = [_sum(weights, group) for group in plan.parts[part]]
-        check = WeightCheck(
+        check = ChecksumRecord(
             step=step - position,
-            layout=plan.layout,
             part=part,
+            checksum=0,
+            layout=plan.layout,
             parts=len(plan.parts),
             places=tuple(_place(group) for group in plan.parts[part]),
+            first=(),
+            then=(),
         )
 
         def take(limbs: Sequence[float]) -> None:
@@ -144,7 +152,7 @@ class ChecksumSensor(Sensor):
         ]
         return weights if len(weights) <= MAX_WEIGHTS else []
 
-    def _take(self, check: WeightCheck, position: int, limbs: Sequence[float]) -> None:
+    def _take(self, check: ChecksumRecord, position: int, limbs: Sequence[float]) -> None:
         sums = [
             sum(int(limbs[limb * GROUPS + group]) << (_LIMB * limb) for limb in range(_LIMBS))
             for group in range(len(check.places))
@@ -156,21 +164,21 @@ class ChecksumSensor(Sensor):
         # A value of a device may have been given up.
         if first is None or first[0] != check.step:
             return
-        whole = check._replace(first=tuple(first[1]), then=tuple(sums))
-        if whole.first != whole.then:
-            self._out.put(ChecksumRecord(check.step, check.part, _digest(whole)))
-        self._peers.leave_check(whole)
+        whole = replace(check, first=tuple(first[1]), then=tuple(sums))
+        whole = replace(whole, checksum=_digest(whole))
+        self._out.put(whole)
+        self._made.append(whole)
 
     def iteration_closed(self, _event: IterationClosed) -> None:
         """Compare the newest check with those of the other ranks, a while after it."""
         step = self._iteration.step
         if step % PERIOD == COMPARED_AFTER:
-            checks = self._peers.checks()
-            if len(checks) > 1:
-                self._observe(CheckedWeights(step, checks))
+            others = self._peers.checks()
+            if others and self._made:
+                self._observe(CheckedWeights(step, {self._peers.rank: self._made, **others}))
 
 
-def _digest(check: WeightCheck) -> int:
+def _digest(check: ChecksumRecord) -> int:
     text = repr((check.step, check.layout, check.parts, check.first, check.then))
     return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big")
 
@@ -202,7 +210,7 @@ def _plan(weights: Sequence[tuple[str, Tensor]]) -> _Plan:
 
 
 def _place(group: Sequence[_Span]) -> tuple[str, str]:
-    return group[0].name, group[-1].name
+    return cut_name(group[0].name, MAX_NAME), cut_name(group[-1].name, MAX_NAME)
 
 
 def _sum(weights: Sequence[tuple[str, Tensor]], group: Sequence[_Span]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Courses in a line of text: sparklines, in blocks of Unicode or in ASCII. No terminal here."""
+"""Courses in a line of text: sparklines in blocks of Unicode."""
 
 from __future__ import annotations
 
@@ -12,16 +12,11 @@ if TYPE_CHECKING:
 BLOCKS = "▁▂▃▄▅▆▇█"
 """Marks from the lowest to the highest value."""
 
-ASCII = "_.-~=+*#"
-"""Marks from the lowest to the highest value, where a terminal cannot show blocks."""
-
 NOT_FINITE = "!"
 """Mark of a value that is NaN or infinite."""
 
 
-def spark(
-    values: Sequence[float | None], width: int, *, is_ascii: bool = False, is_log: bool = False
-) -> str:
+def spark(values: Sequence[float | None], width: int, *, is_log: bool = False) -> str:
     """Draw ``values`` in at most ``width`` characters, the newest last.
 
     Where there are more values than characters each stands for some of them: their mean, or that
@@ -30,12 +25,10 @@ def spark(
     Args:
         values: In order; ``None`` where there is none, which leaves a gap.
         width: Characters.
-        is_ascii: Whether only ASCII can be shown.
         is_log: Whether doubling is a step, as for loss scales; what is not positive is a gap then.
     """
     groups = [_joined(group) for group in _groups(values, width)]
     heights = [_log(value) for value in groups] if is_log else groups
-    marks = ASCII if is_ascii else BLOCKS
     finite = [height for height in heights if height is not None and math.isfinite(height)]
     low, span = (min(finite), max(finite) - min(finite)) if finite else (0.0, 0.0)
 
@@ -46,7 +39,7 @@ def spark(
             return NOT_FINITE
         # What never moved stands in the middle: it is neither high nor low.
         share = (height - low) / span if span > 0 else 0.5
-        return marks[min(int(share * len(marks)), len(marks) - 1)]
+        return BLOCKS[min(int(share * len(BLOCKS)), len(BLOCKS) - 1)]
 
     return "".join(map(mark, heights))
 

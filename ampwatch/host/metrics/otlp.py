@@ -31,7 +31,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from ampwatch import __version__
 from ampwatch.host.metrics.catalog import CATALOG
-from ampwatch.host.metrics.metric import Exemplified, ScrapeState
+from ampwatch.host.metrics.metric import UNITS, Exemplified, ScrapeState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,19 +43,6 @@ if TYPE_CHECKING:
 
     Labels = tuple[str, ...]
     Series = tuple[str, Labels]
-
-UNITS = {
-    "": "",
-    "seconds": "s",
-    "bytes": "By",
-    "ratio": "1",
-    "decibels": "dB",
-    "watts": "W",
-    "joules": "J",
-    "hertz": "Hz",
-    "celsius": "Cel",
-}
-"""UCUM, in which OpenTelemetry writes units, by the unit that ends a name of Prometheus."""
 
 CUMULATIVE = AggregationTemporality.CUMULATIVE
 
@@ -159,7 +146,7 @@ class Snapshots:
                 start_ns = self._start((metric.name, labels), count, None, now_ns, courses)
                 distributions.append(_distribution(metric, labels, value, start_ns, now_ns))
             data = Histogram(distributions, CUMULATIVE)
-        return OtlpMetric(metric.name, metric.help, UNITS[metric.unit], data)
+        return OtlpMetric(metric.name, metric.help, UNITS.get(metric.unit, ""), data)
 
     def _start(
         self,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch.cli.output import piped
+
 if TYPE_CHECKING:
+    import argparse
+
     from ampwatch.operate.deploy.options import DeployOptions
     from ampwatch.operate.deploy.writing import Plan, Theirs
 
@@ -46,8 +47,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="write the files that start Prometheus, Alertmanager and Grafana around it",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("directory", metavar="DIR", help="where to write; made if missing")
@@ -97,11 +96,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         DeployError: If an option is not usable, or the files cannot be written.
     """
-    try:
+    with piped():
         _deploy(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import shutil
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
 
 DESCRIPTION = """\
 Show how the trainings of this machine go: a line for each rank, trouble first, with what is
@@ -48,8 +50,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="show how all ranks on this machine go, trouble first, live",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--once", action="store_true", help="print one table and end")
     parser.set_defaults(func=run)

@@ -16,12 +16,12 @@ from ampwatch.cli.top.table import (
     STRONG,
     fitted,
     headline_lines,
+    spark,
     summary,
     table,
 )
 from ampwatch.report.report import render_story
 from ampwatch.report.short import INDENT, MIN_WIDTH, part
-from ampwatch.report.sparks import spark
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

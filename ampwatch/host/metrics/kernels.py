@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.dtypes import NO_DTYPE, dtype_label
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, WINDOW, part, summed
+from ampwatch.host.metrics.scopes import NO_DTYPE, PER_RANK, WINDOW, dtype_label, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.report.op_shares import CPU, NO_GPU, Absence, on_cpu_only
 from ampwatch.wire.records import KERNEL_UNITS, WindowSkip

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.dtypes import dtype_label
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import CENSUS, ROOT_MODULE, part, summed
+from ampwatch.host.metrics.scopes import CENSUS, ROOT_MODULE, dtype_label, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.report.op_lines import op_lines

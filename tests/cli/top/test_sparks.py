@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ampwatch.report.sparks import BLOCKS, NOT_FINITE, spark
+from ampwatch.cli.top.table import BLOCKS, NOT_FINITE, spark
 
 
 def test_the_marks_rise_as_the_values_do() -> None:

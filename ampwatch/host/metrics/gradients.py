@@ -9,7 +9,7 @@ from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, part
 from ampwatch.numerics.whatif import Fit
 from ampwatch.report.limits import finite_amax
-from ampwatch.report.logged import gradient_norm
+from ampwatch.report.logged import gradient_norm, zero_share
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 def _nonfinite(totals: SamplingRecord | None) -> Table:
     yield ("nan",), 0 if totals is None else totals.gradient_nans
     yield ("inf",), 0 if totals is None else totals.gradient_infs
-
-
-def _scaled_amax(rank: RankView) -> float | None:
-    newest = rank.ranges.newest(Topic.GRADIENT)
-    return None if newest is None else finite_amax(newest)
 
 
 def _autocast_max(rank: RankView) -> float | None:
@@ -147,7 +142,7 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_zero_ratio",
         "Share of the finite gradient elements of the newest sample that are zero.",
-        _of_newest(lambda newest: newest.histogram.zero_share if newest.histogram.binned else None),
+        _of_newest(zero_share),
     ),
     Metric(
         "ampwatch_gradient_sample_nonfinite_elements",
@@ -163,7 +158,7 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_scaled_gradient_amax",
         "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale; absent if nothing in it was finite.",
-        PER_RANK.one(_scaled_amax),
+        _of_newest(finite_amax),
     ),
     Metric(
         "ampwatch_scaled_gradient_amax_max",

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from ampwatch.wire.blackbox import Newest
     from ampwatch.wire.records import RangeRecord
 
-PREFIX = "amp/"
-"""Begins every key: loggers put what stands before a slash into a group of its own."""
-
 
 def _of_step(name: str) -> Callable[[Newest], float | None]:
     """Return a reader of an attribute of the newest iteration."""

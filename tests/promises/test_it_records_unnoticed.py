@@ -10,7 +10,7 @@ import pytest
 import ampwatch
 from ampwatch.training.sensors.tape.taping import TapeSensor
 from ampwatch.wire.tape import files, read_tape
-from ampwatch.wire.tape.files import TapeWriter, find_tape
+from ampwatch.wire.tape.files import TapeWriter, find_tapes
 from tests.promises.conftest import ahead, each_recipe
 from tests.promises.faults import Fault
 from tests.trainings import Run, build
@@ -114,7 +114,7 @@ def test_a_tape_at_its_limit_ends_and_is_read(
     with watched(run, tmp_path):
         run.loop()
 
-    tape = read_tape(find_tape(tmp_path))
+    tape = read_tape(find_tapes(tmp_path)[0])
     assert 0 < len(tape.steps) < run.steps
     assert tape.path.stat().st_size <= 120_000
 

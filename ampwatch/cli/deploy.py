@@ -185,10 +185,6 @@ def _listed(todo: Plan, paths: list[str]) -> str:
     return "".join(f"\n    {path}" for path in noted)
 
 
-def _scraped(options: DeployOptions) -> str:
-    return "your daemon" if options.token_file else "the daemon of this machine"
-
-
 def _next(directory: Path, options: DeployOptions) -> str:
     from ampwatch.operate.deploy.options import is_loopback  # noqa: PLC0415 - as above
     from ampwatch.settings import DEFAULT_PORT  # noqa: PLC0415 - likewise
@@ -196,6 +192,7 @@ def _next(directory: Path, options: DeployOptions) -> str:
     def at(path: str) -> str:
         return shlex.quote(str(directory / path))
 
+    scraped = "your daemon" if options.token_file else "the daemon of this machine"
     lines = [
         "",
         "Next, whichever fits:",
@@ -203,7 +200,7 @@ def _next(directory: Path, options: DeployOptions) -> str:
         "      all of it with a training to look at; Grafana is at http://localhost:3000",
         f"  prometheus --config.file={at('deploy/prometheus/prometheus.yml')}",
         f"  alertmanager --config.file={at('deploy/alertmanager/alertmanager.yml')}",
-        f"      where you have them; {_scraped(options)} is scraped",
+        f"      where you have them; {scraped} is scraped",
         f"  kubectl apply --server-side -k {at('deploy/kubernetes')}",
         "      dashboards, rules and a PodMonitor for the Prometheus Operator",
         f"  less {at('deploy/README.md')}",

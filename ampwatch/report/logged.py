@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.numerics.formats import narrowest_half
-from ampwatch.report.limits import finite_amax, limit_of, lost_share
+from ampwatch.report.limits import finite_amax, limit_of, lost_share, zero_share
 from ampwatch.wire.records import Severity, StepPhase
 
 if TYPE_CHECKING:
@@ -61,11 +61,6 @@ def _underflow_share(newest: Newest) -> float | None:
         return None
     autocast = narrowest_half(newest.autocast_dtypes)
     return lost_share(record, limit_of(record, autocast))
-
-
-def zero_share(record: RangeRecord) -> float | None:
-    """Return the share of finite measured elements that are zero; ``None`` if none was finite."""
-    return record.histogram.zero_share if record.histogram.binned else None
 
 
 def gradient_norm(record: RangeRecord) -> float | None:

@@ -152,33 +152,33 @@ def _columns(cells: int) -> tuple[Column, ...]:
         Column("RUN", lambda row: row.run, 0),
         Column("RANK", lambda row: str(row.rank), 0, is_number=True),
         Column("STEP", lambda row: "-" if row.step < 0 else str(row.step), 20, is_number=True),
-        Column("SCALE", lambda row: _scale(newest(row.scales)), 20, is_number=True, gap=1),
+        Column("SCALE", lambda row: _known(newest(row.scales), _scale), 20, is_number=True, gap=1),
         Column("", lambda row: spark(row.scales, cells, is_log=True), 20),
-        Column("LOSS", lambda row: _loss(newest(row.losses)), 20, is_number=True, gap=1),
+        Column(
+            "LOSS",
+            lambda row: _known(newest(row.losses), "{:.4g}".format),
+            20,
+            is_number=True,
+            gap=1,
+        ),
         Column("", lambda row: spark(row.losses, cells), 20),
         Column("GPU", lambda row: row.gpu, 40),
         Column("SKIPPED", lambda row: row.figures.get("Skipped", ("", ""))[0], 40, is_number=True),
-        Column("STEP TIME", lambda row: _time(row.step_seconds), 40, is_number=True),
+        Column("STEP TIME", lambda row: _known(row.step_seconds, step_time), 40, is_number=True),
     )
 
 
-def _scale(value: float | None) -> str:
-    """Write a loss scale as charts do, as in "2^16"; "-" without one."""
-    if value is None or math.isnan(value):
-        return "-"
+def _known(value: float | None, write: Callable[[float], str]) -> str:
+    return "-" if value is None else write(value)
+
+
+def _scale(value: float) -> str:
+    """Write a loss scale as charts do, as in "2^16"."""
     if value > 0 and math.isfinite(value):
         # A state has six digits of it: fewer than small powers of two have.
         power = 2.0 ** round(math.log2(value))
         value = power if math.isclose(value, power, rel_tol=1e-5) else value
     return plain(scale(value))
-
-
-def _loss(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _time(seconds: float | None) -> str:
-    return "-" if seconds is None else step_time(seconds)
 
 
 def width_of(text: str) -> int:

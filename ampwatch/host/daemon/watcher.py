@@ -194,7 +194,8 @@ class RingWatcher:
         # round, a writer that writes its last records and dies in between would lose them.
         alive = ring.reader.writer_alive()
         records = ring.reader.poll()
-        ring.last_ns = max([ring.last_ns, *_times(records)])
+        times = (r.time_ns for r in records if isinstance(r, (StepRecord, EndRecord)))
+        ring.last_ns = max([ring.last_ns, *times])
         ring.is_news = ring.is_news or alive or ring.last_ns > self._read_until_ns
         ended_at = self._end_of(ring)
         is_recent = self._clock() - ended_at <= self._grace_seconds
@@ -319,10 +320,6 @@ class RingWatcher:
             # Again each time: the fleet may have forgotten the run, and with it the problem.
             self._fleet.note_problem(str(path), text)
         self._problems = current
-
-
-def _times(records: Iterable[Record]) -> list[int]:
-    return [r.time_ns for r in records if isinstance(r, (StepRecord, EndRecord))]
 
 
 class Rescue:

@@ -6,21 +6,18 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, part
+from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, NewestRecord, each, part
 from ampwatch.numerics.whatif import Fit
-from ampwatch.report.limits import finite_amax
-from ampwatch.report.logged import gradient_norm, zero_share
+from ampwatch.report.limits import finite_amax, zero_share
+from ampwatch.report.logged import gradient_norm
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ampwatch.host.fleet import RankView
     from ampwatch.host.fleet.ranges import Recommendation
-    from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
     from ampwatch.numerics.block_casts import BlockOutcome
-    from ampwatch.wire.records import RangeRecord, SamplingRecord
+    from ampwatch.wire.records import SamplingRecord
 
 
 def _nonfinite(totals: SamplingRecord | None) -> Table:
@@ -28,18 +25,11 @@ def _nonfinite(totals: SamplingRecord | None) -> Table:
     yield ("inf",), 0 if totals is None else totals.gradient_infs
 
 
-def _autocast_max(rank: RankView) -> float | None:
-    autocast = rank.ranges.autocast
-    return None if autocast is None else autocast.max
+_NEEDS = NewestRecord(lambda rank: rank.ranges.recommendation)
 
 
-_NEEDS = part(lambda rank: rank.ranges.recommendation)
-
-
-def _scale(recommendation: Recommendation | None, end: Literal["low", "high"]) -> float | None:
+def _scale(recommendation: Recommendation, end: Literal["low", "high"]) -> float | None:
     """Return one end of the window of loss scales, as a scale."""
-    if recommendation is None:
-        return None
     window = recommendation.window
     exponent = window.low if end == "low" else window.high
     return None if exponent is None else _power_of_two(exponent)
@@ -54,9 +44,7 @@ def _power_of_two(exponent: int) -> float | None:
         return None
 
 
-def _fits(recommendation: Recommendation | None) -> Table:
-    if recommendation is None:
-        return
+def _fits(recommendation: Recommendation) -> Table:
     for name, current in recommendation.fits.items():
         for fit in Fit:
             yield (name, fit.value), int(fit is current)
@@ -70,25 +58,9 @@ def _in_blocks(rank: RankView) -> dict[str, BlockOutcome]:
 _BLOCKS = part(_in_blocks)
 
 
-def _block_underflow(outcomes: dict[str, BlockOutcome]) -> Table:
-    for name, outcome in outcomes.items():
-        yield (name,), outcome.flushed_share
-
-
-def _block_sqnr(outcomes: dict[str, BlockOutcome]) -> Table:
-    for name, outcome in outcomes.items():
-        if math.isfinite(outcome.sqnr_db):
-            yield (name,), outcome.sqnr_db
-
-
 def _checked(elements: int) -> int | None:
     """Return a count of elements; ``None`` for -1, which stands for "not checked yet"."""
     return elements if elements >= 0 else None
-
-
-def _of_newest(read: Callable[[RangeRecord], float | None]) -> Reader:
-    """Return a reader of the newest sample of all gradients together."""
-    return _NEWEST.one(lambda record: None if record is None else read(record))
 
 
 def _underflow(rank: RankView) -> float | None:
@@ -96,7 +68,7 @@ def _underflow(rank: RankView) -> float | None:
     return None if newest is None else rank.ranges.lost_share(newest)
 
 
-_NEWEST = part(lambda rank: rank.ranges.newest(Topic.GRADIENT))
+_NEWEST = NewestRecord(lambda rank: rank.ranges.newest(Topic.GRADIENT))
 
 GRADIENTS: tuple[Metric, ...] = (
     Metric(
@@ -127,12 +99,12 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_sample_step",
         "Iteration of the newest sample of gradients, from 0, that was recorded.",
-        _of_newest(lambda newest: newest.step),
+        _NEWEST.one(lambda newest: newest.step),
     ),
     Metric(
         "ampwatch_gradient_norm",
         "L2 norm of all gradients of the rank in the newest sample, without the loss scale, before clipping (without a scaler where the optimizer steps, so after it); absent if one of them was not finite. Of a sharded model that of the shards of the rank.",
-        _of_newest(gradient_norm),
+        _NEWEST.one(gradient_norm),
     ),
     Metric(
         "ampwatch_gradient_underflow_ratio",
@@ -142,12 +114,12 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_zero_ratio",
         "Share of the finite gradient elements of the newest sample that are zero.",
-        _of_newest(zero_share),
+        _NEWEST.one(zero_share),
     ),
     Metric(
         "ampwatch_gradient_sample_nonfinite_elements",
         "Gradient elements of the newest sample that are NaN or infinite.",
-        _of_newest(lambda newest: newest.histogram.nonfinite),
+        _NEWEST.one(lambda newest: newest.histogram.nonfinite),
     ),
     Metric(
         "ampwatch_gradient_magnitude",
@@ -158,7 +130,7 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_scaled_gradient_amax",
         "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale; absent if nothing in it was finite.",
-        _of_newest(finite_amax),
+        _NEWEST.one(finite_amax),
     ),
     Metric(
         "ampwatch_scaled_gradient_amax_max",
@@ -168,7 +140,7 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_autocast_dtype_max",
         "Largest finite number of the autocast dtype (65504 for float16); of several dtypes the one with the smallest range; absent if none was seen.",
-        PER_RANK.one(_autocast_max),
+        NewestRecord(lambda rank: rank.ranges.autocast).one(lambda fmt: fmt.max),
     ),
     Metric(
         "ampwatch_loss_scale_window_low",
@@ -188,12 +160,20 @@ GRADIENTS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gradient_block_underflow_ratio",
         "Share of the non-zero gradient elements that would become zero in the block-scaled format, of the newest gradients whose blocks were measured, of the first rank of each host. Exact for the formats of OCP's Microscaling, an estimate for nvfp4. Absent before, and with the setting block_formats off.",
-        _BLOCKS.by("format", read=_block_underflow),
+        _BLOCKS.by(
+            "format",
+            read=lambda outcomes: each({n: o.flushed_share for n, o in outcomes.items()}),
+        ),
     ),
     Metric(
         "ampwatch_gradient_block_sqnr_decibels",
         "Estimated signal-to-quantisation-noise ratio of the same gradients in the block-scaled format; 6 dB are one binary digit. Absent where a cast would change none of them.",
-        _BLOCKS.by("format", read=_block_sqnr),
+        _BLOCKS.by(
+            "format",
+            read=lambda outcomes: each(
+                {n: o.sqnr_db for n, o in outcomes.items() if math.isfinite(o.sqnr_db)}
+            ),
+        ),
     ),
 )
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import NO_DTYPE, PER_RANK, WINDOW, dtype_label, part, summed
+from ampwatch.host.metrics.scopes import NO_DTYPE, PER_RANK, WINDOW, dtype_label, each, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.report.op_shares import CPU, NO_GPU, Absence, on_cpu_only
 from ampwatch.wire.records import KERNEL_UNITS, WindowSkip
@@ -69,16 +69,6 @@ def _cpu_op_seconds(window: WindowRecord) -> Table:
     )
 
 
-def _skipped(window: WindowRecord | None) -> Table:
-    for reason in WindowSkip:
-        yield (reason.label,), 0 if window is None else window.skipped[reason]
-
-
-def _profiler_seconds(window: WindowRecord | None) -> Table:
-    for name, read_ns in PROFILER_PARTS.items():
-        yield (name,), 0 if window is None else read_ns(window) / 1e9
-
-
 def _peaks(peaks: Peaks) -> Table:
     for dtype, flops in peaks.flops.items():
         yield (dtype_label(dtype),), flops
@@ -96,11 +86,6 @@ def _capabilities(known: tuple[str, Absence, Absence]) -> Table:
     yield ("ops", Absence.OK.state, how), 1
     for feature, reason in zip(("kernels", "arithmetic"), reasons, strict=True):
         yield (feature, reason.state, reason.value), 1
-
-
-def _disagreements(rank: RankView) -> Table:
-    for views, sentence in rank.tensor_views.conflicts().items():
-        yield (views,), int(bool(sentence))
 
 
 _ARITHMETIC = part(lambda rank: rank.arithmetic)
@@ -162,12 +147,25 @@ KERNELS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_profiler_windows_skipped_total",
         "Profiler windows that were due and not opened, by why.",
-        WINDOW.or_none.by("reason", read=_skipped),
+        WINDOW.or_none.by(
+            "reason",
+            read=lambda window: each(
+                {why.label: 0 if window is None else window.skipped[why] for why in WindowSkip}
+            ),
+        ),
     ),
     Metric(
         "ampwatch_profiler_seconds_total",
         "What profiler windows have cost the training, by what the time went into.",
-        WINDOW.or_none.by("part", read=_profiler_seconds),
+        WINDOW.or_none.by(
+            "part",
+            read=lambda window: each(
+                {
+                    name: 0 if window is None else read_ns(window) / 1e9
+                    for name, read_ns in PROFILER_PARTS.items()
+                }
+            ),
+        ),
     ),
     Metric(
         "ampwatch_profiler_drag_ratio",
@@ -207,6 +205,11 @@ KERNELS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_tensor_views_disagree",
         "Whether two views of the tensor cores contradict each other (1) or not (0): cycles of the hardware, time of the kernels, FLOPs over the peak. Absent where one of the two is not known.",
-        PER_RANK.by("views", read=_disagreements),
+        PER_RANK.by(
+            "views",
+            read=lambda rank: each(
+                {views: int(bool(s)) for views, s in rank.tensor_views.conflicts().items()}
+            ),
+        ),
     ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK, ROOT_MODULE, per_module
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.report.limits import finite_amax
+from ampwatch.report.limits import finite_amax, zero_share
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 _GRADIENTS = per_module(Topic.GRADIENT)
 _ACTIVATIONS = per_module(Topic.ACTIVATION)
-
-
-def _zero_share(record: RangeRecord) -> float | None:
-    return record.histogram.zero_share if record.histogram.binned else None
 
 
 def _dtype_max(record: RangeRecord) -> float | None:
@@ -56,7 +52,7 @@ MODULES: tuple[Metric, ...] = (
     Metric(
         "ampwatch_module_gradient_zero_ratio",
         "Share of the gradient elements of the module's parameters that are zero, when the module was last measured.",
-        _GRADIENTS.one(_zero_share),
+        _GRADIENTS.one(zero_share),
     ),
     Metric(
         "ampwatch_module_gradient_underflow_ratio",
@@ -94,7 +90,7 @@ MODULES: tuple[Metric, ...] = (
     Metric(
         "ampwatch_module_update_unchanged_ratio",
         "Share of the elements of the module's parameters, of a subsample, that the optimizer left as they were when the module was last measured.",
-        per_module(Topic.UPDATE).one(_zero_share),
+        per_module(Topic.UPDATE).one(zero_share),
     ),
     Metric(
         "ampwatch_module_update_ratio",

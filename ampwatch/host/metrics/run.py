@@ -57,11 +57,6 @@ def _info(known: tuple[RunIdentity, str, Mapping[str, str]]) -> Table:
     yield (str(who.world_size), str(who.local_rank), version, user, *facts), 1
 
 
-def _states(current: RunState) -> Table:
-    for state in RunState:
-        yield (state.value,), int(state is current)
-
-
 _FACTS = part(lambda rank: rank.facts)
 
 
@@ -98,7 +93,10 @@ RUN: tuple[Metric, ...] = (
     Metric(
         "ampwatch_run_state",
         "Whether the rank is in the given state (1) or not (0).",
-        part(lambda rank: rank.state).by("state", read=_states),
+        part(lambda rank: rank.state).by(
+            "state",
+            read=lambda current: each({s.value: int(s is current) for s in RunState}),
+        ),
     ),
     Metric(
         "ampwatch_run_start_timestamp_seconds",

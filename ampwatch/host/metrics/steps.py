@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_OPTIMIZER, PER_RANK, STEP, part
 from ampwatch.wire.records import SKIP_CLASSES
-
-if TYPE_CHECKING:
-    from ampwatch.host.metrics.scopes import Table
-    from ampwatch.wire.records import OptimizerRecord
-
-
-def _skips(optimizer: OptimizerRecord) -> Table:
-    for skip, total in zip(SKIP_CLASSES, optimizer.total_skipped, strict=True):
-        yield (skip.label,), total
-
 
 STEPS_AND_LOSS: tuple[Metric, ...] = (
     Metric(
@@ -33,7 +22,13 @@ STEPS_AND_LOSS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_optimizer_steps_skipped_total",
         "Optimizer steps the GradScaler skipped because of non-finite gradients, by why it happened.",
-        PER_OPTIMIZER.by("class", read=_skips),
+        PER_OPTIMIZER.by(
+            "class",
+            read=lambda optimizer: [
+                ((skip.label,), total)
+                for skip, total in zip(SKIP_CLASSES, optimizer.total_skipped, strict=True)
+            ],
+        ),
     ),
     Metric(
         "ampwatch_optimizer_consecutive_skipped_steps",

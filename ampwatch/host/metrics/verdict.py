@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Exemplified, Metric
-from ampwatch.host.metrics.scopes import PER_RANK, part
+from ampwatch.host.metrics.scopes import PER_RANK, each, part
 from ampwatch.report.accounts import cut, first_sentence, place
 from ampwatch.report.endings import Failure
 from ampwatch.report.verdict import Level
@@ -30,15 +30,6 @@ MAX_TEXT = 160
 """Characters of a label that is text."""
 
 OTHER = "other"
-
-
-def _level(rank: RankView) -> Level | None:
-    return None if rank.verdict is None else rank.verdict.level
-
-
-def _health(current: Level | None) -> Table:
-    for level in Level:
-        yield (level.label,), int(level is current)
 
 
 def _root(rank: RankView) -> Table:
@@ -69,7 +60,9 @@ VERDICT: tuple[Metric, ...] = (
     Metric(
         "ampwatch_run_health",
         "Whether the verdict on the rank is the given one (1) or not (0); the page and reports show the same.",
-        part(_level).by("health", read=_health),
+        part(lambda rank: None if rank.verdict is None else rank.verdict.level).by(
+            "health", read=lambda current: each({v.label: int(v is current) for v in Level})
+        ),
     ),
     Metric(
         "ampwatch_root_info",

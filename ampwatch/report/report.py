@@ -121,7 +121,7 @@ def render_story(story: Story, width: int = WIDTH) -> str:
     return "\n".join(_story(story, Glossary(), width)) + "\n"
 
 
-def render_more(boxes: Sequence[Box], known: Sequence[Box], width: int = WIDTH) -> str:
+def render_more(boxes: Sequence[Box], known: Sequence[Box]) -> str:
     """Return what further ranks add to a report that others have had; empty if that is nothing.
 
     They add findings that none of the others has, or has as bad, and failures that are no
@@ -130,7 +130,6 @@ def render_more(boxes: Sequence[Box], known: Sequence[Box], width: int = WIDTH) 
     Args:
         boxes: Those of the further ranks; at least one, all of the run of the others.
         known: Those of the ranks whose report is known.
-        width: Characters in a line.
     """
     verdict = judge_boxes([*known, *boxes])
     worst: dict[str, int] = {}
@@ -153,9 +152,9 @@ def render_more(boxes: Sequence[Box], known: Sequence[Box], width: int = WIDTH) 
     who = accounts.ranks([box.identity.rank for box in boxes], first.world_size)
     lines = [f"ampwatch report: run {first.run}, more from {who}"]
     for box in boxes[:MAX_LISTED_RANKS]:
-        lines += _wrapped(one_line(box, verdict.cause), width, 2, 4)
+        lines += _wrapped(one_line(box, verdict.cause), WIDTH, 2, 4)
     lines += _traceback(failed, verdict)
-    return _text(lines, shown, width) if shown else "\n".join(lines) + "\n"
+    return _text(lines, shown, WIDTH) if shown else "\n".join(lines) + "\n"
 
 
 def _is_news(box: Box, known: Sequence[Box], cause: Failure | None) -> bool:

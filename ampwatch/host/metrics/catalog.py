@@ -26,8 +26,6 @@ from ampwatch.host.metrics.steps import LOSS_SCALING, STEPS_AND_LOSS, TIMES
 from ampwatch.host.metrics.verdict import FINDINGS, VERDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ampwatch.host.metrics.metric import Metric
 
 TOPICS: dict[str, tuple[Metric, ...]] = {
@@ -93,10 +91,10 @@ Generated from `ampwatch/host/metrics/`; change what is there, then run
 """
 
 
-def markdown(topics: Mapping[str, Sequence[Metric]] = TOPICS) -> str:
+def markdown() -> str:
     """Return the text of ``docs/metrics.md``."""
     parts = [_INTRODUCTION]
-    for topic, metrics in topics.items():
+    for topic, metrics in TOPICS.items():
         parts.append(f"## {topic}\n")
         parts.append("| name | type | labels | help |\n| --- | --- | --- | --- |")
         parts += [_row(metric) for metric in metrics]

@@ -34,7 +34,7 @@ from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.metric import UNITS, Exemplified, ScrapeState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from ampwatch.host.fleet import Fleet
     from ampwatch.host.fleet.histogram import Distribution
@@ -71,7 +71,6 @@ class Snapshots:
         passes: The newest pass of each of the daemon's collectors, by name; guarded by ``fleet.lock``.
         resource: Says which daemon sends.
         clock_ns: Unix time. Unit: ns.
-        catalog: The metrics.
 
     Cost:
         Holds ``fleet.lock`` while the samples are made, as a scrape does: 0.15 ms per 100 series.
@@ -83,13 +82,11 @@ class Snapshots:
         passes: Mapping[str, CollectorPass],
         resource: Resource,
         clock_ns: Callable[[], int],
-        catalog: Sequence[Metric] = CATALOG,
     ) -> None:
         self._fleet = fleet
         self._passes = passes
         self._resource = resource
         self._clock_ns = clock_ns
-        self._catalog = catalog
         self._scope = InstrumentationScope("ampwatch", __version__)
         self._courses: dict[Series, _Course] = {}
 
@@ -99,7 +96,7 @@ class Snapshots:
             state = ScrapeState(self._fleet, self._passes)
             now_ns = self._clock_ns()
             began = {values: rank.identity.started_ns for values, rank in state.ranks}
-            found = [(metric, list(metric.reader.samples(state))) for metric in self._catalog]
+            found = [(metric, list(metric.reader.samples(state))) for metric in CATALOG]
         # Points are made without the lock: they take ten times as long as the samples.
         courses: dict[Series, _Course] = {}
         metrics = [

@@ -7,6 +7,7 @@ is missing is left out, and what is not printable is written as what it is.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.report.accounts import first_sentence
@@ -37,9 +38,8 @@ class Row:
         data: What the state has of it.
         world_size: Ranks of the run.
         is_speaker: The run's verdict is about this rank.
-        scales: Loss scales of its newest spans of steps; ``None`` without one.
-        losses: Losses likewise.
-        step_seconds: What a step takes lately; ``None`` if that is not known. Unit: s.
+        courses: Of its newest spans of steps the ``scale``, the ``loss`` and the ``seconds`` of a
+            step; ``None`` where that is not known.
         gpu: The GPU it computes on, in a few words; empty if that is not known.
     """
 
@@ -48,9 +48,7 @@ class Row:
     data: Data
     world_size: int
     is_speaker: bool
-    scales: Course
-    losses: Course
-    step_seconds: float | None
+    courses: Mapping[str, Course]
     gpu: str
 
     @property
@@ -97,10 +95,7 @@ def rows_of(state: Data) -> list[Row]:
     rows = []
     for run, of_run in state["runs"].items():
         for number, data in of_run.get("ranks", {}).items():
-            scales, losses, seconds = (
-                _course(data, state.get("columns", []), name)
-                for name in ("scale", "loss", "seconds")
-            )
+            columns = state.get("columns", [])
             rows.append(
                 Row(
                     run=run,
@@ -108,9 +103,7 @@ def rows_of(state: Data) -> list[Row]:
                     data=data,
                     world_size=int(of_run.get("world_size", 1)),
                     is_speaker=int(number) == of_run.get("speaker"),
-                    scales=scales,
-                    losses=losses,
-                    step_seconds=newest(seconds),
+                    courses={n: _course(data, columns, n) for n in ("scale", "loss", "seconds")},
                     gpu=on_gpu.get((run, int(number)), ""),
                 )
             )
@@ -120,12 +113,19 @@ def rows_of(state: Data) -> list[Row]:
 def cleaned(value: Any) -> Any:
     """Return a state whose strings, names included, move no cursor and take no colour."""
     if isinstance(value, str):
-        # Plain first: to split(), the narrow spaces between digits are spaces as well.
-        return printable(" ".join(plain(value).split()))
+        return _clean(value)
     if isinstance(value, dict):
-        # A course has numbers only, and most of them.
-        return {cleaned(k): v if k == "series" else cleaned(v) for k, v in value.items()}
-    return [cleaned(each) for each in value] if isinstance(value, list) else value
+        return {cleaned(name): cleaned(each) for name, each in value.items()}
+    # Most of a state are the rows of courses: what begins with a number has no text.
+    if isinstance(value, list) and not (value and isinstance(value[0], (int, float))):
+        return [cleaned(each) for each in value]
+    return value
+
+
+@lru_cache(maxsize=8192)  # ranks mostly say the same, and say it again each second
+def _clean(text: str) -> str:
+    # Plain first: to split(), the narrow spaces between digits are spaces as well.
+    return printable(" ".join(plain(text).split()))
 
 
 def badness_of(level: str) -> int:

@@ -50,7 +50,7 @@ WIDE = 110
 ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
     "trouble": lambda row: (badness_of(row.level), not row.is_speaker, row.run, row.rank),
     "run and rank": lambda row: row.identity,
-    "slowest": lambda row: (-(row.step_seconds or 0.0), row.identity),
+    "slowest": lambda row: (-(newest(row.courses["seconds"]) or 0.0), row.identity),
 }
 """Sort keys of the table, by their names."""
 
@@ -147,29 +147,27 @@ def _columns(cells: int) -> tuple[Column, ...]:
     Args:
         cells: Those of a course.
     """
+
+    def last(row: Row, name: str, write: Callable[[float], str]) -> str:
+        value = newest(row.courses[name])
+        return "-" if value is None else write(value)
+
+    def course(row: Row, name: str) -> str:
+        return spark(row.courses[name], cells, is_log=name == "scale")
+
     return (
         Column("STATE", lambda row: row.level.rpartition(" ")[2], 0),
         Column("RUN", lambda row: row.run, 0),
         Column("RANK", lambda row: str(row.rank), 0, is_number=True),
         Column("STEP", lambda row: "-" if row.step < 0 else str(row.step), 20, is_number=True),
-        Column("SCALE", lambda row: _known(newest(row.scales), _scale), 20, is_number=True, gap=1),
-        Column("", lambda row: spark(row.scales, cells, is_log=True), 20),
-        Column(
-            "LOSS",
-            lambda row: _known(newest(row.losses), "{:.4g}".format),
-            20,
-            is_number=True,
-            gap=1,
-        ),
-        Column("", lambda row: spark(row.losses, cells), 20),
+        Column("SCALE", lambda row: last(row, "scale", _scale), 20, is_number=True, gap=1),
+        Column("", lambda row: course(row, "scale"), 20),
+        Column("LOSS", lambda row: last(row, "loss", "{:.4g}".format), 20, is_number=True, gap=1),
+        Column("", lambda row: course(row, "loss"), 20),
         Column("GPU", lambda row: row.gpu, 40),
         Column("SKIPPED", lambda row: row.figures.get("Skipped", ("", ""))[0], 40, is_number=True),
-        Column("STEP TIME", lambda row: _known(row.step_seconds, step_time), 40, is_number=True),
+        Column("STEP TIME", lambda row: last(row, "seconds", step_time), 40, is_number=True),
     )
-
-
-def _known(value: float | None, write: Callable[[float], str]) -> str:
-    return "-" if value is None else write(value)
 
 
 def _scale(value: float) -> str:

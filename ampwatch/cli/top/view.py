@@ -170,8 +170,8 @@ class View:
                 ("", f"{title}: {value}{f' ({note})' if note else ''}")
                 for title, (value, note) in row.figures.items()
             ),
-            ("scale", spark(row.scales, cells, is_log=True)),
-            ("loss", spark(row.losses, cells)),
+            ("scale", spark(row.courses["scale"], cells, is_log=True)),
+            ("loss", spark(row.courses["loss"], cells)),
         ]
 
     def _foot(self) -> list[Line]:

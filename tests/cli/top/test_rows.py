@@ -6,7 +6,9 @@ import math
 import re
 from typing import Any
 
-from ampwatch.cli.top.rows import Row, badness_of, cleaned, headline_of, rows_of
+import pytest
+
+from ampwatch.cli.top.rows import Row, badness_of, cleaned, headline_of, newest, rows_of
 from ampwatch.report.report import render_story
 from ampwatch.report.verdict import Level
 from tests.cli.top.states import made_up_state, many_ranks, state_of
@@ -28,9 +30,9 @@ def test_a_row_says_what_the_page_says() -> None:
     assert headline_of(row.data) == headline
     assert row.level == "failing"
     assert (row.step, row.world_size, row.is_speaker) == (3, 2, True)
-    assert row.scales == [65536.0, 32768.0, 16384.0, 32768.0]
-    assert row.losses == [2.0, 2.0, math.inf, 2.0]
-    assert row.step_seconds == 0.25
+    assert row.courses["scale"] == [65536.0, 32768.0, 16384.0, 32768.0]
+    assert row.courses["loss"] == [2.0, 2.0, math.inf, 2.0]
+    assert newest(row.courses["seconds"]) == 0.25
     assert row.figures["Skipped"][0] == "3"
     assert row.gpu == ""
 
@@ -39,8 +41,8 @@ def test_a_rank_without_a_step_is_a_row_as_well() -> None:
     """It has no numbers."""
     row = row_of(made_up_state(), "gpt", 1)
 
-    assert (row.level, row.step, row.scales, row.losses) == ("starting", -1, [], [])
-    assert row.step_seconds is None
+    assert (row.level, row.step) == ("starting", -1)
+    assert row.courses == {"scale": [], "loss": [], "seconds": []}
 
 
 def test_findings_are_stories_with_what_they_explain() -> None:
@@ -105,11 +107,12 @@ def test_numbers_are_those_of_the_finding_whatever_they_are() -> None:
     assert row.figures == {"Loss": ("2", "as measured")}
 
 
-def test_no_name_or_message_gets_to_the_terminal_as_it_is() -> None:
+@pytest.mark.parametrize("run", ["\x1b[2J", "series"])
+def test_no_name_or_message_gets_to_the_terminal_as_it_is(run: str) -> None:
     """Whatever a training is called, and whatever its findings say."""
     state = many_ranks(2, broken=1)
     told = state["runs"].pop("gpt")
-    state["runs"]["\x1b[2J"] = told
+    state["runs"][run] = told
     rank = told["ranks"]["1"]
     rank["host"] = "\x1b]0;x\x07"
     for finding in rank["findings"].values():
@@ -118,4 +121,4 @@ def test_no_name_or_message_gets_to_the_terminal_as_it_is() -> None:
     rows = rows_of(cleaned(state))
 
     assert "\x1b" not in repr(rows).replace("\\x1b", "")
-    assert all(row.run == r"\x1b[2J" for row in rows)
+    assert {row.run for row in rows} <= {r"\x1b[2J", "series"}

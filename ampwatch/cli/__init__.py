@@ -54,7 +54,14 @@ Settings come from AMPWATCH_* environment variables as well; see `ampwatch expla
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says which choice may have been meant; verbs are choices as well."""
+    """A parser whose texts stay as they are written; it says which choice may have been meant.
+
+    Verbs are choices as well, and their parsers are of this class.
+    """
+
+    def __init__(self, **texts: Any) -> None:
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(**{"formatter_class": raw, "allow_abbrev": False, **texts})
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         # Python has no public place for this before 3.14, which says it by itself if it is asked to.
@@ -100,8 +107,6 @@ def make_parser() -> argparse.ArgumentParser:
         prog="ampwatch",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ampwatch {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="<command>")

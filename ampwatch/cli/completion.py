@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
+
+if TYPE_CHECKING:
+    import argparse
 
 DESCRIPTION = """\
 Print the script by which your shell completes ampwatch's commands, options and names.
@@ -37,8 +40,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="print what your shell completes commands by",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("shell", choices=SHELLS, help="the shell")
     parser.set_defaults(func=run)

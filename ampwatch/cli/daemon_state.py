@@ -92,7 +92,7 @@ class DaemonState:
         place = self._place()
         for path in PATHS:
             status, body, challenge = _get(place, path)
-            if status == HTTPStatus.UNAUTHORIZED and _wants_password(challenge):
+            if status == HTTPStatus.UNAUTHORIZED and "basic" in challenge.lower().split():
                 place = place._replace(password=_password(place.host))
                 status, body, _ = _get(place, path) if place.password else (status, body, "")
             if status != HTTPStatus.NOT_FOUND:
@@ -155,10 +155,6 @@ def of_ended_runs(settings: Settings) -> str:
     except ReportError:  # no home directory
         is_left = False
     return "; `ampwatch report` says what went wrong in runs that ended" if is_left else ""
-
-
-def _wants_password(challenge: str) -> bool:
-    return "basic" in challenge.lower().split()
 
 
 def _netrc_file() -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch.cli.output import piped
+
 if TYPE_CHECKING:
+    import argparse
+
     from ampwatch.operate.deploy.options import DeployOptions
     from ampwatch.operate.deploy.writing import Plan, Theirs
 
@@ -46,8 +47,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="write the files that start Prometheus, Alertmanager and Grafana around it",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("directory", metavar="DIR", help="where to write; made if missing")
@@ -97,11 +96,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         DeployError: If an option is not usable, or the files cannot be written.
     """
-    try:
+    with piped():
         _deploy(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -189,10 +185,6 @@ def _listed(todo: Plan, paths: list[str]) -> str:
     return "".join(f"\n    {path}" for path in noted)
 
 
-def _scraped(options: DeployOptions) -> str:
-    return "your daemon" if options.token_file else "the daemon of this machine"
-
-
 def _next(directory: Path, options: DeployOptions) -> str:
     from ampwatch.operate.deploy.options import is_loopback  # noqa: PLC0415 - as above
     from ampwatch.settings import DEFAULT_PORT  # noqa: PLC0415 - likewise
@@ -200,6 +192,7 @@ def _next(directory: Path, options: DeployOptions) -> str:
     def at(path: str) -> str:
         return shlex.quote(str(directory / path))
 
+    scraped = "your daemon" if options.token_file else "the daemon of this machine"
     lines = [
         "",
         "Next, whichever fits:",
@@ -207,7 +200,7 @@ def _next(directory: Path, options: DeployOptions) -> str:
         "      all of it with a training to look at; Grafana is at http://localhost:3000",
         f"  prometheus --config.file={at('deploy/prometheus/prometheus.yml')}",
         f"  alertmanager --config.file={at('deploy/alertmanager/alertmanager.yml')}",
-        f"      where you have them; {_scraped(options)} is scraped",
+        f"      where you have them; {scraped} is scraped",
         f"  kubectl apply --server-side -k {at('deploy/kubernetes')}",
         "      dashboards, rules and a PodMonitor for the Prometheus Operator",
         f"  less {at('deploy/README.md')}",

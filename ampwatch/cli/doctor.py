@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import shutil
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from ampwatch import __version__
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Mapping
 
     from ampwatch.doctor.check import Check
@@ -58,8 +58,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="say what this machine can and cannot measure, and why",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for a script")
     parser.set_defaults(func=run)

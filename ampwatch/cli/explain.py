@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import os
 import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from ampwatch.cli.output import encodable, piped
+
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Iterator, Mapping
 
     from ampwatch.report.pages import Page
@@ -55,8 +56,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="say what a kind of finding or an alert means, and what to do",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     names = parser.add_argument(
         "names",
@@ -96,14 +95,11 @@ def run(args: argparse.Namespace) -> int:
     if unknown := [name for name in args.names if name not in known]:
         print("\n".join(_no_page(name, known) for name in unknown), file=sys.stderr)
         return NO_PAGE
-    try:
+    with piped():
         if args.names:
             _print_pages([known[name] for name in args.names])
         else:
-            _say("\n".join(_listed(known)))
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(encodable("\n".join(_listed(known))))
     return 0
 
 
@@ -129,7 +125,7 @@ def _print_pages(chosen: Iterable[Page]) -> None:
         if in_colours:
             _print_with_rich(for_terminal(page))
         else:
-            _say(for_terminal(page).rstrip())
+            print(encodable(for_terminal(page).rstrip()))
 
 
 def _print_with_rich(text: str) -> None:
@@ -166,8 +162,3 @@ def _section(title: str, listed: list[Page]) -> Iterator[str]:
             break_on_hyphens=False,
         )
     yield ""
-
-
-def _say(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    print(text.encode(encoding, errors="replace").decode(encoding))

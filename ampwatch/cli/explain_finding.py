@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from ampwatch.cli.output import encodable, piped
 from ampwatch.cli.progress import progress
 from ampwatch.cli.report import MAX_WIDTH, MIN_WIDTH, boxes_of
 from ampwatch.errors import did_you_mean
@@ -55,14 +55,11 @@ def explain_findings(
     if not chosen:
         print(_nothing(job, verdict, names), file=sys.stderr)
         return NOT_FOUND
-    try:
+    with piped():
         for member in chosen:
             print(_told(job, verdict, member))
         kinds = dict.fromkeys(member.finding.kind for member in chosen)
         print_pages([known[kind] for kind in kinds if kind in known])
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -95,9 +92,7 @@ def _told(job: Sequence[Box], verdict: RunVerdict, member: Story) -> str:
     if root is not None:
         place = accounts.place(root.finding)
         lines.append(f"  Explained by: {root.finding.kind} in {place} ({root.finding.key})")
-    text = "\n".join([*map(printable, lines), ""])
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, errors="replace").decode(encoding)
+    return encodable("\n".join([*map(printable, lines), ""]))
 
 
 def _nothing(job: Sequence[Box], verdict: RunVerdict, names: Sequence[str]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ampwatch.cli.output import encodable, piped
+
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable
 
     from ampwatch.operate.grafana.server import GrafanaServer
@@ -55,14 +57,11 @@ ones. Files of these names are replaced. `push --dashboards DIR` takes them back
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
     parser = subparsers.add_parser(
         "grafana",
         help="put the dashboards into a Grafana, or say what differs",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=raw,
-        allow_abbrev=False,
     )
     verbs = parser.add_subparsers(title="commands", metavar="<command>", required=True)
     for name, description, does, function in (
@@ -70,9 +69,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         ("diff", DIFF, "say what push would change", diff),
         ("export", EXPORT, "write what Grafana has into files", export),
     ):
-        verb = verbs.add_parser(
-            name, help=does, description=description, formatter_class=raw, allow_abbrev=False
-        )
+        verb = verbs.add_parser(name, help=does, description=description)
         add = verb.add_argument
         if name == "export":
             add("directory", metavar="DIR", help="where to; made if it is not there")
@@ -167,13 +164,9 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _say(lines: Iterable[str]) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
     for line in lines:
-        try:
-            # A title in Grafana may be any text, and a terminal may not be able to show it.
-            print(line.encode(encoding, errors="replace").decode(encoding), flush=True)
-        except BrokenPipeError:  # noqa: PERF203 - whoever reads has enough, and a push must go on
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with piped():  # a push must go on when nobody reads any more
+            print(encodable(line))
 
 
 def _planned(args: argparse.Namespace) -> tuple[GrafanaServer, list[Change]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
@@ -36,8 +36,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="show which ops of a training ran in which dtype, and why",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--run", help="name of the run; the one that was started last if not given")

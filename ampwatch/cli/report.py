@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import shutil
@@ -11,7 +10,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ampwatch.cli.output import encodable, piped
+
 if TYPE_CHECKING:
+    import argparse
+
     from ampwatch.settings import Settings
     from ampwatch.wire.blackbox import Box
 
@@ -52,8 +55,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="say what went wrong in a run, also after it is gone",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(
@@ -81,11 +82,8 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         ReportError: If there is nothing to report on, or the page cannot be written.
     """
-    try:
+    with piped():
         _print_report(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has read enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
@@ -166,7 +164,7 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
 def _print_text(job: list[Box], others: list[list[Box]]) -> None:
     from ampwatch.report.report import render_boxes  # noqa: PLC0415 - as above
 
-    print(_printable(render_boxes(job, _width())), end="")
+    print(encodable(render_boxes(job, _width())), end="")
     _print_others(others)
 
 
@@ -187,7 +185,7 @@ def _print_short(job: list[Box], others: list[list[Box]]) -> None:
     print(_short(job), end="")
     if any(box.findings for box in job):
         more = f"ampwatch explain --run {shlex.quote(job[0].identity.run)}"
-        print(_printable(f"{'more':<{INDENT}}{more}"))
+        print(encodable(f"{'more':<{INDENT}}{more}"))
     _print_others(others)
 
 
@@ -195,7 +193,7 @@ def _short(job: list[Box]) -> str:
     """Return the report of one run in some ten lines."""
     from ampwatch.report.short import render_short  # noqa: PLC0415 - as above
 
-    return _printable(render_short(job, time.time(), _width()))
+    return encodable(render_short(job, time.time(), _width()))
 
 
 def _listed(found: list[list[Box]]) -> list[str]:
@@ -214,13 +212,7 @@ def _listed(found: list[list[Box]]) -> list[str]:
             f"{when(first.identity.started_ns)}  {first.identity.run}{ranks}: {verdict.level.value}, {kinds}"
         )
         lines.append(f"    {one_line(first)}")
-    return [_printable(line) for line in lines]
-
-
-def _printable(text: str) -> str:
-    """Return ``text`` as the terminal can show it: what a run says of itself may be any text."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return text.encode(encoding, errors="replace").decode(encoding)
+    return [encodable(line) for line in lines]
 
 
 def _write_page(out: str, job: list[Box]) -> None:

@@ -44,8 +44,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="have a running training profile itself now, and write the trace",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("output", type=_output, metavar="OUTPUT", help="where to write: FILE.json or FILE.json.gz")

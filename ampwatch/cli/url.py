@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import argparse
+
     from ampwatch.settings import Settings
 
 DESCRIPTION = """\
@@ -40,8 +41,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="print the address of the page, with the token it asks for",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--run", default="", metavar="NAME", help="the run that the page shows")
     parser.add_argument("--rank", type=int, metavar="R", help="a rank of it")

@@ -120,7 +120,7 @@ def steps(finding: Finding) -> str:
     first, last, count = finding.first_step, finding.last_step, finding.count
     if first == last:
         return f"step {first}"
-    return f"step {first}; last seen at step {last}, in {count} {_steps(count)} so far"
+    return f"step {first}; last seen at step {last}, in {count} {'step' if count == 1 else 'steps'} so far"
 
 
 def since(story: Story) -> str:
@@ -161,7 +161,3 @@ def figure(value: object) -> str:
     # Those from 1/8 to 8 anybody knows.
     is_notable = mantissa == 0.5 and abs(exponent - 1) > 3
     return f"{text} (2^{exponent - 1})" if is_notable else text
-
-
-def _steps(count: int) -> str:
-    return "step" if count == 1 else "steps"

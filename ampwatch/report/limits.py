@@ -53,3 +53,8 @@ def lost_share(record: RangeRecord, fmt: FloatFormat | None) -> float | None:
     if fmt is None or not binned or record.flushed < 0:
         return None
     return (num_flushed(record.histogram, fmt) + record.flushed) / binned
+
+
+def zero_share(record: RangeRecord) -> float | None:
+    """Return the share of finite measured elements that are zero; ``None`` if none was finite."""
+    return record.histogram.zero_share if record.histogram.binned else None

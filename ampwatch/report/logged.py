@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.numerics.formats import narrowest_half
-from ampwatch.report.limits import finite_amax, limit_of, lost_share
+from ampwatch.report.limits import finite_amax, limit_of, lost_share, zero_share
 from ampwatch.wire.records import Severity, StepPhase
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.blackbox import Newest
     from ampwatch.wire.records import RangeRecord
-
-PREFIX = "amp/"
-"""Begins every key: loggers put what stands before a slash into a group of its own."""
 
 
 def _of_step(name: str) -> Callable[[Newest], float | None]:
@@ -45,26 +42,17 @@ def _finite(read: Callable[[Newest], float | None]) -> Callable[[Newest], float 
     return known
 
 
+def _of_gradient(
+    read: Callable[[RangeRecord], float | None],
+) -> Callable[[Newest], float | None]:
+    """Return a reader of the newest measurement of all gradients."""
+    return lambda newest: None if newest.gradient is None else read(newest.gradient)
+
+
 def _skipped_steps(newest: Newest) -> float | None:
     if newest.step is None:
         return None
     return float(sum(sum(record.total_skipped) for record in newest.optimizers))
-
-
-def _skipped(newest: Newest) -> float | None:
-    return None if newest.step is None else float(newest.step.consecutive_skips > 0)
-
-
-def _sample_step(newest: Newest) -> float | None:
-    return None if newest.gradient is None else float(newest.gradient.step)
-
-
-def _norm(newest: Newest) -> float | None:
-    return None if newest.gradient is None else gradient_norm(newest.gradient)
-
-
-def _scaled_amax(newest: Newest) -> float | None:
-    return None if newest.gradient is None else finite_amax(newest.gradient)
 
 
 def _underflow_share(newest: Newest) -> float | None:
@@ -75,13 +63,10 @@ def _underflow_share(newest: Newest) -> float | None:
     return lost_share(record, limit_of(record, autocast))
 
 
-def _zero_share(newest: Newest) -> float | None:
-    record = newest.gradient
-    return record.histogram.zero_share if record is not None and record.histogram.binned else None
-
-
-def _nonfinite(newest: Newest) -> float | None:
-    return None if newest.gradient is None else float(newest.gradient.histogram.nonfinite)
+def gradient_norm(record: RangeRecord) -> float | None:
+    """Return the L2 norm of measured gradients without the loss scale; ``None`` if it is not known."""
+    norm = record.norm / record.loss_scale if record.loss_scale else math.nan
+    return norm if math.isfinite(norm) else None
 
 
 def _of_memory(name: str) -> Callable[[Newest], float | None]:
@@ -120,14 +105,6 @@ def _phase_sum(labels: str) -> str:
     match = "=~" if "|" in labels else "="
     query = f'ampwatch_step_phase_seconds_sum{{clock="host", phase{match}"{labels}"}}'
     return f"sum by (run, rank) ({query})" if "|" in labels else query
-
-
-def _findings(newest: Newest) -> float:
-    return float(len(newest.findings))
-
-
-def _critical(newest: Newest) -> float:
-    return float(sum(finding.severity is Severity.CRITICAL for finding in newest.findings))
 
 
 class LoggedMetric(NamedTuple):
@@ -176,7 +153,7 @@ METRICS: tuple[LoggedMetric, ...] = (
         "1",
         "1 if a step of an optimizer was skipped in that iteration, else 0.",
         "ampwatch_optimizer_consecutive_skipped_steps > bool 0",
-        _skipped,
+        lambda newest: None if newest.step is None else float(newest.step.consecutive_skips > 0),
     ),
     LoggedMetric(
         "amp/skipped_steps",
@@ -293,21 +270,21 @@ METRICS: tuple[LoggedMetric, ...] = (
         "iterations",
         "The newest iteration in which gradients were measured: what the numbers below are of. Absent, like them, at level `light` and before the first.",
         "ampwatch_gradient_sample_step",
-        _sample_step,
+        _of_gradient(lambda gradient: float(gradient.step)),
     ),
     LoggedMetric(
         "amp/grad_norm",
         "1",
         "L2 norm of all gradients of this rank, without the loss scale, before clipping (without a scaler where the optimizer steps, so after it); absent where one of them is not finite.",
         "ampwatch_gradient_norm",
-        _norm,
+        _of_gradient(gradient_norm),
     ),
     LoggedMetric(
         "amp/scaled_grad_amax",
         "1",
         "Largest finite magnitude of a gradient, times the loss scale.",
         "ampwatch_scaled_gradient_amax",
-        _scaled_amax,
+        _of_gradient(finite_amax),
     ),
     LoggedMetric(
         "amp/underflow_share",
@@ -321,35 +298,31 @@ METRICS: tuple[LoggedMetric, ...] = (
         "1",
         "Share of the gradient elements that are zero.",
         "ampwatch_gradient_zero_ratio",
-        _zero_share,
+        _of_gradient(zero_share),
     ),
     LoggedMetric(
         "amp/nonfinite_elements",
         "elements",
         "Elements of the gradients that are NaN or infinite.",
         "ampwatch_gradient_sample_nonfinite_elements",
-        _nonfinite,
+        _of_gradient(lambda gradient: float(gradient.histogram.nonfinite)),
     ),
     LoggedMetric(
         "amp/findings",
         "1",
         "Findings so far, one for each kind and place.",
         "sum by (run, rank) (ampwatch_findings) or 0 * sum by (run, rank) (ampwatch_steps_total)",
-        _findings,
+        lambda newest: float(len(newest.findings)),
     ),
     LoggedMetric(
         "amp/critical_findings",
         "1",
         "Those of them that are critical.",
         'sum by (run, rank) (ampwatch_findings{severity="critical"}) or 0 * sum by (run, rank) (ampwatch_steps_total)',
-        _critical,
+        lambda newest: float(sum(f.severity is Severity.CRITICAL for f in newest.findings)),
     ),
 )
 """The numbers of the newest iteration."""
-
-
-def _steps(newest: Newest) -> float | None:
-    return None if newest.step is None else newest.step.step + 1.0
 
 
 def _skipped_share(newest: Newest) -> float | None:
@@ -370,7 +343,7 @@ TOTALS: tuple[LoggedMetric, ...] = (
         "iterations",
         "Iterations of the run.",
         "ampwatch_steps_total",
-        _steps,
+        lambda newest: None if newest.step is None else newest.step.step + 1.0,
     ),
     LoggedMetric(
         "amp/skipped_share",
@@ -388,12 +361,6 @@ TOTALS: tuple[LoggedMetric, ...] = (
     ),
 )
 """What a summary of the whole run has besides."""
-
-
-def gradient_norm(record: RangeRecord) -> float | None:
-    """Return the L2 norm of measured gradients without the loss scale; ``None`` if it is not known."""
-    norm = record.norm / record.loss_scale if record.loss_scale else math.nan
-    return norm if math.isfinite(norm) else None
 
 
 def flat(newest: Newest, rows: tuple[LoggedMetric, ...] = METRICS) -> dict[str, float]:

@@ -105,7 +105,10 @@ def render(census: CensusRecord, by: By = "op", width: int = WIDTH) -> str:
     lines = op_lines(census, by)
     columns = _COLUMNS[by]
     whole = sum(line.flops for line in lines)
-    cells = [[_ascii(column.cell(line, whole)) for column in columns] for line in lines]
+    cells = [
+        [column.cell(line, whole).encode("ascii", "replace").decode() for column in columns]
+        for line in lines
+    ]
     heads = [by if column is _NAME else column.title for column in columns]
     widths = _widths(columns, [heads, *cells], max(width, MIN_WIDTH))
     text = [census_sentence(census), *_summary(census), "", _row(columns, heads, widths)]
@@ -164,7 +167,3 @@ def _shortened(text: str, width: int) -> str:
         return text
     tail = (width - len(_CUT)) // 2
     return text[: width - len(_CUT) - tail] + _CUT + text[len(text) - tail :]
-
-
-def _ascii(text: str) -> str:
-    return text.encode("ascii", "replace").decode()

@@ -181,11 +181,8 @@ def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> list[str]:
     box = told_by(boxes, verdict)
     if box is None:
         return []
-    return ["", f"Where it was raised (rank {box.identity.rank}):", *_quoted(box.traceback)]
-
-
-def _quoted(text: str) -> list[str]:
-    return [f"  {line}" for line in text.rstrip().splitlines()]
+    quoted = (f"  {line}" for line in box.traceback.rstrip().splitlines())
+    return ["", f"Where it was raised (rank {box.identity.rank}):", *quoted]
 
 
 def _text(head: Sequence[str], shown: Sequence[Story], width: int) -> str:

@@ -43,7 +43,7 @@ def render_short(boxes: Sequence[Box], now_s: float, width: int = WIDTH) -> str:
     lines = labelled(boxes[0].identity.run, told.lines, width)
     told_more = (_step(speaker_of(boxes, verdict)), _symptoms(verdict), _others(verdict))
     for label, text in zip(MORE, told_more, strict=True):
-        lines += _part(label, text, width)
+        lines += part(label, text, width)
     return plain("\n".join(map("".join, lines))) + "\n"
 
 
@@ -58,11 +58,12 @@ def labelled(who: str, told: Sequence[str], width: int) -> list[tuple[str, str]]
     state = textwrap.wrap(f"{who}: {told[0]}", max(width, MIN_WIDTH), break_on_hyphens=False)
     lines = [("", line) for line in state]
     for label, text in zip(LABELS, told[1:], strict=True):
-        lines += _part(label, text, width)
+        lines += part(label, text, width)
     return lines
 
 
-def _part(label: str, text: str, width: int) -> Iterator[tuple[str, str]]:
+def part(label: str, text: str, width: int) -> Iterator[tuple[str, str]]:
+    """Yield ``text``, wrapped to lines of ``width`` characters, each with its label or the room of one."""
     room = max(width - INDENT, MIN_WIDTH)
     for place, line in enumerate(textwrap.wrap(text, room, break_on_hyphens=False)):
         yield f"{'' if place else label:<{INDENT}}", line

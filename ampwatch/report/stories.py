@@ -19,10 +19,6 @@ if TYPE_CHECKING:
     """Returns whether a finding of a rank still holds."""
 
 
-def _always(_rank: int, _finding: Finding) -> bool:
-    return True
-
-
 @dataclass(slots=True)
 class Story:
     """A finding that nothing else explains, and what it explains.
@@ -66,7 +62,8 @@ class Story:
 
 
 def stories(
-    found: Iterable[tuple[int, Sequence[Finding]]], is_current: IsCurrent = _always
+    found: Iterable[tuple[int, Sequence[Finding]]],
+    is_current: IsCurrent = lambda _rank, _finding: True,
 ) -> list[Story]:
     """Return the stories of a run: those that go on, the worst first, and of equals what began first.
 

@@ -17,8 +17,7 @@ from unittest.mock import patch
 from ampwatch.cli import main
 from ampwatch.cli.daemon_state import DaemonState
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.brief import brief
-from ampwatch.host.page.page import Feed
+from ampwatch.host.page.page import Feed, brief
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.recorder import recorded

@@ -45,6 +45,12 @@ class Terminal:
         """Change the size; the process that has the terminal is sent SIGWINCH."""
         fcntl.ioctl(self._leader, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
+    def hang_up(self) -> None:
+        """Close the end at which somebody sits."""
+        if self._leader >= 0:
+            os.close(self._leader)
+        self._leader = -1
+
     def until(self, text: str) -> str:
         """Wait until the command writes ``text``; return what it wrote since the last call."""
         new = ""
@@ -104,11 +110,12 @@ def on_a_terminal(
         stderr=follower,
         preexec_fn=take_it,  # noqa: PLW1509 - two system calls, which no lock is needed for
     ) as process:
+        terminal = Terminal(process, leader, follower)
         try:
-            yield Terminal(process, leader, follower)
+            yield terminal
         finally:
             if process.poll() is None:
                 process.kill()
             process.wait()
-            os.close(leader)
+            terminal.hang_up()
             os.close(follower)

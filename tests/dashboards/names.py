@@ -14,9 +14,9 @@ from ampwatch.host.fleet.gpus import (
     Reason,
 )
 from ampwatch.host.metrics.catalog import CATALOG
-from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
 from ampwatch.host.metrics.kernels import PROFILER_PARTS
 from ampwatch.host.metrics.labels import LABELS
+from ampwatch.host.metrics.scopes import DTYPES, NO_DTYPE, OTHER_DTYPE
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit

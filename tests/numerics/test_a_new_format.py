@@ -51,7 +51,7 @@ import torch
 
 from ampwatch.diagnosis.performance.gains import ITEM_BYTES
 from ampwatch.host.fleet.ranges import CANDIDATES
-from ampwatch.host.metrics.dtypes import dtype_label
+from ampwatch.host.metrics.scopes import dtype_label
 from ampwatch.host.metrics.labels import LABELS
 from ampwatch.host.page.range_state import formats
 from ampwatch.numerics.formats import FORMATS

@@ -9,7 +9,7 @@ import pytest
 
 import ampwatch
 from ampwatch.lab.tape import files, read_tape
-from ampwatch.lab.tape.files import TapeWriter, find_tape
+from ampwatch.lab.tape.files import TapeWriter, find_tapes
 from ampwatch.lab.training.taping import TapeSensor
 from tests.promises.conftest import ahead, each_recipe
 from tests.promises.faults import Fault
@@ -115,7 +115,7 @@ def test_a_tape_at_its_limit_ends_and_is_read(
     with watched(run, tmp_path):
         run.loop()
 
-    tape = read_tape(find_tape(tmp_path))
+    tape = read_tape(find_tapes(tmp_path)[0])
     assert 0 < len(tape.steps) < run.steps
     assert tape.path.stat().st_size <= 120_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampwatch.report.logged import METRICS, PREFIX, TOTALS, flat, markdown
+from ampwatch.report.logged import METRICS, TOTALS, flat, markdown
 from ampwatch.wire.blackbox import Recorder
 from ampwatch.wire.records import FactsRecord, Severity
 from tests.report.test_step_times import spent
@@ -37,7 +37,7 @@ def test_keys_are_unique_and_stand_in_one_group() -> None:
     keys = [row.key for row in (*METRICS, *TOTALS)]
 
     assert len(set(keys)) == len(keys)
-    assert all(key.startswith(PREFIX) and key == key.lower() for key in keys)
+    assert all(key.startswith("amp/") and key == key.lower() for key in keys)
 
 
 def test_what_is_not_known_has_no_key() -> None:

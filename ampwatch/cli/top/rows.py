@@ -1,23 +1,29 @@
-"""The ranks in a state of the daemon, one row each. What a person reads is the daemon's; here it is taken apart.
+"""The ranks in a state of the daemon, one row each, in words that move no cursor.
 
-The state may be that of an older daemon, and its names and messages are those of any program:
-what is missing is left out, and what is not printable is written as what it is.
+The state may be that of another release, and its names and messages are those of any program: what
+is missing is left out, and what is not printable is written as what it is.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.cli.top.cells import clean
 from ampwatch.report.accounts import first_sentence
+from ampwatch.report.one_line import printable
 from ampwatch.report.stories import Story
 from ampwatch.report.verdict import Level
+from ampwatch.report.words import plain
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
+
+    Data = Mapping[str, Any]
+    """A state, or what it has of something."""
+
+    Course = list[float | None]
 
 GIB = 1 << 30
 
@@ -29,42 +35,21 @@ class Row:
     Attributes:
         run: Name of its run.
         rank: Global rank.
+        data: What the state has of it.
         world_size: Ranks of the run.
-        level: How it goes, in a word.
-        badness: Place among the levels; 0 is the worst.
         is_speaker: The run's verdict is about this rank.
-        lines: The verdict in four lines: state, cause, place, what to do first.
-        step: Its newest step; -1 before the first.
-        scales: Loss scales of its newest spans of steps; ``None`` without one.
-        losses: Losses likewise.
-        step_seconds: What a step takes lately; NaN if not known. Unit: s.
-        step_line: Where the time of a step goes; empty if that is not known.
-        figures: What describes it right now: title, value and note.
+        courses: Of its newest spans of steps the ``scale``, the ``loss`` and the ``seconds`` of a
+            step; ``None`` where that is not known.
         gpu: The GPU it computes on, in a few words; empty if that is not known.
-        host: Host it is on.
-        user: User whose it is.
-        process: What its process is doing, in a word.
-        stories: Its findings, as the page orders them.
     """
 
     run: str
     rank: int
+    data: Data
     world_size: int
-    level: str
-    badness: int
     is_speaker: bool
-    lines: tuple[str, str, str, str]
-    step: int
-    scales: tuple[float | None, ...] = ()
-    losses: tuple[float | None, ...] = ()
-    step_seconds: float = math.nan
-    step_line: str = ""
-    figures: tuple[tuple[str, str, str], ...] = ()
-    gpu: str = ""
-    host: str = ""
-    user: str = ""
-    process: str = ""
-    stories: tuple[Story, ...] = field(default=())
+    courses: Mapping[str, Course]
+    gpu: str
 
     @property
     def identity(self) -> tuple[str, int]:
@@ -76,100 +61,111 @@ class Row:
         """Its run, and which rank of several it is."""
         return self.run if self.world_size <= 1 else f"{self.run} rank {self.rank}"
 
-    def figure(self, title: str) -> str:
-        """Return the value of a figure; empty if there is none."""
-        return next((value for name, value, _ in self.figures if name == title), "")
+    @property
+    def level(self) -> str:
+        """How it goes, in a word."""
+        return str(self.data.get("level", ""))
+
+    @property
+    def step(self) -> int:
+        """Its newest step; -1 before the first."""
+        return int(self.data.get("step", -1))
+
+    @property
+    def figures(self) -> dict[str, tuple[str, str]]:
+        """What describes it right now: by title value and note, without what is not known yet."""
+        every = self.data.get("figures", {}).items()
+        return {title: (value, note) for title, (value, note, *known) in every if all(known)}
+
+    def stories(self) -> list[Story]:
+        """Return its findings, as the page orders them: each root with what it explains."""
+        found: list[Story] = []
+        for key, depth in self.data.get("stories", ()):
+            if (data := self.data["findings"].get(key)) is None:
+                continue
+            story = Story(_finding(data), [self.rank], bool(data.get("current", True)))
+            (found[-1].symptoms if depth and found else found).append(story)
+        return found
 
 
-def rows_of(state: Mapping[str, Any]) -> list[Row]:
-    """Return a row for each rank of a state of the daemon."""
-    on_gpu = _gpus(state)
-    columns = {name: place for place, name in enumerate(state.get("columns", ()))}
+def rows_of(state: Data) -> list[Row]:
+    """Return a row for each rank of a state of the daemon, whose strings are ``cleaned``."""
+    gpus = state.get("gpus", {}).get("gpus", {}).values()
+    on_gpu = {(run, rank): _gpu(gpu) for gpu in gpus for run, rank, _ in gpu.get("users", ())}
     rows = []
-    for run, told in state["runs"].items():
-        for number, of in told.get("ranks", {}).items():
-            rank = int(number)
-            level = str(of.get("level", ""))
-            seconds = _column(of, columns, "seconds")
+    for run, of_run in state["runs"].items():
+        for number, data in of_run.get("ranks", {}).items():
+            columns = state.get("columns", [])
             rows.append(
                 Row(
-                    run=clean(run),
-                    rank=rank,
-                    world_size=int(told.get("world_size", 1)),
-                    level=clean(level),
-                    badness=badness_of(level),
-                    is_speaker=rank == told.get("speaker"),
-                    lines=lines_of(of),
-                    step=int(of.get("step", -1)),
-                    scales=tuple(_column(of, columns, "scale")),
-                    losses=tuple(_column(of, columns, "loss")),
-                    step_seconds=next((s for s in reversed(seconds) if s is not None), math.nan),
-                    step_line=clean(of.get("phases", {}).get("line", "")),
-                    figures=tuple(_figures(of)),
-                    gpu=on_gpu.get((run, rank), ""),
-                    host=clean(of.get("host", "")),
-                    user=clean(of.get("user", "")),
-                    process=clean(of.get("state", "")),
-                    stories=tuple(_stories(of, rank)),
+                    run=run,
+                    rank=int(number),
+                    data=data,
+                    world_size=int(of_run.get("world_size", 1)),
+                    is_speaker=int(number) == of_run.get("speaker"),
+                    courses={n: _course(data, columns, n) for n in ("scale", "loss", "seconds")},
+                    gpu=on_gpu.get((run, int(number)), ""),
                 )
             )
     return rows
 
 
+def cleaned(value: Any) -> Any:
+    """Return a state whose strings, names included, move no cursor and take no colour."""
+    if isinstance(value, str):
+        return _clean(value)
+    if isinstance(value, dict):
+        return {cleaned(name): cleaned(each) for name, each in value.items()}
+    # Most of a state are the rows of courses: what begins with a number has no text.
+    if isinstance(value, list) and not (value and isinstance(value[0], (int, float))):
+        return [cleaned(each) for each in value]
+    return value
+
+
+@lru_cache(maxsize=8192)  # ranks mostly say the same, and say it again each second
+def _clean(text: str) -> str:
+    # Plain first: to split(), the narrow spaces between digits are spaces as well.
+    return printable(" ".join(plain(text).split()))
+
+
 def badness_of(level: str) -> int:
     """Return the place of a level among all; that of a newer daemon which is not known is last."""
-    try:
-        return Level(level).badness
-    except ValueError:
-        return len(Level)
+    return next((known.badness for known in Level if known.value == level), len(Level))
 
 
-def lines_of(of: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """Return the four lines of a run or a rank; of an older daemon what they would be made from."""
-    told = of.get("headline")
-    if isinstance(told, dict):
-        state, cause, where, remedy = (
-            clean(told.get(name, "")) for name in ("state", "cause", "where", "remedy")
-        )
-        return state, cause, where, remedy
-    level, sentence, advice = (clean(of.get(n, "")) for n in ("level", "sentence", "advice"))
-    return level, first_sentence(sentence), "", first_sentence(advice)
+def headline_of(data: Data) -> tuple[str, str, str, str]:
+    """Return state, cause, place and remedy of a run or a rank; an older daemon has sentences."""
+    level, sentence, advice = (str(data.get(n, "")) for n in ("level", "sentence", "advice"))
+    older = {"state": level, "cause": first_sentence(sentence), "remedy": first_sentence(advice)}
+    headline = data.get("headline", older)
+    state, cause, where, remedy = (
+        str(headline.get(name, "")) for name in ("state", "cause", "where", "remedy")
+    )
+    return state, cause, where, remedy
 
 
-def number_of(value: object) -> float | None:
-    """Return a number of a state, in which NaN and the infinities are words; ``None`` for none."""
-    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
-        return float(value)
-    return float(value) if isinstance(value, (int, float)) else None
+def newest(values: Course) -> float | None:
+    """Return the last value that is known."""
+    return next((value for value in reversed(values) if value is not None), None)
 
 
-def _figures(of: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
-    """Yield the figures that are known: a page keeps the place of the others, a terminal need not."""
-    for title, (value, note, *more) in of.get("figures", {}).items():
-        if not more or more[0]:
-            yield clean(title), clean(value), clean(note)
-
-
-def _column(of: Mapping[str, Any], columns: Mapping[str, int], name: str) -> list[float | None]:
+def _course(data: Data, columns: list[str], name: str) -> Course:
     """Return a column of the course of a rank, in the order of the steps."""
-    place = columns.get(name)
-    if place is None:
+    if name not in columns:
         return []
-    rows = sorted(of.get("series", {}).items(), key=lambda item: int(item[0]))
-    return [number_of(row[place]) for _, row in rows]
+    rows = sorted(data.get("series", {}).items(), key=lambda item: int(item[0]))
+    return [_number(row[columns.index(name)]) for _, row in rows]
 
 
-def _gpus(state: Mapping[str, Any]) -> dict[tuple[str, int], str]:
-    """Return the GPU of each rank that has one, in a few words."""
-    found = {}
-    for gpu in state.get("gpus", {}).get("gpus", {}).values():
-        words = _gpu(gpu)
-        for run, rank, _ in gpu.get("users", ()):
-            found[run, rank] = words
-    return found
+def _number(value: Any) -> float | None:
+    """Return a number of a state, in which NaN and the infinities are words; ``None`` for none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
 
 
-def _gpu(gpu: Mapping[str, Any]) -> str:
+def _gpu(gpu: Data) -> str:
     values = gpu.get("values", {})
     busy = values.get("utilization", {}).get("")
     tensor = values.get("tensor_active", {}).get("any")
@@ -183,53 +179,13 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
         "" if heat is None else f"{heat:.0f}C",
         "" if gpu.get("up", True) else "lost",
     ]
-    return clean(" ".join(filter(None, parts)))
+    return " ".join(filter(None, parts))
 
 
-def _stories(of: Mapping[str, Any], rank: int) -> Iterable[Story]:
-    """Yield the findings of a rank as stories: each root with what it explains."""
-    findings = of.get("findings", {})
-    story: Story | None = None
-    for key, depth in of.get("stories", ()):
-        if key not in findings:
-            continue
-        told = findings[key]
-        member = Story(_finding(told), [rank], bool(told.get("current", True)))
-        if depth and story is not None:
-            story.symptoms.append(member)
-            continue
-        if story is not None:
-            yield story
-        story = member
-    if story is not None:
-        yield story
-
-
-def _finding(told: Mapping[str, Any]) -> Finding:
-    try:
-        severity = Severity(told.get("severity"))
-    except ValueError:  # of a newer daemon
-        severity = Severity.WARNING
-    numbers = ((name, number_of(v)) for name, v in told.get("evidence", {}).items())
-    evidence = {clean(name): value for name, value in numbers if value is not None}
-
-    def word(name: str) -> str:
-        return clean(told.get(name, ""))
-
-    return Finding(
-        kind=word("kind"),
-        where=word("where"),
-        summary=word("summary"),
-        advice=word("advice"),
-        op=word("op"),
-        phase=word("phase"),
-        dtype=word("dtype"),
-        source=word("source"),
-        first_step=int(told.get("first_step", 0)),
-        last_step=int(told.get("last_step", 0)),
-        count=int(told.get("count", 1)),
-        severity=severity,
-        evidence=evidence,
-        root=bool(told.get("root", True)),
-        caused_by=clean(told.get("caused_by", "")),
-    )
+def _finding(data: Data) -> Finding:
+    known = {field.name: data[field.name] for field in fields(Finding) if field.name in data}
+    numbers = {name: _number(value) for name, value in data.get("evidence", {}).items()}
+    is_known = data.get("severity") in {severity.value for severity in Severity}
+    known["severity"] = Severity(data["severity"]) if is_known else Severity.WARNING  # a newer one
+    known["evidence"] = {name: value for name, value in numbers.items() if value is not None}
+    return Finding(**known)

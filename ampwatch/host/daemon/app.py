@@ -27,10 +27,9 @@ from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_al
 from ampwatch.host.daemon.handler import parse_address
 from ampwatch.host.daemon.known_names import KnownNames
 from ampwatch.host.daemon.push import open_pusher
-from ampwatch.host.daemon.rescue import Rescue
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Site
-from ampwatch.host.daemon.watcher import RingWatcher
+from ampwatch.host.daemon.watcher import Rescue, RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector

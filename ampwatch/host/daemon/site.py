@@ -19,11 +19,10 @@ from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.host.page.as_json import encoded
-from ampwatch.host.page.brief import brief
 from ampwatch.host.page.broadcast import GZIP_HEAD, Broadcast
 from ampwatch.host.page.lines import Shown
 from ampwatch.host.page.map_state import Maps
-from ampwatch.host.page.page import Feed
+from ampwatch.host.page.page import Feed, brief
 from ampwatch.host.page.precision_state import kernel_names
 from ampwatch.host.page.whatif_state import FARTHEST, Asked, WhatIfs
 from ampwatch.wire.rendezvous.probe import SERVICE

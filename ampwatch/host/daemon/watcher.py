@@ -29,6 +29,7 @@ from ampwatch.host.daemon.settled import (
 )
 from ampwatch.host.fleet.fleet import Writer
 from ampwatch.report.one_line import printable
+from ampwatch.wire.blackbox.salvage import forget_silence, salvage
 from ampwatch.wire.records import EndRecord, RunState, StepRecord
 from ampwatch.wire.ring import RingReader
 
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ampwatch.host.daemon.rescue import Rescue
     from ampwatch.host.fleet import Fleet
+    from ampwatch.settings import Settings
     from ampwatch.wire.records import Record, RunIdentity
+
 
 MAX_READING_SECONDS = 1.0
 """Time of a poll after which no more rings of a user are read in it, but in the next one: who fills
@@ -192,7 +194,8 @@ class RingWatcher:
         # round, a writer that writes its last records and dies in between would lose them.
         alive = ring.reader.writer_alive()
         records = ring.reader.poll()
-        ring.last_ns = max([ring.last_ns, *_times(records)])
+        times = (r.time_ns for r in records if isinstance(r, (StepRecord, EndRecord)))
+        ring.last_ns = max([ring.last_ns, *times])
         ring.is_news = ring.is_news or alive or ring.last_ns > self._read_until_ns
         ended_at = self._end_of(ring)
         is_recent = self._clock() - ended_at <= self._grace_seconds
@@ -319,5 +322,44 @@ class RingWatcher:
         self._problems = current
 
 
-def _times(records: Iterable[Record]) -> list[int]:
-    return [r.time_ns for r in records if isinstance(r, (StepRecord, EndRecord))]
+class Rescue:
+    """Writes reports in the place of processes that cannot.
+
+    Args:
+        settings: Where reports are, and how many.
+
+    Attributes:
+        failures: How often one could not be written.
+
+    Cost:
+        Reading a ring whole: 0.1 s, once for each process that dies or falls silent.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.failures = 0
+        self._settings = settings
+
+    def died(self, path: Path, identity: RunIdentity) -> None:
+        """Write the report of a writer that is gone and has not said why. Never raises."""
+        self._salvage(path, identity, RunState.FAILED)
+
+    def fell_silent(self, path: Path, identity: RunIdentity) -> None:
+        """Write the report of a writer that lives, but has not ended a step for long. Never raises."""
+        self._salvage(path, identity, RunState.STALE)
+
+    def spoke_again(self, _path: Path, identity: RunIdentity) -> None:
+        """Remove the report of a writer that has ended a step after all, or has said that it ends."""
+        try:
+            forget_silence(identity, self._settings)
+        except OSError as error:
+            logger.warning("the report of run %s cannot be removed: %s", identity.run, error)
+
+    def _salvage(self, path: Path, identity: RunIdentity, state: RunState) -> None:
+        try:
+            salvage(path, identity, state, self._settings)
+        except Exception as error:  # noqa: BLE001 - a boundary, see below
+            # The bytes of a ring are another process's, of any release, torn where it was killed:
+            # no list of errors is complete, and one run must not end the page of all others.
+            self.failures += 1
+            text = "expected to write the report of run %s (%s), got: %s"
+            logger.warning(text, identity.run, state.value, error)

@@ -111,7 +111,8 @@ class Fleet:
             # The path alone says nothing: a run that is started again writes its ring over the old
             # one, and its totals begin at 0.
             if view is None or (view.identity, view.uid) != (identity, uid):
-                view = self._views[key] = self._new_view(identity)
+                view = RankView(identity, clock=self._clock, settings=self._settings)
+                self._views[key] = view
                 view.uid, view.user = uid, user
             if not view.ended:
                 self.owners.claim(view.name, uid, self._clock())
@@ -195,9 +196,6 @@ class Fleet:
         with self.lock:
             shown = set(self._shown())
             return [key for key, view in self._views.items() if view not in shown]
-
-    def _new_view(self, identity: RunIdentity) -> RankView:
-        return RankView(identity, clock=self._clock, settings=self._settings)
 
     def _shown(self) -> list[RankView]:
         """Label the ranks that live or ended a short while ago, and return those to show."""

@@ -61,7 +61,9 @@ def users(ranks: Iterable[RankView], gpus: Gpus) -> Iterator[Use]:
                 continue
             if rank.pid and rank.pid in gpu.processes:
                 yield Use(rank, gpu, gpu.instance_of(name), gpu.processes[rank.pid])
-            elif gpu.shows(name) or _tries(rank, gpu):
+            elif gpu.shows(name) or (
+                not rank.ended and _is_synthetic(gpu) and gpu.index == rank.identity.local_rank
+            ):
                 yield Use(rank, gpu, gpu.instance_of(name), None)
 
 
@@ -75,10 +77,6 @@ def unseen(ranks: Iterable[RankView], gpus: Gpus) -> dict[str, Reason]:
 def _name(rank: RankView) -> str:
     """Return the uuid of the device that PyTorch says the model is on; empty once the rank ended."""
     return "" if rank.ended else rank.facts.get("gpu_uuid", "")
-
-
-def _tries(rank: RankView, gpu: Gpu) -> bool:
-    return not rank.ended and _is_synthetic(gpu) and gpu.index == rank.identity.local_rank
 
 
 def _is_synthetic(gpu: Gpu) -> bool:

@@ -246,7 +246,7 @@ def _sampled(topics: Mapping[Topic, RangeRecord], troubles: Sequence[Trouble]) -
             continue
         trouble = judged.get(reason)
         if plane <= _OF_GRADIENTS:
-            amount = max(map(_nonfinite_share, measured))
+            amount = max(nonfinite((r,)) / max(1, r.histogram.numel) for r in measured)
             planes[plane] = byte_of(reason, amount) if amount else QUIET
         elif trouble is not None:
             planes[plane] = byte_of(reason, trouble.severity) if trouble.reason else QUIET
@@ -254,10 +254,6 @@ def _sampled(topics: Mapping[Topic, RangeRecord], troubles: Sequence[Trouble]) -
         if topic in topics and topics[topic].histogram.counts:
             planes[place : place + 2] = _end_bytes(topics[topic].histogram)
     return planes
-
-
-def _nonfinite_share(record: RangeRecord) -> float:
-    return nonfinite((record,)) / max(1, record.histogram.numel)
 
 
 def _end_bytes(histogram: ExponentHistogram) -> tuple[int, int]:

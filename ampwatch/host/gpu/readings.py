@@ -61,16 +61,8 @@ def memory(nvml: Nvml, handle: Any) -> dict[str, Answer]:
     }
 
 
-def _power(nvml: Nvml, handle: Any) -> Parts:
-    return {"": _scaled(nvml.call("nvmlDeviceGetPowerUsage", handle), 1e-3)}
-
-
-def _power_limit(nvml: Nvml, handle: Any) -> Parts:
-    return {"": _scaled(nvml.call("nvmlDeviceGetEnforcedPowerLimit", handle), 1e-3)}
-
-
-def _energy(nvml: Nvml, handle: Any) -> Parts:
-    return {"": _scaled(nvml.call("nvmlDeviceGetTotalEnergyConsumption", handle), 1e-3)}
+def _in_thousandths(function: str) -> Callable[[Nvml, Any], Parts]:
+    return lambda nvml, handle: {"": _scaled(nvml.call(function, handle), 1e-3)}
 
 
 def _clock(function: str) -> Callable[[Nvml, Any], Parts]:
@@ -141,9 +133,9 @@ def _throttle(seconds: list[Answer]) -> Parts:
 _READERS: dict[Feature, Callable[[Nvml, Any], Parts]] = {
     Feature.UTILIZATION: _utilization,
     Feature.MEMORY: memory,
-    Feature.POWER: _power,
-    Feature.POWER_LIMIT: _power_limit,
-    Feature.ENERGY: _energy,
+    Feature.POWER: _in_thousandths("nvmlDeviceGetPowerUsage"),
+    Feature.POWER_LIMIT: _in_thousandths("nvmlDeviceGetEnforcedPowerLimit"),
+    Feature.ENERGY: _in_thousandths("nvmlDeviceGetTotalEnergyConsumption"),
     Feature.CLOCK: _clock("nvmlDeviceGetClockInfo"),
     Feature.CLOCK_MAX: _clock("nvmlDeviceGetMaxClockInfo"),
     Feature.ECC: _ecc,

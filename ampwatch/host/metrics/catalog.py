@@ -14,26 +14,18 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.daemon import DAEMON
-from ampwatch.host.metrics.findings import FINDINGS
-from ampwatch.host.metrics.gpus import GPUS
+from ampwatch.host.metrics.gpus import GPUS, MIG
 from ampwatch.host.metrics.gradients import GRADIENTS, PARAMETERS_AND_BUFFERS
 from ampwatch.host.metrics.kernels import KERNELS
 from ampwatch.host.metrics.labels import LABELS
-from ampwatch.host.metrics.loss_scaling import LOSS_SCALING
-from ampwatch.host.metrics.memory import TRAINING_MEMORY
-from ampwatch.host.metrics.mig import MIG
 from ampwatch.host.metrics.modules import MODULES
 from ampwatch.host.metrics.precision import PRECISION_MIX
-from ampwatch.host.metrics.run import RUN
+from ampwatch.host.metrics.run import DAEMON, RUN, TRAINING_MEMORY
 from ampwatch.host.metrics.sampling import SAMPLING
-from ampwatch.host.metrics.steps import STEPS_AND_LOSS
-from ampwatch.host.metrics.times import TIMES
-from ampwatch.host.metrics.verdict import VERDICT
+from ampwatch.host.metrics.steps import LOSS_SCALING, STEPS_AND_LOSS, TIMES
+from ampwatch.host.metrics.verdict import FINDINGS, VERDICT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from ampwatch.host.metrics.metric import Metric
 
 TOPICS: dict[str, tuple[Metric, ...]] = {
@@ -99,10 +91,10 @@ Generated from `ampwatch/host/metrics/`; change what is there, then run
 """
 
 
-def markdown(topics: Mapping[str, Sequence[Metric]] = TOPICS) -> str:
+def markdown() -> str:
     """Return the text of ``docs/metrics.md``."""
     parts = [_INTRODUCTION]
-    for topic, metrics in topics.items():
+    for topic, metrics in TOPICS.items():
         parts.append(f"## {topic}\n")
         parts.append("| name | type | labels | help |\n| --- | --- | --- | --- |")
         parts += [_row(metric) for metric in metrics]

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client.utils import floatToGoString
 
+from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.metric import Exemplified
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from ampwatch.host.metrics.metric import Members, Metric, ScrapeState, Walk
 
@@ -64,7 +65,6 @@ class Exposition:
     """Writes scrapes in one format.
 
     Args:
-        catalog: The metrics, in the order in which they are exported.
         family: Returns what writes a metric in that format.
         end: What stands below all families.
 
@@ -73,10 +73,7 @@ class Exposition:
         are kept for each of the newest scrape.
     """
 
-    def __init__(
-        self, catalog: Sequence[Metric], family: Callable[[Metric], TextFamily], *, end: bytes
-    ) -> None:
-        self._catalog = catalog
+    def __init__(self, family: Callable[[Metric], TextFamily], *, end: bytes) -> None:
         self._family = family
         self._end = end
         self._families: dict[str, TextFamily] = {}
@@ -88,9 +85,9 @@ class Exposition:
         # next one to go by.
         families, self._families = self._families, {}
         members, self._members = self._members, {}
-        families = families or {metric.name: self._family(metric) for metric in self._catalog}
+        families = families or {metric.name: self._family(metric) for metric in CATALOG}
         news: dict[Walk, _News] = {}
-        for metric in self._catalog:
+        for metric in CATALOG:
             reader = metric.reader
             if reader.walk not in news:
                 now = state.members(reader.walk)

@@ -1,4 +1,4 @@
-"""Metrics of the GPUs of the machine."""
+"""Metrics of the GPUs of the machine, and of the instances of those in MIG mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from ampwatch.host.fleet.gpu_users import unseen, users
 from ampwatch.host.fleet.gpus import Feature, Reason
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import GPU_LABELS, ONCE, PER_GPU, PER_RANK, Scope, each
+from ampwatch.host.metrics.scopes import (
+    GPU_LABELS,
+    ONCE,
+    PER_GPU,
+    PER_INSTANCE,
+    PER_RANK,
+    Scope,
+    each,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.gpus import Gpu, Instance, Xids
     from ampwatch.host.metrics.metric import ScrapeState
     from ampwatch.host.metrics.scopes import Table
+
 
 GPU_FACTS = (
     "name",
@@ -97,232 +106,227 @@ _PER_PROCESS: Scope[int | None] = Scope((*PER_RANK.labels, *GPU_LABELS, "gpu_ins
 GPUS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gpu_info",
-        "info",
         "Static facts of a GPU; a fact that is not told is empty (value is always 1).",
         PER_GPU.by(*GPU_FACTS, read=_info),
     ),
     Metric(
         "ampwatch_gpu_up",
-        "gauge",
         "Whether a GPU that was seen before answered at the newest look (1) or not (0): it has fallen off the bus, has to be reset, or the driver is gone.",
         PER_GPU.one(lambda gpu: int(gpu.is_up)),
     ),
     Metric(
         "ampwatch_gpu_capability",
-        "gauge",
         "How it stands with what could be read of a GPU, and why something is absent (value is always 1). Without gpu and uuid: NVML itself.",
         ONCE.by(*GPU_LABELS, "feature", "state", "reason", read=_capabilities),
     ),
     Metric(
         "ampwatch_gpu_utilization_ratio",
-        "gauge",
         "Share of the newest sample period of the driver in which any kernel ran (NVML); a kernel that fills one SM counts in full. Absent in MIG mode.",
         PER_GPU.one(answer(Feature.UTILIZATION)),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_gpu_tensor_active_ratio",
-        "gauge",
         "Share of cycles in which a tensor pipe was active, mean since the look before (NVML GPM; Hopper and newer). A pipe is not a dtype: hmma counts float16, bfloat16 and TF32. About 0.75 is a full load.",
         PER_GPU.by("pipe", read=answers(Feature.TENSOR_ACTIVE)),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_gpu_sm_active_ratio",
-        "gauge",
         "Share of SMs that were busy, mean since the look before (NVML GPM; Hopper and newer).",
         PER_GPU.one(answer(Feature.SM_ACTIVE)),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_gpu_sm_occupancy_ratio",
-        "gauge",
         "Warps that were resident over those that fit, mean since the look before (NVML GPM; Hopper and newer).",
         PER_GPU.one(answer(Feature.SM_OCCUPANCY)),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_gpu_dram_active_ratio",
-        "gauge",
         "Share of the memory bandwidth that was used, mean since the look before (NVML GPM; Hopper and newer).",
         PER_GPU.one(answer(Feature.DRAM_ACTIVE)),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_gpu_tensor_active_cycles_total",
-        "counter",
         "SM cycles in which a tensor pipe was active, since the machine was started (NVML GPM; drivers from 595).",
         PER_GPU.by("pipe", read=answers(Feature.TENSOR_CYCLES)),
     ),
     Metric(
         "ampwatch_gpu_sm_active_cycles_total",
-        "counter",
         "SM cycles in which the SM was busy, since the machine was started (NVML GPM; drivers from 595).",
         PER_GPU.one(answer(Feature.SM_CYCLES, "active")),
     ),
     Metric(
         "ampwatch_gpu_sm_cycles_total",
-        "counter",
         "SM cycles that have elapsed since the machine was started (NVML GPM; drivers from 595).",
         PER_GPU.one(answer(Feature.SM_CYCLES, "elapsed")),
     ),
     Metric(
         "ampwatch_gpu_memory_used_bytes",
-        "gauge",
         "GPU memory in use (NVML), without what the driver keeps for itself; with it where the driver does not tell the two apart.",
         PER_GPU.one(answer(Feature.MEMORY, "used")),
-        unit="bytes",
     ),
     Metric(
         "ampwatch_gpu_memory_reserved_bytes",
-        "gauge",
         "GPU memory that the driver and the firmware keep for themselves (NVML).",
         PER_GPU.one(answer(Feature.MEMORY, "reserved")),
-        unit="bytes",
     ),
     Metric(
         "ampwatch_gpu_memory_capacity_bytes",
-        "gauge",
         "GPU memory in all (NVML).",
         PER_GPU.one(answer(Feature.MEMORY, "capacity")),
-        unit="bytes",
     ),
     Metric(
         "ampwatch_gpu_energy_joules_total",
-        "counter",
         "Energy used since the driver was loaded (NVML); its rate is the mean power in watts.",
         PER_GPU.one(answer(Feature.ENERGY)),
-        unit="joules",
     ),
     Metric(
         "ampwatch_gpu_power_watts",
-        "gauge",
         "Power drawn (NVML): on most GPUs of the Ampere generation and newer the mean of a second.",
         PER_GPU.one(answer(Feature.POWER)),
-        unit="watts",
     ),
     Metric(
         "ampwatch_gpu_power_limit_watts",
-        "gauge",
         "Power limit that is enforced (NVML).",
         PER_GPU.one(answer(Feature.POWER_LIMIT)),
-        unit="watts",
     ),
     Metric(
         "ampwatch_gpu_temperature_celsius",
-        "gauge",
         "Temperature of the GPU core (NVML).",
         PER_GPU.one(answer(Feature.TEMPERATURE, "gpu")),
-        unit="celsius",
     ),
     Metric(
         "ampwatch_gpu_memory_temperature_celsius",
-        "gauge",
         "Temperature of the GPU memory (NVML).",
         PER_GPU.one(answer(Feature.TEMPERATURE, "memory")),
-        unit="celsius",
     ),
     Metric(
         "ampwatch_gpu_clock_hertz",
-        "gauge",
         "Clock right now (NVML).",
         PER_GPU.by("domain", read=answers(Feature.CLOCK)),
-        unit="hertz",
     ),
     Metric(
         "ampwatch_gpu_clock_max_hertz",
-        "gauge",
         "Highest clock the GPU can run at (NVML).",
         PER_GPU.by("domain", read=answers(Feature.CLOCK_MAX)),
-        unit="hertz",
     ),
     Metric(
         "ampwatch_gpu_throttle_seconds_total",
-        "counter",
         "Time for which the clocks were held down, by why (NVML); several reasons may hold at once.",
         PER_GPU.by("reason", read=answers(Feature.THROTTLE)),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_gpu_xid_errors_total",
-        "counter",
         "XID errors since this daemon began to listen (NVML).",
         _PER_LISTENED.by("xid", read=lambda xids: each(xids.counts)),
     ),
     Metric(
         "ampwatch_gpu_xid_last_timestamp_seconds",
-        "gauge",
         "Unix time of the newest XID error of this code; absent before the first.",
         _PER_LISTENED.by("xid", read=lambda xids: each(xids.seen)),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_gpu_ecc_errors_total",
-        "counter",
         "ECC errors in the memories of the GPU since the driver was loaded (NVML).",
         PER_GPU.by("severity", read=answers(Feature.ECC)),
     ),
     Metric(
         "ampwatch_gpu_remapped_rows",
-        "gauge",
         "Rows of the memory that have been replaced by spare ones, by the errors that made it necessary (NVML; Ampere and newer).",
         PER_GPU.by("severity", read=answers(Feature.REMAPPED_ROWS, only=_SEVERITIES)),
     ),
     Metric(
         "ampwatch_gpu_row_remap_pending",
-        "gauge",
         "Whether a row waits to be replaced (1) or not (0), which happens at the next reset of the GPU (NVML).",
         PER_GPU.one(answer(Feature.REMAPPED_ROWS, "pending")),
     ),
     Metric(
         "ampwatch_gpu_row_remap_failed",
-        "gauge",
         "Whether a row could not be replaced (1) or not (0): the GPU needs to be exchanged (NVML).",
         PER_GPU.one(answer(Feature.REMAPPED_ROWS, "failure")),
     ),
     Metric(
         "ampwatch_gpu_pcie_transmit_bytes_per_second",
-        "gauge",
         "Traffic from the GPU over PCIe, mean since the look before (NVML GPM); before Hopper of 20 ms, if the setting gpu_link_throughput is on.",
         PER_GPU.one(answer(Feature.PCIE, "transmit")),
     ),
     Metric(
         "ampwatch_gpu_pcie_receive_bytes_per_second",
-        "gauge",
         "Traffic to the GPU over PCIe, mean since the look before (NVML GPM); before Hopper of 20 ms, if the setting gpu_link_throughput is on.",
         PER_GPU.one(answer(Feature.PCIE, "receive")),
     ),
     Metric(
         "ampwatch_gpu_nvlink_transmit_bytes_total",
-        "counter",
         "Data sent over all NVLinks of the GPU, without protocol (NVML).",
         PER_GPU.one(answer(Feature.NVLINK, "transmit")),
-        unit="bytes",
     ),
     Metric(
         "ampwatch_gpu_nvlink_receive_bytes_total",
-        "counter",
         "Data received over all NVLinks of the GPU, without protocol (NVML).",
         PER_GPU.one(answer(Feature.NVLINK, "receive")),
-        unit="bytes",
     ),
     Metric(
         "ampwatch_gpu_processes",
-        "gauge",
         "Processes that compute on the GPU, watched or not (NVML).",
         PER_GPU.one(answer(Feature.PROCESSES)),
     ),
     Metric(
         "ampwatch_gpu_process_info",
-        "info",
         "On which GPU a watched rank computes, and on which instance of it in MIG mode (value is always 1); absent where the daemon cannot tell.",
         _PER_PROCESS.one(lambda _used: 1),
     ),
     Metric(
         "ampwatch_gpu_process_memory_used_bytes",
-        "gauge",
         "GPU memory that a watched rank uses, that of its CUDA context included (NVML).",
         _PER_PROCESS.one(lambda used: used),
-        unit="bytes",
+    ),
+)
+
+
+def _devices(instance: Instance) -> Table:
+    for device in instance.devices:
+        values = (str(device.compute_instance), device.uuid, device.profile)
+        yield tuple(map(encodable, values)), 1
+
+
+MIG: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_gpu_mig_enabled",
+        "Whether the GPU is in MIG mode (1) or not (0); absent if it does not have that.",
+        PER_GPU.one(answer(Feature.MIG)),
+    ),
+    Metric(
+        "ampwatch_mig_info",
+        "The MIG devices of a GPU (value is always 1).",
+        PER_INSTANCE.by("compute_instance", "mig_uuid", "profile", read=_devices),
+    ),
+    Metric(
+        "ampwatch_mig_memory_used_bytes",
+        "Memory of a GPU instance in use (NVML).",
+        PER_INSTANCE.one(answer(Feature.MEMORY, "used")),
+    ),
+    Metric(
+        "ampwatch_mig_memory_capacity_bytes",
+        "Memory of a GPU instance in all (NVML).",
+        PER_INSTANCE.one(answer(Feature.MEMORY, "capacity")),
+    ),
+    Metric(
+        "ampwatch_mig_tensor_active_ratio",
+        "Share of cycles in which a tensor pipe of a GPU instance was active, mean since the look before (NVML GPM).",
+        PER_INSTANCE.by("pipe", read=answers(Feature.TENSOR_ACTIVE)),
+    ),
+    Metric(
+        "ampwatch_mig_sm_active_ratio",
+        "Share of SMs of a GPU instance that were busy, mean since the look before (NVML GPM).",
+        PER_INSTANCE.one(answer(Feature.SM_ACTIVE)),
+    ),
+    Metric(
+        "ampwatch_mig_sm_occupancy_ratio",
+        "Warps of a GPU instance that were resident over those that fit, mean since the look before (NVML GPM).",
+        PER_INSTANCE.one(answer(Feature.SM_OCCUPANCY)),
+    ),
+    Metric(
+        "ampwatch_mig_dram_active_ratio",
+        "Share of the memory bandwidth of a GPU instance that was used, mean since the look before (NVML GPM).",
+        PER_INSTANCE.one(answer(Feature.DRAM_ACTIVE)),
     ),
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.dtypes import NO_DTYPE, dtype_label
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, WINDOW, part, summed
+from ampwatch.host.metrics.scopes import NO_DTYPE, PER_RANK, WINDOW, dtype_label, each, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.report.op_shares import CPU, NO_GPU, Absence, on_cpu_only
 from ampwatch.wire.records import KERNEL_UNITS, WindowSkip
@@ -70,16 +69,6 @@ def _cpu_op_seconds(window: WindowRecord) -> Table:
     )
 
 
-def _skipped(window: WindowRecord | None) -> Table:
-    for reason in WindowSkip:
-        yield (reason.label,), 0 if window is None else window.skipped[reason]
-
-
-def _profiler_seconds(window: WindowRecord | None) -> Table:
-    for name, read_ns in PROFILER_PARTS.items():
-        yield (name,), 0 if window is None else read_ns(window) / 1e9
-
-
 def _peaks(peaks: Peaks) -> Table:
     for dtype, flops in peaks.flops.items():
         yield (dtype_label(dtype),), flops
@@ -99,148 +88,128 @@ def _capabilities(known: tuple[str, Absence, Absence]) -> Table:
         yield (feature, reason.state, reason.value), 1
 
 
-def _disagreements(rank: RankView) -> Table:
-    for views, sentence in rank.tensor_views.conflicts().items():
-        yield (views,), int(bool(sentence))
-
-
 _ARITHMETIC = part(lambda rank: rank.arithmetic)
 
 
 KERNELS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_kernel_seconds_total",
-        "counter",
         "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both told by the name of the kernel, by the rules of the release in ampwatch_run_info. On a GPU the usual pairs are 0 before, others appear when they are first seen; absent on a CPU.",
         part(lambda rank: (rank.precision.window, _is_on_gpu(rank))).by(
             "unit", "dtype", read=_kernel_seconds
         ),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_kernel_misaligned_seconds_total",
-        "counter",
         "Time of matmul kernels that assume less than full alignment of their matrices. Absent where only a CPU was profiled.",
         _kernel_time(lambda window: window.misaligned_ns),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_kernel_lagging_seconds_total",
-        "counter",
         "Time of matmul kernels that were made for an older architecture than that of the GPU. Absent where only a CPU was profiled.",
         _kernel_time(lambda window: window.lagging_ns),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_kernel_gemv_seconds_total",
-        "counter",
         "Time of matrix-vector kernels on float16 or bfloat16, which have no use for tensor cores. Absent where only a CPU was profiled.",
         _kernel_time(lambda window: window.gemv_ns),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_kernel_busy_seconds_total",
-        "counter",
         "Time in profiled iterations in which the device ran a kernel; over ampwatch_profiled_seconds_total the share in which it was busy. Absent where only a CPU was profiled.",
         _kernel_time(lambda window: window.busy_ns),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_cpu_op_seconds_total",
-        "counter",
         "Time of all ATen ops on a CPU in profiled iterations, by the dtype of their inputs; a dtype appears when it is first seen.",
         WINDOW.by("dtype", read=_cpu_op_seconds),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_profiled_seconds_total",
-        "counter",
         "Wall time of profiled iterations.",
         WINDOW.count(lambda window: window.wall_ns / 1e9),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_profiler_iterations_total",
-        "counter",
         "Iterations that were profiled, without those whose data were lost.",
         WINDOW.count(lambda window: window.iterations),
     ),
     Metric(
         "ampwatch_profiler_windows_total",
-        "counter",
         "Profiler windows: a few iterations each, rarely.",
         WINDOW.count(lambda window: window.windows),
     ),
     Metric(
         "ampwatch_profiler_windows_invalid_total",
-        "counter",
         "Profiler windows that lost data; nothing of them is counted elsewhere.",
         WINDOW.count(lambda window: window.invalid),
     ),
     Metric(
         "ampwatch_profiler_windows_skipped_total",
-        "counter",
         "Profiler windows that were due and not opened, by why.",
-        WINDOW.or_none.by("reason", read=_skipped),
+        WINDOW.or_none.by(
+            "reason",
+            read=lambda window: each(
+                {why.label: 0 if window is None else window.skipped[why] for why in WindowSkip}
+            ),
+        ),
     ),
     Metric(
         "ampwatch_profiler_seconds_total",
-        "counter",
         "What profiler windows have cost the training, by what the time went into.",
-        WINDOW.or_none.by("part", read=_profiler_seconds),
-        unit="seconds",
+        WINDOW.or_none.by(
+            "part",
+            read=lambda window: each(
+                {
+                    name: 0 if window is None else read_ns(window) / 1e9
+                    for name, read_ns in PROFILER_PARTS.items()
+                }
+            ),
+        ),
     ),
     Metric(
         "ampwatch_profiler_drag_ratio",
-        "gauge",
         "Usual step time after the newest profiler window over the one before: above 1 the profiler has left something behind. Absent while that is not known.",
         WINDOW.one(lambda window: None if math.isnan(window.drag) else window.drag),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_profiler_memory_growth_bytes",
-        "gauge",
         "What the resident memory of the training process grew by over its profiler windows. Absent before the first.",
         WINDOW.one(lambda window: window.memory_bytes if window.windows else None),
-        unit="bytes",
     ),
     Metric(
         "ampwatch_peak_flops_per_second",
-        "gauge",
         "What the GPU could do at most, without structured sparsity, in floating-point operations per second: derived from its SMs, clock and compute capability, or as the setting peak_flops says. Absent for a GPU of which that is not known.",
         part(lambda rank: rank.precision.peaks).by("dtype", read=_peaks),
     ),
     Metric(
         "ampwatch_ideal_step_seconds",
-        "gauge",
         "Time that the floating-point operations of an iteration would take at the peak of the dtype of each: over the time it does take, the share of the ceiling that was used, whatever the mix. Absent where a peak is not known.",
         _ARITHMETIC.one(lambda used: used.ideal_seconds),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_ideal_time_ratio",
-        "gauge",
         "Share of the ceiling that is used: ampwatch_ideal_step_seconds over the usual time of an iteration. Each dtype is held against its own peak, so that the mix makes no difference; above 1 a peak is not that of the device.",
         _ARITHMETIC.one(lambda used: used.utilization),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_mfu_ratio",
-        "gauge",
         "Floating-point operations per second over the peak of float16 or bfloat16, whatever they were computed in: model FLOPs utilization as papers quote it, and HFU where activations are computed again, which is counted here.",
         _ARITHMETIC.one(lambda used: used.mfu),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_precision_capability",
-        "gauge",
         "How it stands with what could be told of precision, and why something is absent (value is always 1).",
         part(_known).by("feature", "state", "reason", read=_capabilities),
     ),
     Metric(
         "ampwatch_tensor_views_disagree",
-        "gauge",
         "Whether two views of the tensor cores contradict each other (1) or not (0): cycles of the hardware, time of the kernels, FLOPs over the peak. Absent where one of the two is not known.",
-        PER_RANK.by("views", read=_disagreements),
+        PER_RANK.by(
+            "views",
+            read=lambda rank: each(
+                {views: int(bool(s)) for views, s in rank.tensor_views.conflicts().items()}
+            ),
+        ),
     ),
 )

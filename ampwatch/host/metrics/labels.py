@@ -16,9 +16,8 @@ from ampwatch.host.fleet.gpus import (
 )
 from ampwatch.host.fleet.phase_times import DEVICE, HOST
 from ampwatch.host.fleet.ranges import CANDIDATES
-from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE
 from ampwatch.host.metrics.kernels import PROFILER_PARTS
-from ampwatch.host.metrics.scopes import ROOT_MODULE
+from ampwatch.host.metrics.scopes import DTYPES, NO_DTYPE, OTHER_DTYPE, ROOT_MODULE
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.numerics.whatif import Fit

@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 
 MetricType = Literal["counter", "gauge", "histogram", "info"]
 
+_TYPES: dict[str, MetricType] = {"total": "counter", "info": "info"}
+
+UNITS = {
+    "seconds": "s",
+    "bytes": "By",
+    "ratio": "1",
+    "decibels": "dB",
+    "watts": "W",
+    "joules": "J",
+    "hertz": "Hz",
+    "celsius": "Cel",
+}
+"""UCUM, in which OpenTelemetry writes units, by the base unit that ends a name of Prometheus."""
+
 Samples = Iterable[tuple[tuple[str, ...], Any]]
 """Label values, and the number that belongs to them; ``Exemplified`` with an example, and
 ``Distribution`` of a histogram."""
@@ -100,21 +114,33 @@ class Reader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported family.
+    """One exported family. What Prometheus' conventions have a name end in is read from it.
 
     Attributes:
-        name: As users query it: with ``_total`` for a counter, ``_info`` for an info.
-        type: Prometheus type; an info is a gauge of value 1 in the text format.
+        name: As users query it: with ``_total`` for a counter, ``_info`` for an info, and before
+            that with its base unit, if it has one.
         help: What one sample says, and where it comes from.
         reader: Labels and values of its samples, made by a scope (``scopes.py``).
-        unit: Base unit that ends the name; empty without one.
+        is_histogram: Whether it is one, which its name does not say.
     """
 
     name: str
-    type: MetricType
     help: str
     reader: Reader
-    unit: str = ""
+    is_histogram: bool = False
+
+    @property
+    def type(self) -> MetricType:
+        """Prometheus type; an info is a gauge of value 1 in the text format."""
+        if self.is_histogram:
+            return "histogram"
+        return _TYPES.get(self.name.rpartition("_")[2], "gauge")
+
+    @property
+    def unit(self) -> str:
+        """Base unit that ends the name; empty without one."""
+        last = self.family.rpartition("_")[2]
+        return last if last in UNITS else ""
 
     @property
     def labels(self) -> tuple[str, ...]:

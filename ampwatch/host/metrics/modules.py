@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK, ROOT_MODULE, per_module
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.report.limits import finite_amax
+from ampwatch.report.limits import finite_amax, zero_share
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
 
 _GRADIENTS = per_module(Topic.GRADIENT)
 _ACTIVATIONS = per_module(Topic.ACTIVATION)
-
-
-def _zero_share(record: RangeRecord) -> float | None:
-    return record.histogram.zero_share if record.histogram.binned else None
 
 
 def _dtype_max(record: RangeRecord) -> float | None:
@@ -50,27 +46,21 @@ def _lost_shares(rank: RankView) -> Table:
 MODULES: tuple[Metric, ...] = (
     Metric(
         "ampwatch_module_gradient_amax",
-        "gauge",
         "Largest finite gradient magnitude of the module's parameters when the module was last measured, multiplied by the loss scale.",
         _GRADIENTS.one(finite_amax),
     ),
     Metric(
         "ampwatch_module_gradient_zero_ratio",
-        "gauge",
         "Share of the gradient elements of the module's parameters that are zero, when the module was last measured.",
-        _GRADIENTS.one(_zero_share),
-        unit="ratio",
+        _GRADIENTS.one(zero_share),
     ),
     Metric(
         "ampwatch_module_gradient_underflow_ratio",
-        "gauge",
         "Share of all gradient elements of the module's parameters that are zero only because of the dtype of autocast (their own without one), when the module was last measured: zeros that it has flushed, and others that it would flush. Absent where nothing but zeros was ever measured, of which that is not known.",
         PER_RANK.by("module", read=_lost_shares),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_module_gradient_nonfinite_elements_total",
-        "counter",
         "Gradient elements of the module's parameters seen so far that are NaN or infinite.",
         _GRADIENTS.by(
             "kind",
@@ -79,41 +69,32 @@ MODULES: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_module_activation_amax",
-        "gauge",
         "Largest finite magnitude of the module's output when the module was last measured.",
         _ACTIVATIONS.one(finite_amax),
     ),
     Metric(
         "ampwatch_module_activation_dtype_max",
-        "gauge",
         "Largest finite number of the dtype of the module's output; absent if there are several.",
         _ACTIVATIONS.one(_dtype_max),
     ),
     Metric(
         "ampwatch_module_activation_outlier_ratio",
-        "gauge",
         "Largest finite magnitude of the module's output over the root mean square of its elements when the module was last measured: how far outlier features stand out. The mean follows from exponents, of usual outputs to within a tenth, of a few equal values to within a third; absent of nothing but zeros.",
         _ACTIVATIONS.one(_outlier_ratio),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_module_activation_gradient_amax",
-        "gauge",
         "Largest finite magnitude of the gradients of the module's output when the module was last measured, multiplied by the loss scale.",
         per_module(Topic.ACTIVATION_GRADIENT).one(finite_amax),
     ),
     Metric(
         "ampwatch_module_update_unchanged_ratio",
-        "gauge",
         "Share of the elements of the module's parameters, of a subsample, that the optimizer left as they were when the module was last measured.",
-        per_module(Topic.UPDATE).one(_zero_share),
-        unit="ratio",
+        per_module(Topic.UPDATE).one(zero_share),
     ),
     Metric(
         "ampwatch_module_update_ratio",
-        "gauge",
         "Median share of its own magnitude by which the optimizer has changed an element of the module's parameters, of a subsample, when the module was last measured: to within a factor of 1.5, as it follows from exponents.",
         per_module(Topic.UPDATE).one(_update_share),
-        unit="ratio",
     ),
 )

@@ -31,10 +31,10 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from ampwatch import __version__
 from ampwatch.host.metrics.catalog import CATALOG
-from ampwatch.host.metrics.metric import Exemplified, ScrapeState
+from ampwatch.host.metrics.metric import UNITS, Exemplified, ScrapeState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from ampwatch.host.fleet import Fleet
     from ampwatch.host.fleet.histogram import Distribution
@@ -43,19 +43,6 @@ if TYPE_CHECKING:
 
     Labels = tuple[str, ...]
     Series = tuple[str, Labels]
-
-UNITS = {
-    "": "",
-    "seconds": "s",
-    "bytes": "By",
-    "ratio": "1",
-    "decibels": "dB",
-    "watts": "W",
-    "joules": "J",
-    "hertz": "Hz",
-    "celsius": "Cel",
-}
-"""UCUM, in which OpenTelemetry writes units, by the unit that ends a name of Prometheus."""
 
 CUMULATIVE = AggregationTemporality.CUMULATIVE
 
@@ -84,7 +71,6 @@ class Snapshots:
         passes: The newest pass of each of the daemon's collectors, by name; guarded by ``fleet.lock``.
         resource: Says which daemon sends.
         clock_ns: Unix time. Unit: ns.
-        catalog: The metrics.
 
     Cost:
         Holds ``fleet.lock`` while the samples are made, as a scrape does: 0.15 ms per 100 series.
@@ -96,13 +82,11 @@ class Snapshots:
         passes: Mapping[str, CollectorPass],
         resource: Resource,
         clock_ns: Callable[[], int],
-        catalog: Sequence[Metric] = CATALOG,
     ) -> None:
         self._fleet = fleet
         self._passes = passes
         self._resource = resource
         self._clock_ns = clock_ns
-        self._catalog = catalog
         self._scope = InstrumentationScope("ampwatch", __version__)
         self._courses: dict[Series, _Course] = {}
 
@@ -112,7 +96,7 @@ class Snapshots:
             state = ScrapeState(self._fleet, self._passes)
             now_ns = self._clock_ns()
             began = {values: rank.identity.started_ns for values, rank in state.ranks}
-            found = [(metric, list(metric.reader.samples(state))) for metric in self._catalog]
+            found = [(metric, list(metric.reader.samples(state))) for metric in CATALOG]
         # Points are made without the lock: they take ten times as long as the samples.
         courses: dict[Series, _Course] = {}
         metrics = [
@@ -159,7 +143,7 @@ class Snapshots:
                 start_ns = self._start((metric.name, labels), count, None, now_ns, courses)
                 distributions.append(_distribution(metric, labels, value, start_ns, now_ns))
             data = Histogram(distributions, CUMULATIVE)
-        return OtlpMetric(metric.name, metric.help, UNITS[metric.unit], data)
+        return OtlpMetric(metric.name, metric.help, UNITS.get(metric.unit, ""), data)
 
     def _start(
         self,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.host.metrics.dtypes import dtype_label
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import CENSUS, ROOT_MODULE, part, summed
+from ampwatch.host.metrics.scopes import CENSUS, ROOT_MODULE, dtype_label, part, summed
 from ampwatch.numerics.formats import OF_TRAINING
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.report.op_lines import op_lines
@@ -83,72 +82,59 @@ def _low_precision_shares(known: tuple[CensusRecord | None, tuple[str, ...]]) ->
 PRECISION_MIX: tuple[Metric, ...] = (
     Metric(
         "ampwatch_census_iterations_total",
-        "counter",
         "Iterations whose ops were counted.",
         CENSUS.count(lambda census: census.iterations),
     ),
     Metric(
         "ampwatch_last_census_timestamp_seconds",
-        "gauge",
         "Unix time of the end of the newest iteration whose ops were counted.",
         CENSUS.one(lambda census: census.time_ns / 1e9),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_op_calls_total",
-        "counter",
         "ATen ops in counted iterations, by what they do and what they computed in, casts left out. Absent before the first census; a pair appears when it is first seen.",
         _ops(lambda total: total.calls),
     ),
     Metric(
         "ampwatch_op_bytes_total",
-        "counter",
         "Bytes that these ops have read and written. Absent before the first census.",
         _ops(lambda total: total.bytes),
     ),
     Metric(
         "ampwatch_flops_total",
-        "counter",
         "Floating-point operations of matmuls, convolutions and attention in counted iterations, by what they computed in, backward and recomputation included; 0 for the usual dtypes before.",
         _flops(lambda total: total.flops),
     ),
     Metric(
         "ampwatch_tensor_core_flops_total",
-        "counter",
         "The part of ampwatch_flops_total in a dtype and with dimensions that tensor cores run at full speed: what could run on them. What did is in ampwatch_kernel_seconds_total.",
         _flops(lambda total: total.tensor_flops),
     ),
     Metric(
         "ampwatch_casts_total",
-        "counter",
         "Casts from one dtype to another in counted iterations. Absent before the first census; a pair appears when it is first seen.",
         _casts(lambda cast: cast.calls),
     ),
     Metric(
         "ampwatch_cast_bytes_total",
-        "counter",
         "Bytes that these casts have read and written. Absent before the first census.",
         _casts(lambda cast: cast.bytes),
     ),
     Metric(
         "ampwatch_autocast_fallback_ops_total",
-        "counter",
         "Ops of the forward pass that ran in float32 although the training uses autocast, in counted iterations, by why.",
         _fallbacks(lambda total: total.calls),
     ),
     Metric(
         "ampwatch_autocast_fallback_flops_total",
-        "counter",
         "Floating-point operations of these ops: what autocast could have made faster.",
         _fallbacks(lambda total: total.flops),
     ),
     Metric(
         "ampwatch_module_low_precision_flops_ratio",
-        "gauge",
         "Share of the module's floating-point operations in 16 bits and fewer, in the newest iteration whose ops were counted; absent for a module without any.",
         part(lambda rank: (rank.precision.census, rank.ranges.modules.exported)).by(
             "module", read=_low_precision_shares
         ),
-        unit="ratio",
     ),
 )

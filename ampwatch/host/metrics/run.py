@@ -1,13 +1,14 @@
-"""Metrics of a rank as a whole: what it is, whether it lives, and what watching it costs."""
+"""Metrics of the daemon, and of a rank as a whole: what it is, whether it lives, its memory, what watching it costs."""
 
 from __future__ import annotations
 
 from itertools import product
 from typing import TYPE_CHECKING
 
+from ampwatch import __version__
 from ampwatch.host.fleet.text import encodable, whole_number
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, STEP, each, part
+from ampwatch.host.metrics.scopes import ONCE, PER_RANK, STEP, NewestRecord, Scope, each, part
 from ampwatch.wire.records import (
     MEMORY_LIMIT,
     MEMORY_PARTS,
@@ -17,12 +18,14 @@ from ampwatch.wire.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.metrics.metric import Reader
+    from ampwatch.host.fleet.passes import CollectorPass
+    from ampwatch.host.metrics.metric import Reader, ScrapeState
     from ampwatch.host.metrics.scopes import Table
-    from ampwatch.wire.records import ChecksumRecord, RunIdentity
+    from ampwatch.wire.records import ChecksumRecord, MemoryRecord, PlaceMemory, RunIdentity
+
 
 RUN_FACTS = (
     "device",
@@ -54,11 +57,6 @@ def _info(known: tuple[RunIdentity, str, Mapping[str, str]]) -> Table:
     yield (str(who.world_size), str(who.local_rank), version, user, *facts), 1
 
 
-def _states(current: RunState) -> Table:
-    for state in RunState:
-        yield (state.value,), int(state is current)
-
-
 _FACTS = part(lambda rank: rank.facts)
 
 
@@ -87,7 +85,6 @@ def _of_checksum(read: Callable[[ChecksumRecord], float]) -> Reader:
 RUN: tuple[Metric, ...] = (
     Metric(
         "ampwatch_run_info",
-        "info",
         "Static facts of a monitored rank; a fact that is not known is empty (value is always 1).",
         part(lambda rank: (rank.identity, rank.user, rank.facts)).by(
             "world_size", "local_rank", "version", "user", *RUN_FACTS, read=_info
@@ -95,79 +92,140 @@ RUN: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_run_state",
-        "gauge",
         "Whether the rank is in the given state (1) or not (0).",
-        part(lambda rank: rank.state).by("state", read=_states),
+        part(lambda rank: rank.state).by(
+            "state",
+            read=lambda current: each({s.value: int(s is current) for s in RunState}),
+        ),
     ),
     Metric(
         "ampwatch_run_start_timestamp_seconds",
-        "gauge",
         "Unix time at which ampwatch.monitor() was called on this rank.",
         PER_RANK.one(lambda rank: rank.identity.started_ns / 1e9),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_last_report_timestamp_seconds",
-        "gauge",
         "Unix time of the newest report of this rank: its start, a step or its end.",
         PER_RANK.one(lambda rank: rank.last_record_ns / 1e9),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_replica_checksum",
-        "gauge",
         "Digest, below 2^48, of a part of the weights at the end of iteration ampwatch_replica_checksum_step and of the next one: equal on ranks that train in lockstep. Kept for 240 s or more, so that ranks that are scraped one after the other show the same check. Absent with a single rank, and without weights that are whole on each rank.",
         _of_checksum(lambda check: check.checksum),
     ),
     Metric(
         "ampwatch_replica_checksum_step",
-        "gauge",
         "Iteration of ampwatch_replica_checksum: those of equal iterations alone can be compared.",
         _of_checksum(lambda check: check.step),
     ),
     Metric(
         "ampwatch_overhead_seconds_total",
-        "counter",
         "Time that ampwatch took of the training: its own, and what sampled steps took longer besides.",
         STEP.count(lambda step: step.overhead_ns / 1e9),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_memory_bytes",
-        "gauge",
         "Memory that watching holds and nobody else does, in multiples of 64 KiB, by part; that of Python objects and code is not in it. Known at set-up and after each sampled iteration.",
         _FACTS.by("part", "memory", read=_memory),
-        unit="bytes",
     ),
     Metric(
         "ampwatch_memory_limit_bytes",
-        "gauge",
         "Memory that watching may hold on the host, and again on devices (the setting memory_bytes).",
         _FACTS.one(lambda facts: whole_number(facts.get(MEMORY_LIMIT, ""))),
-        unit="bytes",
     ),
     Metric(
         "ampwatch_observations_dropped_total",
-        "counter",
         "Steps whose values ampwatch did not read because the device was too far behind.",
         STEP.count(lambda step: step.total_observations_dropped),
     ),
     Metric(
         "ampwatch_sensor_errors_total",
-        "counter",
         "Exceptions inside ampwatch that it kept from the training loop.",
         PER_RANK.by("sensor", read=_sensor_errors),
     ),
     Metric(
         "ampwatch_ring_records_dropped_total",
-        "counter",
         "Records that the training process could not write into its ring.",
         PER_RANK.one(lambda rank: rank.ring_dropped),
     ),
     Metric(
         "ampwatch_ring_records_lost_total",
-        "counter",
         "Slots of the ring that were overwritten or unreadable before the daemon read them; a record takes one or more.",
         PER_RANK.one(lambda rank: rank.records_lost),
+    ),
+)
+
+
+def _passes(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], CollectorPass]]:
+    for name, done in state.passes.items():
+        yield (name,), done
+
+
+_PER_COLLECTOR: Scope[CollectorPass] = Scope(("collector",), _passes)
+
+
+DAEMON: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_build_info",
+        "Version of the ampwatch daemon (value is always 1).",
+        ONCE.by("version", read=lambda _state: [((__version__,), 1)]),
+    ),
+    Metric(
+        "ampwatch_collector_success",
+        "Whether the newest pass of the collector succeeded (1) or not (0).",
+        _PER_COLLECTOR.one(lambda done: int(done.success)),
+    ),
+    Metric(
+        "ampwatch_collector_duration_seconds",
+        "Time the newest pass of the collector took.",
+        _PER_COLLECTOR.one(lambda done: done.duration_seconds),
+    ),
+    Metric(
+        "ampwatch_rings_unreadable",
+        "Ring files found that this daemon cannot read: written by another version, or damaged.",
+        ONCE.one(lambda state: len(state.fleet.problems)),
+    ),
+    Metric(
+        "ampwatch_ranks_left_out",
+        "Ranks that this daemon knows and does not export, because there are more than 256.",
+        ONCE.one(lambda state: state.fleet.num_left_out),
+    ),
+)
+
+
+_MEMORY: NewestRecord[MemoryRecord] = NewestRecord(lambda rank: rank.memory)
+
+
+def _of_each_place(read: Callable[[PlaceMemory], int]) -> Reader:
+    """Return the reader of a number of bytes of each place, absent where it is not known."""
+
+    def table(record: MemoryRecord) -> Table:
+        # By place: a ring is another process's, which may name one twice.
+        known = {place.place: read(place) for place in record.places}
+        return [((place,), nbytes) for place, nbytes in known.items() if nbytes >= 0]
+
+    return _MEMORY.by("memory", read=table)
+
+
+TRAINING_MEMORY: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_training_memory_allocated_bytes",
+        "Memory in use by the training process at the end of an iteration: of its first device what PyTorch's allocator has handed out, of the host the resident set.",
+        _of_each_place(lambda place: place.allocated),
+    ),
+    Metric(
+        "ampwatch_training_memory_peak_bytes",
+        "Most memory in use by the training process so far, as far as PyTorch and the system have counted; on a device torch.cuda.reset_peak_memory_stats() starts it again.",
+        _of_each_place(lambda place: place.peak),
+    ),
+    Metric(
+        "ampwatch_training_memory_reserved_bytes",
+        "Memory of the first device of the training that PyTorch's allocator holds, in use or not.",
+        _of_each_place(lambda place: place.reserved),
+    ),
+    Metric(
+        "ampwatch_training_memory_capacity_bytes",
+        "Memory that there is: of the device all of it, of the host what its container, or the machine, has.",
+        _of_each_place(lambda place: place.limit),
     ),
 )

@@ -46,58 +46,46 @@ def _standard_errors(rank: RankView) -> Table:
 SAMPLING: tuple[Metric, ...] = (
     Metric(
         "ampwatch_samples_total",
-        "counter",
         "Iterations in which tensors were measured, by what they are.",
         TOTALS.or_none.by("topic", read=_samples),
     ),
     Metric(
         "ampwatch_last_sample_timestamp_seconds",
-        "gauge",
         "Unix time of the newest measurement that was recorded, by what was measured; at most ten a second are, unless something is NaN or infinite.",
         PER_RANK.by("topic", read=_newest_samples),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_sample_standard_error_ratio",
-        "gauge",
         "What a share of elements in any module may be off by (largest standard error, of a share of one half), where not all of its elements were counted; 0 where all were. Largest magnitudes, NaN and infinities are always those of all elements.",
         PER_RANK.by("topic", read=_standard_errors),
-        unit="ratio",
     ),
     Metric(
         "ampwatch_samples_dropped_total",
-        "counter",
         "Measurements that ampwatch gave up because the device was too far behind.",
         TOTALS.count(lambda totals: totals.samples_dropped),
     ),
     Metric(
         "ampwatch_sampling_interval_steps",
-        "gauge",
         "Iterations from one sampled one to the next, as the overhead budget has it now; those since the last one if they are more.",
         PER_RANK.one(lambda rank: rank.sampling_interval),
     ),
     Metric(
         "ampwatch_device_overhead_seconds_total",
-        "counter",
         "Device time of the measurements; 0 on a CPU, where it is part of ampwatch_overhead_seconds_total.",
         TOTALS.count(lambda totals: totals.device_ns / 1e9),
-        unit="seconds",
     ),
     Metric(
         "ampwatch_tensors_refused",
-        "gauge",
         "Tensors in the newest sample that cannot be measured (integer, complex, meta ...).",
         TOTALS.one(lambda totals: totals.tensors_refused),
     ),
     Metric(
         "ampwatch_modules_left_out",
-        "gauge",
         "Modules in the newest sample whose ranges were not recorded, because there are more than the setting max_modules.",
         TOTALS.one(lambda totals: totals.modules_left_out),
     ),
     Metric(
         "ampwatch_modules_untracked",
-        "gauge",
         "Measured modules of which this rank exports no series, because of the settings module_series and module_series_ranks.",
         PER_RANK.one(lambda rank: rank.ranges.modules.num_untracked),
     ),

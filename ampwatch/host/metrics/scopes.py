@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ampwatch.host.metrics.metric import Exemplified, Reader
+from ampwatch.numerics.formats import FORMATS, PLAIN
 from ampwatch.wire.records import OTHER_OPTIMIZERS, OptimizerRecord, Topic
 
 if TYPE_CHECKING:
@@ -30,11 +31,23 @@ if TYPE_CHECKING:
     Value = float | Exemplified | Distribution
     Table = Iterable[tuple[tuple[str, ...], Value]]
 
+
 T = TypeVar("T")
 
 ROOT_MODULE = "(root)"
 """Value of the label ``module`` for the model itself, whose qualified name is empty: to
 Prometheus an empty label is no label. No attribute name made by ordinary code looks like it."""
+
+_OF_OPS = [fmt.name for fmt in PLAIN]
+_OF_KERNELS = [fmt.kernel_label for fmt in FORMATS.values()]
+
+DTYPES = (*dict.fromkeys([*_OF_OPS, *_OF_KERNELS]), "int8")
+"""Values of the label ``dtype``; ``OTHER_DTYPE`` stands for every other one."""
+
+OTHER_DTYPE = "other"
+
+NO_DTYPE = "unknown"
+"""Value for a kernel whose name says no dtype: to Prometheus an empty label is no label."""
 
 _UNUSED_OPTIMIZER = OptimizerRecord(
     step=0, index=0, skipped=False, total_steps=0, total_skipped=(0, 0, 0, 0)
@@ -222,3 +235,10 @@ CENSUS: NewestRecord[CensusRecord] = NewestRecord(lambda rank: rank.precision.ce
 
 WINDOW: NewestRecord[WindowRecord] = NewestRecord(lambda rank: rank.precision.window)
 """The newest profiler window; its numbers are totals of all windows so far."""
+
+
+def dtype_label(dtype: str) -> str:
+    """Return a dtype as one of the few words of its label."""
+    if not dtype:
+        return NO_DTYPE
+    return dtype if dtype in DTYPES else OTHER_DTYPE

@@ -1,20 +1,26 @@
-"""Metrics of the verdict on a run: how it goes, what is at the root of it, and who ended it."""
+"""Metrics of the verdict on a run: how it goes, what is at the root of it, who ended it, and what was found."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet.text import encodable
-from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, part
+from ampwatch.host.metrics.metric import Exemplified, Metric
+from ampwatch.host.metrics.scopes import PER_RANK, each, part
 from ampwatch.report.accounts import cut, first_sentence, place
 from ampwatch.report.endings import Failure
 from ampwatch.report.verdict import Level
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ampwatch.host.fleet import RankView
+    from ampwatch.host.fleet.findings import FindingSums, SortTotals
+    from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
+
 
 MAX_ROOTS = 16
 """Roots of a rank that are exported with their place. Of further ones the place is ``OTHER``: a
@@ -24,15 +30,6 @@ MAX_TEXT = 160
 """Characters of a label that is text."""
 
 OTHER = "other"
-
-
-def _level(rank: RankView) -> Level | None:
-    return None if rank.verdict is None else rank.verdict.level
-
-
-def _health(current: Level | None) -> Table:
-    for level in Level:
-        yield (level.label,), int(level is current)
 
 
 def _root(rank: RankView) -> Table:
@@ -62,20 +59,68 @@ def _failure(rank: RankView) -> Table:
 VERDICT: tuple[Metric, ...] = (
     Metric(
         "ampwatch_run_health",
-        "gauge",
         "Whether the verdict on the rank is the given one (1) or not (0); the page and reports show the same.",
-        part(_level).by("health", read=_health),
+        part(lambda rank: None if rank.verdict is None else rank.verdict.level).by(
+            "health", read=lambda current: each({v.label: int(v is current) for v in Level})
+        ),
     ),
     Metric(
         "ampwatch_root_info",
-        "info",
         "The finding that the verdict on the rank speaks of (value is always 1): its kind, the worst severity of what it explains, its place in words, its op, its first iteration and the first sentence of what to change. Absent where nothing alarming is current.",
         PER_RANK.by("kind", "severity", "place", "op", "first_step", "remedy", read=_root),
     ),
     Metric(
         "ampwatch_rank_failure_info",
-        "info",
         "A rank that has failed (value is always 1): whether its failure made the other ranks of its run end, and the class of its exception, or killed.",
         PER_RANK.by("cause", "error", read=_failure),
+    ),
+)
+
+
+_SUMS = part(lambda rank: rank.finding_totals.sums)
+
+
+def _by_sort(read: Callable[[SortTotals], float]) -> Reader:
+    """Return the reader of a value per kind, severity and whether another finding explains it."""
+
+    def totals(sums: FindingSums) -> Table:
+        for sort, found in sums.by_sort.items():
+            yield (sort.kind, sort.severity.value, str(sort.root).lower()), read(found)
+
+    return _SUMS.by("kind", "severity", "root", read=totals)
+
+
+def _steps(sums: FindingSums) -> Table:
+    steps, newest = sums.steps_by_kind, sums.newest_by_kind
+    # The known kinds are born at 0, so that the first is an increase; a writer of another release
+    # may have further ones.
+    for kind in dict.fromkeys((*KINDS, *steps)):
+        if kind not in newest:
+            yield (kind,), 0
+            continue
+        finding, seen_ns = newest[kind]
+        yield (kind,), Exemplified(steps[kind], {"step": str(finding.last_step)}, seen_ns / 1e9)
+
+
+FINDINGS: tuple[Metric, ...] = (
+    Metric(
+        "ampwatch_findings",
+        "Findings so far, one per place (module, parameter, optimizer ...) at which it was made.",
+        _by_sort(lambda totals: totals.num_places),
+    ),
+    Metric(
+        "ampwatch_finding_last_seen_timestamp_seconds",
+        "Unix time of the newest iteration in which a finding of this kind is known to have been seen; told at least once a minute while it lasts.",
+        _by_sort(lambda totals: totals.last_seen_ns / 1e9),
+    ),
+    Metric(
+        "ampwatch_finding_steps_total",
+        "Iterations in which a finding of this kind was seen, added up over its places; 0 for the known kinds before. In OpenMetrics with the newest iteration as exemplar (step).",
+        _SUMS.by("kind", read=_steps),
+    ),
+    Metric(
+        "ampwatch_finding_records_left_out_total",
+        "Reports of further findings, repeated ones included, that the daemon did not keep, because the rank has too many.",
+        _SUMS.one(lambda sums: sums.left_out),
     ),
 )

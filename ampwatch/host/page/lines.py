@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.host.page.rows import State, found
+from ampwatch.report import accounts
 from ampwatch.report.headline import headline
-from ampwatch.report.roll import call_the_roll, part_of
+from ampwatch.report.verdict import Level
+from ampwatch.report.words import number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.host.fleet import RankView
     from ampwatch.report.verdict import RunVerdict, Verdict
+
+
+CAUSE = "the cause"
+"""Part of the rank whose end made the others of its job end."""
 
 
 class Shown(NamedTuple):
@@ -32,13 +39,13 @@ class Shown(NamedTuple):
 
 def of_run(ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
     """Return what is about all ranks of a run."""
-    roll = call_the_roll(verdict)
+    counts, worst = counted(verdict)
     return {
         **words_of(verdict),
         "headline": asdict(headline(verdict, now)),
         "speaker": verdict.speaker,
-        "counts": roll.counts,
-        "worst": roll.worst,
+        "counts": counts,
+        "worst": worst,
         "users": sorted({rank.user for rank in ranks}),
         "hosts": sorted({rank.identity.host for rank in ranks}),
         "found": found(verdict),
@@ -98,3 +105,44 @@ def words_of(verdict: Verdict) -> State:
         "advice": verdict.advice,
     }
     return words if verdict.root is None else {**words, "root": verdict.root.finding.key}
+
+
+def counted(verdict: RunVerdict) -> tuple[str, str]:
+    """Return how many ranks are in which state, and what the one says that is worst off.
+
+    The first is as in "248 healthy, 7 stale (ranks 3, 9-14), 1 failing (rank 77)": the most common
+    state first, and the ranks that are in another one named. States that differ only in their cause
+    are counted apart, with its kind, or with the rank that made them end. The second is empty where
+    all ranks are in one state for one cause.
+    """
+    groups: dict[tuple[Level, str], list[int]] = {}
+    for rank, of_rank in verdict.by_rank.items():
+        groups.setdefault((of_rank.level, _cause(of_rank)), []).append(rank)
+    # Of equally common ones the worst last, so that it is not the one whose ranks go unnamed.
+    order = sorted(groups, key=lambda group: (-len(groups[group]), -group[0].badness, group[1]))
+    num_causes = Counter(level for level, _ in groups)
+    parts = []
+    for place, (level, cause) in enumerate(order):
+        members = groups[level, cause]
+        why = [cause] if cause and num_causes[level] > 1 else []
+        who = [accounts.ranks(members)] if place else []
+        noted = f" ({', '.join(why + who)})" if why or who else ""
+        parts.append(f"{number(len(members))} {level.value}{noted}")
+    worst = ""
+    if len(groups) > 1:
+        said = verdict.by_rank[verdict.speaker]
+        verb = "has" if said.level is Level.FAILED else "is"
+        worst = f"rank {verdict.speaker} {verb} {said.level.value}: {said.sentence}"
+    return ", ".join(parts), worst
+
+
+def part_of(rank: int, verdict: RunVerdict) -> str:
+    """Return ``CAUSE`` for the rank whose end made others of its job fail, else nothing."""
+    failed = sum(one.level is Level.FAILED for one in verdict.by_rank.values())
+    return CAUSE if failed > 1 and verdict.by_rank[rank].is_cause else ""
+
+
+def _cause(verdict: Verdict) -> str:
+    if verdict.ended_by is not None:
+        return f"because of rank {verdict.ended_by.rank}"
+    return "" if verdict.root is None else verdict.root.finding.kind

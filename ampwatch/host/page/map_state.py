@@ -16,7 +16,6 @@ from ampwatch import laboratory
 from ampwatch.host.page.as_json import encoded
 from ampwatch.host.page.map_codes import CODES, FIRST_NOTABLE, LEGEND, LETTERS, TABLES
 from ampwatch.host.page.map_known import known_map
-from ampwatch.host.page.map_order import model_order
 from ampwatch.host.page.map_words import course_of, islands, sentence, told
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import Fleet, RankView
     from ampwatch.host.page.map_known import KnownMap
     from ampwatch.host.page.rows import State
+
 
 MAX_TOLD = 64
 """Modules that are told in words, the worst ones."""
@@ -188,3 +188,35 @@ def _worst(
         ],
         "more": max(0, len(notable) - MAX_TOLD),
     }
+
+
+def model_order(names: Sequence[str], called: Mapping[str, int]) -> list[int]:
+    """Return the order in which modules stand in the model, as far as it is known.
+
+    Those with outputs stand in the order in which they are called, siblings that are numbered by
+    their number, and each of them with all that is in it.
+    """
+    first: dict[str, tuple[int, int]] = {}
+    for index, name in enumerate(names):
+        # What is never called itself stands where the first of its own is.
+        own = (0, called[name]) if name in called else (1, index)
+        for path in _paths(name):
+            first[path] = min(first.get(path, own), own)
+
+    def key(index: int) -> list[tuple[int, int, int, str]]:
+        return [_among_siblings(path, first[path]) for path in _paths(names[index])]
+
+    return sorted(range(len(names)), key=key)
+
+
+def _among_siblings(path: str, first: tuple[int, int]) -> tuple[int, int, int, str]:
+    last = path.rpartition(".")[2]
+    if last.isdecimal():
+        return 0, 0, int(last), last
+    return (1, *first, last)
+
+
+def _paths(name: str) -> list[str]:
+    """Return the names of a module and of all that it is in, from the outside; the root has none."""
+    parts = name.split(".") if name else []
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]

@@ -64,7 +64,7 @@ def _body(page: Page, text: str, known: Mapping[str, Page]) -> Markup:
     parser = MarkdownIt("commonmark").enable("table")
     # Markup would pass through as it is; here these are the comments of what is generated.
     for rule in ("html_block", "html_inline"):
-        parser.add_render_rule(rule, _nothing)
+        parser.add_render_rule(rule, lambda *_: "")
     parser.add_render_rule("fence", _code)
     tokens = parser.parse(text)
     for place, token in enumerate(tokens):
@@ -74,10 +74,6 @@ def _body(page: Page, text: str, known: Mapping[str, Page]) -> Markup:
             if inner.type == "link_open":
                 inner.attrSet("href", _address(page, str(inner.attrGet("href")), known))
     return Markup(parser.renderer.render(tokens, parser.options, {}))
-
-
-def _nothing(*_: object) -> str:
-    return ""
 
 
 def _code(_: object, tokens: Sequence[Token], place: int, *__: object) -> str:

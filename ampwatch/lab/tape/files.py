@@ -171,18 +171,6 @@ def find_tapes(asked: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def find_tape(asked: Path) -> Path:
-    """Return the tape that a path names: itself, or that of the first rank of the newest run.
-
-    Raises:
-        DiffError: If there is none.
-    """
-    if not asked.is_dir():
-        return asked
-    found = find_tapes(asked)
-    return found[min(found)]
-
-
 def _head_or_error(path: Path) -> TapeHead | DiffError:
     try:
         return read_head(path)

@@ -65,16 +65,6 @@ class Gain:
     complete: bool
 
 
-def memory_bandwidth(memory_clock_hz: float, bus_width_bits: int) -> float:
-    """Return the peak bandwidth of memory with two transfers per clock. Unit: B/s.
-
-    Args:
-        memory_clock_hz: As CUDA's device attributes and NVML's maximum clock have it.
-        bus_width_bits: Width of the bus.
-    """
-    return 2.0 * memory_clock_hz * bus_width_bits / 8.0
-
-
 def recoverable(
     matmul: Matmul, seconds: float, *, peak: float | None, bandwidth: float | None, calls: int = 1
 ) -> Gain | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,11 +38,8 @@ def prometheus_rules(rules: Mapping[str, str]) -> str:
         rules: Text by file name, ``ampwatch.rules.yml``.
     """
     objects = [
-        _OBJECT.format(name=name.removesuffix(".rules.yml").replace(".", "-")) + _indented(text)
+        _OBJECT.format(name=name.removesuffix(".rules.yml").replace(".", "-"))
+        + textwrap.indent(text, "  ")
         for name, text in sorted(rules.items())
     ]
     return _HEAD + "".join(objects)
-
-
-def _indented(text: str) -> str:
-    return "".join(f"  {line}\n" if line.strip() else "\n" for line in text.splitlines())

@@ -123,7 +123,10 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
     """
     changed = todo.paths(FileChange.THEIRS)
     if changed and theirs is Theirs.REFUSE:
-        listed = "".join(f"\n  {path}{_dash(todo.notes.get(path, ''))}" for path in changed)
+        listed = "".join(
+            f"\n  {path}{f' ({note})' if (note := todo.notes.get(path)) else ''}"
+            for path in changed
+        )
         msg = f"expected files in {str(todo.directory)!r} as `ampwatch deploy` wrote them, found {len(changed)} that somebody changed or put there:{listed}\nNothing was written. Add --keep to leave them as they are and write the rest, or --force to overwrite them."
         raise DeployError(msg)
     kept = set(changed) if theirs is Theirs.KEEP else set[str]()
@@ -237,7 +240,3 @@ def _refused(directory: Path, error: OSError) -> DeployError:
     return DeployError(
         f"expected to read and write {str(place)!r}, got: {error.strerror or error}; name a directory that is yours"
     )
-
-
-def _dash(note: str) -> str:
-    return f" ({note})" if note else ""

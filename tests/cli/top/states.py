@@ -6,8 +6,7 @@ import json
 from typing import Any
 
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.brief import brief
-from ampwatch.host.page.page import Feed
+from ampwatch.host.page.page import Feed, brief
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FindingRecord
 from tests.workshop.clocks import START, Clock

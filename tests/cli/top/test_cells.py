@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.cli.top.cells import Span, clean, cut, fitted, padded, text_of, width_of
+from ampwatch.cli.top.rows import cleaned
+from ampwatch.cli.top.table import cut, fitted, padded, width_of
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ from ampwatch.cli.top.cells import Span, clean, cut, fitted, padded, text_of, wi
 )
 def test_nothing_that_comes_from_elsewhere_moves_a_cursor(text: str, shown: str) -> None:
     """Control characters and those that turn text round are written as what they are."""
-    assert clean(text) == shown
+    assert cleaned({text: [text]}) == {shown: [shown]}
 
 
 def test_wide_characters_take_two_cells_and_accents_none() -> None:
@@ -44,7 +45,7 @@ def test_what_is_cut_fits_and_says_that_it_is_cut(cells: int) -> None:
 
 def test_a_line_is_cut_as_a_whole() -> None:
     """What comes after the end is left out with it."""
-    line = [Span("failing "), Span("decoder.3.ffn"), Span("rest")]
+    line = [("failing ", "red"), ("decoder.3.ffn", ""), ("rest", "")]
 
-    assert text_of(fitted(line, 12)) == "failing de.."
-    assert text_of(fitted(line, 40)) == "failing decoder.3.ffnrest"
+    assert fitted(line, 12) == [("failing ", "red"), ("de..", ""), ("", "")]
+    assert fitted(line, 40) == line

@@ -6,9 +6,9 @@ import math
 import re
 from typing import Any
 
-from ampwatch.cli.top.cells import text_of
-from ampwatch.cli.top.rows import Row, badness_of, rows_of
-from ampwatch.cli.top.story import page_of
+import pytest
+
+from ampwatch.cli.top.rows import Row, badness_of, cleaned, headline_of, newest, rows_of
 from ampwatch.report.report import render_story
 from ampwatch.report.verdict import Level
 from tests.cli.top.states import made_up_state, many_ranks, state_of
@@ -16,7 +16,7 @@ from tests.workshop.fleets import fleet_with_gpus
 
 
 def row_of(state: Any, run: str, rank: int = 0) -> Row:
-    return next(row for row in rows_of(state) if row.identity == (run, rank))
+    return next(row for row in rows_of(cleaned(state)) if row.identity == (run, rank))
 
 
 def test_a_row_says_what_the_page_says() -> None:
@@ -26,14 +26,14 @@ def test_a_row_says_what_the_page_says() -> None:
 
     row = row_of(state, "gpt")
 
-    assert row.lines == tuple(told["headline"][n] for n in ("state", "cause", "where", "remedy"))
+    headline = tuple(told["headline"][n] for n in ("state", "cause", "where", "remedy"))
+    assert headline_of(row.data) == headline
     assert row.level == "failing"
     assert (row.step, row.world_size, row.is_speaker) == (3, 2, True)
-    assert row.scales == (65536.0, 32768.0, 16384.0, 32768.0)
-    assert row.losses == (2.0, 2.0, math.inf, 2.0)
-    assert row.step_seconds == 0.25
-    assert row.figure("Skipped") == "3"
-    assert row.figure("Nonsense") == ""
+    assert row.courses["scale"] == [65536.0, 32768.0, 16384.0, 32768.0]
+    assert row.courses["loss"] == [2.0, 2.0, math.inf, 2.0]
+    assert newest(row.courses["seconds"]) == 0.25
+    assert row.figures["Skipped"][0] == "3"
     assert row.gpu == ""
 
 
@@ -41,26 +41,13 @@ def test_a_rank_without_a_step_is_a_row_as_well() -> None:
     """It has no numbers."""
     row = row_of(made_up_state(), "gpt", 1)
 
-    assert (row.level, row.step, row.scales, row.losses) == ("starting", -1, (), ())
-    assert math.isnan(row.step_seconds)
-
-
-def test_where_the_time_of_a_step_goes_is_the_daemons_line() -> None:
-    """On the page of a rank; a daemon of before does not know it."""
-    state = made_up_state()
-    told = state["runs"]["gpt"]["ranks"]["0"]
-    told["phases"]["line"] = "1 s: 60 % waiting for data"
-
-    shown = page_of(row_of(state, "gpt"), is_ascii=True).lines(80, 40)
-    del told["phases"]
-
-    assert "step      1 s: 60 % waiting for data" in [text_of(line) for line in shown]
-    assert row_of(state, "gpt").step_line == ""
+    assert (row.level, row.step) == ("starting", -1)
+    assert row.courses == {"scale": [], "loss": [], "seconds": []}
 
 
 def test_findings_are_stories_with_what_they_explain() -> None:
     """As reports have them, numbers included."""
-    (story,) = row_of(many_ranks(4, broken=3), "gpt", 3).stories
+    (story,) = row_of(many_ranks(4, broken=3), "gpt", 3).stories()
 
     assert story.finding.kind == "forward_overflow"
     assert (story.finding.op, story.finding.where) == ("mm", "decoder.3.ffn")
@@ -82,7 +69,7 @@ def test_an_older_daemon_has_less_to_say() -> None:
     del told["headline"]
     told |= {"sentence": "It broke. And more.", "advice": "Mend it. Or not."}
 
-    assert row_of(state, "gpt").lines == ("failing", "It broke.", "", "Mend it.")
+    assert headline_of(row_of(state, "gpt").data) == ("failing", "It broke.", "", "Mend it.")
 
 
 def test_a_newer_daemon_may_say_what_nobody_knows_yet() -> None:
@@ -96,8 +83,8 @@ def test_a_newer_daemon_may_say_what_nobody_knows_yet() -> None:
     row = row_of(state, "gpt", 3)
 
     assert row.level == "enlightened"
-    assert row.badness > badness_of(Level.FINISHED.value)
-    assert row.stories
+    assert badness_of(row.level) > badness_of(Level.FINISHED.value)
+    assert row.stories()
 
 
 def test_numbers_are_those_of_the_finding_whatever_they_are() -> None:
@@ -113,24 +100,25 @@ def test_numbers_are_those_of_the_finding_whatever_they_are() -> None:
 
     row = row_of(state, "gpt", 3)
 
-    text = render_story(row.stories[0])
+    text = render_story(row.stories()[0])
     assert "loss_scale  3.051758e-05 (2^-15)\n" in text
     assert "in_amax     infinity\n" in text
     assert "newer" not in text
-    assert row.figures == (("Loss", "2", "as measured"),)
+    assert row.figures == {"Loss": ("2", "as measured")}
 
 
-def test_no_name_or_message_gets_to_the_terminal_as_it_is() -> None:
+@pytest.mark.parametrize("run", ["\x1b[2J", "series"])
+def test_no_name_or_message_gets_to_the_terminal_as_it_is(run: str) -> None:
     """Whatever a training is called, and whatever its findings say."""
     state = many_ranks(2, broken=1)
     told = state["runs"].pop("gpt")
-    state["runs"]["\x1b[2J"] = told
+    state["runs"][run] = told
     rank = told["ranks"]["1"]
     rank["host"] = "\x1b]0;x\x07"
     for finding in rank["findings"].values():
         finding |= {"summary": "\x1b[31m", "where": "a\nb"}
 
-    rows = rows_of(state)
+    rows = rows_of(cleaned(state))
 
     assert "\x1b" not in repr(rows).replace("\\x1b", "")
-    assert all(row.run == r"\x1b[2J" for row in rows)
+    assert {row.run for row in rows} <= {r"\x1b[2J", "series"}

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.cli import main
-from ampwatch.cli.top import once
+from ampwatch.cli.top.table import once
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
-from tests.cli.terminals import on_a_terminal
+from tests.cli.terminals import SECONDS, on_a_terminal
 from tests.cli.test_daemon_state import serving
 from tests.cli.top.states import made_up_state, many_ranks
 from tests.host.daemon.parts import ROOT, Place, eventually
@@ -46,7 +46,6 @@ sys.modules["rich"] = None
 from ampwatch.cli import main
 sys.exit(main(["top"]))
 """
-WITHOUT_RICH = [sys.executable, "-c", NO_RICH]
 """``ampwatch top`` where Rich is not installed."""
 
 SHELL = """
@@ -103,10 +102,9 @@ def run(place: Place, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.parametrize("command", [TOP, WITHOUT_RICH], ids=["rich", "plain"])
-def test_it_shows_the_ranks_and_q_gives_the_screen_back(watched: Place, command: list[str]) -> None:
-    """Exit status 0, no traceback, the terminal as it was; with Rich and without."""
-    with running(watched, command) as terminal:
+def test_it_shows_the_ranks_and_q_gives_the_screen_back(watched: Place) -> None:
+    """Exit status 0, no traceback, the terminal as it was."""
+    with running(watched, TOP) as terminal:
         assert terminal.now() != terminal.modes
         terminal.press("q")
 
@@ -115,7 +113,7 @@ def test_it_shows_the_ranks_and_q_gives_the_screen_back(watched: Place, command:
         assert CLOSED in terminal.said
         assert "\x1b[?25h" in terminal.said[terminal.said.index("gpt") :]
         assert "Traceback" not in terminal.said
-        assert command is WITHOUT_RICH or COLOURS.search(terminal.said)
+        assert COLOURS.search(terminal.said)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +136,49 @@ def test_a_signal_ends_it_with_the_terminal_as_it_was(
         assert "Traceback" not in terminal.said
 
 
+def test_a_terminal_that_is_gone_ends_it(watched: Place) -> None:
+    """Nobody is there to press q."""
+    with running(watched, TOP) as terminal:
+        terminal.hang_up()
+
+        terminal.process.wait(SECONDS)
+
+
+def test_a_new_size_is_painted(watched: Place) -> None:
+    """As wide as the terminal is by then."""
+    with running(watched, TOP, columns=100) as terminal:
+        terminal.resize(64, 20)
+        terminal.until("─" * 64)
+        terminal.resize(30, 3)
+        terminal.press("q")
+        assert terminal.end() == 0
+
+
+def test_without_rich_a_terminal_gets_one_table(watched: Place) -> None:
+    """And a line that says what a table that follows needs."""
+    with on_a_terminal([sys.executable, "-c", NO_RICH], watched.environment) as terminal:
+        assert terminal.end() == 0
+
+    assert "follows needs Rich: pip install 'ampwatch[ui]'" in terminal.said
+    assert "2 ranks of 1 run: " in terminal.said
+    assert "\x1b" not in terminal.said
+
+
+@pytest.mark.parametrize("arguments", [(), ("--once",)])
+def test_a_terminal_that_shows_ascii_alone_gets_ascii_alone(
+    watched: Place, arguments: tuple[str, ...]
+) -> None:
+    """Rules and courses as well."""
+    command = ["env", "PYTHONIOENCODING=ascii", *TOP, *arguments]
+    with on_a_terminal(command, watched.environment) as terminal:
+        terminal.until("loss")
+        terminal.press("q")
+        terminal.end()
+
+    assert terminal.said.isascii()
+    assert arguments or "-" * 100 in terminal.said
+
+
 def test_keys_open_a_rank_and_close_it(watched: Place) -> None:
     """Enter, Escape, and the arrows between them."""
     with running(watched, TOP) as terminal:
@@ -150,10 +191,9 @@ def test_keys_open_a_rank_and_close_it(watched: Place) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("command", [TOP, WITHOUT_RICH], ids=["rich", "plain"])
-def test_it_can_be_stopped_and_continued(watched: Place, command: list[str]) -> None:
+def test_it_can_be_stopped_and_continued(watched: Place) -> None:
     """The shell gets its terminal back meanwhile; afterwards the screen is painted anew."""
-    with running(watched, [sys.executable, "-c", SHELL, *command]) as terminal:
+    with running(watched, [sys.executable, "-c", SHELL, *TOP]) as terminal:
         terminal.press("\x1a")
         said = terminal.until("stopped: True, echo: True")
         assert CLOSED in said
@@ -180,14 +220,9 @@ def test_a_daemon_that_goes_away_is_said(place: Place) -> None:
         assert terminal.end() == 0
 
 
-@pytest.mark.parametrize(
-    "command",
-    [TOP, pytest.param(WITHOUT_RICH, marks=pytest.mark.nightly)],
-    ids=["rich", "plain"],
-)
-def test_no_colour_is_shown_to_who_wants_none(watched: Place, command: list[str]) -> None:
+def test_no_colour_is_shown_to_who_wants_none(watched: Place) -> None:
     """NO_COLOR; what is chosen is turned round all the same."""
-    with on_a_terminal(command, watched.environment | {"NO_COLOR": "1"}) as terminal:
+    with on_a_terminal(TOP, watched.environment | {"NO_COLOR": "1"}) as terminal:
         terminal.until("gpt")
         terminal.press("q")
         terminal.end()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.host.daemon.rescue import Rescue
-from ampwatch.host.daemon.watcher import RingWatcher
+from ampwatch.host.daemon.watcher import Rescue, RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box, files

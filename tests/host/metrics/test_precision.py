@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ampwatch.host.metrics.catalog import TOPICS
-from ampwatch.host.metrics.dtypes import DTYPES, NO_DTYPE, OTHER_DTYPE, dtype_label
 from ampwatch.host.metrics.labels import LABELS
+from ampwatch.host.metrics.scopes import DTYPES, NO_DTYPE, OTHER_DTYPE, dtype_label
 from ampwatch.numerics.units.ops import OpKind
 from ampwatch.report.op_shares import Absence
 from ampwatch.wire.records import (

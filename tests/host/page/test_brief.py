@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ampwatch.host.page.brief import MAX_ROWS, brief
-from ampwatch.host.page.page import Feed
+from ampwatch.host.page.page import MAX_ROWS, Feed, brief
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import fleet_of, made_up_fleet
 from tests.workshop.records import step

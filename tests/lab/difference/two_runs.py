@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 import ampwatch
-from ampwatch.lab.tape.files import find_tape, read_tape
+from ampwatch.lab.tape.files import find_tapes, read_tape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ def train(directory: Path, planted: Planted | None = None) -> Tape:
         return ampwatch.monitor(model, scaler, optimizer=optimizer, serve=False, **settings)
 
     run(planted, watched)
-    return read_tape(find_tape(directory))
+    return read_tape(find_tapes(directory)[0])
 
 
 def run(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ampwatch.errors import DiffError
 from ampwatch.lab.tape import RowKind, read_tape
-from ampwatch.lab.tape.files import find_tape, find_tapes
+from ampwatch.lab.tape.files import find_tapes
 from tests.workshop.tapes import HEAD, row, step, write_tape
 
 if TYPE_CHECKING:
@@ -99,16 +99,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 def test_a_directory_without_a_tape_says_how_to_record_one(tmp_path: Path) -> None:
     """A run without a recording has left nothing: the setting is named."""
     with pytest.raises(DiffError, match="record_dir"):
-        find_tape(tmp_path)
-
-
-def test_of_a_directory_the_newest_tape_of_rank_0_is_taken(tmp_path: Path) -> None:
-    """Other ranks have tapes of their own beside it."""
-    for rank in (1, 0):
-        head = replace(HEAD, rank=rank, world_size=2)
-        write_tape(tmp_path / f"run-rank{rank}.tape", [step(0)], head)
-
-    assert find_tape(tmp_path).name == "run-rank0.tape"
+        find_tapes(tmp_path)
 
 
 def test_of_a_directory_the_ranks_of_the_newest_run_are_taken(tmp_path: Path) -> None:

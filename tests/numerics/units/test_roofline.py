@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.numerics.units.roofline import ATTAINABLE, Matmul, memory_bandwidth, recoverable
+from ampwatch.numerics.units.roofline import ATTAINABLE, Matmul, recoverable
 
 H100_BF16, H100_MEMORY = 989e12, 3.35e12
 
@@ -74,12 +74,3 @@ def test_without_a_limit_nothing_is_promised() -> None:
     """A matmul of nothing is promised nothing."""
     assert recoverable(SCORES, 1.0, peak=None, bandwidth=None) is None
     assert recoverable(Matmul(1, 0, 5, 5, 2), 1.0, peak=None, bandwidth=H100_MEMORY) is None
-
-
-@pytest.mark.parametrize(
-    ("clock", "bits", "expected"),
-    [(2.619e9, 5120, 3.35e12), (1.215e9, 5120, 1.555e12), (9.751e9, 384, 936e9)],
-)
-def test_bandwidth_agrees_with_the_datasheet(clock: float, bits: int, expected: float) -> None:
-    """H100 SXM, A100 40 GB, GeForce RTX 3090."""
-    assert memory_bandwidth(clock, bits) == pytest.approx(expected, rel=0.005)

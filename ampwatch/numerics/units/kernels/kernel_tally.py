@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, PLAIN
 from ampwatch.numerics.units.kernels.classifier import classify
@@ -21,18 +21,6 @@ _BYTES = {fmt.kernel_label: fmt.stored_bits // 8 for fmt in PLAIN} | {"int8": 1}
 _FULL_ALIGNMENT = 16  # bytes; cuBLAS and CUTLASS load no wider
 _MAX_NAMES = 1024
 _MAX_LAUNCHES = 4096
-
-
-class Bounds(NamedTuple):
-    """A share that is known to lie between two numbers, both included.
-
-    Attributes:
-        lower: If no unknown kernel is one of tensor cores.
-        upper: If all of them are.
-    """
-
-    lower: float
-    upper: float
 
 
 class KernelTally:
@@ -114,20 +102,6 @@ class KernelTally:
         self._judged[launch] = kernel
         return kernel
 
-    def merge(self, other: KernelTally) -> None:
-        """Add what another tally counted."""
-        self.by_unit.update(other.by_unit)
-        self.by_alignment.update(other.by_alignment)
-        self.by_likelihood.update(other.by_likelihood)
-        for mine, theirs in (
-            (self.by_name, other.by_name),
-            (self.unknown_names, other.unknown_names),
-        ):
-            for name, duration_ns in theirs.items():
-                _add_name(mine, name, duration_ns)
-        self.lagging_ns += other.lagging_ns
-        self.low_precision_gemv_ns += other.low_precision_gemv_ns
-
     def unit_ns(self, unit: Unit) -> int:
         """Return the time on a unit, in all dtypes."""
         return sum(duration for (where, _), duration in self.by_unit.items() if where is unit)
@@ -136,22 +110,6 @@ class KernelTally:
     def total_ns(self) -> int:
         """The time of all kernels."""
         return sum(self.by_unit.values())
-
-    @property
-    def share(self) -> Bounds | None:
-        """Tensor-core kernels among all kernels, by time; ``None`` without a kernel."""
-        return self._bounds(self.total_ns)
-
-    @property
-    def matmul_share(self) -> Bounds | None:
-        """Tensor-core kernels among those that multiply matrices; ``None`` without one."""
-        return self._bounds(self.total_ns - self.unit_ns(Unit.OTHER))
-
-    def _bounds(self, whole_ns: int) -> Bounds | None:
-        if whole_ns <= 0:
-            return None
-        tensor = self.unit_ns(Unit.TENSOR)
-        return Bounds(tensor / whole_ns, (tensor + self.unit_ns(Unit.UNKNOWN)) / whole_ns)
 
 
 def alignment(kernel: KernelName) -> str:

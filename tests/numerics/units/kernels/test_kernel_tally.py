@@ -1,11 +1,9 @@
-"""The sums over kernels are exact, bounded in size, and the same in parts."""
+"""The sums over kernels are exact, and bounded in size."""
 
 from __future__ import annotations
 
-import pytest
-
 from ampwatch.numerics.units.kernels.classifier import Unit
-from ampwatch.numerics.units.kernels.kernel_tally import Bounds, KernelTally
+from ampwatch.numerics.units.kernels.kernel_tally import KernelTally
 
 BF16 = ("c10::BFloat16", "c10::BFloat16")
 NVJET = "nvjet_sm90_tst_384x80_64x3_4x1_v_bz_coopA_TNT"
@@ -55,20 +53,6 @@ def test_each_run_is_counted_once_by_unit_and_dtype() -> None:
     assert tally.total_ns == sum(run[1] for run in RUNS)
 
 
-def test_the_share_is_a_range() -> None:
-    """From what is on tensor cores for certain to what might be."""
-    tally = tallied(RUNS)
-
-    assert tally.share == Bounds(1550 / 5000, 2063 / 5000)
-    assert tally.matmul_share == Bounds(1550 / 2500, 2063 / 2500)
-
-
-def test_nothing_has_no_share() -> None:
-    """Zero would be a claim."""
-    assert KernelTally().share is None
-    assert tallied([(ADD, 5, (), "")]).matmul_share is None
-
-
 def test_alignment_and_lag_of_tensor_core_kernels_are_reported() -> None:
     """Four elements of four bytes are full; what says no alignment is no misalignment."""
     tally = tallied(RUNS)
@@ -89,17 +73,6 @@ def test_unknown_kernels_are_named_and_judged() -> None:
     assert tally.unknown_names.most_common() == [(TEMPLATE, 500), ("zorp", 13)]
     assert dict(tally.by_likelihood) == {"probable": 500, "possible": 13}
     assert tally.by_name.most_common(2) == [(ADD, 2500), (NVJET, 1000)]
-
-
-@pytest.mark.parametrize("cut", range(len(RUNS) + 1))
-def test_parts_merge_to_the_whole(cut: int) -> None:
-    """Windows are merged in this way, and ranks."""
-    merged = tallied(RUNS[:cut])
-    merged.merge(tallied(RUNS[cut:]))
-
-    assert {k: v for k, v in vars(merged).items() if not k.startswith("_")} == {
-        k: v for k, v in vars(tallied(RUNS)).items() if not k.startswith("_")
-    }
 
 
 def test_names_are_forgotten_from_the_shortest_but_no_time_is() -> None:

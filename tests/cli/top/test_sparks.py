@@ -6,13 +6,12 @@ import math
 
 import pytest
 
-from ampwatch.report.sparks import ASCII, BLOCKS, NOT_FINITE, spark
+from ampwatch.cli.top.table import BLOCKS, NOT_FINITE, spark
 
 
 def test_the_marks_rise_as_the_values_do() -> None:
     """From the lowest to the highest mark, one a value."""
     assert spark(range(8), 8) == BLOCKS
-    assert spark(range(8), 8, is_ascii=True) == ASCII
 
 
 def test_of_scales_doubling_is_a_step() -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ampwatch.host.page.lines import counted, part_of
 from ampwatch.report.endings import Failure
-from ampwatch.report.roll import Roll, call_the_roll, part_of
 from ampwatch.report.stories import Story
 from ampwatch.report.verdict import Level, RunVerdict, Verdict
 from tests.workshop.records import alarm
@@ -30,7 +30,7 @@ def test_ranks_that_differ_from_the_rest_are_named() -> None:
     levels = [Level.HEALTHY] * 256
     levels[3], levels[9:15], levels[77] = Level.STALE, [Level.STALE] * 6, Level.FAILING
 
-    assert call_the_roll(ranks(*levels)) == Roll(
+    assert counted(ranks(*levels)) == (
         "248 healthy, 7 stale (ranks 3, 9-14), 1 failing (rank 77)",
         "rank 77 is failing: what rank 77 says",
     )
@@ -38,7 +38,7 @@ def test_ranks_that_differ_from_the_rest_are_named() -> None:
 
 def test_ranks_that_are_all_alike_are_a_number_and_a_word() -> None:
     """What they say stands in the verdict of the run already."""
-    assert call_the_roll(ranks(*[Level.HEALTHY] * 8)) == Roll("8 healthy", "")
+    assert counted(ranks(*[Level.HEALTHY] * 8)) == ("8 healthy", "")
 
 
 def test_one_state_for_two_causes_is_two_states() -> None:
@@ -47,7 +47,7 @@ def test_one_state_for_two_causes_is_two_states() -> None:
         *[(Level.ATTENTION, "headroom_low")] * 3, (Level.ATTENTION, "grad_underflow"), Level.HEALTHY
     )
 
-    assert call_the_roll(verdict).counts == (
+    assert counted(verdict)[0] == (
         "3 needs attention (headroom_low), 1 healthy (rank 4),"
         " 1 needs attention (grad_underflow, rank 3)"
     )
@@ -62,7 +62,7 @@ def test_the_rank_that_made_others_end_is_told_from_them() -> None:
         for rank, of in verdict.by_rank.items()
     }
 
-    assert call_the_roll(replace(verdict, by_rank=others, speaker=3)) == Roll(
+    assert counted(replace(verdict, by_rank=others, speaker=3)) == (
         "7 failed (because of rank 3), 1 failed (rank 3)",
         "rank 3 has failed: what rank 3 says",
     )
@@ -73,7 +73,7 @@ def test_of_equally_many_the_worse_ones_are_named(order: int) -> None:
     """In whatever order the ranks are known."""
     states = [Level.FAILED, Level.FINISHED][::order]
 
-    counts = call_the_roll(ranks(*states)).counts
+    counts = counted(ranks(*states))[0]
 
     assert counts == f"1 finished, 1 failed (rank {states.index(Level.FAILED)})"
 

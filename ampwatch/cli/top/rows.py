@@ -220,7 +220,7 @@ def _finding(told: Mapping[str, Any]) -> Finding:
         kind=word("kind"),
         where=word("where"),
         summary=word("summary"),
-        advice=word("advice"),
+        kind_advice=word("advice"),
         op=word("op"),
         phase=word("phase"),
         dtype=word("dtype"),

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.plans import OperandsMeasured, PlanMade
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.kinds import PLAN_LEFT
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.products import CastLoss, cast_loss, product_db
 from ampwatch.numerics.whatif import scale_window
-from ampwatch.wire.records import FORWARD, PRODUCTS, Operand
+from ampwatch.wire.records import FORWARD, PRODUCTS, Operand, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -109,6 +109,12 @@ SCALER_WITH_BF16 = Kind(
 )
 
 
+RESTORE = (
+    "Save scaler.state_dict() in every checkpoint, beside the model's and the optimizer's, and"
+    " restore it with scaler.load_state_dict() before the first step. Without one set the scale"
+    " by hand{which}: GradScaler(init_scale={scale})."
+)
+
 SCALE_RESET = Kind(
     slug="scale_reset",
     number=47,
@@ -116,9 +122,5 @@ SCALE_RESET = Kind(
     meaning="the scale jumps back to its initial value",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("the loss scale was read before and after it jumped"),
-    advice=(
-        "Save scaler.state_dict() in every checkpoint, beside the model's and the optimizer's, and"
-        " restore it with scaler.load_state_dict() before the first step. Without one set the scale"
-        " by hand, to that of the end of the run before: GradScaler(init_scale=...)."
-    ),
+    advice=RESTORE.format(which=", to that of the end of the run before", scale="..."),
 )

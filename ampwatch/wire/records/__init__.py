@@ -29,6 +29,7 @@ from ampwatch.wire.records.ops import (
     OpRow,
     OpTotal,
 )
+from ampwatch.wire.records.places import in_words
 from ampwatch.wire.records.plans import (
     FORWARD,
     GRAD_INPUT,
@@ -40,6 +41,7 @@ from ampwatch.wire.records.plans import (
     formats_of_words,
 )
 from ampwatch.wire.records.ranges import ALL_MODULES, RangeRecord, SamplingRecord, Topic
+from ampwatch.wire.records.remedies import Measure, Remedy, Tried
 from ampwatch.wire.records.run import (
     MEMORY_LIMIT,
     MEMORY_PARTS,
@@ -104,6 +106,7 @@ __all__ = [
     "KernelRow",
     "KernelTotal",
     "LayerRecord",
+    "Measure",
     "MemoryRecord",
     "OpRow",
     "OpTotal",
@@ -115,6 +118,7 @@ __all__ = [
     "PlanRecord",
     "RangeRecord",
     "Record",
+    "Remedy",
     "RunIdentity",
     "RunState",
     "SamplingRecord",
@@ -124,10 +128,12 @@ __all__ = [
     "StepPhase",
     "StepRecord",
     "Topic",
+    "Tried",
     "WindowRecord",
     "WindowSkip",
     "formats_in_words",
     "formats_of_words",
+    "in_words",
     "memory_fact",
 ]
 

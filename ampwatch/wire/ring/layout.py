@@ -51,7 +51,7 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
-LAYOUT = 8
+LAYOUT = 9
 """Version of everything above and of the payloads in ``encoding.py``. A reader knows one.
 
 1: steps, optimizers, facts, findings, ends. 2: ranges and sampling as well.
@@ -59,7 +59,7 @@ LAYOUT = 8
 sensors as well. 5: ranges say what a format has flushed, and what that was before.
 6: checksums of weights as well. 7: norms of gradients in their ranges. 8: where the time of steps
 goes, on the host in their records and on a device in records of its own; memory, blocks
-in ranges, and precision plans, as well.
+in ranges, and precision plans, as well. 9: findings say what was tried.
 """
 
 MAGIC = b"AMPWATCH"

@@ -20,11 +20,11 @@ import torch
 from conditions import kept, restart_in_quiet_environment, write
 from workloads import WORKLOADS, Training
 
-from ampwatch.diagnosis.evidence.remedies import Measure, Remedy
 from ampwatch.training.sensors.births.kept_calls import KeptCall
 from ampwatch.training.sensors.births.origins import OriginFollower
 from ampwatch.training.sensors.births.replay import Replay
 from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
+from ampwatch.wire.records import Measure, Remedy
 
 WARM_UP_STEPS = 3
 REMEDIES = (None, *(Remedy(measure) for measure in Measure))

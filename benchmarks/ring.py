@@ -56,7 +56,7 @@ FINDING = finding(
     "activation_overflow",
     "encoder.layers.11.mlp",
     summary="the output of encoder.layers.11.mlp is infinite since step 1000",
-    advice="run this module under torch.autocast('cuda', enabled=False), or use bfloat16",
+    kind_advice="run this module under torch.autocast('cuda', enabled=False), or use bfloat16",
     evidence={"amax": 65519.0, "share": 0.001},
 )
 

@@ -95,7 +95,7 @@ def records_of_a_run() -> list[Record]:
             "layers.3",
             severity=Severity.WARNING,
             summary="summary",
-            advice="advice",
+            kind_advice="advice",
         )
     )
     return [*records, *sample()]

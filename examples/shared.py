@@ -46,7 +46,7 @@ def conclude(file: Path | None, *watches: ampwatch.Monitor) -> None:
     for watch in watches:
         print(watch.report())
     if file is not None:
-        findings = [asdict(finding) for watch in watches for finding in watch.findings]
+        findings = [asdict(f) | {"advice": f.advice} for watch in watches for f in watch.findings]
         file.write_text(json.dumps(findings))
 
 

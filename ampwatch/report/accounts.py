@@ -9,8 +9,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import OUTSIDE
+from ampwatch.wire.records import OUTSIDE, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

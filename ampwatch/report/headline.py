@@ -9,7 +9,6 @@ Lines have grouped digits and raised powers (``words``); ``words.plain`` makes A
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,13 +21,12 @@ from ampwatch.diagnosis.forward.kinds import (
     MASKED_ROW_NAN,
     SILENT_OVERFLOW,
 )
-from ampwatch.diagnosis.forward.remedies import TRIED
 from ampwatch.diagnosis.kinds.registry import row_of
-from ampwatch.diagnosis.places import in_words
 from ampwatch.report import accounts
 from ampwatch.report.endings import Failure
 from ampwatch.report.verdict import Level, RunVerdict, skipped
 from ampwatch.report.words import number, plural, scale, time_span
+from ampwatch.wire.records import Measure, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,9 +61,6 @@ _ENDS = {
     Level.STALE: "stale, silent",
 }
 """States in which there is a last step, and how that is said."""
-
-_TRIED = re.compile(rf"{re.escape(TRIED)} (\d+): (.*?)\.(?:\s+|$)(?=[A-Z]|$)")
-_CURES = re.compile(r"(.*?) (?:each cure|cures) it(?:;|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +102,9 @@ def headline(verdict: Verdict, now_s: float | None = None) -> Headline:
     # What a kind means it means while it lasts: what is over has a sentence of its own.
     is_over = not story.is_current and story.finding.kind not in _OF_OPS
     cause = _summary(story.finding) if is_over else cause_of(story.finding)
-    remedy, is_tried = first_remedy(story.finding)
     where = ", ".join([_place(story.finding), *_circumstances(verdict, story)])
-    return Headline(state, accounts.cut(cause, MAX_LINE), where, remedy, is_tried=is_tried)
+    remedy, is_tried = first_remedy(story.finding), story.finding.cure is not None
+    return Headline(state, accounts.cut(cause, MAX_LINE), where, remedy, is_tried)
 
 
 def cause_of(finding: Finding) -> str:
@@ -135,33 +130,20 @@ def _summary(finding: Finding) -> str:
     return accounts.first_sentence(finding.summary).rstrip(".") or finding.kind
 
 
-def first_remedy(finding: Finding) -> tuple[str, bool]:
-    """Return what to do first about a finding, and whether it was tried and cures it.
+def first_remedy(finding: Finding, max_characters: int = MAX_LINE) -> str:
+    """Return what to do first: what was tried and cures it, else the first sentence of the advice.
 
-    A remedy that was tried and cures it comes first, else the first sentence of the advice.
+    Args:
+        finding: The finding.
+        max_characters: Where that sentence is cut.
     """
-    advice = " ".join(finding.advice.split())
-    tried = _tried(finding, advice)
-    cured = None if tried is None else _CURES.match(tried[2])
-    if not advice:
-        return f"Read about it: ampwatch explain {finding.kind}.", False
-    if tried is None or cured is None:
-        # Where none of what was tried cures it, the advice of the kind comes after that.
-        rest = advice if tried is None else advice[tried.end() :]
-        return _without_open_ends(accounts.cut(accounts.first_sentence(rest), MAX_LINE)), False
-    first = _first_of(cured[1])
-    verb = "Use" if first.startswith("bfloat16") else "Run"
-    return f"{verb} {first} (tried on the batch of step {tried[1]}: it cures it).", True
-
-
-def has_tried_remedy(finding: Finding) -> bool:
-    """Return whether the advice names a remedy that was tried and cures it."""
-    tried = _tried(finding, " ".join(finding.advice.split()))
-    return tried is not None and _CURES.match(tried[2]) is not None
-
-
-def _tried(finding: Finding, advice: str) -> re.Match[str] | None:
-    return _TRIED.match(advice) if "tried_step" in finding.evidence else None
+    if (cure := finding.cure) is not None:
+        verb = "Use" if cure.measure is Measure.BFLOAT16 else "Run"
+        return f"{verb} {cure.change} (tried on the batch of step {cure.step}: it cures it)."
+    if not finding.kind_advice.strip():
+        return f"Read about it: ampwatch explain {finding.kind}."
+    first = accounts.first_sentence(finding.kind_advice)
+    return _without_open_ends(accounts.cut(first, max_characters))
 
 
 def _without_open_ends(text: str) -> str:
@@ -171,11 +153,6 @@ def _without_open_ends(text: str) -> str:
     if text.count("`") % 2:
         text = f"{text[: text.rindex('`')].rstrip(' :,')}..."
     return text
-
-
-def _first_of(listed: str) -> str:
-    """Return the first of "A", "A and B" or "A, B and C"; remedies have neither word in them."""
-    return re.split(r", | and ", listed, maxsplit=1)[0]
 
 
 def _shortened(name: str, room: int) -> str:

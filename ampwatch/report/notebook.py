@@ -86,7 +86,6 @@ def bundle_of(boxes: Sequence[Box]) -> Bundle:
 
 def finding_card(finding: Finding) -> str:
     """Return a finding as IPython displays it, in HTML."""
-    remedy, _ = first_remedy(finding)
     known = (finding.op, finding.dtype, finding.phase, finding.source)
     return _card(
         SEVERITIES.get(finding.severity, CALM),
@@ -95,7 +94,7 @@ def finding_card(finding: Finding) -> str:
         {
             LABELS[0]: finding.summary or cause_of(finding),
             LABELS[1]: ", ".join([accounts.place(finding), *filter(None, known)]),
-            LABELS[2]: remedy,
+            LABELS[2]: first_remedy(finding),
         },
         None,
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import RELEASED
+from ampwatch.report.accounts import first_sentence
 from ampwatch.report.verdict import Level
 from dashboards.source.fields import BAD, GOOD, NEUTRAL, NOTE, WARN, words
 from dashboards.source.links import DOCS, field, to_page
@@ -108,11 +108,7 @@ def critical(by: str) -> str:
     return f"(max by ({by}) ({root}) or max by ({by}) ({broken}) == 1)"
 
 
-def _first_sentence(advice: str) -> str:
-    return re.split(r"(?<=[a-z)0-9])\. (?=[A-Z])", advice)[0].rstrip(".") + "."
-
-
-ADVICE_WORDS = words({row.slug: (_first_sentence(row.advice), NEUTRAL) for row in RELEASED})
+ADVICE_WORDS = words({row.slug: (first_sentence(row.advice), NEUTRAL) for row in RELEASED})
 """The first sentence of the advice for each kind of finding; the page behind it has the rest."""
 
 _PAGE = to_page("What it means and what to change", f"{DOCS}/diagnoses/{field('Finding')}.md")

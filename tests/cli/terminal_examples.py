@@ -55,7 +55,7 @@ def found() -> list[Record]:
         source="model.py:130",
         evidence={"amax_in": 312.5, "amax_out": math.inf, "limit": 65504.0},
         summary="mm in decoder.3.ffn overflowed float16, whose largest number is 65504",
-        advice="Run decoder.3.ffn in float32 with torch.autocast(device, enabled=False), or use bfloat16",
+        kind_advice="Run decoder.3.ffn in float32 with torch.autocast(device, enabled=False), or use bfloat16",
     )
     collapse = alarm(
         first_step=BROKEN_AT + 4,
@@ -63,7 +63,7 @@ def found() -> list[Record]:
         count=STEPS - BROKEN_AT - 4,
         evidence={"loss_scale": 2.0**-4},
         summary="The loss scale is collapsing: every step is skipped since step 40",
-        advice="Look for what overflows at every scale",
+        kind_advice="Look for what overflows at every scale",
     )
     collapse.root, collapse.caused_by = False, cause.key
     return [FindingRecord(cause), FindingRecord(collapse)]

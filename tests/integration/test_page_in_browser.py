@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from selenium.webdriver.common.by import By
 
 from ampwatch.report.one_line import address
-from ampwatch.wire.records import FactsRecord, FindingRecord, SkipClass
+from ampwatch.wire.records import FactsRecord, FindingRecord, Measure, SkipClass, Tried
 from tests.host.daemon.parts import eventually
 from tests.integration.browsing import Page, Trainer
 from tests.workshop.fleets import PRECISION, RANGES
@@ -42,7 +41,7 @@ def test_a_finding_appears_with_its_advice_and_its_symptom_below(
     page.says("#no-findings", "None")
 
     root = finding("forward_overflow", hostile, first_step=27, last_step=29, count=3).finding
-    root.summary, root.advice = f"{hostile}: mm overflowed.", "Keep this layer in float32."
+    root.summary, root.kind_advice = f"{hostile}: mm overflowed.", "Keep this layer in float32."
     symptom = finding("scale_collapse", root=False, caused_by=root.key, last_step=29)
     trainer.write(symptom)
     trainer.write(FindingRecord(root))
@@ -70,9 +69,8 @@ def test_a_remedy_that_was_tried_is_marked_by_more_than_a_colour(
 ) -> None:
     """In the headline and at the finding."""
     trainer.train(30)
-    found = finding("forward_overflow", "decoder", last_step=29, evidence={"tried_step": 27.0})
-    tried = "Tried on the batch of step 27: module decoder in float32 cures it. Keep it so."
-    trainer.write(FindingRecord(replace(found.finding, advice=tried)))
+    tried = (Tried(Measure.MODULE_IN_FLOAT32, "decoder", 27, cures=True),)
+    trainer.write(finding("forward_overflow", "decoder", last_step=29, tried=tried))
 
     page.says("#run-advice", "Run module decoder in float32 (tried on the batch of step 27")
     assert page.text("#run-tried") == "✓ tried"

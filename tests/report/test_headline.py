@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ampwatch.diagnosis.evidence.remedies import Measure, Remedy, Tried
-from ampwatch.diagnosis.forward.remedies import words_of
 from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.host.fleet import Fleet
 from ampwatch.report.headline import MAX_LINE, Headline, cause_of, first_remedy, headline
@@ -18,7 +16,7 @@ from ampwatch.report.words import plain
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.blackbox.box import DIED
-from ampwatch.wire.records import FindingRecord, RunState, Severity, SkipClass
+from ampwatch.wire.records import FindingRecord, Measure, RunState, Severity, SkipClass, Tried
 from tests.workshop.clocks import START, Clock
 from tests.workshop.fleets import put
 from tests.workshop.records import alarm, end, identity, optimizer, step
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.kinds.kind import Kind
-    from ampwatch.wire.records import Finding, Record
+    from ampwatch.wire.records import Record
 
 OVERFLOW = alarm(
     "forward_overflow",
@@ -39,14 +37,14 @@ OVERFLOW = alarm(
     first_step=7,
     last_step=9,
     count=3,
-    advice="Keep this op in float32. Or rescale it.",
+    kind_advice="Keep this op in float32. Or rescale it.",
 )
 
 
 REMEDIES = (
-    Remedy(Measure.MODULE_IN_FLOAT32, "a.b"),
-    Remedy(Measure.SUMS_IN_FLOAT32),
-    Remedy(Measure.BFLOAT16),
+    Tried(Measure.MODULE_IN_FLOAT32, "a.b", 7, cures=False),
+    Tried(Measure.SUMS_IN_FLOAT32, "", 7, cures=False),
+    Tried(Measure.BFLOAT16, "", 7, cures=False),
 )
 PLACES = ("encoder.layers.31.self_attn.out_proj", "api", "loss", "param:a.b")
 
@@ -64,14 +62,6 @@ def of_run(
     lines = headline(verdict, clock.now)
     return replace(
         lines, **{n: plain(getattr(lines, n)) for n in ("state", "cause", "where", "remedy")}
-    )
-
-
-def after_trying(tried: Sequence[Tried]) -> Finding:
-    return replace(
-        OVERFLOW,
-        advice=f"{words_of(tried, 7)} {OVERFLOW.advice}",
-        evidence={"tried_step": 7.0},
     )
 
 
@@ -99,12 +89,9 @@ def test_the_ranks_that_found_it_are_named_among_all() -> None:
 
 def test_a_remedy_that_was_tried_comes_first_and_is_marked() -> None:
     """It was tried on the very batch that failed: nothing else is as sure."""
-    tried = [
-        Tried(Remedy(Measure.MODULE_IN_FLOAT32, "blocks.2.mlp"), cures=True),
-        Tried(Remedy(Measure.SUMS_IN_FLOAT32), cures=False, then_op="add", then_module="blocks.3"),
-    ]
+    tried = (REMEDIES[0]._replace(module="blocks.2.mlp", cures=True), REMEDIES[1])
 
-    lines = of_run([*calm(10), FindingRecord(after_trying(tried))])
+    lines = of_run([*calm(10), FindingRecord(replace(OVERFLOW, tried=tried))])
 
     assert lines.remedy == (
         "Run module blocks.2.mlp in float32 (tried on the batch of step 7: it cures it)."
@@ -124,19 +111,18 @@ def test_the_first_remedy_that_cures_is_what_to_do_first(
     cures: tuple[bool, bool, bool], first: str
 ) -> None:
     """It is the smallest change of those that do."""
-    tried = [Tried(one, cures=c) for one, c in zip(REMEDIES, cures, strict=True)]
+    tried = tuple(one._replace(cures=c) for one, c in zip(REMEDIES, cures, strict=True))
 
-    assert first_remedy(after_trying(tried)) == (
-        f"{first} (tried on the batch of step 7: it cures it).",
-        True,
+    assert first_remedy(replace(OVERFLOW, tried=tried)) == (
+        f"{first} (tried on the batch of step 7: it cures it)."
     )
 
 
 def test_where_nothing_that_was_tried_cures_it_the_advice_of_the_kind_comes_first() -> None:
     """And is not said to have been tried."""
-    tried = [Tried(one, cures=False, then_op="mul", then_module="c") for one in REMEDIES]
+    found = replace(OVERFLOW, tried=REMEDIES)
 
-    assert first_remedy(after_trying(tried)) == ("Keep this op in float32.", False)
+    assert first_remedy(found) == "Keep this op in float32."
 
 
 def test_a_healthy_run_says_what_is_healthy() -> None:
@@ -295,7 +281,7 @@ def test_what_began_before_anything_is_known_is_not_dated() -> None:
 def test_the_lines_of_each_kind_are_short_and_whole(row: Kind) -> None:
     """A line that is cut says so; nobody reads a paragraph in the largest type."""
     for where, op in product(PLACES, ("", "_scaled_dot_product_attention")):
-        found = alarm(row.slug, where, op=op, dtype="float16", advice=row.advice)
+        found = alarm(row.slug, where, op=op, dtype="float16", kind_advice=row.advice)
 
         lines = of_run([*calm(10), FindingRecord(found)])
 
@@ -318,9 +304,9 @@ def test_a_kind_of_another_release_is_said_by_its_summary() -> None:
 
 def test_a_finding_without_advice_names_the_page_about_its_kind() -> None:
     """There is always something to do next."""
-    found = alarm("brand_new", "fc", summary="The moon is full.", advice="")
+    found = alarm("brand_new", "fc", summary="The moon is full.", kind_advice="")
 
-    assert first_remedy(found) == ("Read about it: ampwatch explain brand_new.", False)
+    assert first_remedy(found) == "Read about it: ampwatch explain brand_new."
 
 
 def test_a_long_name_keeps_its_end() -> None:

@@ -79,7 +79,7 @@ def test_data_is_never_markup() -> None:
         severity=finding().finding.severity,
         where=evil,
         summary=evil,
-        advice=evil,
+        kind_advice=evil,
         op=evil,
     )
 

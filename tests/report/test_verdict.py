@@ -70,7 +70,7 @@ def made(
     severity: Severity = Severity.WARNING, summary: str = "It broke.", **changes: Any
 ) -> FindingRecord:
     record = finding(severity=severity, **changes)
-    return FindingRecord(replace(record.finding, summary=summary, advice="Mend it."))
+    return FindingRecord(replace(record.finding, summary=summary, kind_advice="Mend it."))
 
 
 def test_float16_without_a_scaler_is_not_called_healthy() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.wire.blackbox.recorder import recorded
 from ampwatch.wire.records import ALL_MODULES, FactsRecord, FindingRecord, RangeRecord, Topic
+from ampwatch.wire.records.remedies import Measure, Tried
 from tests.workshop.records import IDENTITY, alarm, histogram, optimizer, ranges, skipped_step, step
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def box() -> Box:
         source="train.py:12",
     )
     cause = alarm("forward_overflow", "decoder.3.ffn", phase="forward", op="mm", dtype="float16")
+    cause.tried = (Tried(Measure.BFLOAT16, "", 6, cures=False, then_op="mm"),)
     finding.root, finding.caused_by = False, cause.key
     made = recorded(
         IDENTITY,

@@ -113,7 +113,7 @@ def facts(**values: str) -> FactsRecord:
 
 def alarm(kind: str = "scale_collapse", where: str = "optimizer:0", **changes: Any) -> Finding:
     """A critical finding."""
-    words = {"summary": f"{kind} happened", "advice": f"change {kind}"}
+    words = {"summary": f"{kind} happened", "kind_advice": f"change {kind}"}
     return Finding(kind, where=where, **{"severity": Severity.CRITICAL, **words, **changes})
 
 
@@ -121,7 +121,7 @@ def finding(
     kind: str = "scale_collapse", where: str = "optimizer:0", **changes: Any
 ) -> FindingRecord:
     """A critical finding without words, in its record."""
-    return FindingRecord(alarm(kind, where, **{"summary": "", "advice": "", **changes}))
+    return FindingRecord(alarm(kind, where, **{"summary": "", "kind_advice": "", **changes}))
 
 
 def end(

@@ -45,7 +45,7 @@ MEMBERS = {
         "findings", "on_finding", "report", "op_table", "last_step", "metrics", "summary",
         "gradient_norms", "log_to", "live", "end_iteration", "models", "is_scaled", "url", "closed", "close",
     ),
-    "Finding": ("key",),
+    "Finding": ("advice", "cure", "key"),
     "Injection": ("active", "remove"),
 }  # fmt: skip
 """What is told of the members of a class, beyond its attributes, in this order. Others are for ampwatch itself."""

@@ -184,6 +184,8 @@ def _gpu(gpu: Data) -> str:
 
 def _finding(data: Data) -> Finding:
     known = {field.name: data[field.name] for field in fields(Finding) if field.name in data}
+    known.pop("tried", None)  # the advice says it
+    known["kind_advice"] = data.get("advice", "")
     numbers = {name: _number(value) for name, value in data.get("evidence", {}).items()}
     is_known = data.get("severity") in {severity.value for severity in Severity}
     known["severity"] = Severity(data["severity"]) if is_known else Severity.WARNING  # a newer one

@@ -15,9 +15,8 @@ from ampwatch.diagnosis.performance.op_shares import (
     ops_in,
     place,
 )
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Fallback
-from ampwatch.wire.records import Severity
+from ampwatch.wire.records import Severity, in_words
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook

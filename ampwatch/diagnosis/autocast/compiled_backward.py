@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.autocast.kinds import COMPILE_BACKWARD_AUTOCAST
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.scaler import CompiledGradients
-from ampwatch.diagnosis.places import in_words
-from ampwatch.wire.records import SkipClass
+from ampwatch.wire.records import SkipClass, in_words
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration

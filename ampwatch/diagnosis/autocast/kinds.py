@@ -15,10 +15,9 @@ AUTOCAST_INACTIVE = Kind(
         "autocast is used in this program, and these ops were seen to run outside its reach"
     ),
     advice=(
-        "Autocast is a state of the thread, and for one type of device: enter"
-        " torch.autocast(device_type, dtype) inside the function that the thread runs (in forward,"
-        " for DataParallel), and hand the tensors' own device type to torch.autocast and"
-        " torch.amp.GradScaler."
+        "Enter torch.autocast(device_type, dtype) inside the function that the thread runs (in"
+        " forward, for DataParallel), and hand the tensors' own device type to torch.autocast and"
+        " torch.amp.GradScaler: autocast is a state of the thread, and for one type of device."
     ),
 )
 

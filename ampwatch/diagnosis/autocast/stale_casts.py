@@ -6,7 +6,7 @@ from ampwatch.diagnosis.autocast.kinds import STALE_AUTOCAST_CACHE
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, takes
 from ampwatch.diagnosis.evidence.scaler import StaleCast
-from ampwatch.diagnosis.places import in_words
+from ampwatch.wire.records import in_words
 
 
 class StaleCasts(Detector):

@@ -13,7 +13,7 @@ from ampwatch.diagnosis.calls.known_errors import (
     KnownError,
 )
 from ampwatch.diagnosis.counting import counted
-from ampwatch.diagnosis.places import in_words
+from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +69,7 @@ def _report(
             f"Training ended at step {seen.step}{place} with {seen.type_name} ({shown!r}):"
             f" {known.meaning}{names}"
         ),
-        advice=f"{known.remedy} {API_ERROR.advice}".strip(),
+        kind_advice=f"{known.remedy} {API_ERROR.advice}".strip(),
         op=op,
         phase=phase,
         dtype=_dtype_of(seen.message),

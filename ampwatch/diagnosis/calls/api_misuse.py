@@ -30,10 +30,9 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledClip,
     ScaledStep,
 )
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.state.kinds import PARAM_NONFINITE
 from ampwatch.numerics.written import scale_text
-from ampwatch.wire.records import Severity
+from ampwatch.wire.records import Severity, in_words
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
@@ -305,7 +304,7 @@ class ApiMisuse(Detector):
             f" rounded to {seen.dtype}, where all that is close to 1 is 1: on a GPU PyTorch raises"
             f" an exception instead",
             severity=Severity.WARNING,
-            advice=BCE.remedy,
+            kind_advice=BCE.remedy,
             op=seen.op,
             dtype=seen.dtype,
             source=seen.source,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ampwatch.diagnosis.evidence.remedies import Tried
     from ampwatch.numerics.units.ops import Phase
+    from ampwatch.wire.records import Tried
 
 
 class Origin(Enum):

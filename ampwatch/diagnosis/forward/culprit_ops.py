@@ -17,7 +17,6 @@ from ampwatch.diagnosis.forward.kinds import (
     REDUCE_OVERFLOW,
 )
 from ampwatch.diagnosis.forward.persistence import ScaleWitness
-from ampwatch.diagnosis.forward.remedies import TRIED, words_of
 from ampwatch.diagnosis.state.kinds import BUFFER_NONFINITE
 from ampwatch.wire.records import Finding, Severity
 
@@ -159,8 +158,9 @@ class CulpritOps(Detector):
         self.explained_at = max(self.explained_at, trace.step)
         made = self._book.get(found.kind.slug, found.where) or self._same_incident(found)
         if made is not None:
-            if trace.tried and not made.advice.startswith(TRIED):
-                made.advice = _advice(found, trace)
+            if trace.tried and not made.tried:
+                made.tried = tuple(trace.tried)
+                made.kind_advice = advice_of(found, trace.tried)
                 made.evidence["tried_step"] = float(trace.step)
                 self._book.report_change(made)
             if trace.step > made.last_step:  # what arrives late may have been counted already
@@ -222,12 +222,13 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
         trace.step,
         summary=summary_of(found, trace.step) + (_OF_COMPILED if trace.of_compiled else ""),
         severity=severity,
-        advice=_advice(found, trace),
+        kind_advice=advice_of(found, trace.tried),
         op=birth.op if is_op else "",
         phase=found.phase,
         dtype=birth.out.dtype or "float32",
         source=birth.source,
         evidence=_evidence(found) | ({"tried_step": float(trace.step)} if trace.tried else {}),
+        tried=tuple(trace.tried),
     )
 
 
@@ -235,11 +236,6 @@ _OF_COMPILED = (
     ". That was seen when the step was made again eagerly, and so are its numbers: compiled code keeps more"
     " of what it computes in float32"
 )
-
-
-def _advice(found: Diagnosed, trace: OpTrace) -> str:
-    """Return the advice of the kind; what was tried comes first."""
-    return f"{words_of(trace.tried, trace.step)} {advice_of(found)}".strip()
 
 
 def _evidence(found: Diagnosed) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Summaries and advice of findings about an op in which finite became non-finite."""
+"""Summaries, advice, and remedies to try, for an op in which finite became non-finite."""
 
 from __future__ import annotations
 
@@ -12,18 +12,45 @@ from ampwatch.diagnosis.forward.kinds import (
     FORWARD_NAN_UNDERFLOW,
     FORWARD_OVERFLOW,
     INVALID_OPERATION,
+    KEEP_OFF_ZERO,
     MASKED_ROW_NAN,
     NONFINITE_INPUT,
     REDUCE_OVERFLOW,
     SILENT_OVERFLOW,
 )
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import HALF
-from ampwatch.numerics.units.ops import Phase
+from ampwatch.numerics.units.ops import HALF_DTYPES, Phase
+from ampwatch.wire.records import Measure, Remedy, in_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.diagnosis.evidence.births import Birth
     from ampwatch.diagnosis.forward.births import Diagnosed
+    from ampwatch.wire.records import Tried
+
+CURABLE = (FORWARD_OVERFLOW, SILENT_OVERFLOW, FORWARD_NAN_UNDERFLOW)
+"""Kinds whose cause may be the dtype of an op inside of a model."""
+
+
+def remedies_for(found: Diagnosed, autocast_dtypes: Sequence[str]) -> list[Remedy]:
+    """Return what to try, the smallest change first.
+
+    Args:
+        found: The failure.
+        autocast_dtypes: Dtypes of autocast in the call that failed.
+    """
+    birth = found.birth
+    # What is computed in float32 already has no wider format to be cured by.
+    if found.kind not in CURABLE or birth.out.dtype not in HALF_DTYPES or not autocast_dtypes:
+        return []
+    remedies = []
+    if birth.is_inside:
+        remedies.append(Remedy(Measure.MODULE_IN_FLOAT32, birth.module))
+        remedies.append(Remedy(Measure.SUMS_IN_FLOAT32))
+    if "float16" in autocast_dtypes:
+        remedies.append(Remedy(Measure.BFLOAT16))
+    return remedies
 
 
 def summary_of(found: Diagnosed, step: int) -> str:
@@ -176,13 +203,17 @@ _AUTOCAST_IS_OFF = (
 
 def _is_half_itself(found: Diagnosed) -> bool:
     birth = found.birth
-    is_of_format = found.kind in (FORWARD_OVERFLOW, SILENT_OVERFLOW, FORWARD_NAN_UNDERFLOW)
     is_half = birth.has_autocast is False and birth.out.dtype in HALF
-    return is_of_format and is_half and not is_hidden(found)
+    return found.kind in CURABLE and is_half and not is_hidden(found)
 
 
-def advice_of(found: Diagnosed) -> str:
-    """Return what to change, for the dtype and the place in which it happened."""
+def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
+    """Return what to change, for the dtype and the place in which it happened.
+
+    Args:
+        found: The failure.
+        tried: Remedies that were tried; what was tried in vain is not advised again.
+    """
     birth = found.birth
     if is_hidden(found):
         return _UNHIDE
@@ -193,6 +224,9 @@ def advice_of(found: Diagnosed) -> str:
         return _TOO_LARGE
     if _is_half_itself(found) and is_overflow:
         return _HALF_ITSELF
+    in_vain = [t.measure for t in tried if not t.cures]
+    if found.kind is FORWARD_NAN_UNDERFLOW and Measure.MODULE_IN_FLOAT32 in in_vain:
+        return KEEP_OFF_ZERO
     # Advised where the op, computed again, has had a result for the same numbers in a wider format.
     is_of_format = birth.out.dtype in HALF and math.isfinite(birth.answer.amax)
     return _IN_FLOAT32.get(found.kind.slug, "") * is_of_format + found.kind.advice

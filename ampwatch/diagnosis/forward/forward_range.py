@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.forward.kinds import HEADROOM_LOW
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Topic
+from ampwatch.wire.records import Topic, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

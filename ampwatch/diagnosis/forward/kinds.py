@@ -102,6 +102,13 @@ MASKED_ROW_NAN = Kind(
     explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
 )
 
+KEEP_OFF_ZERO = (
+    "Keep it off zero: add an eps to what is divided by (1e-4 or more in float16, where 1e-8 is zero),"
+    " clamp(min=eps) what a logarithm is taken of, or take logits and use"
+    " binary_cross_entropy_with_logits, log_softmax or logsumexp; mask rows that are empty."
+)
+"""Advice that float32 has no part in."""
+
 FORWARD_NAN_UNDERFLOW = Kind(
     slug="forward_nan_underflow",
     number=3,
@@ -112,10 +119,7 @@ FORWARD_NAN_UNDERFLOW = Kind(
         "the op was seen with finite inputs, a zero among them, and a result that is not finite"
     ),
     advice=(
-        "Keep it off zero: add an eps to what is divided by (1e-4 or more in float16, where 1e-8 is zero),"
-        " clamp(min=eps) what a logarithm is taken of, or take logits and use"
-        " binary_cross_entropy_with_logits, log_softmax or logsumexp; mask rows that are empty. Where the"
-        " zero was rounded in float16 before, call .float() earlier."
+        f"{KEEP_OFF_ZERO} Where the zero was rounded in float16 before, call .float() earlier."
     ),
     explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
     is_transient=True,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.logits import LogitsRead
 from ampwatch.diagnosis.forward.kinds import LOGIT_GROWTH
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.births import Fault, OpTrace
 from ampwatch.diagnosis.forward.faults import limit_of
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.wire.records import Topic
+from ampwatch.wire.records import Topic, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

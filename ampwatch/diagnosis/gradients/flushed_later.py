@@ -5,8 +5,8 @@ from __future__ import annotations
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.rounding import FlushedGradients
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import in_words
 
 LOST_OF_ONE = 0.5
 """Share of a parameter's gradient that must be lost."""
@@ -60,7 +60,7 @@ class FlushedLater(Detector):
                 f" float16 makes zero, below {FORMATS['float16'].flush_at:.2g}: the program has taken them through it"
                 " when they were not scaled any more"
             ),
-            advice=ADVICE,
+            kind_advice=ADVICE,
             first_step=self._agreeing[0].step,
             phase="optimizer",
             dtype="float16",

@@ -23,10 +23,9 @@ from ampwatch.diagnosis.gradients.lost_gradients import (
     of_parameters,
 )
 from ampwatch.diagnosis.gradients.low_scale import STILL_STEPS, LowScale
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.scale_words import fitting_scale
 from ampwatch.numerics.written import power_of_two, scale_argument, scale_text
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Finding, Severity, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -385,7 +384,7 @@ class GradientRange(Detector):
             f" all gradients {share:.1%}{stopped}"
         )
         if made is not None:
-            made.advice = advice
+            made.kind_advice = advice
             if fits is None:
                 made.evidence.pop("scale_that_fits", None)
         self._book.report(
@@ -394,7 +393,7 @@ class GradientRange(Detector):
             step,
             summary=summary,
             severity=severity,
-            advice=advice,
+            kind_advice=advice,
             first_step=began,
             phase="backward",
             dtype="float16",

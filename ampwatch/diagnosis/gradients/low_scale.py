@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW, SCALE_STUCK_LOW
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.scale.kinds import SCALE_BELOW_ONE, SCALE_COLLAPSE
 from ampwatch.diagnosis.scale.scale_words import quick_interval
 from ampwatch.numerics.written import scale_argument, scale_text
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Finding, Severity, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -178,7 +177,7 @@ class LowScale:
             where,
             iteration.step,
             summary="",
-            advice=_advice(self._largest_then, interval),
+            kind_advice=_advice(self._largest_then, interval),
             first_step=first,
             phase="backward",
             dtype="float16",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Unpack
 
-    from ampwatch.wire.records import Severity
+    from ampwatch.wire.records import Severity, Tried
 
     Fits = Callable[[Finding, Finding], bool]
 
@@ -234,7 +234,8 @@ class Precedence(Enum):
 class Details(TypedDict, total=False):
     """What a detector may add to a finding, by the names of the attributes of ``Finding``."""
 
-    advice: str
+    kind_advice: str
+    tried: tuple[Tried, ...]
     op: str
     phase: str
     dtype: str
@@ -311,9 +312,9 @@ class Kind:
             summary: One sentence: what happened, where, since when.
             severity: How bad it is; ``severity`` of the row by default.
             first_step: The first iteration it was seen in; ``step`` by default.
-            details: Other attributes of the finding; ``advice`` of the row by default.
+            details: Other attributes of the finding; ``kind_advice`` is that of the row by default.
         """
-        details.setdefault("advice", self.advice)
+        details.setdefault("kind_advice", self.advice)
         return Finding(
             kind=self.slug,
             severity=self.severity if severity is None else severity,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.performance.kinds import CAST_OVERHEAD, NO_MEMORY_GAIN
 from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import HALF_DTYPES, Fallback, OpKind
+from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -15,8 +15,8 @@ from ampwatch.diagnosis.performance.op_shares import (
     ops_in,
     place,
 )
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import Fallback
+from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.book import FindingBook
@@ -109,7 +109,7 @@ class Float32Matmuls:
                 f"{share:.0%} of the FLOPs of the forward pass are float32 matmuls and"
                 f" convolutions at step {census.step}: {why}"
             ),
-            advice=_AUTOCAST if self._machine.has_no_tensor_cores else FP32_MATMUL.advice,
+            kind_advice=_AUTOCAST if self._machine.has_no_tensor_cores else FP32_MATMUL.advice,
             op=ops.most_common(1)[0][0],
             phase="forward",
             dtype="float32",

@@ -95,9 +95,8 @@ class MachineFit:
         )
         scaler = self._book.get(SCALER_WITH_BF16.slug, "api")
         units = "" if self._machine.has_no_tensor_cores else ", and the tensor cores are used"
-        advice = FLOAT16_ON_OLD.format(units=units)
-        if scaler is not None and not scaler.advice.endswith(advice):
-            scaler.advice += advice
+        if scaler is not None and not evidence.keys() <= scaler.evidence.keys():
+            scaler.kind_advice += FLOAT16_ON_OLD.format(units=units)
             scaler.evidence |= evidence
             self._book.report_change(scaler)
 

@@ -15,8 +15,8 @@ from ampwatch.diagnosis.performance.op_shares import (
     low_flops_of,
     ops_in,
 )
-from ampwatch.diagnosis.places import in_words
 from ampwatch.numerics.units.ops import ALIGNMENT, OpKind
+from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,7 +224,7 @@ class OpShapes:
             where,
             step,
             summary=summary,
-            advice=PAD_FOR_A_GPU if self._has_no_tensor_cores else DIMS_UNALIGNED.advice,
+            kind_advice=PAD_FOR_A_GPU if self._has_no_tensor_cores else DIMS_UNALIGNED.advice,
             op="" if key is None else key.op,
             phase="config",
             dtype="" if key is None else key.dtype,

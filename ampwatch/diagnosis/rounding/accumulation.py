@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, takes
 from ampwatch.diagnosis.evidence.rounding import Stuck, What
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.kinds import (
     EMA_ROUNDING,
     GRAD_ACCUM_ROUNDING,
     METRIC_ACCUM_ROUNDING,
 )
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -79,9 +79,8 @@ FP8_UNDERFLOW = Kind(
     severities=(Severity.WARNING,),
     certainty=certain("values that the cast makes zero were counted before it"),
     advice=(
-        "One outlier sets the scale for all: scale rows or blocks of their own (torchao:"
-        " rowwise scaling, MXFP8), smooth or clip the outlier channel, or keep this layer in"
-        " bfloat16."
+        "Scale rows or blocks of their own (torchao: rowwise scaling, MXFP8), smooth or clip the"
+        " outlier channel, or keep this layer in bfloat16: one outlier sets the scale for all."
     ),
 )
 

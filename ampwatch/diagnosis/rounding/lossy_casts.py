@@ -64,7 +64,7 @@ class RoundedIntegers(Detector):
             }
             if cast.angle
             else evidence,
-            advice=ANGLES if cast.angle else LOSSY_INTEGER_CAST.advice,
+            kind_advice=ANGLES if cast.angle else LOSSY_INTEGER_CAST.advice,
         )
 
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, Stuck, What
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.kinds import UPDATE_ROUNDING
 from ampwatch.numerics.formats import FORMATS, HALF
-from ampwatch.wire.records import Severity, Topic
+from ampwatch.wire.records import Severity, Topic, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -66,8 +66,8 @@ SCALE_BELOW_ONE = Kind(
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("the loss scale was read from the scaler at steps that were taken"),
     advice=(
-        "The float16 range does not fit the gradients of this model: average the loss instead of"
-        " summing it, normalise the targets, or use bfloat16 autocast without a GradScaler."
+        "Average the loss instead of summing it, normalise the targets, or use bfloat16 autocast"
+        " without a GradScaler: the float16 range does not fit the gradients of this model."
     ),
     explained_by=(
         AT_FAULT
@@ -103,11 +103,18 @@ SCALER_WITH_BF16 = Kind(
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the scaler is enabled and every autocast region seen was bfloat16"),
     advice=(
-        "bfloat16 has the exponent range of float32 and needs no loss scaling; the scaler only adds"
-        " work and can skip steps: GradScaler(enabled=(dtype is torch.float16))."
+        "Enable the scaler for float16 alone: GradScaler(enabled=(dtype is torch.float16)). bfloat16"
+        " has the exponent range of float32 and needs no loss scaling; the scaler only adds work and"
+        " can skip steps."
     ),
 )
 
+
+RESTORE = (
+    "Save scaler.state_dict() in every checkpoint, beside the model's and the optimizer's, and"
+    " restore it with scaler.load_state_dict() before the first step. Without one set the scale"
+    " by hand{which}: GradScaler(init_scale={scale})."
+)
 
 SCALE_RESET = Kind(
     slug="scale_reset",
@@ -116,9 +123,5 @@ SCALE_RESET = Kind(
     meaning="the scale jumps back to its initial value",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("the loss scale was read before and after it jumped"),
-    advice=(
-        "Save scaler.state_dict() in every checkpoint, beside the model's and the optimizer's, and"
-        " restore it with scaler.load_state_dict() before the first step. Without one set the scale"
-        " by hand, to that of the end of the run before: GradScaler(init_scale=...)."
-    ),
+    advice=RESTORE.format(which=", to that of the end of the run before", scale="..."),
 )

@@ -172,7 +172,7 @@ class ScaleDynamics(Detector):
                 where,
                 iteration.step,
                 summary="",
-                advice="",
+                kind_advice="",
                 first_step=since,
                 phase="backward",
                 count=self._skips.streak if storm else self._skip_rate.skips,
@@ -229,7 +229,7 @@ class ScaleDynamics(Detector):
         )
         finding.summary += self._culprits.in_words()
         # What is over has its remedy, what goes on another one.
-        finding.advice = ZERO_GRADIENTS if self._culprits.left_over else SCALE_COLLAPSE.advice
+        finding.kind_advice = ZERO_GRADIENTS if self._culprits.left_over else SCALE_COLLAPSE.advice
 
     def _follow(
         self, fall: Fall, iteration: Iteration, verdict: StepVerdict, scaler: ScalerSettings
@@ -265,7 +265,7 @@ class ScaleDynamics(Detector):
         if fall.reached_step < 0:
             del finding.evidence["loss_scale_reached"], finding.evidence["reached_step"]
         finding.summary = fallen_summary(fall, iteration.loss_scale, iteration.step)
-        finding.advice = fallen_advice(
+        finding.kind_advice = fallen_advice(
             fall, scaler, steps_back, fitted=fall.before <= self._largest_applied
         )
         self._book.report_change(finding)
@@ -311,7 +311,7 @@ class ScaleDynamics(Detector):
             f"Steps are taken at a loss scale below 1 since step {finding.first_step}, and it is"
             f" {scale_text(scale)} at step {iteration.step}: below 1 the loss is being shrunk"
         )
-        finding.advice = SCALE_BELOW_ONE.advice
+        finding.kind_advice = SCALE_BELOW_ONE.advice
         if low.amax > 0.0:
             finding.evidence["largest_gradient"] = low.amax
             finding.evidence["measured_step"] = float(low.measured)
@@ -327,7 +327,7 @@ class ScaleDynamics(Detector):
                     f", although the largest gradient, {low.amax:.3g} without the scale at step"
                     f" {low.measured}, would fit a larger one"
                 )
-                finding.advice = (
+                finding.kind_advice = (
                     f"Raise the scale by hand once what brought it down is gone:"
                     f" scaler.update({scale_argument(fits)}) in place of one scaler.update(). It is the largest"
                     f" that steps were taken with and that leaves the gradients room. If it falls"
@@ -346,7 +346,9 @@ class ScaleDynamics(Detector):
             self._describe_low(finding, iteration)
         else:
             finding.severity = Severity.INFO
-            finding.advice = SCALE_BELOW_ONE.advice  # there is nothing to raise by hand any more
+            finding.kind_advice = (
+                SCALE_BELOW_ONE.advice
+            )  # there is nothing to raise by hand any more
             finding.summary = (
                 f"The loss scale was below 1 between steps {finding.first_step} and"
                 f" {finding.last_step}, {scale_text(self._low.deepest)} at the lowest; it has come back to"

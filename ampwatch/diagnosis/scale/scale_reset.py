@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.scaler import ScalerChange
-from ampwatch.diagnosis.scale.kinds import SCALE_RESET
+from ampwatch.diagnosis.scale.kinds import RESTORE, SCALE_RESET
 from ampwatch.numerics.written import scale_argument, scale_text
 from ampwatch.wire.records import Severity
 
@@ -126,7 +126,7 @@ class ScaleReset(Detector):
             summary=summary,
             # Without the scale before it may be the first training with a scaler at all.
             severity=Severity.WARNING if change.known_before else Severity.INFO,
-            advice=_advice(change, self._before),
+            kind_advice=_advice(change, self._before),
             first_step=since,
             is_once=True,
             phase="config",
@@ -139,8 +139,6 @@ def _advice(change: ScalerChange, before: float) -> str:
     """Return what to do; where the scale before is known, which one to begin with."""
     if change.made_anew:
         return MAKE_ONCE
-    known = "" if math.isnan(before) else scale_argument(before)
-    text = SCALE_RESET.advice
-    if known:
-        text = text.replace(", to that of the end of the run before", "").replace("...", known)
-    return text
+    if math.isnan(before):
+        return SCALE_RESET.advice
+    return RESTORE.format(which="", scale=scale_argument(before))

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.state.kinds import DIVERGENCE
-from ampwatch.wire.records import SkipClass, Topic
+from ampwatch.wire.records import SkipClass, Topic, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

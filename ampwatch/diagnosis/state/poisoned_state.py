@@ -9,7 +9,6 @@ from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.births import OpTrace
 from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
 from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
 from ampwatch.diagnosis.state.kinds import (
     BUFFER_NONFINITE,
@@ -17,7 +16,7 @@ from ampwatch.diagnosis.state.kinds import (
     PARAM_NONFINITE,
 )
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.wire.records import Topic
+from ampwatch.wire.records import Topic, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +136,7 @@ class PoisonedState(Detector):
                 f"{counted(count, 'parameter')} {have} NaN elements from before step {broken.step} on:"
                 f" {which} {in_words(where)}. No op that was watched has made them; what is computed with them is NaN"
             ),
-            advice=WERE_BROKEN,
+            kind_advice=WERE_BROKEN,
             dtype=broken.dtype,
             evidence={"tensors": float(count)},
         )
@@ -235,7 +234,7 @@ class PoisonedState(Detector):
             place,
             iteration.step,
             summary=says,
-            advice=PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND,
+            kind_advice=PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND,
             op="" if by is None else by.op,
             source="" if by is None else by.source,
             phase="optimizer",

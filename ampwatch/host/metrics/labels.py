@@ -58,7 +58,7 @@ LABELS: dict[str, str] = {
     "place": "Where a finding was made, in words: `module encoder.0`, `parameter fc.weight`, `the loss, outside the model`; `other` where a rank has had too many.",
     "op": "Base name of the ATen op at fault; empty where no op is.",
     "first_step": "First iteration in which a finding was seen.",
-    "remedy": "First sentence of what to change.",
+    "remedy": "What to do first: the remedy that was tried on the batch that failed and cures it, else the first sentence of what to change.",
     "cause": "`true` for the rank whose failure made the other ranks end, else `false`.",
     "error": "Class of the exception that ended a rank, or `killed`.",
     "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",

@@ -8,8 +8,9 @@ from ampwatch.diagnosis.kinds.registry import KINDS
 from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Exemplified, Metric
 from ampwatch.host.metrics.scopes import PER_RANK, each, part
-from ampwatch.report.accounts import cut, first_sentence, place
+from ampwatch.report.accounts import place
 from ampwatch.report.endings import Failure
+from ampwatch.report.headline import first_remedy
 from ampwatch.report.verdict import Level
 from ampwatch.wire.records import RunState
 
@@ -29,6 +30,9 @@ training in which something else breaks every hour must not make series without 
 MAX_TEXT = 160
 """Characters of a label that is text."""
 
+MAX_REMEDY = 400
+"""Characters of a remedy: the longest first sentence of a kind's advice is to be read whole."""
+
 OTHER = "other"
 
 
@@ -45,8 +49,8 @@ def _root(rank: RankView) -> Table:
             rank.roots.add(where)
     kind, *rest = (encodable(text)[:MAX_TEXT] for text in where)
     # That of a place that is not named may be another one each time, too.
-    remedy = "" if OTHER in where else encodable(cut(first_sentence(finding.advice), MAX_TEXT))
-    yield (kind, story.severity.value, *rest, remedy), 1
+    remedy = "" if OTHER in where else first_remedy(finding, MAX_REMEDY)
+    yield (kind, story.severity.value, *rest, encodable(remedy)[:MAX_REMEDY]), 1
 
 
 def _failure(rank: RankView) -> Table:
@@ -66,7 +70,7 @@ VERDICT: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_root_info",
-        "The finding that the verdict on the rank speaks of (value is always 1): its kind, the worst severity of what it explains, its place in words, its op, its first iteration and the first sentence of what to change. Absent where nothing alarming is current.",
+        "The finding that the verdict on the rank speaks of (value is always 1): its kind, the worst severity of what it explains, its place in words, its op, its first iteration and what to do first. Absent where nothing alarming is current.",
         PER_RANK.by("kind", "severity", "place", "op", "first_step", "remedy", read=_root),
     ),
     Metric(

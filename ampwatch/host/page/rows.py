@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.report.accounts import place
 from ampwatch.report.glossary import Glossary
-from ampwatch.report.headline import has_tried_remedy
 from ampwatch.report.pages import route_about
 from ampwatch.report.words import quantity, scale
 from ampwatch.wire.records import SKIP_CLASSES
@@ -87,7 +86,7 @@ def finding_row(finding: Finding, *, current: bool) -> State:
         "evidence_words": {name: _written(name, v) for name, v in finding.evidence.items()},
         "summary": finding.summary,
         "advice": finding.advice,
-        "is_tried": has_tried_remedy(finding),
+        "tried": [tried._asdict() for tried in finding.tried],
         "terms": _terms(finding.summary, finding.advice),
         "root": finding.root,
         "caused_by": finding.caused_by,

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.places import in_words
 from ampwatch.diagnosis.rounding.kinds import PLAN_LEFT
 from ampwatch.lab.precision.evidence import OperandsMeasured, PlanMade
 from ampwatch.lab.precision.products import CastLoss, cast_loss, product_db
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.whatif import scale_window
-from ampwatch.wire.records import FORWARD, PRODUCTS, Operand
+from ampwatch.wire.records import FORWARD, PRODUCTS, Operand, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -122,9 +122,10 @@ class Webhook(Action):
 
     def _body(self, news: News) -> bytes:
         finding, since = news.finding, news.escalated_from
-        fields = asdict(finding)
+        fields = asdict(finding) | {"advice": finding.advice}
         fields["severity"] = finding.severity.value
         fields["evidence"] = {name: _number(value) for name, value in finding.evidence.items()}
+        fields["tried"] = [tried._asdict() for tried in finding.tried]
         body = {
             "version": BODY_VERSION,
             **self._run,

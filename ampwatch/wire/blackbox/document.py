@@ -22,6 +22,8 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec import convert
+
 from ampwatch.errors import ReportError
 from ampwatch.numerics.blocks import (
     BLOCK_SIZES,
@@ -55,6 +57,7 @@ from ampwatch.wire.records import (
     StepPhase,
     StepRecord,
     Topic,
+    Tried,
 )
 from ampwatch.wire.records.fields import MAX_COUNT
 from ampwatch.wire.ring.text import harmless, parse_json, refuse
@@ -146,7 +149,7 @@ def _box(box: Box) -> dict[str, Any]:
         "written_by": box.written_by,
         "facts": dict(box.facts),
         "settings": {name: _plain(value) for name, value in box.settings.items()},
-        "findings": [_fields(finding) for finding in box.findings],
+        "findings": [_of_finding(finding) for finding in box.findings],
         "steps": _table(StepRecord, box.steps),
         "optimizers": _table(OptimizerRecord, box.optimizers),
         "ranges": [_fields(record) for record in box.ranges],
@@ -164,6 +167,12 @@ def _box(box: Box) -> dict[str, Any]:
     if box.layers:
         members["layers"] = [_fields(record) for record in box.layers]
     return members
+
+
+def _of_finding(finding: Finding) -> dict[str, Any]:
+    # Older releases, and scripts, read all of the advice in one member.
+    tried = [one._asdict() for one in finding.tried]
+    return {**_fields(finding), "advice": finding.advice, "tried": tried}
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -214,7 +223,7 @@ def _read_box(value: object) -> Box:
         written_by=_text(given["written_by"]),
         facts={_text(k): _text(v) for k, v in _object(given["facts"]).items()},
         settings={_text(k): _setting(v) for k, v in _object(given["settings"]).items()},
-        findings=[_read(Finding, f) for f in _list(given["findings"], 4096)],
+        findings=[_finding(f) for f in _list(given["findings"], 4096)],
         steps=_rows(StepRecord, given["steps"]),
         optimizers=_rows(OptimizerRecord, given["optimizers"]),
         ranges=[_read(RangeRecord, r) for r in _list(given["ranges"], 4096)],
@@ -240,6 +249,17 @@ def _read(kind: type[R], value: object) -> R:
     # Fields that this release does not know are passed over, so that a newer report can be read.
     given = {**_ADDED.get(kind, {}), **_object(value)}
     return kind(**{f.name: _CHECKS[str(f.type)](given[f.name]) for f in fields(kind)})  # type: ignore[arg-type]
+
+
+def _finding(value: object) -> Finding:
+    given = _object(value)
+    # Older releases have put what was tried into the advice, as words.
+    return _read(Finding, {"kind_advice": given["advice"], **given})
+
+
+def _tried(value: object) -> tuple[Tried, ...]:
+    given = [harmless(_object(one)) for one in _list(value, 16)]
+    return tuple(convert([one[name] for name in Tried._fields], Tried) for one in given)
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -376,6 +396,7 @@ def _level(value: object) -> BlockLevel:
 
 
 _ADDED: dict[type[Any], dict[str, Any]] = {
+    Finding: {"tried": []},
     StepRecord: {
         "phases": [0.0] * len(StepPhase),
         "total_samples": -1,
@@ -403,6 +424,7 @@ _CHECKS: dict[str, Callable[[object], Any]] = {
     "Label": _label,
     "dict[str, float]": _evidence,
     "Severity": Severity,
+    "tuple[Tried, ...]": _tried,
     "SkipClass": _named({c.label: c for c in SkipClass}),
     "Operand": _named({o.label: o for o in Operand}),
     "list[OperandRecord]": _operands,

@@ -29,6 +29,7 @@ from ampwatch.wire.records.ops import (
     OpRow,
     OpTotal,
 )
+from ampwatch.wire.records.places import in_words
 from ampwatch.wire.records.plans import (
     FORWARD,
     GRAD_INPUT,
@@ -40,6 +41,7 @@ from ampwatch.wire.records.plans import (
     formats_of_words,
 )
 from ampwatch.wire.records.ranges import ALL_MODULES, RangeRecord, SamplingRecord, Topic
+from ampwatch.wire.records.remedies import Measure, Remedy, Tried
 from ampwatch.wire.records.run import (
     MEMORY_LIMIT,
     MEMORY_PARTS,
@@ -107,6 +109,7 @@ __all__ = [
     "KernelRow",
     "KernelTotal",
     "LayerRecord",
+    "Measure",
     "MemoryRecord",
     "OpRow",
     "OpTotal",
@@ -118,6 +121,7 @@ __all__ = [
     "PlanRecord",
     "RangeRecord",
     "Record",
+    "Remedy",
     "RunIdentity",
     "RunState",
     "SamplingRecord",
@@ -127,10 +131,12 @@ __all__ = [
     "StepPhase",
     "StepRecord",
     "Topic",
+    "Tried",
     "WindowRecord",
     "WindowSkip",
     "formats_in_words",
     "formats_of_words",
+    "in_words",
     "memory_fact",
 ]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ampwatch.wire.records.fields import Count
+from ampwatch.wire.records.remedies import Tried, words_of
 
 
 class Severity(str, Enum):
@@ -41,17 +42,21 @@ class Finding:
         count: In how many iterations it was seen.
         evidence: The numbers it rests on, by name.
         summary: One sentence: what happened, where, since when.
-        advice: What to change, naming the API.
+        kind_advice: What to change, as advised for the kind, naming the API. ``advice`` has what was
+            tried as well.
         root: False when another finding explains this one.
         caused_by: Kind and place of that finding, as ``kind@where``; empty for a root.
         source: ``file:line`` of the user's code, where known.
+        tried: Remedies that were tried on a batch that failed: what was changed (``measure``, ``module``),
+            the iteration (``step``), whether it ``cures``, and what failed in spite of it (``then_op``,
+            ``then_module``).
     """
 
     kind: str
     severity: Severity
     where: str
     summary: str
-    advice: str
+    kind_advice: str
     op: str = ""
     phase: str = ""
     dtype: str = ""
@@ -62,6 +67,17 @@ class Finding:
     root: bool = True
     caused_by: str = ""
     source: str = ""
+    tried: tuple[Tried, ...] = ()
+
+    @property
+    def advice(self) -> str:
+        """What to change: what came of the remedies that were tried, then ``kind_advice``."""
+        return f"{words_of(self.tried)} {self.kind_advice}".strip()
+
+    @property
+    def cure(self) -> Tried | None:
+        """The first remedy that was tried and cures it, which is the smallest change of those that do."""
+        return next((t for t in self.tried if t.cures), None)
 
     @property
     def key(self) -> str:

@@ -85,8 +85,8 @@ MAX_DTYPE_NAME = 32
 
 _CUTS = ((4096, 256), (1024, 64), (256, 32), (64, 16), (16, 4))
 """Longest text (characters) and most entries of a dict, tried in turn until a record fits.
-The last fits into 8 slots whatever a finding says: 10 texts and 4 names at 4 bytes a
-character at most, and the numbers."""
+The last fits into 8 slots whatever a finding says: 9 texts, 4 names, and 3 texts of each of 3
+remedies at 4 bytes a character at most, and the numbers."""
 
 _MIN_SCALE, _MAX_SCALE = 2.0**-149, 2.0**128
 """The loss scale is a float32 tensor; one that has halved itself too often is 0."""

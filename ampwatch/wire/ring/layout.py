@@ -60,7 +60,7 @@ sensors as well. 5: ranges say what a format has flushed, and what that was befo
 6: checksums of weights as well. 7: norms of gradients in their ranges. 8: where the time of steps
 goes, on the host in their records and on a device in records of its own; memory, blocks
 in ranges, and precision plans, as well. 9: checksums are all that ranks are compared by; culprits
-of skipped steps as well.
+of skipped steps, and what was tried about findings, as well.
 """
 
 MAGIC = b"AMPWATCH"

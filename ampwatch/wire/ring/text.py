@@ -13,10 +13,10 @@ _HARMFUL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud80
 
 
 def cut_text(value: Any, length: int, entries: int) -> Any:
-    """Return a text, or a dict with its texts, without what is beyond the limits.
+    """Return a text, or a dict or tuple with its texts, without what is beyond the limits.
 
     Args:
-        value: Text or a dict; anything else is returned as it is.
+        value: Text, a dict or a tuple; anything else is returned as it is.
         length: Longest text. Unit: characters.
         entries: Most entries of a dict.
     """
@@ -29,15 +29,19 @@ def cut_text(value: Any, length: int, entries: int) -> Any:
     if isinstance(value, dict):
         first = islice(value.items(), entries)
         return {cut_text(name, length, 0): cut_text(item, length, 0) for name, item in first}
+    if isinstance(value, tuple):
+        return tuple(cut_text(item, length, entries) for item in value)
     return value
 
 
 def harmless(value: Any) -> Any:
-    """Return a text, or a dict with its texts, with nothing that a terminal would obey."""
+    """Return a text, or a dict or tuple with its texts, with nothing that a terminal would obey."""
     if type(value) is str:  # enumerations of text are left as they are
         return _HARMFUL.sub("\N{REPLACEMENT CHARACTER}", value)
     if isinstance(value, dict):
         return {harmless(name): harmless(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return getattr(value, "_make", tuple)(map(harmless, value))  # those with names keep them
     return value
 
 

@@ -12,11 +12,12 @@ from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.births import Answer, BadInput, Fault, OpTrace, Origin, Values
 from ampwatch.diagnosis.forward.culprit_ops import DOUBT_STEPS, RECURS, CulpritOps
+from ampwatch.diagnosis.forward.kinds import KEEP_OFF_ZERO
 from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.wire.records import Finding, Severity, SkipClass
+from ampwatch.wire.records import Finding, Measure, Severity, SkipClass, Tried
 from tests.workshop.births import BIG, INF, MASK, NAN, TINY, backward, born, outside, traced
 from tests.workshop.simulation import Simulation
 
@@ -182,6 +183,20 @@ def test_float32_is_advised_where_it_was_seen_to_help(
 
     assert forward.advice.startswith("Compute this in float32") is is_advised
     assert desk.only.advice.startswith("Compute what has this derivative in") is is_advised
+
+
+def test_float32_that_was_tried_in_vain_is_not_advised(desk: Desk) -> None:
+    """Neither first nor last; nor is it where it is tried after the finding was made."""
+    birth = born("div", inputs=(BIG, TINY), answer=Answer(Fault.POINT, 7e4), **OVER)
+    made = _said(birth, desk)
+    assert made.advice.startswith("Compute this in float32")
+
+    _said(birth, desk, tried=[Tried(Measure.MODULE_IN_FLOAT32, "block", 0, cures=False)])
+
+    assert made.kind_advice == KEEP_OFF_ZERO
+    assert made.advice.startswith(
+        "Tried on the batch of step 0: module block in float32 (its output"
+    )
 
 
 @pytest.mark.parametrize("is_on", [False, True])

@@ -1,15 +1,13 @@
-"""Remedies: what is tried for a failure, and what is said of it."""
+"""Remedies: what is tried for a failure."""
 
 from __future__ import annotations
 
-import pytest
-
 from ampwatch.diagnosis.evidence.births import Birth, Origin, Values
-from ampwatch.diagnosis.evidence.remedies import Measure, Remedy, Tried
 from ampwatch.diagnosis.forward.births import Diagnosed
+from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW, MASKED_ROW_NAN
-from ampwatch.diagnosis.forward.remedies import remedies_for, words_of
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.wire.records import Measure, Remedy
 
 
 def found(
@@ -48,42 +46,3 @@ def test_bfloat16_is_no_remedy_for_bfloat16() -> None:
     """And outside of the model there is no module to run otherwise."""
     assert remedies_for(found(inside=False), ["bfloat16"]) == []
     assert Remedy(Measure.BFLOAT16) not in remedies_for(found(), ["bfloat16"])
-
-
-MODULE = Remedy(Measure.MODULE_IN_FLOAT32, "blocks.2")
-SUMS = Remedy(Measure.SUMS_IN_FLOAT32)
-BFLOAT16 = Remedy(Measure.BFLOAT16)
-
-
-@pytest.mark.parametrize(
-    ("tried", "words"),
-    [
-        ([], ""),
-        (
-            [Tried(MODULE, cures=True)],
-            "Tried on the batch of step 7: module blocks.2 in float32 cures it.",
-        ),
-        (
-            [Tried(MODULE, cures=False, then_op="_to_copy", then_module="blocks.3")],
-            (
-                "Tried on the batch of step 7: module blocks.2 in float32 (then _to_copy in module blocks.3 fails)"
-                " does not cure it."
-            ),
-        ),
-        (
-            [
-                Tried(Remedy(Measure.MODULE_IN_FLOAT32), cures=True),
-                Tried(SUMS, cures=False),
-                Tried(BFLOAT16, cures=True),
-            ],
-            (
-                "Tried on the batch of step 7: the model itself in float32 and bfloat16 instead of"
-                " float16 each cure it; the residual stream in float32 (its output is not finite"
-                " either) does not."
-            ),
-        ),
-    ],
-)
-def test_what_cured_it_comes_before_what_did_not(tried: list[Tried], words: str) -> None:
-    """One sentence, with what failed next."""
-    assert words_of(tried, 7) == words

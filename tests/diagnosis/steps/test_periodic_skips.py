@@ -90,7 +90,7 @@ def test_a_batch_of_nans_is_a_fault_of_the_data() -> None:
             severity=Severity.WARNING,
             where="",
             summary="",
-            advice="",
+            kind_advice="",
             phase="forward",
             first_step=8,
             last_step=80,

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ampwatch.diagnosis.kinds.registry import ROWS
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.metrics.prometheus import FleetCollector
-from ampwatch.host.metrics.verdict import MAX_ROOTS, OTHER
+from ampwatch.host.metrics.verdict import MAX_REMEDY, MAX_ROOTS, OTHER
+from ampwatch.report.accounts import first_sentence
+from ampwatch.report.headline import first_remedy
 from ampwatch.settings import Settings
 from ampwatch.wire.records import FindingRecord, Severity
 from tests.workshop.clocks import START, Clock
@@ -28,7 +31,7 @@ def broken(**changes: object) -> Finding:
     made = finding("forward_overflow", "encoder.0", last_step=9).finding
     said = {
         "summary": "It broke",
-        "advice": "Keep torch.exp in float32. Or use bfloat16.",
+        "kind_advice": "Keep torch.exp in float32. Or use bfloat16.",
         "op": "exp",
     }
     return replace(made, **{**said, **changes})
@@ -54,6 +57,13 @@ def test_the_root_has_its_place_and_what_to_do_first() -> None:
             "remedy": "Keep torch.exp in float32.",
         }
     ]
+
+
+def test_what_to_do_first_is_a_whole_sentence() -> None:
+    """It is all that an alert says of it, on a telephone."""
+    for row in ROWS:
+        found = broken(kind_advice=row.advice)
+        assert first_remedy(found, MAX_REMEDY) == first_sentence(row.advice)
 
 
 def test_nothing_alarming_is_no_root() -> None:

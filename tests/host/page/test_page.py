@@ -18,10 +18,11 @@ from ampwatch.host.page.lines import Shown
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.rows import COLUMNS
 from ampwatch.settings import Settings
-from ampwatch.wire.records import ALL_MODULES, FindingRecord, RunState, Severity
+from ampwatch.wire.records import ALL_MODULES, FindingRecord, Measure, RunState, Severity, Tried
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.fleets import fleet_of, made_up_fleet, put
 from tests.workshop.records import (
+    alarm,
     end,
     finding,
     histogram,
@@ -138,18 +139,20 @@ def test_numbers_that_json_does_not_know_are_reported_in_words() -> None:
 def test_the_words_of_a_finding_are_explained_and_what_was_tried_is_marked() -> None:
     """Each word once for all findings; a finding names those that come up in it."""
     fleet = made_up_fleet()
-    made = finding("forward_overflow", evidence={"tried_step": 7.0}).finding
-    words = "Tried on the batch of step 7: bfloat16 instead of float16 cures it. Use it."
-    plain = replace(made, kind="headroom_low", advice="Wait.", evidence={}, summary="It is hot.")
-    for one in (replace(made, advice=words, summary="exp overflowed."), plain):
+    made = finding("forward_overflow", summary="exp overflowed.").finding
+    made.tried = (Tried(Measure.BFLOAT16, "", 7, cures=True),)
+    plain = alarm("headroom_low", summary="It is hot.", kind_advice="Wait.")
+    for one in (made, plain):
         put(fleet, "/gpt-0.ring", identity(), [FindingRecord(one)])
 
     state = sent(Feed(fleet, NOW).full())
 
     found = state["runs"]["gpt"]["ranks"]["0"]["findings"]
     tried, other = (found[f"{k}@optimizer:0"] for k in ("forward_overflow", "headroom_low"))
-    assert (tried["is_tried"], tried["terms"]) == (True, ["overflow", "bfloat16"])
-    assert (other["is_tried"], other["terms"]) == (False, [])
+    assert [(t["measure"], t["cures"]) for t in tried["tried"]] == [("bfloat16", True)]
+    assert tried["advice"].startswith("Tried on the batch of step 7: bfloat16 instead of float16")
+    assert tried["terms"] == ["overflow", "bfloat16"]
+    assert (other["tried"], other["terms"]) == ([], [])
     assert state["glossary"]["overflow"].startswith("a result larger than the largest number")
 
 

@@ -18,7 +18,7 @@ import ampwatch
 from ampwatch import actions
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.training.actions.base import Subscription
-from ampwatch.wire.records import Finding, Severity
+from ampwatch.wire.records import Finding, Measure, Severity, Tried
 from tests.trainings import Net, Run, adamw, scaler
 from tests.workshop.records import identity
 from tests.workshop.servers import Quiet, answering
@@ -45,7 +45,9 @@ def collapsing(**options: Any) -> Run:
 def made(
     severity: Severity = Severity.CRITICAL, kind: str = "scale_collapse", **changes: Any
 ) -> Finding:
-    return Finding(kind, severity, "optimizer:0", summary="It broke", advice="Mend it", **changes)
+    return Finding(
+        kind, severity, "optimizer:0", summary="It broke", kind_advice="Mend it", **changes
+    )
 
 
 class Server:
@@ -300,14 +302,19 @@ def test_a_root_is_posted_as_bad_as_its_story_and_a_symptom_with_its_root() -> N
 
 
 def test_numbers_that_are_not_finite_are_words_in_the_body() -> None:
-    """Strict JSON, for parsers in other languages."""
+    """Strict JSON, for parsers in other languages; and what was tried by name, and in the advice."""
+    tried = (Tried(Measure.BFLOAT16, "", 7, cures=True),)
     with Server().running() as server:
         hook = patient(server.url)
-        hook(made(evidence={"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.5}))
+        hook(made(evidence={"a": math.nan, "b": math.inf, "c": -math.inf, "d": 0.5}, tried=tried))
         hook.close()
 
-    evidence = server.bodies[0]["finding"]["evidence"]
-    assert evidence == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}
+    posted = server.bodies[0]["finding"]
+    assert posted["evidence"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}
+    assert posted["tried"][0]["cures"] is True
+    assert posted["advice"] == (
+        "Tried on the batch of step 7: bfloat16 instead of float16 cures it. Mend it"
+    )
 
 
 def test_a_webhook_tries_again_and_counts(caplog: pytest.LogCaptureFixture) -> None:

@@ -66,6 +66,9 @@ def test_any_reader_of_json_can_read_it() -> None:
 
     assert (read["format"], read["version"]) == ("ampwatch-report", 1)
     assert first["loss_scale"] == "NaN"
+    assert rank["findings"][0]["advice"].startswith(
+        "Tried on the batch of step 6: bfloat16 instead"
+    )
     assert rank["findings"][1]["evidence"] == {
         "loss_scale": 2.0**-15,
         "steps_to_floor": "Infinity",
@@ -78,6 +81,7 @@ def test_a_report_of_an_older_release_is_read() -> None:
     meant = box()
     # What was not asked then is not known.
     meant.ranges = [replace(r, flushed=-1, norm=math.nan) for r in meant.ranges]
+    meant.findings = [replace(f, tried=()) for f in meant.findings]
 
     assert repr(read) == repr(meant)
 
@@ -119,6 +123,9 @@ def damage(*way: str | int, value: object) -> Callable[[dict[str, Any]], None]:
         damage("ranks", 0, "identity", "run", value="a\nb"),
         damage("ranks", 0, "findings", 0, "count", value=10**30),
         damage("ranks", 0, "findings", 0, "evidence", value={"a": "b"}),
+        damage("ranks", 0, "findings", 0, "tried", 0, value=["bfloat16", "", 0, True]),
+        damage("ranks", 0, "findings", 0, "tried", 0, "measure", value="magic"),
+        damage("ranks", 0, "findings", 0, "tried", value=[{}]),
         damage("ranks", 0, "steps", "rows", 0, value=[1, 2]),
         damage("ranks", 0, "steps", "rows", 0, 0, value=[]),
         damage("ranks", 0, "steps", "columns", 0, value="nothing"),

@@ -4,18 +4,26 @@ import dataclasses
 import pickle
 import typing
 
+import pytest
+
 from ampwatch.wire import records
 from ampwatch.wire.records import (
     SKIP_CLASSES,
     Finding,
     FindingRecord,
     LayerRecord,
+    Measure,
     OperandRecord,
     Severity,
     SkipClass,
+    Tried,
 )
+from ampwatch.wire.records.remedies import words_of
 
 TYPES = [v for v in vars(records).values() if dataclasses.is_dataclass(v) and isinstance(v, type)]
+MODULE = Tried(Measure.MODULE_IN_FLOAT32, "blocks.2", 7, cures=True)
+SUMS = Tried(Measure.SUMS_IN_FLOAT32, "", 7, cures=False)
+BFLOAT16 = Tried(Measure.BFLOAT16, "", 7, cures=True)
 
 
 def test_the_union_names_every_record() -> None:
@@ -39,3 +47,22 @@ def test_a_record_survives_pickling() -> None:
     record = FindingRecord(Finding("kind", Severity.INFO, "loss", "s", "a", evidence={"x": 0.5}))
 
     assert pickle.loads(pickle.dumps(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("tried", "words"),
+    [
+        ([MODULE], "module blocks.2 in float32 cures it"),
+        (
+            [MODULE._replace(cures=False, then_op="mm", then_module="blocks.3")],
+            "module blocks.2 in float32 (then mm in module blocks.3 fails) does not cure it",
+        ),
+        (
+            [MODULE._replace(module=""), SUMS, BFLOAT16],
+            "the model itself in float32 and bfloat16 instead of float16 each cure it; the residual stream in float32 (its output is not finite either) does not",
+        ),
+    ],
+)
+def test_what_cured_it_comes_before_what_did_not(tried: list[Tried], words: str) -> None:
+    """One sentence, with what failed next."""
+    assert words_of(tried) == f"Tried on the batch of step 7: {words}."

@@ -21,6 +21,7 @@ from ampwatch.wire.records import (
     FallbackTotal,
     FindingRecord,
     KernelTotal,
+    Measure,
     OptimizerRecord,
     OpTotal,
     RangeRecord,
@@ -28,6 +29,7 @@ from ampwatch.wire.records import (
     SamplingRecord,
     SkipClass,
     StepRecord,
+    Tried,
     WindowRecord,
 )
 from ampwatch.wire.ring import layout
@@ -209,14 +211,20 @@ def window(kernels: int = 2) -> WindowRecord:
     )
 
 
+TRIED = (
+    Tried(Measure.MODULE_IN_FLOAT32, "a", 7, cures=False, then_op="mm"),
+    Tried(Measure.BFLOAT16, "", 7, cures=True),
+)
+
+
 def finding(
-    where: str = "encoder.0", count: int = 1, advice: str = "use bfloat16"
+    where: str = "encoder.0", count: int = 1, kind_advice: str = "use bfloat16"
 ) -> FindingRecord:
     return workshop.finding(
         "activation_overflow",
         where,
         summary="the output of encoder.0 is infinite since step 7",
-        advice=advice,
+        kind_advice=kind_advice,
         op="addmm",
         phase="forward",
         dtype="float16",
@@ -227,6 +235,7 @@ def finding(
         root=False,
         caused_by="float16_without_scaler@api",
         source="train.py:12",
+        tried=TRIED,
     )
 
 

@@ -32,6 +32,7 @@ from tests.wire.ring.samples import (
     FAILURE,
     IDENTITY,
     NAN_STEP,
+    TRIED,
     changed,
     finding,
     optimizer,
@@ -72,6 +73,7 @@ WORDS = "Grüße 梯度 🙂"
                 root=False,
                 caused_by=WORDS,
                 source=WORDS,
+                tried=(TRIED[0]._replace(module=WORDS, step=MOST, then_module=WORDS),),
             )
         ),
         changed(FAILURE, sensor=WORDS, errors=MOST, step=MOST, message=""),
@@ -124,7 +126,7 @@ def test_numbers_of_other_libraries_are_written_as_numbers() -> None:
 
 
 def test_the_worst_text_still_fits_into_the_smallest_message() -> None:
-    """Ten texts and three hundred numbers, each character six bytes long in JSON."""
+    """Texts, three hundred numbers and as many remedies as are tried, each character six bytes long in JSON."""
     worst = "\x01" * 50_000
     full = Finding(
         worst,
@@ -142,6 +144,7 @@ def test_the_worst_text_still_fits_into_the_smallest_message() -> None:
         root=False,
         caused_by=worst,
         source=worst,
+        tried=(TRIED[0]._replace(module=worst, then_op=worst, then_module=worst),) * 3,
     )
 
     for record in (
@@ -157,13 +160,13 @@ def test_the_worst_text_still_fits_into_the_smallest_message() -> None:
 
 def test_text_is_cut_no_more_than_needed_and_marked() -> None:
     """A long advice does not cost the name of the module."""
-    record = finding(where="m" * 900, advice="a" * 50_000)
+    record = finding(where="m" * 900, kind_advice="a" * 50_000)
 
     read = decode(*encode(record, LIMIT))
 
     assert isinstance(read, FindingRecord)
     assert read.finding.where == "m" * 900
-    assert read.finding.advice == "a" * 4095 + "…"
+    assert read.finding.kind_advice == "a" * 4095 + "…"
     assert read.finding.evidence == record.finding.evidence
 
 
@@ -182,6 +185,9 @@ def test_text_that_a_terminal_would_obey_is_made_harmless(written: str, read: st
     kind, payload = encode(EndRecord(RunState.FAILED, written, 1), LIMIT)
 
     assert decode(kind, payload) == EndRecord(RunState.FAILED, read, 1)
+    found = replace(finding().finding, tried=(TRIED[1]._replace(module=written),))
+    came = decode(*encode(FindingRecord(found), LIMIT))
+    assert came.finding.tried == (TRIED[1]._replace(module=read),)  # type: ignore[union-attr]
 
 
 def test_a_lone_surrogate_smuggled_in_as_bytes_is_refused() -> None:
@@ -230,6 +236,9 @@ def test_packed_numbers_that_no_writer_means_are_refused(wrong: Record) -> None:
         (finding().finding, {"where": None}),
         (finding().finding, {"evidence": {"a": True}}),
         (finding().finding, {"evidence": [1.0]}),
+        (finding().finding, {"tried": [("magic", "", 0, True)]}),
+        (finding().finding, {"tried": [("bfloat16", "", -1, True)]}),
+        (finding().finding, {"tried": [("bfloat16", "", 0, 1)]}),
         (FACTS, {"facts": {"a": 1}}),
         (END, {"state": "running"}),
         (FAILURE, {"sensor": ""}),

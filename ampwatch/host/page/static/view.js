@@ -118,7 +118,7 @@ function findingDetails(key, findings, glossary) {
   const cause = f.root ? undefined : findings[f.caused_by];
   if (cause) box.prepend(make("p", { class: "place" }, `↳ explained by ${cause.kind} (${cause.place})`));
   const advice = make("p", { class: "advice" }, make("span", { class: "now" }, "What to change:"), " ");
-  if (f.is_tried) advice.append(make("span", { class: "tried" }, TRIED), " ");
+  if (f.tried.some((tried) => tried.cures)) advice.append(make("span", { class: "tried" }, TRIED), " ");
   advice.append(f.advice);
   if (f.advice) box.append(advice);
   if (Object.keys(f.evidence_words).length) box.append(pairs("evidence", Object.entries(f.evidence_words).map(([name, words]) => [name.replaceAll("_", " "), words])));

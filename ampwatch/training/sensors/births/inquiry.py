@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.evidence.remedies import Tried
 from ampwatch.diagnosis.forward.births import diagnose
+from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
-from ampwatch.diagnosis.forward.remedies import remedies_for
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.dtypes import name_of
@@ -17,14 +16,15 @@ from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
 from ampwatch.training.sensors.births.origins import OriginFollower
 from ampwatch.training.sensors.births.replay import replay_of
 from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
+from ampwatch.wire.records import Tried
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from ampwatch.diagnosis.evidence.births import OpTrace
-    from ampwatch.diagnosis.evidence.remedies import Remedy
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.sensors.births.kept_calls import KeptCall
+    from ampwatch.wire.records import Remedy
 
 REST = 64
 """Iterations after a replay that has named an op in which nothing is replayed: what goes on is the
@@ -200,12 +200,9 @@ class Inquiry:
             if trace is None or replay is None or not replay.applies:
                 continue
             then = diagnose(trace)
-            if then is not None:
-                tried.append(
-                    Tried(remedy, cures=False, then_op=then.birth.op, then_module=then.birth.module)
-                )
-            else:
-                tried.append(Tried(remedy, cures=not trace.loss_nonfinite))
+            cures = then is None and not trace.loss_nonfinite
+            failed = () if then is None else (then.birth.op, then.birth.module)
+            tried.append(Tried(*remedy, step, cures, *failed))
         return tried
 
     def _trace(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ampwatch.diagnosis.evidence.remedies import Measure
 from ampwatch.guard import is_of_a_signal, unbroken
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import HOST, Replaying, autocast_types
@@ -34,18 +33,19 @@ from ampwatch.training.private import (
 )
 from ampwatch.training.sensors.births.kept_calls import Autocast, Draws, ReplayRefusedError
 from ampwatch.training.sensors.births.twin import Twin
+from ampwatch.wire.records import Measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor, nn
 
-    from ampwatch.diagnosis.evidence.remedies import Remedy
     from ampwatch.training.hooks.places import Handle
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.model.names import Names
     from ampwatch.training.ops.info import OpInfo
     from ampwatch.training.sensors.births.kept_calls import KeptCall
+    from ampwatch.wire.records import Remedy
 
     Execute = Callable[[Sequence[Any]], Any]
     """Runs an op with these arguments."""

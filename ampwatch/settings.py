@@ -56,8 +56,11 @@ _WORDS = {
 }
 """Words that are allowed in settings of a single word."""
 
-_SWITCHED = {False: "off", True: "on", "0": "off", "1": "on"}
-"""What else turns something off or on: a bool in the program, a digit in a variable."""
+_SWITCHED = {
+    **dict.fromkeys((False, "0", "false"), "off"),
+    **dict.fromkeys((True, "1", "true"), "on"),
+}
+"""What else turns something off or on, in the program and in a variable."""
 
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 ALL_LISTED = "docs/settings.md lists them all, and so does `python -m ampwatch.settings`"
@@ -235,7 +238,7 @@ class Settings:
                 label = ENVIRONMENT_PREFIX + name.upper()
                 value = environ.get(label) or None
             if value is not None:
-                if _WORDS.get(name) is SWITCH and isinstance(value, (bool, str)):
+                if _WORDS.get(name) is SWITCH and isinstance(value, (int, str)):
                     value = _SWITCHED.get(value, value)
                 values[name] = _checked(label, value, spec.default, spec.metadata)
         for name in DIRECTORIES:
@@ -300,7 +303,7 @@ def _check_words(settings: Settings) -> None:
     if settings.record_dir and settings.level == "light":
         msg = "`record_dir`: expected level standard or deep, at which tensors are seen, got level 'light'"
         raise SettingsError(msg)
-    if settings.record_dir and settings.lab == "off":
+    if settings.record_dir and settings.lab == "off" and settings.level != "off":
         msg = "`record_dir`: expected `lab=True` with it (AMPWATCH_LAB=1), got a training without"
         raise SettingsError(msg)
     parse_override(settings.peak_flops)

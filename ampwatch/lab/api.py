@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ampwatch.training.monitor import Monitor
 
 NOT_READ = (
-    "nothing is measured here: it is at level standard or deep, where values can be read from the"
-    " device; call ampwatch.monitor(model, level='standard', lab=True)"
+    "nothing is measured at this level, or on this device; at level standard or deep it is, where values"
+    " can be read from the device: ampwatch.monitor(model, level='standard', lab=True)"
 )
 
 
@@ -56,7 +56,7 @@ def error_budget(
         The budget. Where there is none, its ``why_not`` says why, and what to do.
 
     Raises:
-        StateError: If the monitor is closed, or was made without ``lab=True``.
+        StateError: If the monitor is closed.
         SettingsError: If the model is not watched, ``loss`` cannot be called, ``dtype`` is not
             float16 or bfloat16, or ``layers_in`` is no format and no plan.
 
@@ -64,15 +64,16 @@ def error_budget(
         Three forwards, of which two in float64, and the backwards of these: some five to fifteen
         steps. Memory of the activations of a batch some seven times over.
     """
-    if watch.closed and watch.settings.level != "off":
+    lab = _part(watch)
+    if lab is None:
+        return ErrorBudget(why_not=_why_none(watch))
+    if watch.closed:
         msg = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
         raise StateError(msg)
     if not (model is None or any(model is one for one in watch.models)):
         msg = f"expected `model` to be a watched one, got another {type(model).__name__}"
         raise SettingsError(msg)
-    asked = checked(model, loss, dtype, layers_in)
-    lab = _part(watch)
-    return ErrorBudget(why_not=_why_none(watch)) if lab is None else lab.budgets.of(asked)
+    return lab.budgets.of(checked(model, loss, dtype, layers_in))
 
 
 def plan(

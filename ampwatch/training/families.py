@@ -49,7 +49,7 @@ from ampwatch.training.sensors.time.phases import PhaseSensor
 from ampwatch.training.sensors.window.sensor import WindowSensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from ampwatch.training.hooks.sensor import Sensor
     from ampwatch.training.iteration.context import Context
@@ -76,7 +76,6 @@ def _samples(context: Context) -> bool:
     return context.samples
 
 
-# What is measured belongs to the iteration that the ledger closes: these are told before the ledger.
 FIRST = (
     Row(Failures, _always),
     Row(Whereabouts, _always),
@@ -89,7 +88,8 @@ FIRST = (
     Row(Programs, lambda c: c.samples and c.peers.world_size == 1),
     Row(Planner, _samples),
 )
-"""Sensors that stand before all others."""
+"""Sensors that stand before all others. What is measured belongs to the iteration that the ledger closes, so all
+that measure are told before the ledger, which is among the last."""
 
 OF_SCALER = (
     Row(GradientUseSensor, lambda c: c.is_scaled),
@@ -145,18 +145,24 @@ OF_STEPS = (
 """Sensors of every level: those that follow steps and their time."""
 
 
-def make(rows: Iterable[Row], context: Context, made: dict[object, Sensor]) -> list[Sensor]:
+def make(
+    rows: Iterable[Row],
+    context: Context,
+    made: dict[object, Sensor],
+    makers: Mapping[object, Callable[[], Sensor]],
+) -> list[Sensor]:
     """Return the sensors of some rows that a training wants, in their order.
 
     Args:
         rows: Rows of the table.
         context: What the sensors share.
         made: Sensors by class: those that are made already are taken, the others are added.
+        makers: How those are made, by class, that need more than the context.
     """
     sensors = []
     for kind, is_wanted in rows:
         if is_wanted(context):
             if kind not in made:
-                made[kind] = kind(context)
+                made[kind] = makers[kind]() if kind in makers else kind(context)
             sensors.append(made[kind])
     return sensors

@@ -7,6 +7,7 @@ found reads theirs, as the daemon does: without trust, without a lock, and witho
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.evidence.replicas import KEPT_CHECKS
 from ampwatch.diagnosis.news import Reason, is_worse
-from ampwatch.errors import RingError
+from ampwatch.errors import LIMITS, RingError
 from ampwatch.guard import Suppress
 from ampwatch.runtime import RING_SUFFIX
 from ampwatch.training.kernels.admission import is_dtensor
@@ -32,21 +33,32 @@ if TYPE_CHECKING:
     from ampwatch.training.model.names import Names
     from ampwatch.wire.records import Finding, RunIdentity
 
+JUST_NS = 2 * 10**9
+"""Time after its end for which a rank counts: ranks that fail together are done within it. Unit: ns."""
+
+MOST_SLOTS = 8192
+"""Slots that are read in one go: a ring of the usual size."""
+
 
 @dataclass(slots=True)
 class _Ring:
     """The ring of another rank, and the newest that it says."""
 
     reader: RingReader
+    is_alive: bool = False
     ended_ns: int = 0
     findings: dict[str, Finding] = field(default_factory=dict)
     checks: deque[ChecksumRecord] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKS))
     culprit: CulpritRecord | None = None
 
-    def read(self) -> bool:
-        """Take in what is new; return whether its rank lives, or has ended in order."""
-        is_alive = self.reader.writer_alive()
-        for record in self.reader.poll():
+    def read(self, most: int) -> bool:
+        """Take in what is new; return whether its rank lives, or has just ended in order.
+
+        Args:
+            most: Slots that are read at most, the newest ones.
+        """
+        self.is_alive = self.reader.writer_alive()
+        for record in self.reader.poll(most):
             if isinstance(record, FindingRecord):
                 self.findings[record.finding.key] = record.finding
             elif isinstance(record, ChecksumRecord):
@@ -55,20 +67,22 @@ class _Ring:
                 self.culprit = record
             elif isinstance(record, EndRecord):
                 self.ended_ns = record.time_ns
-        return is_alive or self.ended_ns > 0
+        return self.is_alive or self.ended_ns > time.time_ns() - JUST_NS
 
 
 class OtherRanks:
     """Reads the rings of the other ranks of a run on this machine. Never raises.
 
-    Those of other jobs of the same name are left out: another launcher has started them, or they
-    had ended when this rank came. So are ranks in containers of their own, whose processes are not
-    to be seen. A rank that was killed does not count any more. Not for several threads at once.
+    Those of other jobs of the same name are left out: another launcher has started them. Of a process that
+    has ended the launcher is not to be seen, so a rank that has ended in order counts for ``JUST_NS`` more,
+    and one that was killed not at all. Left out are rings of other users, and ranks in containers of their
+    own, whose processes are not to be seen. Not for several threads at once.
 
     Args:
         identity: Who reads.
         kinds: Kinds of records that are wanted.
         directories: Where rings are.
+        most: Slots of a ring that are read in one go, the newest ones.
 
     Attributes:
         directories: Where rings are; empty for a rank that has none, and reads none.
@@ -76,18 +90,23 @@ class OtherRanks:
         world_size: Number of ranks of the run, on all machines.
 
     Cost:
-        1 ms for a ring of the usual size that is read for the first time. Later a listing of the
-        directories, 10 us a ring, and 0.1 us a slot that is new.
+        1 ms for a ring of the usual size that is read for the first time, and some 20 us for each record of a
+        wanted kind. Later a listing of the directories, 10 us a ring, and 0.1 us a slot that is new.
     """
 
     def __init__(
-        self, identity: RunIdentity, *kinds: RecordKind, directories: Sequence[Path] = ()
+        self,
+        identity: RunIdentity,
+        *kinds: RecordKind,
+        directories: Sequence[Path] = (),
+        most: int = MOST_SLOTS,
     ) -> None:
         self.directories = directories
         self.rank = identity.rank
         self.world_size = identity.world_size
         self._identity = identity
         self._kinds = (RecordKind.END, *kinds)
+        self._most = most
         self._rings: dict[Path, _Ring | None] = {}
 
     def holders(self, news: News) -> list[int]:
@@ -102,8 +121,9 @@ class OtherRanks:
         return sorted(found)
 
     def checks(self) -> dict[int, list[ChecksumRecord]]:
-        """Return the newest checks of the weights of each rank that has made some, the oldest first."""
-        return {r.reader.identity.rank: list(r.checks) for r in self.read() if r.checks}
+        """Return the newest checks of the weights of each rank that lives and has made some, the oldest first."""
+        alive = [ring for ring in self.read() if ring.is_alive and ring.checks]
+        return {ring.reader.identity.rank: list(ring.checks) for ring in alive}
 
     def culprit(self, since: int) -> tuple[str, list[int]]:
         """Return a parameter whose gradient made ranks skip steps since ``since``, and these ranks.
@@ -118,13 +138,22 @@ class OtherRanks:
         return next(((name, sorted(found)) for name, found in ranks.items()), ("", []))
 
     def read(self) -> list[_Ring]:
-        """Read what is new; return the rings of the ranks that live, or have ended in order."""
+        """Read what is new; return the rings of the ranks that live, or have just ended in order."""
         for directory in self.directories:
             with Suppress(OSError):
                 for path in directory.iterdir():
                     if path.suffix == RING_SUFFIX and path not in self._rings:
-                        self._rings[path] = self._opened(path)
-        return [ring for ring in self._rings.values() if ring is not None and ring.read()]
+                        self._open(path)
+        counted = []
+        for path, ring in self._rings.items():
+            if ring is None:
+                continue
+            if ring.read(self._most):
+                counted.append(ring)
+            else:
+                ring.reader.close()
+                self._rings[path] = None
+        return counted
 
     def close(self) -> None:
         """Let go of the rings."""
@@ -133,26 +162,31 @@ class OtherRanks:
                 ring.reader.close()
         self.directories, self._rings = (), {}
 
-    def _opened(self, path: Path) -> _Ring | None:
-        """Return a ring, if it is of another rank of this job."""
+    def _open(self, path: Path) -> None:
+        """Take in a ring, if it is of another rank of this job."""
         # Of a ring of this process the lock would be lost: see ``wire/ring/lock.py``.
         if path.stem.rsplit("-", 2)[-2:-1] == [str(os.getpid())]:
-            return None
+            self._rings[path] = None
+            return
         try:
             ring = _Ring(RingReader(path, *self._kinds))
-        except RingError:
-            return None
+        except RingError as error:
+            # What the machine refuses now it may grant later.
+            if getattr(error.__cause__, "errno", None) not in LIMITS:
+                self._rings[path] = None
+            return
         who, me = ring.reader.identity, self._identity
         is_of_run = (who.run, who.world_size, who.host) == (me.run, me.world_size, me.host)
-        if is_of_run and who.rank != me.rank and self._is_of_job(ring):
-            return ring
-        ring.reader.close()
-        return None
+        is_ours = ring.reader.uid == os.geteuid() and who.rank != me.rank
+        if is_of_run and is_ours and self._is_of_job(ring):
+            self._rings[path] = ring
+        else:
+            ring.reader.close()
+            self._rings[path] = None
 
     def _is_of_job(self, ring: _Ring) -> bool:
-        if ring.reader.writer_alive():
+        if ring.read(self._most) and ring.is_alive:
             return _launcher_of(ring.reader.writer_pid) == os.getppid()
-        ring.read()
         return ring.ended_ns >= self._identity.started_ns
 
 

@@ -12,7 +12,7 @@ from ampwatch.diagnosis.calls.known_errors import refuses_nonfinite
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
-from ampwatch.guard import Account, Log
+from ampwatch.guard import Account, Guard, Log
 from ampwatch.training import families
 from ampwatch.training.devices import is_readable, limitation
 from ampwatch.training.hooks.bus import Bus
@@ -61,6 +61,8 @@ from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     import torch
 
     from ampwatch.settings import Settings
@@ -214,26 +216,31 @@ class Session:
             IterationLedger: self._ledger,
             Notices: self._notices,
             Regions: context.regions,
-            Programs: Programs(context, self.diagnosis.book),
-            ScalerSuccession: ScalerSuccession(
-                context, partial(bus.call_at_boundary, self._change_scaler)
+        }
+        self._makers: dict[object, Callable[[], Sensor]] = {
+            Programs: partial(Programs, context, self.diagnosis.book),
+            ScalerSuccession: partial(
+                ScalerSuccession, context, partial(bus.call_at_boundary, self._change_scaler)
             ),
         }
         if samples is not None:
             self._made[RangeSamples] = samples
-        first = families.make(families.FIRST, context, self._made)
-        self._of_scaler = families.make(families.OF_SCALER, context, self._made)
+        first = self._make(families.FIRST)
+        self._of_scaler = self._make(families.OF_SCALER)
         self.part = self._make_part(lab, outlet)
-        of_values = families.make(families.OF_VALUES, context, self._made)
+        of_values = self._make(families.OF_VALUES)
         of_part = () if self.part is None else self.part.sensors
         self._made |= {type(sensor): sensor for sensor in of_part}
-        of_steps = families.make(families.OF_STEPS, context, self._made)
+        of_steps = self._make(families.OF_STEPS)
         for sensor in (*first, *self._of_scaler, *of_values, *of_part, *of_steps):
             bus.add(sensor)
         # At `deep` every op is observed, and its region with it.
         bus.may_rest = settings.level != "deep"
         self._attachments: list[Attachment] = []
         self._complaints: set[str] = set()
+
+    def _make(self, rows: Iterable[families.Row]) -> list[Sensor]:
+        return families.make(rows, self._context, self._made, self._makers)
 
     def _make_part(self, lab: PartModule | None, outlet: Outlet) -> Part | None:
         """Return the laboratory's part; ``None`` where it is off, or nothing is measured."""
@@ -253,7 +260,7 @@ class Session:
         old = self._of_scaler
         for sensor in old:
             del self._made[type(sensor)]
-        self._of_scaler = families.make(families.OF_SCALER, self._context, self._made)
+        self._of_scaler = self._make(families.OF_SCALER)
         self.bus.exchange(old, self._of_scaler)
         replay = self._one(ReplaySensor)
         if replay is not None:
@@ -461,7 +468,9 @@ class Session:
         if self._readback.dropped:
             sentences.append(f"{self._readback.dropped} iterations were not observed")
         for sensor in self._made.values():
-            sentences += sensor.not_seen()
+            # Each behind a guard of its own: one that fails must not take the report with it.
+            guard = Guard(sensor.name, self._account)
+            sentences += guard.run(lambda one=sensor: list(one.not_seen())) or ()
         return sentences
 
 

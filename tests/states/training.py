@@ -223,6 +223,6 @@ def _keep(watch: ampwatch.Monitor, sender: Any, notes: Notes) -> None:
     findings = list(watch.findings)
     notes.note("reports", text=watch.report())
     for finding in findings:
-        notes.note("findings", finding=plain(finding))
+        notes.note("findings", finding={**plain(finding), "advice": finding.advice})
     # Posted from a thread of its own, which ends with the last post; the limit only ends a hang.
     assert sender._courier.close(60.0) is None

@@ -136,10 +136,12 @@ def checksum(
     checksum: int = 2**48 - 1,
     first: tuple[int, ...] = (2**48 - 1,),
     then: tuple[int, ...] = (7,),
+    **changes: Any,
 ) -> ChecksumRecord:
     """A check of weights, in as many groups as there are sums."""
     places = (("a.weight", "b.bias"),) * len(first)
-    return ChecksumRecord(step, part, checksum, 12345, 2, places, first, then)
+    made = ChecksumRecord(step, part, checksum, 12345, 2, places, first, then)
+    return replace(made, **changes)
 
 
 def culprit(since: int = 3, parameter: str = "a.weight") -> CulpritRecord:

@@ -72,7 +72,10 @@ def watch(read: Callable[[], Data], state: Data) -> int:
     }
     try:
         while not view.is_over:
-            _show(view, answers, noted)
+            try:
+                _show(view, answers, noted)
+            except OSError:  # the terminal is gone, and what Rich writes last has nowhere to go
+                return 128 + signal.SIGHUP
             number = noted.popleft() if noted else None
             if number == signal.SIGTSTP:
                 os.kill(os.getpid(), signal.SIGSTOP)  # until SIGCONT

@@ -328,7 +328,9 @@ def _outcome(subject: _Subject, fmt: FloatFormat, exponent: int) -> str:
     none = f"none of {those}" if those == "what is left" else "nothing"
     low = f"{percent(outcome.underflow_share)} of {those}" if outcome.underflow else none
     if not outcome.overflow_high:
-        room = "" if subject.is_cut_above else f" (headroom {math.log2(outcome.headroom):.1f} bits)"
+        bits = math.log2(outcome.headroom)
+        is_known = not subject.is_cut_above and math.isfinite(bits)
+        room = f" (headroom {bits:.1f} bits)" if is_known else ""
         high = f"{none} would overflow{room}"
     else:
         least, most = (

@@ -1,4 +1,4 @@
-"""The tape: the file in which a run records chosen steps, for `ampwatch diff` to hold against another.
+"""The tape: the file in which a run records chosen steps, for `ampwatch lab diff` to hold against another.
 
 ``rows.py`` says what is in it, ``files.py`` how it stands in a file, ``elements.py`` the file of the
 elements of one step. No torch here: a tape is read on any machine.

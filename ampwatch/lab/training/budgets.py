@@ -52,9 +52,7 @@ OF_COMPILED = (
     " more of what it computes in float32"
 )
 
-NO_PLAN = (
-    "no plan was asked for yet; the newest one of ampwatch.lab.plan() or `ampwatch plan` is kept"
-)
+NO_PLAN = "no plan was asked for yet; the newest one of ampwatch.lab.plan() or `ampwatch lab plan` is kept"
 
 
 class Asked(NamedTuple):

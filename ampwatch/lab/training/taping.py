@@ -62,7 +62,7 @@ MAX_WAITING = 4096
 class TapeSensor(OpSensor):
     """Records what chosen steps compute: weights, inputs, ops, outputs, gradients, weights again.
 
-    Steps are chosen by their index alone (``wire/tape/schedule.py``), never by what they cost. Nothing
+    Steps are chosen by their index alone (``lab/tape/schedule.py``), never by what they cost. Nothing
     is left out because a device is behind: at its end a recorded step waits for what was measured.
 
     Args:

@@ -2,7 +2,7 @@
 
 Each rank has left its box in the directory of reports when it closed, if it has something to report. It
 waits a moment for the boxes of the others, and reads them. The one that ended first prints a report of
-all that have ended by then, and the others add what differs. Nobody relies on a rank to print later: a
+all that have ended by then, and the others add what differs. None is waited for that has not ended: a
 launcher kills the others when one has failed.
 """
 

@@ -71,6 +71,8 @@ class Programs(Sensor):
 
     def __init__(self, context: Context, judged: Judged) -> None:
         self._names = context.names
+        # The laboratory looks at more: an opening without it is none to it.
+        self._is_lab = context.settings.lab
         self._governor = context.governor
         self._judged = judged
         self._set_up = self._program = ""
@@ -78,7 +80,7 @@ class Programs(Sensor):
 
     def installed(self) -> None:
         """Find out how large the model is, and from where the monitor is made whether to look at the first iteration."""
-        self._set_up = program_of(self._names.modules())
+        self._set_up = self._is_lab + program_of(self._names.modules())
         self._governor.size(sum(1 for _ in self._names.parameters()))
         if _seen.get(self._set_up, 0) >= OPENING:
             self._governor.shorten_opening(OPENING)
@@ -86,7 +88,7 @@ class Programs(Sensor):
     def iteration_opened(self, _event: IterationOpened) -> None:
         """Find out after the first iteration which program this is; count those that are looked at."""
         if not self._program:
-            self._program = program_of(self._names.modules())
+            self._program = self._is_lab + program_of(self._names.modules())
             self._governor.shorten_opening(_seen.get(self._program, 0))
         self._looked_at += 1
         self.is_dormant = not self._governor.is_opening

@@ -78,14 +78,17 @@ class RingReader:
         self.joined_late = self._next > 0
         self._joining = self.joined_late
 
-    def poll(self) -> list[Record]:
+    def poll(self, most: int | None = None) -> list[Record]:
         """Return the records since the last call, in order; none if there are none.
+
+        Args:
+            most: Slots that are read, the newest ones; others count as lost. All if not given.
 
         Cost: the slots that are new, one ring of them at most, 256 KiB at a time.
         """
         # Read once: a writer that goes on meanwhile must not keep this loop from ending.
         head = self._published()
-        self._skip_to(head - self._slots)
+        self._skip_to(head - (self._slots if most is None else min(most, self._slots)))
         records = []
         while self._next < head:
             for slot in self._read_slots(head):
@@ -120,6 +123,12 @@ class RingReader:
         descriptor, self._descriptor = self._descriptor, _NO_DESCRIPTOR
         if descriptor == _NO_DESCRIPTOR:
             return
+        try:
+            status = os.fstat(descriptor)
+        except OSError:  # the program has closed it, with all that it has not opened
+            return
+        if (status.st_dev, status.st_ino) != self._file:
+            return  # another file of the program's has the number by now
         # By pid and not by object: any descriptor of this file in this process has the trap.
         with suppress(OSError):
             if lock.holder(descriptor) == os.getpid():
@@ -135,6 +144,7 @@ class RingReader:
         self._slots, identity = layout.unpack_header(page, status.st_size)
         self.identity = decode_identity(identity)
         self.inode = status.st_ino
+        self._file = status.st_dev, status.st_ino
         self.uid = status.st_uid
 
     def _published(self) -> int:

@@ -10,12 +10,12 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.replicas import CheckedWeights
 from ampwatch.diagnosis.state.replica_drift import PATIENCE, ReplicaDrift
-from ampwatch.wire.records import ChecksumRecord
+from tests.workshop.records import checksum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ampwatch.wire.records import Finding
+    from ampwatch.wire.records import ChecksumRecord, Finding
 
 PERIOD = 257
 GROUPS = 3
@@ -42,7 +42,8 @@ class Job:
                 tuple(hash((repr(weights(rank, group, s)), group)) for group in range(GROUPS))
                 for s in (step, step + 1)
             ]
-            made = ChecksumRecord(step, number % self._parts, 0, 1, self._parts, PLACES, *sums)
+            part = number % self._parts
+            made = checksum(step, part, 0, *sums, parts=self._parts, places=PLACES)
             self._checks[rank] = [*self._checks[rank], made][-4:]
         self._drift.observe(CheckedWeights(step + 16, self._checks))
 
@@ -237,7 +238,7 @@ def test_a_rank_that_is_late_is_waited_for_until_the_next_check() -> None:
     drift = ReplicaDrift(Shared(book))
 
     def made(step: int, first: tuple[int, ...], then: tuple[int, ...]) -> ChecksumRecord:
-        return ChecksumRecord(step, 0, 0, 1, 1, PLACES, first, then)
+        return checksum(step, 0, 0, first, then, parts=1, places=PLACES)
 
     whole = made(0, (1, 2, 3), (4, 5, 6)), made(257, (7, 8, 9), (10, 11, 12))
     other = made(257, (7, 0, 9), (10, 0, 12))

@@ -41,8 +41,8 @@ export class Explorer {
   show(wanted) {
     const old = this.wanted;
     if (old && ["run", "rank", "module", "news"].every((part) => old[part] === wanted[part])) return;
-    if (old && ["run", "rank"].some((part) => old[part] !== wanted[part])) this.answer = null;
     this.wanted = wanted;
+    if (old && ["run", "rank"].some((part) => old[part] !== wanted[part])) this.take({});
     this.ask();
   }
 
@@ -62,19 +62,25 @@ export class Explorer {
     this.isOld = true;
     if (this.asking) return;
     this.asking = true;
-    while (this.isOld) {
+    while (this.isOld && this.wanted) {
       this.isOld = false;
-      const { run, rank, module } = this.wanted;
-      const parts = { run, rank, module: module === null ? null : module || ROOT, format: this.format, exponent: this.exponent };
-      const query = new URLSearchParams(Object.entries(parts).filter(([, part]) => part !== null));
-      try {
-        const answer = await fetch(`/whatif.json?${query}`, { signal: AbortSignal.timeout(MAX_WAIT_MS) });
-        if (answer.ok && !this.isOld) this.take(await answer.json());
-      } catch {
-        // The daemon is away; the page says so at its top, and the next news asks again.
-      }
+      const wanted = this.wanted;
+      const answer = await this.fetched(wanted);
+      // What came in since then is asked for next; meanwhile what was dialled a moment ago is shown.
+      if (answer && ["run", "rank", "module"].every((part) => this.wanted[part] === wanted[part])) this.take(answer);
     }
     this.asking = false;
+  }
+
+  async fetched({ run, rank, module }) {
+    const parts = { run, rank, module: module === null ? null : module || ROOT, format: this.format, exponent: this.exponent };
+    const query = new URLSearchParams(Object.entries(parts).filter(([, part]) => part !== null));
+    try {
+      const answer = await fetch(`/whatif.json?${query}`, { signal: AbortSignal.timeout(MAX_WAIT_MS) });
+      return answer.ok ? await answer.json() : {};
+    } catch {
+      return null; // the daemon is away; the page says so at its top, and the next news asks again
+    }
   }
 
   take(answer) {
@@ -84,7 +90,11 @@ export class Explorer {
 
   draw() {
     byId("whatif-all").hidden = !this.answer?.own;
-    if (!this.answer) return;
+    byId("whatif-card").hidden = !this.answer;
+    if (!this.answer) {
+      setText(byId("whatif-of"), "");
+      return;
+    }
     const { of, cut, outcome, notes, picture } = this.answer;
     setText(byId("whatif-of"), of);
     this.drawFormats();

@@ -19,13 +19,14 @@ RULES = ALERTS / "ampwatch.rules.yml"
 FLEET_RULES = ALERTS / "ampwatch.fleet.rules.yml"
 TESTS = sorted(ALERTS.glob("*.test.yml"))
 RUNBOOKS = ROOT / "docs" / "runbooks"
+SEVERITIES = ("critical", "warning", "info")
 
 _QUERY = re.compile(r'printf "((?:[^"\\]|\\.)*)"[^|}]*\| query')
 
 
 @dataclass(frozen=True)
 class Alert:
-    """An alerting rule."""
+    """An alerting rule; its severity is the gravest that it may have."""
 
     name: str
     expr: str
@@ -72,15 +73,13 @@ def groups(path: Path = RULES) -> list[dict[str, Any]]:
 
 def alerts() -> dict[str, Alert]:
     """Return the alerting rules by name."""
-    found = [rule for group in groups() for rule in group["rules"] if "alert" in rule]
-    names = [rule["alert"] for rule in found]
-    assert len(set(names)) == len(names)
-    return {
-        rule["alert"]: Alert(
-            rule["alert"], rule["expr"], rule["labels"]["severity"], rule["annotations"]
-        )
-        for rule in found
-    }
+    found: dict[str, Alert] = {}
+    for rule in chain.from_iterable(group["rules"] for group in groups()):
+        if name := rule.get("alert"):
+            assert name not in found
+            severity = next(word for word in SEVERITIES if word in rule["labels"]["severity"])
+            found[name] = Alert(name, rule["expr"], severity, rule["annotations"])
+    return found
 
 
 def name_of(rule: dict[str, Any]) -> str:

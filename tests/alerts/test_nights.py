@@ -37,7 +37,7 @@ def alert(name: str, severity: str, **labels: str) -> frozenset[tuple[str, str]]
 
 COLLAPSED = alert("AmpwatchLossScaleCollapsed", "critical")
 LEFT = alert("AmpwatchLossScaleLeftLow", "critical")
-STORM = alert("AmpwatchSkipStorm", "warning")
+STORM = alert("AmpwatchLossScaleUnhealthy", "warning")
 
 
 def told(
@@ -66,3 +66,20 @@ def test_another_trouble_of_a_run_wakes_anew_when_the_first_is_over() -> None:
     said = told((0, {COLLAPSED}), (60, set()), (600, {COLLAPSED}), (660, {COLLAPSED}))
 
     assert [new for *_, new in said] == [True, False, True]
+
+
+def test_one_fault_is_one_alert_when_more_is_known_of_it() -> None:
+    """A GPU to suspect, with the fault of another one beside it; ranks whose scales differed before their steps did."""
+    with_gpu = alert("AmpwatchLossScaleCollapsed", "critical", uuid="GPU-0")
+    faults = [alert("AmpwatchGpuFault", "critical", run="", uuid=f"GPU-{n}") for n in (0, 1)]
+    scales = alert("AmpwatchRanksApart", "warning", apart="loss_scales")
+    models = alert("AmpwatchRanksApart", "critical", apart="models")
+    said = messages([(0, frozenset({COLLAPSED, with_gpu, scales, models, *faults}))])
+
+    assert {found for one in said for found in one.firing} == {with_gpu, faults[1], models}
+
+
+def test_a_host_that_is_lost_is_one_message_also_with_others() -> None:
+    down = {alert("AmpwatchTargetDown", "warning", instance=host, run="") for host in "ab"}
+
+    assert [n for *_, n, _ in told((0, down))] == [2]

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.services
 
+VERBS = "Add|Average|Clamp|Keep|Leave|Look|Mend|Put|Raise|Read|Restore|Run|See|Stop|Take|Use"
+"""Words that what is to be done begins with."""
+
 
 def test_messages_are_those_that_were_looked_at() -> None:
     """Change the rules or the template, run ``python -m tests.alerts.texts``, and read the difference."""
@@ -41,6 +44,7 @@ def test_a_message_says_what_and_since_when_and_what_to_do_first_and_where(
     assert {"What to do first", "Since", "Runbook", "On your Grafana"} <= {
         word if not word.startswith("Since ") else "Since" for word in begun
     }
+    assert re.search(rf"^What to do first: ({VERBS})\b", text, re.MULTILINE)
     assert "<no value>" not in text
     assert "  " not in text
     assert " ." not in text.replace(" .bfloat16", "").replace(" .half", "")

@@ -73,7 +73,7 @@ def test_commands_their_options_values_and_names(shell: str) -> None:
 
     assert set(VERBS) <= verbs
     assert {"op", "module", "dtype"} <= values
-    assert {row.slug for row in ROWS} | {"AmpwatchSkipStorm", "settings"} <= names
+    assert {row.slug for row in ROWS} | {"AmpwatchRunFailed", "settings"} <= names
     assert name == {"forward_overflow"}
     assert "--machine" in options
     assert "--lock-fd" not in options  # --help does not show it either

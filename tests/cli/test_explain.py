@@ -30,7 +30,7 @@ def test_without_a_name_everything_is_listed_with_a_sentence(
     words = " ".join(said.split())
     for row in ROWS:
         assert f"{row.slug} {row.meaning}".replace("`", "") in words
-    assert "AmpwatchSkipStorm The optimizer skips several steps in a row." in words
+    assert "AmpwatchRunFailed It has ended with an error, or its process is gone." in words
     assert "settings Settings" in words
     assert {"Forward range", "Alerts", "Guides"} <= set(said.splitlines())
 
@@ -39,10 +39,10 @@ def test_pages_are_printed_in_the_order_in_which_they_are_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A kind, an alert and a guide."""
-    assert main(["explain", "grad_underflow", "AmpwatchSkipStorm", "settings"]) == 0
+    assert main(["explain", "grad_underflow", "AmpwatchRunFailed", "settings"]) == 0
 
     said = capsys.readouterr().out
-    headings = ["# `grad_underflow`: ", "# AmpwatchSkipStorm\n", "# Settings\n"]
+    headings = ["# `grad_underflow`: ", "# AmpwatchRunFailed\n", "# Settings\n"]
     places = [said.index(heading) for heading in headings]
     assert places == sorted(places)
     assert places[0] == 0
@@ -53,7 +53,7 @@ def test_pages_are_printed_in_the_order_in_which_they_are_named(
     ("name", "told"),
     [
         ("forward_overflw", "got 'forward_overflw'; did you mean 'forward_overflow'?"),
-        ("ampwatchskipstorm", "got 'ampwatchskipstorm'; did you mean 'AmpwatchSkipStorm'?"),
+        ("ampwatchrunfailed", "got 'ampwatchrunfailed'; did you mean 'AmpwatchRunFailed'?"),
         ("xyz", "got 'xyz'; `ampwatch explain` lists them"),
         ("../settings", "got '../settings'; did you mean 'settings'?"),
     ],
@@ -90,7 +90,7 @@ def test_on_a_terminal_marks_are_shown_as_what_they_mean() -> None:
     """Rich, if it is there: headings without hashes, code in colours."""
     pytest.importorskip("rich")
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "ampwatch", "explain", "AmpwatchSkipStorm"]
+    command = [sys.executable, "-m", "ampwatch", "explain", "AmpwatchRunFailed"]
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "90"}
     environment.pop("NO_COLOR", None)
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=follower) as process:
@@ -104,6 +104,6 @@ def test_on_a_terminal_marks_are_shown_as_what_they_mean() -> None:
     os.close(leader)
 
     assert process.returncode == 0
-    assert b"AmpwatchSkipStorm" in said
-    assert b"# AmpwatchSkipStorm" not in said
+    assert b"AmpwatchRunFailed" in said
+    assert b"# AmpwatchRunFailed" not in said
     assert b"\x1b[" in said

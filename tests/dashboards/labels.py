@@ -99,7 +99,7 @@ class Labels:
             written = [argument.val for argument in node.args[1:]]
             inner = self.of(node.args[0])
             sources = written[2:3] if name == "label_replace" else written[2:]
-            self._known(sources, inner, name)
+            self._known(list(filter(None, sources)), inner, name)
             return inner | {written[0]}
         inner = frozenset().union(*(self.of(argument) for argument in node.args))
         return inner - {"le"} if name == "histogram_quantile" else inner

@@ -79,7 +79,7 @@ def test_a_fleet_sends_its_aggregates_and_nothing_else() -> None:
     aggregates = [r for r in records if r.startswith(("run:", "instance_run:"))]
     sent = [{"__name__": name, "job": "ampwatch", "run": "a"} for name in aggregates]
     sent += [{"__name__": "up", "job": "ampwatch"}]
-    sent += [{"__name__": "ALERTS", "alertname": "AmpwatchRankStale", "job": "ampwatch"}]
+    sent += [{"__name__": "ALERTS", "alertname": "AmpwatchTrainingStalled", "job": "ampwatch"}]
     held = [
         {"__name__": "ampwatch_loss_scale", "job": "ampwatch", "rank": "7"},
         {"__name__": "run_rank:ampwatch_loss_scale:min", "job": "ampwatch"},

@@ -98,7 +98,7 @@ def replaced(daemon: str, alertmanager: str) -> dict[str, list[tuple[str, str]]]
             # The daemon holds the smallest scale for up to two minutes: so far it does not fall here.
             ("max_over_time(ampwatch_loss_scale[30m]) / 1024", f"{2.0**-60}"),
             ("(?s)(alert: AmpwatchLossScaleCollapsed\n.*?keep_firing_for:) 5m", r"\1 2s"),
-            ("(?s)(alert: AmpwatchExporterDown\n.*?for:) 2m", r"\1 2s"),
+            ("(?s)(alert: AmpwatchTargetDown\n.*?for:) 2m", r"\1 2s"),
         ],
     }
 
@@ -206,7 +206,7 @@ def lived(
     resolved = eventually(lambda: messages.of(alert, "resolved"), "word of its end", 60)
 
     daemon.send_signal(signal.SIGKILL)
-    gone = "AmpwatchExporterDown"
+    gone = "AmpwatchTargetDown"
     down = eventually(lambda: messages.of(gone, "firing"), "word of a dead daemon", 60)
     collapsed, resolved, down = (each["alerts"][0] for each in (collapsed, resolved, down))
     return Story(before, collapsed, resolved, errors, down)

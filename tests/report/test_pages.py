@@ -41,7 +41,7 @@ def test_each_kind_and_each_alert_has_a_page() -> None:
 def test_a_page_is_told_in_one_sentence() -> None:
     """A kind by its meaning, an alert by what it says, a guide by its heading."""
     assert pages()["forward_overflow"].gist == "an op turns finite numbers into infinity"
-    assert pages()["AmpwatchSkipStorm"].gist == "The optimizer skips several steps in a row."
+    assert pages()["AmpwatchStraggler"].gist == "One rank makes all others wait."
     assert pages()["zero-code"].gist == "Watching without an edit"
     for page in pages().values():
         assert 3 < len(page.gist) < 120, page.name

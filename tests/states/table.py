@@ -127,9 +127,8 @@ _BURST = (r"\bexp in module encoder\.gate, since step 60\b",)
 
 _SCALE_ALERTS = (
     "AmpwatchLossScaleCollapsed",
-    "AmpwatchLossScaleBelowOne",
+    "AmpwatchLossScaleUnhealthy",
     "AmpwatchLossScaleLeftLow",
-    "AmpwatchSkipStorm",
 )
 _CRITICAL = ("AmpwatchLossScaleCollapsed", "AmpwatchRunBroken")
 
@@ -228,11 +227,11 @@ TABLE: dict[str, tuple[Row, ...]] = {
             fires=(
                 (
                     "AmpwatchLossScaleLeftLow",
-                    "AmpwatchLossScaleBelowOne",
+                    "AmpwatchLossScaleUnhealthy",
                     "AmpwatchRunBroken",
                 ),
             ),
-            silent=("AmpwatchLossScaleCollapsed", "AmpwatchSkipStorm"),
+            silent=("AmpwatchLossScaleCollapsed",),
             denies=COLLAPSING,
         ),
     ),

@@ -77,9 +77,7 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
     alert = 'alertname="AmpwatchLossScaleCollapsed",severity="critical",rank="0",run="gpt"'
     at = f'{alert},instance="{instance(0)}"'
     yield "ALERTS", f'{at},alertstate="firing"', 1.0
-    whole_run = (
-        'alertname="AmpwatchLossScaleDiverged",severity="critical",run="gpt",instance="several"'
-    )
+    whole_run = 'alertname="AmpwatchRanksApart",severity="critical",run="gpt",instance="several"'
     yield "ALERTS", f'{whole_run},alertstate="firing"', 1.0
     yield "ALERTS_FOR_STATE", at, START + 10.0
 

@@ -145,8 +145,8 @@ def test_the_heading_is_the_title_and_the_sort_of_page_is_marked(
     served: dict[str, Reader],
 ) -> None:
     """In the tab of the browser, and in the bar above."""
-    text = served["/runbooks/AmpwatchSkipStorm"].text
+    text = served["/runbooks/AmpwatchRunFailed"].text
 
-    assert text.startswith("\nAmpwatchSkipStorm · ampwatch")
+    assert text.startswith("\nAmpwatchRunFailed · ampwatch")
     assert "Kinds of findings" in text
-    assert "aria-current" in served["/runbooks/AmpwatchSkipStorm"].attributes
+    assert "aria-current" in served["/runbooks/AmpwatchRunFailed"].attributes

@@ -112,7 +112,9 @@ def test_the_preview_shows_what_prometheus_answers(
     assert sorted(text("h3")) == sorted(f"{t}i" for t in titles)
     assert text("h2") == [f"▾ {p['title']}" for p in shown["panels"] if p["type"] == "row"]
     assert text(".stat .value")[:2] == ["failing", "32768"]
-    assert text(".table tbody tr")[0].startswith("critical gpt scale_collapse optimizer 0 1 0")
+    assert text(".table tbody tr")[0].startswith(
+        "critical gpt scale_collapse optimizer 0 1 Read about it: ampwatch explain scale_collapse. 0"
+    )
     assert text(".timeseries .legend tbody tr")[0] == "half gpt 625 ms 625 ms"
     assert len(list(boxes(folded, unfolded=True))) > len(list(boxes(folded, unfolded=False)))
     plots = browser.find_elements(By.CSS_SELECTOR, ".plot .main-svg")

@@ -1,6 +1,6 @@
 """A sensor is a class whose methods are named after events: what follows once one is added.
 
-Its file stands below, and one line in `ampwatch/training/session.py` yields it; both are added to a
+Its file stands below, and one row in `ampwatch/training/families.py` names it; both are added to a
 copy of the package.
 """
 
@@ -54,7 +54,7 @@ class ZeroedSensor(Sensor):
             raise RuntimeError("planted")
 '''
 IMPORT = "from ampwatch.training.sensors.scaler.losses import RootLosses\n"
-LINE = "        yield AutocastSensor(context)\n"
+LINE = "    Row(AutocastSensor, _always),\n"
 TRAINING = """
 import json
 import logging
@@ -109,13 +109,13 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     copy = root / "ampwatch"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "static"))
     (copy / "training/sensors/scaler/zeroed.py").write_text(SENSOR, encoding="utf-8")
-    session = copy / "training/session.py"
-    text = session.read_text(encoding="utf-8")
+    table = copy / "training/families.py"
+    text = table.read_text(encoding="utf-8")
     assert (text.count(IMPORT), text.count(LINE)) == (1, 1)
     more = "from ampwatch.training.sensors.scaler.zeroed import ZeroedSensor\n"
     text = text.replace(IMPORT, IMPORT + more)
-    text = text.replace(LINE, LINE + "        yield ZeroedSensor(context)\n")
-    session.write_text(text, encoding="utf-8")
+    text = text.replace(LINE, LINE + "    Row(ZeroedSensor, _always),\n")
+    table.write_text(text, encoding="utf-8")
     said: dict[str, Any] = json.loads(python("-c", TRAINING, place=root).stdout)
     return said
 

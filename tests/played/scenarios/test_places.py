@@ -10,6 +10,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis.records.range_records import RangeRecorder
+from ampwatch.training.sensors.births.following import BirthSensor
 from ampwatch.wire.records import Topic
 from tests.played.kernel import PlayedKernel
 from tests.played.machine import is_ours
@@ -111,7 +112,9 @@ def test_a_model_that_moves_after_set_up_is_found_again(
     if level != "light":
         assert {r.topic for i in measured for r in i.ranges} >= {Topic.GRADIENT, Topic.WEIGHT}
     if level == "deep":
-        assert session._births._origins._reading.is_late
+        births = session._one(BirthSensor)
+        assert births is not None
+        assert births._origins._reading.is_late
 
 
 def test_a_training_without_a_model_is_found_by_its_optimizer() -> None:

@@ -57,10 +57,11 @@ export class Ranges {
   }
 
   showExplorer(run, rank, state, ranges) {
-    byId("whatif").hidden = ranges.sampled === undefined;
-    if (ranges.sampled === undefined) return;
     const cells = this.module === null ? null : ranges.modules[this.module];
-    const step = cells ? named(state.module_columns, cells).step : null;
+    const { step = null, gradient_amax: own = null } = cells ? named(state.module_columns, cells) : {};
+    const isKnown = ranges.sampled !== undefined || own !== null;
+    byId("whatif").hidden = !isKnown;
+    if (!isKnown) return;
     const news = [ranges.sampled, step, ranges.format, ranges.loss_scale, ranges.no_scale].join();
     this.explorer.show({ run, rank, module: this.module, news, noScale: ranges.no_scale });
   }

@@ -1,4 +1,4 @@
-"""What `ampwatch diff` and tools like it say of the same pairs of runs, of which one thing was changed in the second.
+"""What `ampwatch lab diff` and tools like it say of the same pairs of runs, of which one thing was changed in the second.
 
     python benchmarks/diff_peers.py ampwatch --json FILE
     python benchmarks/diff_peers.py msprobe --json FILE
@@ -60,7 +60,7 @@ def pairs_of(tool: str) -> Sequence[str]:
 
 def planted(pair: str, side: int) -> Any:
     """Return what is changed on one side of a pair."""
-    from tests.integration import test_two_runs as known  # noqa: PLC0415 - not beside Paddle
+    from tests.lab.difference import test_two_runs as known  # noqa: PLC0415 - not beside Paddle
 
     if pair in known.PLANTED:
         return known.PLANTED[pair][side]
@@ -76,7 +76,7 @@ def train(tool: str, pair: str, side: int, place: Path, source: Path | None) -> 
     if tool == "paddle":
         train_with_paddle(pair if side else "", place)
         return
-    from tests.integration.two_runs import run, train  # noqa: PLC0415 - needs torch
+    from tests.lab.difference.two_runs import run, train  # noqa: PLC0415 - needs torch
 
     what = planted(pair, side)
     if tool == "ampwatch":

@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 import ampwatch
+from ampwatch import lab
 from ampwatch.numerics.formats import FORMATS
 
 if TYPE_CHECKING:
@@ -312,7 +313,9 @@ def compare(name: str, seeds: int) -> list[dict[str, Any]]:
 
     def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         monitors.append(
-            ampwatch.monitor(model, optimizer=optimizer, run=name, serve=False, overhead_budget=0.5)
+            ampwatch.monitor(
+                model, optimizer=optimizer, run=name, serve=False, overhead_budget=0.5, lab=True
+            )
         )
 
     known: dict[tuple[str, int], float] = {}
@@ -326,7 +329,7 @@ def compare(name: str, seeds: int) -> list[dict[str, Any]]:
     exact = [train(name, seed, data, watch=attach if not seed else None) for seed in range(seeds)]
     rows = []
     for title, arguments in PLANS.items():
-        plan = monitors[0].plan(**arguments)
+        plan = lab.plan(monitors[0], **arguments)
         print(plan)
         chosen: Formats = {
             layer.module: {p.product: p.formats for p in layer.products if p.formats}

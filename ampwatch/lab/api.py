@@ -118,7 +118,6 @@ def plan(
 
 
 def _part(watch: Monitor) -> Lab | None:
-
     return watch.part if isinstance(watch.part, Lab) else None
 
 

@@ -39,6 +39,7 @@ def _loaded(*, lab: bool, is_gone: bool = False) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.each_commit
 def test_a_training_without_it_does_not_load_it() -> None:
     """Nor needs it: it runs the same where there is no such package."""
     assert _loaded(lab=False) == []

@@ -1,4 +1,4 @@
-"""The three promises while steps are recorded for `ampwatch diff`."""
+"""The three promises while steps are recorded for `ampwatch lab diff`."""
 
 from __future__ import annotations
 

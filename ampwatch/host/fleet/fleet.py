@@ -152,6 +152,11 @@ class Fleet:
         with self.lock:
             return sorted(self._shown(), key=lambda view: (view.run, view.identity.rank))
 
+    def rank(self, run: str, rank: str) -> RankView | None:
+        """Return a rank to show, by its run and its number in text; ``None`` if there is none."""
+        shown = (view for view in self.ranks() if view.run == run)
+        return next((view for view in shown if str(view.identity.rank) == rank), None)
+
     def judge(self) -> dict[str, tuple[list[RankView], RunVerdict]]:
         """Pass the verdict on every run, by its label, and on each of its ranks.
 

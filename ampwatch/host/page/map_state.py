@@ -124,8 +124,7 @@ class Maps:
 
     def _look(self, run: str, rank: str) -> tuple[RankView | None, KnownMap | None]:
         with self._fleet.lock:
-            views = (r for r in self._fleet.ranks() if r.run == run)
-            view = next((r for r in views if str(r.identity.rank) == rank), None)
+            view = self._fleet.rank(run, rank)
             if view is not None and view.verdict is None:
                 self._fleet.judge()  # nobody has asked for anything yet
             return view, None if view is None else known_map(view)

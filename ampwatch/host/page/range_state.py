@@ -89,11 +89,10 @@ NOTHING_YET = (
 
 
 def formats() -> State:
-    """Return limits and group of the formats that values may be cast to, by name of the format."""
+    """Return limits of the formats that values may be cast to, by name of the format."""
     limits = ("max", "overflow_from", "min_normal", "min_subnormal")
     return {
-        name: {limit: getattr(fmt, limit) for limit in limits} | {"group": group_of(fmt)}
-        for name, fmt in offered().items()
+        name: {limit: getattr(fmt, limit) for limit in limits} for name, fmt in offered().items()
     }
 
 

@@ -169,8 +169,7 @@ class WhatIfs:
     def of(self, asked: Asked) -> State | None:
         """Return what the panel shows; an empty state before the first sample, ``None`` if there is no such rank."""
         with self._fleet.lock:
-            views = (view for view in self._fleet.ranks() if view.run == asked.run)
-            view = next((v for v in views if str(v.identity.rank) == asked.rank), None)
+            view = self._fleet.rank(asked.run, asked.rank)
             if view is None:
                 return None
             own = _of_module(view, asked.module)

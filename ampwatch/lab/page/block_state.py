@@ -46,8 +46,7 @@ class BlockStates:
         """Return what the gradients of a module would lose, or those of all; ``None`` if there is no such rank."""
         name = ALL_MODULES if module is None else module
         with self._fleet.lock:
-            views = (view for view in self._fleet.ranks() if view.run == run)
-            view = next((v for v in views if str(v.identity.rank) == rank), None)
+            view = self._fleet.rank(run, rank)
             record = None if view is None else view.ranges.blocked.get(name)
         if view is None:
             return None

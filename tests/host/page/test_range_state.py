@@ -253,7 +253,6 @@ def test_the_limits_of_every_narrow_format_are_reported() -> None:
         "overflow_from": 65520.0,
         "min_normal": 2.0**-14,
         "min_subnormal": 2.0**-24,
-        "group": "16 bits",
     }
 
 

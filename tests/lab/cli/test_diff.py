@@ -28,6 +28,7 @@ def test_two_runs_that_are_the_same_end_with_0(
     assert "the same: no sum of any tensor differs" in capsys.readouterr().out
 
 
+@pytest.mark.each_commit
 def test_two_runs_that_part_end_with_3_and_name_the_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -206,6 +206,7 @@ def test_formats_alone_are_no_difference(what: str, tape_of: Callable[[Planted],
     assert len(found.steps) == one.steps
 
 
+@pytest.mark.each_commit
 def test_the_same_run_twice_is_the_same(tmp_path: Path, tape_of: Callable[[Planted], Tape]) -> None:
     """Not one sum of one tensor differs, and the words say so."""
     one, other = tape_of(Planted()), train(tmp_path / "again")

@@ -106,7 +106,12 @@ class Planted:
 def train(directory: Path, planted: Planted | None = None) -> Tape:
     """Train, and return the tape."""
     planted = planted or Planted()
-    settings = {"record_dir": str(directory), "record_first": planted.steps, **planted.settings}
+    settings = {
+        "lab": True,
+        "record_dir": str(directory),
+        "record_first": planted.steps,
+        **planted.settings,
+    }
 
     def watched(model: nn.Module, optimizer: Any, scaler: Any) -> Any:
         scaler = scaler if scaler.is_enabled() else None

@@ -48,6 +48,7 @@ def test_a_column_is_a_budget() -> None:
     )
 
 
+@pytest.mark.each_commit
 @pytest.mark.parametrize(
     ("total", "words"),
     [

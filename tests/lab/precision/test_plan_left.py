@@ -118,6 +118,7 @@ def test_gradients_that_no_longer_fit_are_told(name: str, shape: str) -> None:
     assert "plan of step 10" in finding.summary
 
 
+@pytest.mark.each_commit
 def test_a_product_that_falls_below_its_limit_is_told_in_db() -> None:
     """By both operands, as products of tensors that were really cast have it."""
     (finding,) = _found(_made(_planned("mxfp4"), limit=25.0), _normal)

@@ -80,6 +80,7 @@ def _really(tensors: dict[Operand, torch.Tensor], product: str, formats: tuple[s
     return sqnr_db(a.t() @ b, c.t() @ d)
 
 
+@pytest.mark.each_commit
 @pytest.mark.parametrize("limit", [10.0, 16.3, 20.0, 26.0, 40.0, 60.0])
 @pytest.mark.parametrize("shape", ["normal", "spread"])
 def test_the_cheapest_format_that_keeps_the_limit_is_chosen(limit: float, shape: str) -> None:

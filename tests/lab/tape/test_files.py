@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.each_commit
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Head, steps and outcomes come back equal, and the file is its owner's."""
     path = write_tape(tmp_path / "a.tape", [step(0), step(5, 2.0)])

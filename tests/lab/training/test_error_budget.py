@@ -113,6 +113,7 @@ def test_a_loss_outside_of_the_model_can_be_handed_in() -> None:
     assert [row for row in budget.rows if row.phase == "backward"]
 
 
+@pytest.mark.each_commit
 def test_a_product_is_checked_by_hand() -> None:
     """What is born, what came in, and by how much it was amplified, of two ops in float16."""
     torch.manual_seed(0)

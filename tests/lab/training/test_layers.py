@@ -197,6 +197,7 @@ def test_flops_are_those_that_pytorch_counts(
     assert (record.kind, record.input_elements) == (type(layer).__name__, x.numel())
 
 
+@pytest.mark.each_commit
 def test_a_plan_of_a_live_training_rests_on_its_steps(train: Any) -> None:
     """And is that of its report."""
     torch.manual_seed(0)

@@ -6,8 +6,9 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from ampwatch.report import accounts
-from ampwatch.report.verdict import RECENT_STEPS, Standing, by_class, judge
+from ampwatch.report.verdict import RECENT_STEPS, Standing, judge
 from ampwatch.report.words import plain
+from ampwatch.state.rank import by_class
 from ampwatch.wire.blackbox.document import to_json
 from ampwatch.wire.records import SKIP_CLASSES
 
@@ -77,7 +78,6 @@ def standing_of(box: Box) -> Standing:
         newest = box.steps[-RECENT_STEPS:]
         return {c: sum(s.skip_class is c for s in newest) for c in SKIP_CLASSES}, len(newest)
 
-    newest_of = {record.index: record.total_skipped for record in box.optimizers}
     return Standing(
         rank=box.identity.rank,
         state=box.state,
@@ -87,7 +87,7 @@ def standing_of(box: Box) -> Standing:
         newest=box.steps[-1] if box.steps else None,
         findings={finding.key: finding for finding in box.findings},
         seen_s=seen_s,
-        skips=by_class(list(newest_of.values())),
+        skips=by_class({record.index: record for record in box.optimizers}.values()),
         recent=recent,
         time_of=time_of,
     )

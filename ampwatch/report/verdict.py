@@ -19,7 +19,7 @@ from ampwatch.numerics.written import is_in_digits
 from ampwatch.report.endings import Failure, cause_of, num_led_to
 from ampwatch.report.stories import Story, stories
 from ampwatch.report.words import number, plural, scale, time_span
-from ampwatch.wire.records import SKIP_CLASSES, RunState, Severity, SkipClass
+from ampwatch.wire.records import RunState, Severity, SkipClass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -292,15 +292,6 @@ def skipped(skips: Mapping[SkipClass, int]) -> str:
 def tally(skips: Mapping[SkipClass, int]) -> str:
     """Write skips per class, as in "6 calibrating, 1 probe"; empty for none."""
     return ", ".join(f"{number(n)} {c.label}" for c, n in skips.items() if n)
-
-
-def by_class(totals: Sequence[Sequence[int]]) -> dict[SkipClass, int]:
-    """Return how many steps were skipped, per class.
-
-    Args:
-        totals: Of each optimizer, in the order of ``SKIP_CLASSES``.
-    """
-    return {c: sum(t[i] for t in totals) for i, c in enumerate(SKIP_CLASSES)}
 
 
 def _failure(standing: Standing) -> Failure:

@@ -19,13 +19,13 @@ from ampwatch.errors import LIMITS, RAISE_THE_LIMIT, StateError, did_you_mean
 from ampwatch.guard import Guard, Log, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
-from ampwatch.report.logged import METRICS, TOTALS, flat
 from ampwatch.report.op_lines import GROUPINGS
 from ampwatch.report.op_table import render as render_ops
 from ampwatch.report.precision_words import NO_CENSUS, report_lines
 from ampwatch.report.report import render_boxes
 from ampwatch.report.standing import render_json
 from ampwatch.settings import Settings, unknown_variables
+from ampwatch.state.facts import LOGGED, WHOLE_RUN
 from ampwatch.training.actions.base import Subscription
 from ampwatch.training.arguments import check_flag
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ampwatch.diagnosis.pipeline import Diagnosis
-    from ampwatch.report.logged import LoggedMetric
     from ampwatch.report.op_lines import By
+    from ampwatch.state.facts import Fact
     from ampwatch.training.part import Part
     from ampwatch.training.scalers.loss_scaler import LossScaler
     from ampwatch.wire.records import Finding, Severity
@@ -294,11 +294,11 @@ class Monitor:
         Cost:
             About 20 us. Never waits for a device, never raises.
         """
-        return self._logged(METRICS)
+        return self._logged(LOGGED)
 
     def summary(self) -> dict[str, float]:
         """Return ``metrics()`` and the totals of the run, as of now or of its end; see docs/logged-metrics.md."""
-        return self._logged((*METRICS, *TOTALS))
+        return self._logged((*LOGGED, *WHOLE_RUN))
 
     def gradient_norms(self) -> dict[str, float]:
         """Return the L2 norm of the gradient of each parameter, without the loss scale.
@@ -309,10 +309,9 @@ class Monitor:
         """
         return dict(self._diagnosis.norms)
 
-    def _logged(self, rows: tuple[LoggedMetric, ...]) -> dict[str, float]:
+    def _logged(self, rows: tuple[Fact, ...]) -> dict[str, float]:
         self._session.catch_up()
-        newest = self._outlet.newest
-        return {} if newest is None else flat(newest, rows)
+        return self._outlet.numbers(rows)
 
     def on_finding(
         self,

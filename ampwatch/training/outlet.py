@@ -9,6 +9,9 @@ from ampwatch.errors import RingError
 from ampwatch.guard import Guard, Log
 from ampwatch.report.one_line import address, printable
 from ampwatch.runtime import ring_directories
+from ampwatch.state import Recorder
+from ampwatch.state.facts import flat
+from ampwatch.state.writer import BoxWriter
 from ampwatch.training.announcement import announce
 from ampwatch.training.daemon_link import DaemonLink
 from ampwatch.training.finding_log import FindingLog
@@ -16,8 +19,6 @@ from ampwatch.training.launcher import daemon_is_running, ensure_daemon, token_f
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.facts import is_first
 from ampwatch.training.other_ranks import OtherRanks
-from ampwatch.wire.blackbox import Recorder
-from ampwatch.wire.blackbox.writer import BoxWriter
 from ampwatch.wire.records import EndRecord, FindingRecord
 from ampwatch.wire.ring import RingWriter
 from ampwatch.wire.ring.layout import RecordKind
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
     from ampwatch.diagnosis.news import News
     from ampwatch.settings import Settings
+    from ampwatch.state.facts import Fact
     from ampwatch.training.actions.base import Action, Subscription
-    from ampwatch.wire.blackbox import Box, Newest
+    from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import Finding, RangeRecord, Record, RunIdentity, RunState
 
 logger = Log()
@@ -155,7 +157,7 @@ class Outlet:
             describe: Adds to a report what is not in the records.
         """
         self._recorder = Recorder(self._identity)
-        self._remember = self._recorder.put
+        self._remember = self._recorder.apply
         if is_durable:
             self._box = BoxWriter(self._recorder, self._settings, describe)
             self._remember = self._box.put
@@ -172,13 +174,11 @@ class Outlet:
             return None
         return self._remembering.run(self._recorder.box, "training", time.time_ns())
 
-    @property
-    def newest(self) -> Newest | None:
-        """The newest records; ``None`` if nothing is remembered."""
-        recorder = self._recorder
-        if recorder is None:
-            return None
-        return self._remembering.run(lambda: recorder.newest)
+    def numbers(self, rows: Iterable[Fact]) -> dict[str, float]:
+        """Return the numbers of ``rows`` that are known, by key; none if nothing is remembered."""
+        if self._recorder is None:
+            return {}
+        return self._remembering.run(flat, self._recorder, rows) or {}
 
     @property
     def gradients(self) -> list[RangeRecord]:

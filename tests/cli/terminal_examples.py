@@ -19,8 +19,8 @@ from ampwatch.cli.daemon_state import DaemonState
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.page.page import Feed, brief
 from ampwatch.settings import Settings
+from ampwatch.state.recorder import recorded
 from ampwatch.wire.blackbox import files
-from ampwatch.wire.blackbox.recorder import recorded
 from ampwatch.wire.records import EndRecord, FindingRecord, RunState
 from tests.host.daemon.parts import ROOT
 from tests.workshop.clocks import SECOND, START, Clock

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.report.logged import METRICS, TOTALS
+from ampwatch.state.facts import LOGGED, WHOLE_RUN
 from ampwatch.wire.rendezvous.token import TOKEN_FILE
 from tests.host.daemon.parts import ROOT, Place, eventually
 from tests.integration.prometheus import free_port
@@ -104,9 +104,9 @@ def test_every_number_is_that_of_prometheus(place: Place, tmp_path: Path) -> Non
         config = CONFIG.format(url=url, token=place.runtime / TOKEN_FILE)
         with run_prometheus(tmp_path, config) as prometheus:
             eventually(lambda: prometheus.value("ampwatch_steps_total == 60"), "the last step")
-            rows = {row.key: row.promql for row in (*METRICS, *TOTALS) if row.promql}
+            rows = {row.key: row.promql for row in (*LOGGED, *WHOLE_RUN) if not row.is_sum}
             values = {key: prometheus.value(promql) for key, promql in rows.items()}
-            sums = {row.key: row.summed for row in METRICS if row.summed}
+            sums = {row.key: row.promql for row in LOGGED if row.is_sum}
             summed = {key: prometheus.value(promql) for key, promql in sums.items()}
             info = place.info()
         process.stdin.close()

@@ -158,7 +158,7 @@ def test_whoever_fails_in_an_event_is_off_and_told_and_nobody_else(
     rank = RankView(watch.identity, clock=lambda: 0.0, settings=watch.settings)
     for record in told:
         rank.apply(record)
-    assert rank.sensor_errors == dict.fromkeys(failed, 1)
+    assert {name: of.errors for name, of in rank.failures.items()} == dict.fromkeys(failed, 1)
 
 
 def test_a_sensor_that_fails_at_the_end_leaves_nothing_of_others(

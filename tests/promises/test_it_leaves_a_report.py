@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ampwatch
+from ampwatch.state.recorder import Recorder
 from ampwatch.training.session import Session
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.document import from_json
-from ampwatch.wire.blackbox.recorder import Recorder
 from ampwatch.wire.records import RunState
 from tests.trainings import Run, build
 

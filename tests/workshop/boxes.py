@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.wire.blackbox.recorder import recorded
+from ampwatch.state.recorder import recorded
 from ampwatch.wire.records import ALL_MODULES, FactsRecord, FindingRecord, RangeRecord, Topic
 from ampwatch.wire.records.remedies import Measure, Tried
 from tests.workshop.records import IDENTITY, alarm, histogram, optimizer, ranges, skipped_step, step

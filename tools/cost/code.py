@@ -23,6 +23,7 @@ PATHS = (
     "ampwatch/guard.py",
     "ampwatch/numerics",
     "ampwatch/settings.py",
+    "ampwatch/state",
     "ampwatch/training",
     "ampwatch/wire/blackbox",
     "ampwatch/wire/records",

@@ -11,9 +11,9 @@ from ampwatch.host.daemon.discovery import find_rings
 from ampwatch.host.fleet.jobs import START_WINDOW_NS
 from ampwatch.host.fleet.rank import STALE_STEPS
 from ampwatch.runtime import RING_SUFFIX, ring_directories
+from ampwatch.state.salvage import SILENT, read_ring
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.box import joined
-from ampwatch.wire.blackbox.salvage import SILENT, read_ring
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:

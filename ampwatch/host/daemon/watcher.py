@@ -29,7 +29,7 @@ from ampwatch.host.daemon.settled import (
 )
 from ampwatch.host.fleet.fleet import Writer
 from ampwatch.report.one_line import printable
-from ampwatch.wire.blackbox.salvage import forget_silence, salvage
+from ampwatch.state.salvage import forget_silence, salvage
 from ampwatch.wire.records import EndRecord, RunState, StepRecord
 from ampwatch.wire.ring import RingReader
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ampwatch.host.fleet.text import encodable
+from ampwatch.state.text import encodable
 
 KEPT_SECONDS = 30 * 86400.0
 """Time for which a name stays its owner's after the last run of that name: Prometheus keeps samples

@@ -14,13 +14,13 @@ from ampwatch.host.fleet.modules import Modules
 from ampwatch.host.fleet.peak import Peak
 from ampwatch.host.fleet.trouble import Trouble, judged, notable, worst
 from ampwatch.numerics.block_casts import cast_to_all
-from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS, narrowest_half
+from ampwatch.numerics.formats import FORMATS, MAX_LOW_BITS
 from ampwatch.numerics.whatif import TOLERATED, Fit, ScaleWindow, fit, scale_window
-from ampwatch.report.limits import finite_amax, headroom, limit_of, lost_share
-from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
+from ampwatch.state.limits import finite_amax, headroom, limit_of, lost_share
+from ampwatch.wire.records import ALL_MODULES, RangeRecord, Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from ampwatch.numerics.block_casts import BlockOutcome
     from ampwatch.numerics.exponents import ExponentHistogram
@@ -59,7 +59,7 @@ class Ranges:
     """The ranges of one rank.
 
     Attributes:
-        totals: The totals of sampling so far; ``None`` before the first sample.
+        autocast: The format of autocast, float16 or bfloat16; ``None`` when neither was seen.
         modules: The newest ranges of each module.
         map: The trouble of each module over the course of the run.
         gradients: The course of the gradients of all modules, without the loss scale.
@@ -74,13 +74,12 @@ class Ranges:
     """
 
     def __init__(self, settings: Settings, counted_from_ns: int) -> None:
-        self.totals: SamplingRecord | None = None
         self.modules = Modules(settings.module_series)
         self.map = ModuleMap()
         self.gradients = GradientHistory()
         self.magnitude = Histogram(MAGNITUDE_BOUNDS, summed=False)
         self._counted_from_ns = counted_from_ns
-        self._autocast: FloatFormat | None = None
+        self.autocast: FloatFormat | None = None
         self.blocked: dict[str, RangeRecord] = {}
         self._all: dict[Topic, RangeRecord] = {}
         self._sampled_ns: dict[Topic, int] = {}
@@ -90,15 +89,14 @@ class Ranges:
         self._cast: tuple[RangeRecord, dict[str, BlockOutcome]] | None = None
         self._amax_max = Peak(max)
 
-    def put(self, record: RangeRecord | SamplingRecord) -> None:
+    def close_sample(self, step: int) -> None:
+        """Judge the modules: the totals come after all ranges of their sample, that of ``step``."""
+        self.modules.choose(self.trouble)
+        self.modules.remember(self.notable)
+        self.map.close(step, self._judged)
+
+    def put(self, record: RangeRecord) -> None:
         """Take in a record; they must come in the order in which they were written."""
-        # The totals come after all ranges of their sample: now every module of it is known.
-        if isinstance(record, SamplingRecord):
-            self.totals = record
-            self.modules.choose(self.trouble)
-            self.modules.remember(self.notable)
-            self.map.close(record.step, self._judged)
-            return
         self._sampled_ns[record.topic] = record.time_ns
         if record.topic is Topic.GRADIENT and record.blocks:
             self._put_blocks(record)
@@ -110,15 +108,9 @@ class Ranges:
             if record.topic is Topic.GRADIENT:
                 self._put_gradients(record)
 
-    def know_dtypes(self, names: Sequence[str]) -> None:
-        """Take in the dtypes of autocast; of several the one with the smallest range counts."""
-        self._autocast = narrowest_half(names)
-        self._recommended = None
-
-    @property
-    def autocast(self) -> FloatFormat | None:
-        """The format of autocast, float16 or bfloat16; ``None`` when neither was seen."""
-        return self._autocast
+    def know_autocast(self, autocast: FloatFormat | None) -> None:
+        """Take in the format of autocast, which decides what gradients have to fit."""
+        self.autocast, self._recommended = autocast, None
 
     @property
     def format(self) -> FloatFormat | None:
@@ -127,7 +119,7 @@ class Ranges:
         It is that of autocast, or their own in a model that is in a narrow format as a whole.
         """
         newest = self.newest(Topic.GRADIENT)
-        limit = self._autocast if newest is None else limit_of(newest, self._autocast)
+        limit = self.autocast if newest is None else limit_of(newest, self.autocast)
         return limit if limit is not None and limit.bits <= MAX_LOW_BITS else None
 
     def newest(self, topic: Topic, module: str = ALL_MODULES) -> RangeRecord | None:
@@ -152,7 +144,7 @@ class Ranges:
 
     def headroom(self, record: RangeRecord) -> float | None:
         """Return how many times larger its largest magnitude could be; ``None`` if not known."""
-        return headroom(record, self._autocast)
+        return headroom(record, self.autocast)
 
     def lost(self, topics: Mapping[Topic, RangeRecord]) -> float | None:
         """Return the largest share that gradients of a module lose; ``None`` if not known."""
@@ -161,7 +153,7 @@ class Ranges:
 
     def lost_share(self, record: RangeRecord) -> float | None:
         """Return the share of a gradient that is lost (``limits.lost_share``)."""
-        return lost_share(record, limit_of(record, self._autocast))
+        return lost_share(record, limit_of(record, self.autocast))
 
     @property
     def measured(self) -> RangeRecord | None:

@@ -8,7 +8,6 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.host.fleet.findings import Findings
 from ampwatch.host.fleet.histogram import STEP_DURATION_BOUNDS, Histogram
 from ampwatch.host.fleet.history import History
 from ampwatch.host.fleet.peak import Peak
@@ -16,31 +15,27 @@ from ampwatch.host.fleet.phase_times import PhaseTimes
 from ampwatch.host.fleet.ranges import Ranges
 from ampwatch.host.fleet.step_outcomes import StepOutcomes
 from ampwatch.host.fleet.tensor_views import TensorViews
-from ampwatch.host.fleet.text import encodable
 from ampwatch.host.fleet.watching import WatchingCost
 from ampwatch.report.op_shares import Precision
-from ampwatch.report.verdict import Standing, Verdict, by_class
+from ampwatch.report.verdict import Standing, Verdict
+from ampwatch.state.rank import RankState
+from ampwatch.state.text import encodable
 from ampwatch.wire.blackbox.box import DIED
 from ampwatch.wire.records import (
     MAX_BUDGETED,
-    MAX_OPTIMIZERS,
     MAX_PLANNED,
-    OTHER_OPTIMIZERS,
     SKIP_CLASSES,
     BudgetRecord,
     CensusRecord,
     ChecksumRecord,
     DevicePhasesRecord,
-    EndRecord,
     FactsRecord,
     FindingRecord,
-    MemoryRecord,
     OptimizerRecord,
     PlanRecord,
     RangeRecord,
     RunState,
     SamplingRecord,
-    SensorFailureRecord,
     SkipClass,
     StepRecord,
     WindowRecord,
@@ -51,13 +46,7 @@ if TYPE_CHECKING:
 
     from ampwatch.report.op_shares import Arithmetic
     from ampwatch.settings import Settings
-    from ampwatch.wire.records import Finding, Record, RunIdentity
-
-MAX_FACTS = 64
-"""Facts kept per rank."""
-
-MAX_SENSORS = 64
-"""Sensors per rank whose errors are kept apart: twice as many as there are."""
+    from ampwatch.wire.records import Finding, RunIdentity
 
 USUAL_STEPS = 32
 """Newest steps whose median duration is the usual one: slow first steps are soon forgotten."""
@@ -79,29 +68,19 @@ CHECKSUM_SECONDS = 240.0
 """Time for which a checksum is exported at least: several scrapes of every host. Unit: s."""
 
 
-class RankView:
-    """One rank of one run, as its ring shows it.
+class RankView(RankState):
+    """One rank of one run, as its ring shows it to the daemon.
 
-    The totals are the writer's own, so a view that began late has them right; only
-    the history is limited to the records that were seen, and the histogram to the steps
+    The history is limited to the records that were seen, and the histogram to the steps
     since then.
 
     Attributes:
-        identity: Who writes the ring.
         name: Name of the run as the user gave it; with ``-`` for ``~``, which labels alone have.
         uid: User who owns the ring.
         user: Login name of that user, the uid without one.
         run: Label of the run: its name, unless the fleet has two runs of that name.
-        facts: Values that do not change from step to step, by name; a new dictionary when one does.
-        newest: The newest step, ``None`` before the first.
-        loss: The newest loss that was handed to the scaler, ``None`` before the first.
         checksum: A check of the weights that is not old, and the same one on each rank.
-        memory: The newest memory that the training takes.
         plan: The newest precision plan, by module.
-        last_applied_ns: Unix time of the newest step that was not skipped, 0 before. Unit: ns.
-        last_record_ns: Unix time of the newest record that has one, or of the start. Unit: ns.
-        sensor_errors: Exceptions of each sensor that has failed, by its name.
-        optimizers: The newest record per optimizer; ``OTHER_OPTIMIZERS`` for all beyond the limit.
         durations: Durations of the steps since ``FIRST_LOOK_SECONDS`` before the view was made.
             Unit: s.
         history: The course of the run.
@@ -131,21 +110,13 @@ class RankView:
     def __init__(
         self, identity: RunIdentity, *, clock: Callable[[], float], settings: Settings
     ) -> None:
-        self.identity = identity
+        super().__init__(identity)
         self.name = self.run = encodable(identity.run).replace("~", "-")
         self.uid = os.geteuid()
         self.user = ""
-        self.facts: dict[str, str] = {}
-        self.newest: StepRecord | None = None
-        self.loss: float | None = None
         self.checksum: ChecksumRecord | None = None
-        self.memory: MemoryRecord | None = None
         self.plan: dict[str, PlanRecord] = {}
         self.budgets: dict[tuple[str, ...], dict[str, BudgetRecord]] = {}
-        self.last_applied_ns = 0
-        self.last_record_ns = identity.started_ns
-        self.optimizers: dict[int, OptimizerRecord] = {}
-        self.sensor_errors: dict[str, int] = {}
         self.durations = Histogram(STEP_DURATION_BOUNDS)
         self.history = History()
         self.records_lost = 0
@@ -165,60 +136,18 @@ class RankView:
         self.conflict_reported_ns = 0
         self._stale_seconds = settings.stale_seconds
         self._alive = True
-        self._end: EndRecord | None = None
-        self._findings = Findings()
         self._usual = deque[float](maxlen=USUAL_STEPS)
         self._usual_seconds: float | None = None
         self._scale_min = Peak(min)
         self._skips_max = Peak(max)
 
-    def apply(self, record: Record) -> None:
-        """Fold one record in; they must come in the order in which they were written."""
-        if isinstance(record, StepRecord):
-            self._apply_step(record)
-        elif isinstance(record, OptimizerRecord):
-            index = record.index if 0 <= record.index < MAX_OPTIMIZERS else OTHER_OPTIMIZERS
-            self.optimizers[index] = record
-            self.outcomes.put_optimizer(record)
-        elif isinstance(record, (RangeRecord, SamplingRecord)):
-            self.ranges.put(record)
-        elif isinstance(record, (CensusRecord, WindowRecord)):
-            self.precision.put(record)
-        elif isinstance(record, FindingRecord):
-            self._apply_finding(record.finding)
-        elif isinstance(record, DevicePhasesRecord):
-            self.phase_times.put_device(record)
-            self.history.put_device(record)
-        else:
-            self._apply_of_run(record)
-
-    def _apply_of_run(self, record: Record) -> None:
-        """Fold a record in that is of the run as a whole."""
-        if isinstance(record, ChecksumRecord):
-            self._apply_checksum(record)
-        elif isinstance(record, MemoryRecord):
-            self.memory = record
-        elif isinstance(record, PlanRecord):
-            self._apply_plan(record)
-        elif isinstance(record, BudgetRecord):
-            self._apply_budget(record)
-        elif isinstance(record, FactsRecord):
-            self._apply_facts(record)
-        elif isinstance(record, SensorFailureRecord):
-            sensor = encodable(record.sensor)
-            if sensor in self.sensor_errors or len(self.sensor_errors) < MAX_SENSORS:
-                self.sensor_errors[sensor] = record.errors
-        elif isinstance(record, EndRecord):
-            self._end = record
-            self.last_record_ns = record.time_ns
-
-    def _apply_plan(self, record: PlanRecord) -> None:
+    def _put_plan(self, record: PlanRecord) -> None:
         if not record.place or any(known.step != record.step for known in self.plan.values()):
             self.plan = {}
         if len(self.plan) < MAX_PLANNED:
             self.plan[encodable(record.module)] = record
 
-    def _apply_budget(self, record: BudgetRecord) -> None:
+    def _put_budget(self, record: BudgetRecord) -> None:
         key = tuple(map(encodable, (record.model, record.autocast, record.layers_in)))
         budget = self.budgets.get(key, {})
         last = next(reversed(budget.values()), None)
@@ -243,16 +172,11 @@ class RankView:
             last_s=self.last_record_ns / 1e9,
             newest=self.newest,
             findings=self.findings,
-            seen_s=lambda finding: self._findings.last_seen_ns(finding.key) / 1e9,
+            seen_s=lambda finding: self.finding_totals.last_seen_ns(finding.key) / 1e9,
             skips=self.skips,
             recent=self._recent_skips,
             time_of=self._time_of,
         )
-
-    @property
-    def skips(self) -> dict[SkipClass, int]:
-        """Optimizer steps skipped since the run began, per class."""
-        return by_class([record.total_skipped for record in self.optimizers.values()])
 
     def _recent_skips(self) -> tuple[dict[SkipClass, int], int]:
         """Return the skipped ones of the newest iterations per class, and how many those are."""
@@ -269,7 +193,7 @@ class RankView:
 
     def find(self, finding: Finding) -> None:
         """Enter a finding that the daemon itself has made."""
-        self._apply_finding(finding)
+        self.apply(FindingRecord(finding))
 
     def observe(
         self, *, alive: bool, lost: int, dropped: int, ended_at: float | None = None
@@ -291,14 +215,14 @@ class RankView:
     @property
     def ended(self) -> bool:
         """The run has said so, or its process is gone."""
-        return self._end is not None or not self._alive
+        return self.end is not None or not self._alive
 
     @property
     def state(self) -> RunState:
         """The state of the rank right now."""
         # Its own word first: a process that has said how it ended is gone soon after.
-        if self._end is not None:
-            finished = self._end.state is RunState.FINISHED
+        if self.end is not None:
+            finished = self.end.state is RunState.FINISHED
             return RunState.FINISHED if finished else RunState.FAILED
         if not self._alive:
             return RunState.FAILED
@@ -316,8 +240,8 @@ class RankView:
     @property
     def end_reason(self) -> str:
         """Reason why the rank ended, in words; empty while it runs or when it ended well."""
-        if self._end is not None:
-            return self._end.reason
+        if self.end is not None:
+            return self.end.reason
         return "" if self._alive else DIED
 
     @property
@@ -327,23 +251,6 @@ class RankView:
         if self._usual_seconds is None:
             self._usual_seconds = statistics.median(self._usual) if self._usual else 0.0
         return self._usual_seconds
-
-    @property
-    def findings(self) -> dict[str, Finding]:
-        """The newest state of each finding by its key, in the order in which they were made."""
-        return self._findings.by_key
-
-    @property
-    def finding_totals(self) -> Findings:
-        """The findings with their totals."""
-        return self._findings
-
-    @property
-    def loss_scale(self) -> float | None:
-        """The newest loss scale; ``None`` without an enabled scaler."""
-        if self.newest is None or math.isnan(self.newest.loss_scale):
-            return None
-        return self.newest.loss_scale
 
     @property
     def loss_scale_min(self) -> float | None:
@@ -368,7 +275,7 @@ class RankView:
 
         ``None`` before the first sample. Unit: steps.
         """
-        totals = self.ranges.totals
+        totals = self.totals
         if totals is None or self.newest is None or not totals.interval:
             return None if totals is None else totals.interval
         return max(totals.interval, self.newest.step - totals.step)
@@ -381,13 +288,12 @@ class RankView:
     def _now_ns(self) -> int:
         return int(self._clock() * 1e9)
 
-    def _apply_step(self, record: StepRecord) -> None:
-        self.newest = record
-        self.last_record_ns = record.time_ns
-        if record.skip_class is SkipClass.NONE:
-            self.last_applied_ns = record.time_ns
-        if record.num_losses > 0:
-            self.loss = record.loss
+    def time_of(self, step: int) -> int | None:
+        """Return the Unix time by which ``step`` was over; ``None`` where it is not known. Unit: ns."""
+        return self.history.time_of(step)
+
+    def _put_step(self, record: StepRecord) -> None:
+        super()._put_step(record)
         if math.isfinite(record.duration_s):
             self._usual.append(record.duration_s)
             self._usual_seconds = None
@@ -404,7 +310,34 @@ class RankView:
         self.phase_times.put(record)
         self.ranges.map.put_step(record)
 
-    def _apply_checksum(self, record: ChecksumRecord) -> None:
+    def _put_optimizer(self, record: OptimizerRecord) -> None:
+        super()._put_optimizer(record)
+        self.outcomes.put_optimizer(record)
+
+    def _put_range(self, record: RangeRecord) -> None:
+        super()._put_range(record)
+        self.ranges.put(record)
+
+    def _put_sampling(self, record: SamplingRecord) -> None:
+        super()._put_sampling(record)
+        self.ranges.close_sample(record.step)
+
+    def _put_census(self, record: CensusRecord) -> None:
+        self.precision.put(record)
+
+    def _put_window(self, record: WindowRecord) -> None:
+        self.precision.put(record)
+
+    def _put_device_phases(self, record: DevicePhasesRecord) -> None:
+        self.phase_times.put_device(record)
+        self.history.put_device(record)
+
+    def _put_facts(self, record: FactsRecord) -> None:
+        super()._put_facts(record)
+        self.ranges.know_autocast(self.autocast)
+        self.precision.know_facts(self.facts)
+
+    def _put_checksum(self, record: ChecksumRecord) -> None:
         """Keep a checksum for some scrapes: what is scraped of other hosts by then is of this step.
 
         It is the first one in a span of steps whose length is a power of two, so that ranks that do
@@ -417,19 +350,3 @@ class RankView:
         held = self.checksum
         if held is None or record.step // span != held.step // span:
             self.checksum = record
-
-    def _apply_finding(self, finding: Finding) -> None:
-        """Take in a finding as of the iteration it was last seen in, which may be long ago."""
-        # The ring repeats findings for readers that come late: the time of reading says nothing.
-        seen_ns = self.history.time_of(finding.last_step)
-        self._findings.put(finding, self.last_record_ns if seen_ns is None else seen_ns)
-
-    def _apply_facts(self, record: FactsRecord) -> None:
-        # Bounded: the ring is another process's, which could make up facts for ever.
-        known = dict(self.facts)
-        for name, value in record.facts.items():
-            if name in known or len(known) < MAX_FACTS:
-                known[name] = encodable(value)
-        self.facts = known
-        self.ranges.know_dtypes(self.facts.get("autocast_dtype", "").split(","))
-        self.precision.know_facts(self.facts)

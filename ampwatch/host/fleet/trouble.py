@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.report.limits import headroom
+from ampwatch.state.limits import headroom
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

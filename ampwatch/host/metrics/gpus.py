@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ampwatch.host.fleet.gpu_users import unseen, users
 from ampwatch.host.fleet.gpus import Feature, Reason
-from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import (
     GPU_LABELS,
@@ -17,6 +16,7 @@ from ampwatch.host.metrics.scopes import (
     Scope,
     each,
 )
+from ampwatch.state.text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,10 +6,9 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, NewestRecord, each, part
+from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, NewestRecord, each, exported, part
 from ampwatch.numerics.whatif import Fit
-from ampwatch.report.limits import finite_amax, zero_share
-from ampwatch.report.logged import gradient_norm
+from ampwatch.state import facts
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -71,55 +70,11 @@ def _underflow(rank: RankView) -> float | None:
 _NEWEST = NewestRecord(lambda rank: rank.ranges.newest(Topic.GRADIENT))
 
 GRADIENTS: tuple[Metric, ...] = (
-    Metric(
-        "ampwatch_gradient_elements_total",
-        "Gradient elements looked at in sampled iterations.",
-        TOTALS.count(lambda totals: totals.gradient_elements),
-    ),
-    Metric(
-        "ampwatch_gradient_zero_elements_total",
-        "Gradient elements looked at that are zero.",
-        TOTALS.count(lambda totals: totals.gradient_zeros),
-    ),
-    Metric(
-        "ampwatch_gradient_underflow_elements_total",
-        "Gradient elements looked at that are zero only because of the dtype of autocast (their own without one), at the loss scale of their time: zeros that it has flushed (which are among the zero elements as well), and others that it would flush. Zeros count as flushed by what the same gradient was when it last was more, shifted to the loss scale of now, or by the values beside them; of a gradient that never was anything but zeros that is not known, and nothing is counted.",
-        TOTALS.count(lambda totals: totals.gradient_underflow),
-    ),
-    Metric(
-        "ampwatch_gradient_subnormal_elements_total",
-        "Gradient elements looked at that would be subnormal in the autocast dtype (their own without one) at the loss scale of their time.",
-        TOTALS.count(lambda totals: totals.gradient_subnormal),
-    ),
+    *exported(facts.GRADIENTS),
     Metric(
         "ampwatch_gradient_nonfinite_elements_total",
         "Gradient elements looked at that are NaN or infinite.",
         TOTALS.or_none.by("kind", read=_nonfinite),
-    ),
-    Metric(
-        "ampwatch_gradient_sample_step",
-        "Iteration of the newest sample of gradients, from 0, that was recorded.",
-        _NEWEST.one(lambda newest: newest.step),
-    ),
-    Metric(
-        "ampwatch_gradient_norm",
-        "L2 norm of all gradients of the rank in the newest sample, without the loss scale, before clipping (without a scaler where the optimizer steps, so after it); absent if one of them was not finite. Of a sharded model that of the shards of the rank.",
-        _NEWEST.one(gradient_norm),
-    ),
-    Metric(
-        "ampwatch_gradient_underflow_ratio",
-        "Share of the gradient elements of the newest sample that are zero only because of the dtype of autocast (their own without one): what ampwatch_gradient_underflow_elements_total counts. Absent where it is not known.",
-        PER_RANK.one(_underflow),
-    ),
-    Metric(
-        "ampwatch_gradient_zero_ratio",
-        "Share of the finite gradient elements of the newest sample that are zero.",
-        _NEWEST.one(zero_share),
-    ),
-    Metric(
-        "ampwatch_gradient_sample_nonfinite_elements",
-        "Gradient elements of the newest sample that are NaN or infinite.",
-        _NEWEST.one(lambda newest: newest.histogram.nonfinite),
     ),
     Metric(
         "ampwatch_gradient_magnitude",
@@ -128,19 +83,9 @@ GRADIENTS: tuple[Metric, ...] = (
         is_histogram=True,
     ),
     Metric(
-        "ampwatch_scaled_gradient_amax",
-        "Largest finite gradient magnitude of the newest sample, multiplied by the loss scale; absent if nothing in it was finite.",
-        _NEWEST.one(finite_amax),
-    ),
-    Metric(
         "ampwatch_scaled_gradient_amax_max",
         "Largest scaled gradient magnitude of the newest sample, or of the last 60 s (up to 120 s) if one was larger, so that a peak between two scrapes is seen.",
         PER_RANK.one(lambda rank: rank.scaled_amax_max),
-    ),
-    Metric(
-        "ampwatch_autocast_dtype_max",
-        "Largest finite number of the autocast dtype (65504 for float16); of several dtypes the one with the smallest range; absent if none was seen.",
-        NewestRecord(lambda rank: rank.ranges.autocast).one(lambda fmt: fmt.max),
     ),
     Metric(
         "ampwatch_loss_scale_window_low",
@@ -177,15 +122,4 @@ GRADIENTS: tuple[Metric, ...] = (
     ),
 )
 
-PARAMETERS_AND_BUFFERS: tuple[Metric, ...] = (
-    Metric(
-        "ampwatch_parameter_nonfinite_elements",
-        "NaN and infinite elements of all parameters, each as of when it was last looked at: one look may be at a part of them.",
-        TOTALS.one(lambda totals: _checked(totals.parameter_nonfinite)),
-    ),
-    Metric(
-        "ampwatch_buffer_nonfinite_elements",
-        "NaN and infinite elements of the buffers when they were last looked at.",
-        TOTALS.one(lambda totals: _checked(totals.buffer_nonfinite)),
-    ),
-)
+PARAMETERS_AND_BUFFERS: tuple[Metric, ...] = (*exported(facts.PARAMETERS_AND_BUFFERS),)

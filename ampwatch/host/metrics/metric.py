@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ampwatch.host.fleet.text import encodable
+from ampwatch.state.text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK, ROOT_MODULE, per_module
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.report.limits import finite_amax, zero_share
+from ampwatch.state.limits import finite_amax, zero_share
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

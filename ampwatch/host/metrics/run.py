@@ -6,11 +6,19 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ampwatch import __version__
-from ampwatch.host.fleet.text import encodable, whole_number
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import ONCE, PER_RANK, STEP, NewestRecord, Scope, each, part
+from ampwatch.host.metrics.scopes import (
+    ONCE,
+    PER_RANK,
+    NewestRecord,
+    Scope,
+    each,
+    exported,
+    part,
+)
+from ampwatch.state import facts
+from ampwatch.state.text import encodable, whole_number
 from ampwatch.wire.records import (
-    MEMORY_LIMIT,
     MEMORY_PARTS,
     MEMORY_PLACES,
     RunState,
@@ -68,7 +76,7 @@ def _memory(facts: Mapping[str, str]) -> Table:
 
 
 def _sensor_errors(rank: RankView) -> Table:
-    errors = dict(rank.sensor_errors)
+    errors = {name: failed.errors for name, failed in rank.failures.items()}
     # The total travels with every step, the name in a record of its own, which may be late or
     # lost. So the sum over all sensors is the total from the first scrape on, and never falls.
     total = 0 if rank.newest is None else rank.newest.total_sensor_errors
@@ -83,6 +91,7 @@ def _of_checksum(read: Callable[[ChecksumRecord], float]) -> Reader:
 
 
 RUN: tuple[Metric, ...] = (
+    *exported(facts.RUN),
     Metric(
         "ampwatch_run_info",
         "Static facts of a monitored rank; a fact that is not known is empty (value is always 1).",
@@ -99,16 +108,6 @@ RUN: tuple[Metric, ...] = (
         ),
     ),
     Metric(
-        "ampwatch_run_start_timestamp_seconds",
-        "Unix time at which ampwatch.monitor() was called on this rank.",
-        PER_RANK.one(lambda rank: rank.identity.started_ns / 1e9),
-    ),
-    Metric(
-        "ampwatch_last_report_timestamp_seconds",
-        "Unix time of the newest report of this rank: its start, a step or its end.",
-        PER_RANK.one(lambda rank: rank.last_record_ns / 1e9),
-    ),
-    Metric(
         "ampwatch_replica_checksum",
         "Digest, below 2^48, of a part of the weights at the end of iteration ampwatch_replica_checksum_step and of the next one: equal on ranks that train in lockstep. Kept for 240 s or more, so that ranks that are scraped one after the other show the same check. Absent with a single rank, and without weights that are whole on each rank.",
         _of_checksum(lambda check: check.checksum),
@@ -119,24 +118,9 @@ RUN: tuple[Metric, ...] = (
         _of_checksum(lambda check: check.step),
     ),
     Metric(
-        "ampwatch_overhead_seconds_total",
-        "Time that ampwatch took of the training: its own, and what sampled steps took longer besides.",
-        STEP.count(lambda step: step.overhead_ns / 1e9),
-    ),
-    Metric(
         "ampwatch_memory_bytes",
         "Memory that watching holds and nobody else does, in multiples of 64 KiB, by part; that of Python objects and code is not in it. Known at set-up and after each sampled iteration.",
         _FACTS.by("part", "memory", read=_memory),
-    ),
-    Metric(
-        "ampwatch_memory_limit_bytes",
-        "Memory that watching may hold on the host, and again on devices (the setting memory_bytes).",
-        _FACTS.one(lambda facts: whole_number(facts.get(MEMORY_LIMIT, ""))),
-    ),
-    Metric(
-        "ampwatch_observations_dropped_total",
-        "Steps whose values ampwatch did not read because the device was too far behind.",
-        STEP.count(lambda step: step.total_observations_dropped),
     ),
     Metric(
         "ampwatch_sensor_errors_total",

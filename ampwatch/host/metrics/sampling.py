@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_RANK, TOTALS
+from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, exported
+from ampwatch.state import facts
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def _standard_errors(rank: RankView) -> Table:
 
 
 SAMPLING: tuple[Metric, ...] = (
+    *exported(facts.SAMPLING),
     Metric(
         "ampwatch_samples_total",
         "Iterations in which tensors were measured, by what they are.",
@@ -60,29 +62,9 @@ SAMPLING: tuple[Metric, ...] = (
         PER_RANK.by("topic", read=_standard_errors),
     ),
     Metric(
-        "ampwatch_samples_dropped_total",
-        "Measurements that ampwatch gave up because the device was too far behind.",
-        TOTALS.count(lambda totals: totals.samples_dropped),
-    ),
-    Metric(
         "ampwatch_sampling_interval_steps",
         "Iterations from one sampled one to the next, as the overhead budget has it now; those since the last one if they are more.",
         PER_RANK.one(lambda rank: rank.sampling_interval),
-    ),
-    Metric(
-        "ampwatch_device_overhead_seconds_total",
-        "Device time of the measurements; 0 on a CPU, where it is part of ampwatch_overhead_seconds_total.",
-        TOTALS.count(lambda totals: totals.device_ns / 1e9),
-    ),
-    Metric(
-        "ampwatch_tensors_refused",
-        "Tensors in the newest sample that cannot be measured (integer, complex, meta ...).",
-        TOTALS.one(lambda totals: totals.tensors_refused),
-    ),
-    Metric(
-        "ampwatch_modules_left_out",
-        "Modules in the newest sample whose ranges were not recorded, because there are more than the setting max_modules.",
-        TOTALS.one(lambda totals: totals.modules_left_out),
     ),
     Metric(
         "ampwatch_modules_untracked",

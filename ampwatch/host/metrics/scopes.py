@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from ampwatch.host.metrics.metric import Exemplified, Reader
+from ampwatch.host.metrics.metric import Exemplified, Metric, Reader
 from ampwatch.numerics.formats import FORMATS, PLAIN
 from ampwatch.wire.records import OTHER_OPTIMIZERS, OptimizerRecord, Topic
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.gpus import Gpu, Instance
     from ampwatch.host.fleet.histogram import Distribution
     from ampwatch.host.metrics.metric import ScrapeState
+    from ampwatch.state.facts import Fact
     from ampwatch.wire.records import (
         CensusRecord,
         RangeRecord,
@@ -163,6 +164,11 @@ class NewestRecord(Generic[T]):
         return self.or_none.by(*labels, read=lambda record: () if record is None else read(record))
 
 
+def exported(rows: Iterable[Fact]) -> list[Metric]:
+    """Return the metrics of those numbers of a rank that have a name in Prometheus."""
+    return [Metric(fact.name, fact.says, PER_RANK.one(fact.read)) for fact in rows if fact.name]
+
+
 def each(values: Mapping[str, float]) -> Table:
     """Yield the values of a table with one label."""
     for name, value in values.items():
@@ -227,7 +233,7 @@ PER_INSTANCE: Scope[Instance] = Scope((*GPU_LABELS, "gpu_instance"), _instances)
 STEP: NewestRecord[StepRecord] = NewestRecord(lambda rank: rank.newest)
 """The newest step."""
 
-TOTALS: NewestRecord[SamplingRecord] = NewestRecord(lambda rank: rank.ranges.totals)
+TOTALS: NewestRecord[SamplingRecord] = NewestRecord(lambda rank: rank.totals)
 """The newest totals of sampling."""
 
 CENSUS: NewestRecord[CensusRecord] = NewestRecord(lambda rank: rank.precision.census)

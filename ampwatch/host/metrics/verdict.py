@@ -5,22 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import KINDS
-from ampwatch.host.fleet.text import encodable
 from ampwatch.host.metrics.metric import Exemplified, Metric
-from ampwatch.host.metrics.scopes import PER_RANK, each, part
+from ampwatch.host.metrics.scopes import PER_RANK, each, exported, part
 from ampwatch.report.accounts import place
 from ampwatch.report.endings import Failure
 from ampwatch.report.headline import first_remedy
 from ampwatch.report.verdict import Level
+from ampwatch.state import facts
+from ampwatch.state.text import encodable
 from ampwatch.wire.records import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.host.fleet import RankView
-    from ampwatch.host.fleet.findings import FindingSums, SortTotals
     from ampwatch.host.metrics.metric import Reader
     from ampwatch.host.metrics.scopes import Table
+    from ampwatch.state.findings import FindingSums, SortTotals
 
 
 MAX_ROOTS = 16
@@ -107,6 +108,7 @@ def _steps(sums: FindingSums) -> Table:
 
 
 FINDINGS: tuple[Metric, ...] = (
+    *exported(facts.FINDINGS),
     Metric(
         "ampwatch_findings",
         "Findings so far, one per place (module, parameter, optimizer ...) at which it was made.",
@@ -121,10 +123,5 @@ FINDINGS: tuple[Metric, ...] = (
         "ampwatch_finding_steps_total",
         "Iterations in which a finding of this kind was seen, added up over its places; 0 for the known kinds before. In OpenMetrics with the newest iteration as exemplar (step).",
         _SUMS.by("kind", read=_steps),
-    ),
-    Metric(
-        "ampwatch_finding_records_left_out_total",
-        "Reports of further findings, repeated ones included, that the daemon did not keep, because the rank has too many.",
-        _SUMS.one(lambda sums: sums.left_out),
     ),
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.fleet.text import whole_number
 from ampwatch.host.fleet.watching import OPENING_STEPS, Phase
 from ampwatch.numerics.written import is_in_digits
 from ampwatch.report.op_shares import (
@@ -30,6 +29,7 @@ from ampwatch.report.words import (
     step_time,
     time_span,
 )
+from ampwatch.state.text import whole_number
 from ampwatch.wire.records import (
     MEMORY_LIMIT,
     MEMORY_PARTS,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.host.fleet.gpu_users import users
 from ampwatch.host.fleet.gpus import Answers, Feature, Reason
-from ampwatch.host.fleet.text import encodable
+from ampwatch.state.text import encodable
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import Fleet

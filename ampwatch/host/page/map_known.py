@@ -51,7 +51,7 @@ def known_map(rank: RankView) -> KnownMap:
         names=list(map_.dtypes),
         called=dict(map_.called),
         dtypes={name: dict(dtypes) for name, dtypes in map_.dtypes.items()},
-        left_out=map_.left_out + getattr(rank.ranges.totals, "modules_left_out", 0),
+        left_out=map_.left_out + getattr(rank.totals, "modules_left_out", 0),
         autocast=rank.ranges.autocast,
         census=rank.precision.census,
         culprit=None if root is None else _culprit(root.finding),

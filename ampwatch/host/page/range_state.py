@@ -13,8 +13,8 @@ from ampwatch.diagnosis.gradients.lost_gradients import GRADIENTS
 from ampwatch.host.fleet.gradients import unscaled
 from ampwatch.host.fleet.trouble import nonfinite
 from ampwatch.numerics.formats import FORMATS, FormatFamily
-from ampwatch.report.limits import finite_amax
 from ampwatch.report.words import number, plural
+from ampwatch.state.limits import finite_amax
 from ampwatch.wire.blackbox.culprit import module_of
 from ampwatch.wire.records import ALL_MODULES, Topic
 
@@ -188,7 +188,7 @@ class RangeState:
 
 def sentence(rank: RankView) -> str:
     """Say how often samples are taken, and what is missing in them."""
-    totals, interval = rank.ranges.totals, rank.sampling_interval
+    totals, interval = rank.totals, rank.sampling_interval
     if totals is None or interval is None:
         return NOTHING_YET
     often = "every step" if interval == 1 else f"every {number(interval)} steps"

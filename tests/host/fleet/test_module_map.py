@@ -24,9 +24,10 @@ from ampwatch.host.fleet.module_map import (
     ends_of,
 )
 from ampwatch.host.fleet.ranges import Ranges
+from ampwatch.numerics.formats import narrowest_half
 from ampwatch.settings import Settings
 from ampwatch.wire.records import SkipClass, Topic
-from tests.workshop.records import histogram, ranges, sampling, step
+from tests.workshop.records import histogram, ranges, step
 
 if TYPE_CHECKING:
     from ampwatch.numerics.exponents import ExponentHistogram
@@ -39,7 +40,7 @@ FINE = histogram(-8, 1000)
 def run_of(*samples: list[RangeRecord], skip: SkipClass = SkipClass.NONE) -> Ranges:
     """A run in float16 with these samples, one a step."""
     run = Ranges(Settings(), 0)
-    run.know_dtypes(["float16"])
+    run.know_autocast(narrowest_half(["float16"]))
     for index, records in enumerate(samples):
         take(run, index, records, skip)
     return run
@@ -50,7 +51,7 @@ def take(
 ) -> None:
     for record in records:
         run.put(record)
-    run.put(sampling(step=index))
+    run.close_sample(index)
     run.map.put_step(step(index, skip_class=skip))
 
 
@@ -122,7 +123,7 @@ def test_a_sample_whose_step_is_never_told_is_kept() -> None:
     """The record of its step may be lost: the next sample settles it, and forgives nothing."""
     run = Ranges(Settings(), 0)
     run.put(ranges("fc", Topic.GRADIENT, histogram(4, 9, nans=9)))
-    run.put(sampling(step=0))
+    run.close_sample(0)
     take(run, 1, [ranges("fc", Topic.GRADIENT, FINE, step=1)], SkipClass.CALIBRATING)
 
     assert bytes_of(run, "fc", GRADIENT) == [byte_of("nonfinite_gradient", 0.5), QUIET]
@@ -135,7 +136,7 @@ def test_a_step_may_be_told_before_its_sample() -> None:
         run.map.put_step(step(index, skip_class=skip))
     for index in range(3):
         run.put(ranges("fc", Topic.GRADIENT, histogram(4, 9, nans=9), step=index))
-        run.put(sampling(step=index))
+        run.close_sample(index)
 
     bad = byte_of("nonfinite_gradient", 0.5)
     assert bytes_of(run, "fc", GRADIENT) == [bad, EXPECTED, bad]
@@ -147,7 +148,7 @@ def test_a_cell_is_the_worst_of_all_records_in_its_steps(seed: int) -> None:
     rng = random.Random(seed)
     names = [f"blocks.{i}" for i in range(9)]
     run = Ranges(Settings(), 0)
-    run.know_dtypes(["float16"])
+    run.know_autocast(narrowest_half(["float16"]))
     # By step and module: the share that is not finite, the bits of headroom.
     seen: dict[tuple[int, str], tuple[float, float]] = {}
     index = 0
@@ -215,11 +216,11 @@ def test_a_sample_that_never_ends_takes_no_more_memory_than_the_limit(
     """A ring may be damaged, or made to harm; once a sample ends, what was left out is counted."""
     monkeypatch.setattr(module_map, "MAX_SAMPLED", 3)
     run = Ranges(Settings(), 0)
-    run.know_dtypes(["float16"])
+    run.know_autocast(narrowest_half(["float16"]))
     for i in range(50):
         run.map.put(output(FINE, f"m{i}"))
 
-    run.put(sampling(step=0))
+    run.close_sample(0)
     run.map.put_step(step(0))
 
     assert list(run.map.dtypes) == ["m0", "m1", "m2"]

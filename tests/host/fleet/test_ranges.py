@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet.ranges import CANDIDATES, MAGNITUDE_BOUNDS, Ranges
-from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.formats import FORMATS, narrowest_half
 from ampwatch.numerics.whatif import Fit, ScaleWindow
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
@@ -31,7 +31,7 @@ def test_series_are_given_when_a_sample_is_complete() -> None:
     made = ranges_of(*healthy, broken, module_series=2)
     assert made.modules.tracked == []
 
-    made.put(sampling())
+    made.close_sample(sampling().step)
 
     assert made.modules.tracked == ["broken"]
 
@@ -44,9 +44,9 @@ def test_a_module_that_was_flushed_whole_gets_a_series() -> None:
     fine = [ranges(f"layer{i}", exponents=histogram(-20, 1)) for i in range(4)]
     flushed = ranges("flushed", exponents=histogram(0, zeros=9), flushed=9)
     made = ranges_of(ranges(exponents=histogram(-20, 4, zeros=9)), *fine, flushed, module_series=2)
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
 
-    made.put(sampling())
+    made.close_sample(sampling().step)
 
     assert made.modules.tracked == ["flushed"]
     assert made.trouble(made.modules.by_name["flushed"]) == (4.0, "lost")
@@ -77,7 +77,7 @@ def test_of_several_dtypes_the_one_with_the_smallest_range_counts(
 ) -> None:
     """Ranges that fit float16 fit bfloat16 as well."""
     made = ranges_of()
-    made.know_dtypes(names)
+    made.know_autocast(narrowest_half(names))
 
     assert made.autocast is (None if dtype is None else FORMATS[dtype])
 
@@ -104,7 +104,7 @@ def test_a_scale_at_which_gradients_overflowed_is_never_recommended(
     """An infinite element may have been of any size above the rest, so nothing is said to fit."""
     overflowed = histogram(-10, 9, positive_infs=1)
     made = ranges_of(ranges(exponents=overflowed, loss_scale=scale))
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
 
     assert made.recommendation is not None
     assert made.recommendation.window.high == high
@@ -115,7 +115,7 @@ def test_a_scale_at_which_gradients_overflowed_is_never_recommended(
 def test_nothing_but_infinities_still_asks_for_a_smaller_scale() -> None:
     """Nothing else is known then."""
     made = ranges_of(ranges(exponents=histogram(0, negative_infs=3), loss_scale=2.0**16))
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
 
     assert made.recommendation is not None
     assert made.recommendation.window == ScaleWindow(None, 15)
@@ -129,7 +129,7 @@ def test_gradients_that_are_all_flushed_are_recommended_what_brings_them_back() 
         exponents=zeros, loss_scale=2.0**-40, flushed=11, before=before, before_step=7, step=9
     )
     made = ranges_of(record)
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
 
     assert made.lost_share(record) == 1.0
     assert made.unscaled == zeros
@@ -142,7 +142,7 @@ def test_gradients_that_are_all_flushed_are_recommended_what_brings_them_back() 
 def test_of_what_was_flushed_and_is_not_known_nothing_is_recommended() -> None:
     """What is left does not say how much more was needed."""
     made = ranges_of(ranges(exponents=histogram(-24, 9, zeros=9), flushed=9))
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
 
     assert made.recommendation is not None
     assert made.recommendation.window.low is None
@@ -152,7 +152,7 @@ def test_of_what_was_flushed_and_is_not_known_nothing_is_recommended() -> None:
 def test_beside_nan_nothing_is_said_to_fit() -> None:
     """They were something once; the window is that of the rest."""
     made = ranges_of(ranges(exponents=histogram(-10, 9, nans=1)))
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
 
     assert made.recommendation is not None
     assert made.recommendation.fits == {}
@@ -165,7 +165,7 @@ def test_a_sample_without_a_scale_leaves_the_recommendation_to_the_one_before() 
         ranges(exponents=histogram(-10, 9)),
         ranges(exponents=histogram(-24, 9, zeros=9), loss_scale=0.0, step=1),
     )
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
 
     assert made.measured == ranges(exponents=histogram(-10, 9))
     assert made.recommendation is not None
@@ -176,7 +176,7 @@ def test_the_recommendation_is_about_the_gradients_without_their_scale() -> None
     """2**-30 to 2**-20 needs a scale from 2**6 on, and up to 2**35 it overflows nowhere."""
     gradients = histogram(-14, *[1] * 11)
     made = ranges_of(ranges(exponents=gradients, loss_scale=65536.0))
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
 
     assert made.unscaled == gradients.shifted(-16)
     assert made.recommendation is not None
@@ -192,9 +192,9 @@ def test_the_recommendation_is_about_the_gradients_without_their_scale() -> None
 def test_the_recommendation_follows_gradients_and_dtype() -> None:
     """It is kept between scrapes, not beyond what it rests on."""
     made = ranges_of(ranges(exponents=histogram(-40, 1, 1999)))
-    made.know_dtypes(["float16"])
+    made.know_autocast(narrowest_half(["float16"]))
     windows = [made.recommendation]
-    made.know_dtypes(["bfloat16"])
+    made.know_autocast(narrowest_half(["bfloat16"]))
     windows.append(made.recommendation)
     made.put(ranges(exponents=histogram(-50, 1)))
     windows.append(made.recommendation)
@@ -265,8 +265,8 @@ def test_no_record_that_the_ring_lets_through_breaks_anything(data: st.DataObjec
     read = decode(*encode(record, 10**6))
     assert isinstance(read, RangeRecord)
 
-    made = ranges_of(read, ranges(loss_scale=0.5), sampling())
-    made.know_dtypes(data.draw(st.sampled_from([[], ["float16"], ["bfloat16"]])))
+    made = ranges_of(read, ranges(loss_scale=0.5))
+    made.know_autocast(narrowest_half(data.draw(st.sampled_from([[], ["float16"], ["bfloat16"]]))))
 
     assert made.recommendation is None or made.recommendation.fits.keys() <= set(CANDIDATES)
     assert made.trouble({read.topic: read}).score >= 0.0

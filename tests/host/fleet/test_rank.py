@@ -6,9 +6,10 @@ from itertools import pairwise
 import pytest
 
 from ampwatch.host.fleet import RankView
-from ampwatch.host.fleet.rank import DIED, FIRST_LOOK_SECONDS, MAX_FACTS, MAX_SENSORS
+from ampwatch.host.fleet.rank import DIED, FIRST_LOOK_SECONDS
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.settings import Settings
+from ampwatch.state.rank import MAX_FACTS, MAX_SENSORS
 from ampwatch.wire.records import (
     OTHER_OPTIMIZERS,
     FactsRecord,
@@ -134,7 +135,7 @@ def test_ranges_are_folded_with_what_is_known_about_autocast() -> None:
     rank = view(facts, ranges(exponents=histogram(3, 1)), sampling(interval=7), clock=clock)
 
     assert rank.ranges.autocast is FORMATS["bfloat16"]
-    assert rank.ranges.totals == sampling(interval=7)
+    assert rank.totals == sampling(interval=7)
     assert rank.scaled_amax_max == 8.0
 
     rank.apply(ranges(exponents=histogram(1, 1)))
@@ -231,15 +232,15 @@ def test_the_errors_of_a_sensor_are_those_of_its_newest_record() -> None:
         failure("births", errors=3),
     )
 
-    assert rank.sensor_errors == {"births": 3, "clipping": 1}
+    assert {n: of.errors for n, of in rank.failures.items()} == {"births": 3, "clipping": 1}
 
 
 def test_a_hostile_ring_cannot_make_sensors_without_end() -> None:
     """Each would be a series; those that are known go on."""
     rank = view(*(failure(f"s{i}") for i in range(2 * MAX_SENSORS)), failure("s0", errors=9))
 
-    assert len(rank.sensor_errors) == MAX_SENSORS
-    assert rank.sensor_errors["s0"] == 9
+    assert len(rank.failures) == MAX_SENSORS
+    assert rank.failures["s0"].errors == 9
 
 
 @pytest.mark.parametrize("other_s", [0.5, 0.4, 0.26])

@@ -7,6 +7,7 @@ import pytest
 
 from ampwatch.host.fleet.ranges import Ranges
 from ampwatch.host.fleet.trouble import Trouble
+from ampwatch.numerics.formats import narrowest_half
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, Topic
 from tests.workshop.records import histogram, ranges
@@ -15,7 +16,7 @@ from tests.workshop.records import histogram, ranges
 def worst(topics: dict[Topic, RangeRecord], autocast: str = "float16") -> Trouble:
     """Return the trouble of a module of a run whose other gradients are ordinary."""
     run = Ranges(Settings(), 0)
-    run.know_dtypes([autocast])
+    run.know_autocast(narrowest_half([autocast]))
     run.put(ranges(ALL_MODULES, exponents=histogram(-3, 1)))
     return run.trouble(topics)
 

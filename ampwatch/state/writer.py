@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.settings import Settings
+    from ampwatch.state.recorder import Recorder
     from ampwatch.wire.blackbox.box import Box
-    from ampwatch.wire.blackbox.recorder import Recorder
     from ampwatch.wire.records import Record
 
 logger = Log()
@@ -75,7 +75,7 @@ class BoxWriter:
 
     def put(self, *records: Record) -> None:
         """Take in records; write the box if a finding is new, or it is time again."""
-        self._recorder.put(*records)
+        self._recorder.apply(*records)
         for record in records:
             if isinstance(record, StepRecord):
                 if self._is_overdue or 0 <= self._next_step <= record.step:
@@ -99,7 +99,8 @@ class BoxWriter:
             self._alarms = self._recorder.num_alarms
             self._explained = self._recorder.num_explained
             self._wait = AFTERMATH
-            self._next_step = self._recorder.newest_step + AFTERMATH
+            newest = self._recorder.newest
+            self._next_step = AFTERMATH - 1 if newest is None else newest.step + AFTERMATH
             if self._may_write():
                 self.write()
             else:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from ampwatch.wire.blackbox import Box, Recorder
-from ampwatch.wire.blackbox.recorder import (
-    MAX_FACTS,
-    MAX_FAILURES,
-    MAX_FINDINGS,
-    MAX_RANGES,
-    recorded,
-)
+from typing import TYPE_CHECKING
+
+from ampwatch.state import Recorder
+from ampwatch.state.findings import MAX_FINDINGS
+from ampwatch.state.rank import MAX_FACTS, MAX_SENSORS
+from ampwatch.state.recorder import MAX_RANGES, recorded
 from ampwatch.wire.records import (
     FactsRecord,
     Finding,
@@ -19,6 +17,9 @@ from ampwatch.wire.records import (
 )
 from tests.workshop.boxes import measured
 from tests.workshop.records import IDENTITY, alarm, failure, optimizer, step
+
+if TYPE_CHECKING:
+    from ampwatch.wire.blackbox import Box
 
 
 def box_of(recorder: Recorder) -> Box:
@@ -39,9 +40,9 @@ def test_the_newest_steps_are_kept() -> None:
 def test_the_steps_around_a_finding_are_kept_for_good() -> None:
     """Half of the span before it and a quarter after it, however long the run goes on."""
     recorder = recorded(IDENTITY, map(step, range(100)), steps=16)
-    recorder.put(FindingRecord(alarm(first_step=95)))
+    recorder.apply(FindingRecord(alarm(first_step=95)))
     for index in range(100, 1000):
-        recorder.put(step(index))
+        recorder.apply(step(index))
 
     assert indices(recorder) == [*range(92, 104), *range(984, 1000)]
 
@@ -50,13 +51,13 @@ def test_an_information_keeps_nothing_until_it_becomes_a_warning() -> None:
     """Findings are updated in place."""
     finding = Finding("scheduler_ahead", Severity.INFO, "optimizer:0", "", "")
     recorder = recorded(IDENTITY, map(step, range(100)), steps=16)
-    recorder.put(FindingRecord(finding))
+    recorder.apply(FindingRecord(finding))
     assert recorder.num_alarms == 0
 
     finding.severity = Severity.WARNING
-    recorder.put(FindingRecord(finding))
+    recorder.apply(FindingRecord(finding))
     for index in range(100, 200):
-        recorder.put(step(index))
+        recorder.apply(step(index))
 
     assert recorder.num_alarms == 1
     assert indices(recorder)[:2] == [92, 93]
@@ -84,9 +85,9 @@ def test_a_box_does_not_change_with_the_run() -> None:
 def test_the_culprit_is_kept_as_it_was_before_and_after() -> None:
     """Later measurements of the same module do not push it out."""
     recorder = recorded(IDENTITY, [measured(3, "a.b"), measured(3, "other")], steps=16)
-    recorder.put(FindingRecord(alarm("grad_underflow", "param:a.b.weight", first_step=5)))
+    recorder.apply(FindingRecord(alarm("grad_underflow", "param:a.b.weight", first_step=5)))
     for index in (5, 50, 500):
-        recorder.put(measured(index, "a.b"))
+        recorder.apply(measured(index, "a.b"))
 
     assert [r.step for r in box_of(recorder).ranges if r.module == "a.b"] == [3, 5, 500]
 
@@ -95,18 +96,18 @@ def test_everything_is_bounded() -> None:
     """Whatever a run does, or a ring says."""
     recorder = Recorder(IDENTITY, steps=16)
     for index in range(3000):
-        recorder.put(step(index))
-        recorder.put(optimizer(index % 9))
-        recorder.put(FindingRecord(alarm("kind", f"module{index}", first_step=index)))
-        recorder.put(measured(index, f"module{index}", Topic.ACTIVATION))
-        recorder.put(FactsRecord({f"fact{index}": "x"}))
-        recorder.put(failure(f"sensor{index}", 1, index, ""))
+        recorder.apply(step(index))
+        recorder.apply(optimizer(index % 9))
+        recorder.apply(FindingRecord(alarm("kind", f"module{index}", first_step=index)))
+        recorder.apply(measured(index, f"module{index}", Topic.ACTIVATION))
+        recorder.apply(FactsRecord({f"fact{index}": "x"}))
+        recorder.apply(failure(f"sensor{index}", 1, index, ""))
     box = box_of(recorder)
 
     assert len(box.findings) == MAX_FINDINGS
     assert len(box.ranges) <= MAX_RANGES
     assert len(box.facts) == MAX_FACTS
-    assert len(box.failures) == MAX_FAILURES
+    assert len(box.failures) == MAX_SENSORS
     assert len(box.steps) <= 5 * 16
     assert len(box.optimizers) == 9
 

@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.errors import ReportError
+from ampwatch.state.recorder import KEPT_STEPS, recorded
 from ampwatch.wire.blackbox import files
 from ampwatch.wire.blackbox.box import DIED, joined
-from ampwatch.wire.blackbox.recorder import KEPT_STEPS, recorded
 from ampwatch.wire.records import RunState
 from ampwatch.wire.ring import RingReader
 

@@ -2,7 +2,7 @@
 
 import math
 
-from ampwatch.host.fleet.findings import MAX_FINDINGS, Findings, Sort
+from ampwatch.state.findings import MAX_FINDINGS, Findings, Sort
 from ampwatch.wire.records import Severity
 from tests.workshop.records import finding
 

@@ -8,40 +8,46 @@ from pathlib import Path
 
 import pytest
 
-from ampwatch.report.logged import METRICS, TOTALS, flat, markdown
-from ampwatch.wire.blackbox import Recorder
-from ampwatch.wire.records import FactsRecord, Severity
+from ampwatch.state import RankState
+from ampwatch.state.facts import LOGGED, WHOLE_RUN, flat, markdown
+from ampwatch.wire.records import FactsRecord, Record, Severity
 from tests.report.test_step_times import spent
 from tests.workshop.records import IDENTITY, finding, histogram, memory, optimizer, ranges, step
 
 PAGE = Path(__file__).parents[2] / "docs" / "logged-metrics.md"
 
 
-def recorder(*records: object) -> Recorder:
-    made = Recorder(IDENTITY, 64)
-    made.put(*records)  # type: ignore[arg-type]
-    return made
-
-
-def numbers(*records: object) -> dict[str, float]:
-    return flat(recorder(*records).newest, (*METRICS, *TOTALS))
+def numbers(*records: Record) -> dict[str, float]:
+    state = RankState(IDENTITY)
+    state.apply(*records)
+    return flat(state, (*LOGGED, *WHOLE_RUN))
 
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == markdown(), (
-        "regenerate it: python -m ampwatch.report.logged > docs/logged-metrics.md"
+        "regenerate it: python -m ampwatch.state.facts > docs/logged-metrics.md"
     )
 
 
 def test_keys_are_unique_and_stand_in_one_group() -> None:
-    keys = [row.key for row in (*METRICS, *TOTALS)]
+    keys = [row.key for row in (*LOGGED, *WHOLE_RUN)]
 
     assert len(set(keys)) == len(keys)
     assert all(key.startswith("amp/") and key == key.lower() for key in keys)
 
 
-def test_what_is_not_known_has_no_key() -> None:
-    assert numbers() == {"amp/findings": 0.0, "amp/critical_findings": 0.0}
+def test_before_the_first_step_nothing_is_known_but_that_nothing_has_happened() -> None:
+    assert set(numbers().values()) == {0.0}
+    assert set(numbers()) == {
+        "amp/backoffs",
+        "amp/consecutive_skips",
+        "amp/critical_findings",
+        "amp/findings",
+        "amp/growths",
+        "amp/overhead_seconds",
+        "amp/skipped_steps",
+        "amp/steps",
+    }
 
 
 def test_without_a_scaler_there_is_no_scale() -> None:

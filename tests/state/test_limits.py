@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.report.limits import finite_amax, headroom, limit_of, lost_share
+from ampwatch.state.limits import finite_amax, headroom, limit_of, lost_share
 from ampwatch.wire.records import Topic
 from tests.workshop.records import histogram, ranges
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.settings import Settings
-from ampwatch.wire.blackbox import Box, Recorder, files
-from ampwatch.wire.blackbox.writer import AFTERMATH, AT_ONCE, BoxWriter
+from ampwatch.state import Recorder
+from ampwatch.state.writer import AFTERMATH, AT_ONCE, BoxWriter
+from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import FindingRecord, RunState, Severity
 from tests.workshop.records import IDENTITY, alarm, end, step
 
@@ -184,7 +185,7 @@ def test_what_comes_while_a_box_is_written_is_written_with_a_later_step(
         assert may_go_on.wait(60)
         return files.write(*args)
 
-    monkeypatch.setattr("ampwatch.wire.blackbox.writer.write", slowly)
+    monkeypatch.setattr("ampwatch.state.writer.write", slowly)
     box = BoxWriter(
         Recorder(IDENTITY, 8), Settings.resolve({"report_dir": str(tmp_path)}), say_where
     )
@@ -211,7 +212,7 @@ def test_a_fault_of_its_own_is_raised_where_a_guard_is(
         msg = "out of order"
         raise ValueError(msg)
 
-    monkeypatch.setattr("ampwatch.wire.blackbox.writer.write", broken)
+    monkeypatch.setattr("ampwatch.state.writer.write", broken)
     box = writer(tmp_path)
 
     with pytest.raises(ValueError, match="out of order"):
@@ -240,8 +241,8 @@ def test_a_time_limit_of_the_program_reaches_it(
         if where == "at the end":
             box.put(FindingRecord(alarm()))
         else:
-            monkeypatch.setattr("ampwatch.wire.blackbox.writer.start_new_thread", _no_thread)
-        monkeypatch.setattr("ampwatch.wire.blackbox.writer.write", late)
+            monkeypatch.setattr("ampwatch.state.writer.start_new_thread", _no_thread)
+        monkeypatch.setattr("ampwatch.state.writer.write", late)
         with pytest.raises(TimeoutError):
             box.close() if where == "at the end" else box.put(FindingRecord(alarm()))
     finally:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.settings import Settings
+from ampwatch.state.salvage import forget_silence, read_ring, salvage
 from ampwatch.wire.blackbox import files
-from ampwatch.wire.blackbox.salvage import forget_silence, read_ring, salvage
 from ampwatch.wire.records import FindingRecord, RunState
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place

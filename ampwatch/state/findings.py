@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.fleet.text import encodable
+from ampwatch.state.text import encodable
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import Finding, Severity
@@ -70,14 +70,20 @@ class Findings:
     def put(self, finding: Finding, time_ns: int) -> None:
         """Take in ``finding``, last seen at Unix time ``time_ns``.
 
-        One that is as it was changes nothing: the ring repeats it for readers that come late.
+        One that is as it was changes nothing: the ring repeats it for readers that come late. In the
+        training process each finding is one object, which is updated in place.
         """
-        finding = replace(finding, kind=encodable(finding.kind))
+        known = self.by_key.get(finding.key)
+        if known is finding:
+            return
+        if not finding.kind.isascii():
+            finding = replace(finding, kind=encodable(finding.kind))
         # As text, because evidence that is NaN does not equal itself.
-        if repr(finding) == repr(self.by_key.get(finding.key)):
+        if known is not None and repr(finding) == repr(known):
             return
         self._sums = None
         # Known ones are still updated when there are too many: their counters must not stand still.
+        # The first ones stay: root causes are found before what follows from them.
         if finding.key not in self.by_key and len(self.by_key) >= MAX_FINDINGS:
             self.left_out += 1
             return

@@ -68,6 +68,12 @@ LEGEND = (
         "unchanged", "≡", "updates lost", "steps leave most of the weights as they are", "info"
     ),
     CellReason(
+        "follows",
+        "↳",
+        "follows",
+        "non-finite since the step of the culprit, in a module that is the root of no finding",
+    ),
+    CellReason(
         "expected", "◇", "scale sought", "gradients overflowed while a loss scale was sought"
     ),
     CellReason("quiet", "", "nothing notable", "measured, and nothing of the above"),
@@ -136,6 +142,7 @@ def _codes() -> Iterator[Code]:
     yield Code(".", "none", 0, BY_KEY["none"].word)
     yield Code("-", "quiet", 0, BY_KEY["quiet"].word)
     yield Code("o", "expected", 0, BY_KEY["expected"].meaning)
+    yield Code("~", "follows", 0, BY_KEY["follows"].meaning)
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     for reason, grades in _GRADES.items():
         for grade, (_, words) in enumerate(grades):
@@ -160,4 +167,9 @@ def _table(reason: str) -> bytes:
 
 
 TABLES = tuple(map(_table, MAP_REASONS))
+
+NONFINITE = bytes(p for p, code in enumerate(CODES) if code.reason.startswith("nonfinite"))
+FOLLOWING = next(place for place, code in enumerate(CODES) if code.reason == "follows")
+FOLLOWS = bytes.maketrans(NONFINITE, bytes([FOLLOWING] * len(NONFINITE)))
+"""Places among ``CODES`` of what is non-finite, and of a cell that only follows, and the one for the other."""
 FIRST_NOTABLE = next(place for place, code in enumerate(CODES) if code.reason in MAP_REASONS)

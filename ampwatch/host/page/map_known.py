@@ -28,7 +28,7 @@ class SeenColumn:
 
 @dataclass(frozen=True, slots=True)
 class KnownMap:
-    """What is known of a rank at one time."""
+    """What is known of a rank at one time; ``roots`` are the modules that findings name which nothing explains."""
 
     columns: list[SeenColumn]
     names: list[str]
@@ -38,6 +38,7 @@ class KnownMap:
     autocast: FloatFormat | None
     census: CensusRecord | None
     culprit: State | None
+    roots: frozenset[str]
     plan: dict[str, PlanRecord]
     budgets: dict[tuple[str, ...], dict[str, BudgetRecord]]
 
@@ -45,7 +46,9 @@ class KnownMap:
 def known_map(rank: RankView) -> KnownMap:
     """Return what is known of a rank now, in copies: the fleet goes on meanwhile."""
     map_ = rank.ranges.map
-    root = None if rank.verdict is None else rank.verdict.root
+    verdict = rank.verdict
+    root = None if verdict is None else verdict.root
+    stories = () if verdict is None else verdict.stories
     return KnownMap(
         columns=[SeenColumn(span.first_step, span.last_step, span.planes) for span in map_.spans],
         names=list(map_.dtypes),
@@ -55,6 +58,7 @@ def known_map(rank: RankView) -> KnownMap:
         autocast=rank.ranges.autocast,
         census=rank.precision.census,
         culprit=None if root is None else _culprit(root.finding),
+        roots=frozenset(module_of(story.finding.where) for story in stories),
         plan=dict(rank.plan),
         budgets={key: dict(budget) for key, budget in rank.budgets.items()},
     )

@@ -14,7 +14,15 @@ from weakref import WeakKeyDictionary
 
 from ampwatch import laboratory
 from ampwatch.host.page.as_json import encoded
-from ampwatch.host.page.map_codes import CODES, FIRST_NOTABLE, LEGEND, LETTERS, TABLES
+from ampwatch.host.page.map_codes import (
+    CODES,
+    FIRST_NOTABLE,
+    FOLLOWS,
+    LEGEND,
+    LETTERS,
+    NONFINITE,
+    TABLES,
+)
 from ampwatch.host.page.map_known import known_map
 from ampwatch.host.page.map_words import course_of, islands, sentence, told
 
@@ -101,7 +109,7 @@ class Maps:
             # Not measured, but at the root of it all: it has its row, without a sample.
             names = [*names, culprit["module"]]
         order = self._order(view, names, known.called)
-        rows = _rows(columns, len(names))
+        rows = _told_apart(known, names, _rows(columns, len(names)))
         state: State = {
             "sentence": sentence(known, rows),
             "columns": [[column.first_step, column.last_step] for column in known.columns],
@@ -170,6 +178,25 @@ def _rows(columns: Sequence[bytes], num_modules: int) -> list[bytes]:
     return [bytes(row) for row in zip(*(c.ljust(num_modules, b"\0") for c in columns), strict=True)]
 
 
+def _told_apart(known: KnownMap, names: Sequence[str], rows: Sequence[bytes]) -> list[bytes]:
+    """Return the rows with what only follows the culprit told apart from where trouble began.
+
+    A module follows from the culprit's step on, if the culprit is non-finite itself or was never
+    measured, and no finding has its root in that module.
+    """
+    culprit = known.culprit
+    if culprit is None:
+        return list(rows)
+    since = sum(column.last_step < culprit["step"] for column in known.columns)
+    own = rows[names.index(culprit["module"])][since:]
+    if any(own) and not any(code in NONFINITE for code in own):
+        return list(rows)  # what it is about is nothing that spreads
+    return [
+        row if name in known.roots else row[:since] + row[since:].translate(FOLLOWS)
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
 def _worst(
     known: KnownMap, names: Sequence[str], rows: Sequence[bytes], culprit: str | None
 ) -> State:
@@ -182,7 +209,7 @@ def _worst(
     notable.sort(key=lambda one: (names[one[1]] != culprit, -one[0], rows[one[1]].index(one[0])))
     return {
         "modules": [
-            [names[index], CODES[code].reason, next(iter(told(known, index)))]
+            [names[index], CODES[code].reason, next(told(known, index, CODES[code].reason))]
             for code, index in notable[:MAX_TOLD]
         ],
         "more": max(0, len(notable) - MAX_TOLD),

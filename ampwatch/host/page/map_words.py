@@ -14,7 +14,7 @@ from ampwatch.host.fleet.module_map import (
     amount_of,
     ends_of,
 )
-from ampwatch.host.page.map_codes import BY_KEY, FIRST_NOTABLE, bits
+from ampwatch.host.page.map_codes import BY_KEY, FIRST_NOTABLE, FOLLOWING, bits
 from ampwatch.numerics.formats import FORMATS, format_of_gradient
 from ampwatch.report.precision_words import FALLBACKS
 from ampwatch.report.words import number, percent, plural
@@ -59,15 +59,25 @@ def sentence(known: KnownMap, rows: Sequence[bytes]) -> str:
         plural(len(known.names), "module"),
         f"{number(troubled)} of them in trouble at some time" if troubled else "none in trouble",
     ]
+    if following := sum(FOLLOWING in row for row in rows):
+        parts.append(f"{number(following)} only follow the culprit")
     if known.left_out:
         left_out = plural(known.left_out, "module")
         parts.append(f"{left_out} left out of the newest sample (see the setting max_modules)")
     return "; ".join(parts)
 
 
-def told(known: KnownMap, index: int) -> Iterator[str]:
-    """Yield each trouble of a module in words, the worst first: how bad, and in which steps."""
+def told(known: KnownMap, index: int, only: str = "") -> Iterator[str]:
+    """Yield each trouble of a module in words, the worst first: how bad, and in which steps.
+
+    Args:
+        known: What is known of the rank.
+        index: Which module.
+        only: One of ``MAP_REASONS``; empty for all.
+    """
     for plane, reason in enumerate(MAP_REASONS):
+        if only not in ("", reason):
+            continue
         bytes_ = [_byte(column, plane, index) for column in known.columns]
         places = [place for place, byte in enumerate(bytes_) if byte >= NOTABLE]
         if not places:

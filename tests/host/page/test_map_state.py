@@ -106,6 +106,44 @@ def test_a_cell_is_the_worst_that_was_seen_in_its_steps() -> None:
     assert mapped.reasons("fc") == [*reasons, "none", "quiet"]
 
 
+def test_after_a_collapse_what_only_follows_is_told_apart_from_where_it_began() -> None:
+    """From the culprit's step on, where no other finding has its root."""
+    names = [f"blocks.{i}" for i in range(5)]
+    mapped = Mapped(
+        finding("forward_overflow", "blocks.1", first_step=3, last_step=6),
+        finding("forward_overflow", "blocks.4", first_step=5, last_step=6),
+        finding("scale_collapse", "optimizer:0", root=False, caused_by="forward_overflow@blocks.1"),
+    )
+    for index in range(6):
+        broken = {"blocks.0": index < 1, "blocks.1": index >= 3}
+        mapped.sample(
+            index,
+            *(
+                output(n, index, nans=9 * broken.get(n, index >= 3))
+                for n in names
+                if index < 5 or n != "blocks.1"
+            ),
+        )
+    mapped.sample(6, output("blocks.1", 6), output("blocks.2", 6, nans=9))
+
+    quiet, bad = ["quiet"], ["nonfinite"]
+    assert mapped.reasons("blocks.0") == bad + 5 * quiet + ["none"]
+    assert mapped.reasons("blocks.1") == 3 * quiet + 2 * bad + ["none"] + quiet
+    assert mapped.reasons("blocks.2") == 3 * quiet + 4 * ["follows"]
+    assert mapped.reasons("blocks.4") == 3 * quiet + 3 * bad + ["none"]
+    assert [m for m, *_ in mapped.state["worst"]["modules"]] == ["blocks.1", "blocks.0", "blocks.4"]
+    assert mapped.state["sentence"] == (
+        "5 modules; 3 of them in trouble at some time; 2 only follow the culprit"
+    )
+
+
+def test_nothing_follows_a_culprit_that_is_finite_itself() -> None:
+    mapped = Mapped(finding("grad_underflow", "a", first_step=0, last_step=0))
+    mapped.sample(0, gradient("a", lost=500), output("b", nans=5))
+
+    assert (mapped.reasons("a"), mapped.reasons("b")) == (["lost"], ["nonfinite"])
+
+
 @pytest.mark.parametrize(
     ("records", "words"),
     [
@@ -145,7 +183,7 @@ def test_every_letter_is_one_code_of_a_reason_in_the_legend() -> None:
     assert {code.reason for code in CODES} == set(order)
     # A sign and a word each: nothing is said by colour alone.
     signs = [reason.sign for reason in LEGEND if reason.sign]
-    assert len(set(signs)) == len(signs) == 6
+    assert len(set(signs)) == len(signs) == 7
 
 
 def test_overflow_while_a_scale_is_sought_is_no_trouble() -> None:
@@ -193,10 +231,11 @@ def test_the_modules_in_trouble_are_told_in_words_worst_first() -> None:
 
 
 def test_the_culprit_is_told_first() -> None:
-    """What it has broken may look as bad, and may stand before it in the model."""
+    """What was broken before may look worse, and may stand before it in the model."""
     mapped = Mapped()
-    mapped.sample(0, output("a", nans=1000), output("b", nans=5), output("c", nans=2000))
-    mapped.put(finding("forward_overflow", "b", first_step=0, last_step=0))
+    mapped.sample(0, output("a", nans=1000), output("c", nans=1))
+    mapped.sample(1, output("b", 1, nans=5))
+    mapped.put(finding("forward_overflow", "b", first_step=1, last_step=1))
 
     told = [module for module, _, _ in mapped.state["worst"]["modules"]]
     assert told == ["b", "a", "c"]

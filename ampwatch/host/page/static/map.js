@@ -112,7 +112,7 @@ export class ModelMap {
     const places = new Map(map.codes.map(({ letter }, place) => [letter, place]));
     this.tree = treeOf(map, places);
     this.islands = new Set(Object.keys(map.islands));
-    const isTrouble = ({ reason }) => !["none", "quiet", "expected"].includes(reason);
+    const isTrouble = ({ reason }) => !["none", "quiet", "expected", "follows"].includes(reason);
     this.notable = asked ? Infinity : map.codes.findIndex(isTrouble);
     byId("map-body").hidden = !map.columns.length;
     setText(byId("map-sentence"), sent.sentence);

@@ -10,7 +10,8 @@ const LOOKS = {
   lost: { colour: "--map-lost", top: 0.5, height: 0.5 },
   activation_headroom: { colour: "--warning", top: 0, height: 0.5 },
   unchanged: { colour: "--accent", top: 0.34, height: 0.32 },
-  expected: { colour: "--critical", top: 0.8, height: 0.2, faint: true },
+  follows: { colour: "--critical", top: 0, height: 1, faint: 0.3 },
+  expected: { colour: "--critical", top: 0.8, height: 0.2, faint: 0.5 },
   // Formats of a plan: the wider, the fuller, and of four colours that also differ in lightness.
   bits4: { colour: "--bits4", top: 0.75, height: 0.25 },
   bits6: { colour: "--bits4", top: 0.62, height: 0.38 },
@@ -82,7 +83,7 @@ export function drawCells(canvas, rows, { codes, columns, width, widest, rowHeig
 function fillOf({ reason, grade }, colour) {
   if (reason === "none") return null;
   const look = LOOKS[reason];
-  return { ground: colour("--map-quiet"), look, mark: look && colour(look.colour), strength: look?.faint ? 0.5 : STRENGTHS[grade] };
+  return { ground: colour("--map-quiet"), look, mark: look && colour(look.colour), strength: look?.faint ?? STRENGTHS[grade] };
 }
 
 function drawCell(context, fill, left, top, width, height) {

@@ -117,9 +117,11 @@ def ranks(numbers: Sequence[int], of: int = 0) -> str:
 def steps(finding: Finding) -> str:
     """Write since when, until when, and how often."""
     first, last, count = finding.first_step, finding.last_step, finding.count
-    if first == last:
+    if first == last and not finding.is_gone:
         return f"step {first}"
-    return f"step {first}; last seen at step {last}, in {count} {'step' if count == 1 else 'steps'} so far"
+    return (
+        f"step {first}; {finding.last_seen}, in {count} {'step' if count == 1 else 'steps'} so far"
+    )
 
 
 def since(story: Story) -> str:

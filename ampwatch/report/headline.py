@@ -214,6 +214,8 @@ def _state(verdict: Verdict, now_s: float | None) -> str:
         return f"{level.value}, {step}{age}"
     since = number(story.finding.first_step)
     if verdict.root is None:
+        if story.finding.is_gone:
+            return f"{level.value}, from step {since} on; {story.finding.last_seen}"
         until = number(story.finding.last_step)
         return f"{level.value}, from step {since} to step {until}; over now"
     began = _ago(grounds.since_s, now_s)

@@ -392,10 +392,10 @@ def _running(
     # ``Verdict.subject`` is the same one.
     over = next((story for story in shown if story.severity is Severity.CRITICAL), None)
     if over is not None:
-        sentence, last = _summary(over), over.finding.last_step
+        sentence, finding = _summary(over), over.finding
         # What says itself how long it lasted must not have another number of that behind it.
-        if f"to step {last}" not in sentence:
-            sentence = f"{sentence}; last seen at step {number(last)}"
+        if finding.is_gone or f"to step {finding.last_step}" not in sentence:
+            sentence = f"{sentence}; {finding.last_seen}"
         return Verdict(Level.ATTENTION, sentence, _advice(over))
     newest = standing.newest
     if newest is None:

@@ -185,7 +185,7 @@ def test_what_says_itself_how_long_it_lasted_has_no_other_end_behind_it() -> Non
     """What it explains may have been seen a step later, which is no second end of it."""
     summary = "The scale was stuck low from step 20 to step 100"
     root = alarm(severity=Severity.CRITICAL, summary=summary, first_step=20, last_step=100)
-    symptom = alarm("scale_below_one", root=False, caused_by=root.key, last_step=101)
+    symptom = alarm("grad_underflow", root=False, caused_by=root.key, last_step=101)
     records = [*calm(1200), FindingRecord(root), FindingRecord(symptom)]
 
     assert told(records) == ("needs attention", summary)

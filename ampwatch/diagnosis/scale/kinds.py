@@ -76,6 +76,7 @@ SCALE_BELOW_ONE = Kind(
         + backwards("range_too_wide", "scale_stuck_low")
         + during("periodic_skip", "shared_scaler_desync", "compile_backward_autocast", "divergence")
     ),
+    is_state=True,
 )
 
 SCALE_RUNAWAY = Kind(

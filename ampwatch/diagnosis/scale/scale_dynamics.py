@@ -28,7 +28,7 @@ from ampwatch.diagnosis.scale.scale_words import (
 from ampwatch.diagnosis.steps.skips import MAX_STANDING
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.written import scale_argument, scale_text
-from ampwatch.wire.records import Finding, Severity, SkipClass, Topic
+from ampwatch.wire.records import GONE_STEP, Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -274,6 +274,8 @@ class ScaleDynamics(Detector):
         # A scale that the user put there is the user's business.
         if not (verdict.scale_before < 1.0 and self._brought_low):
             self._below_one = 0
+            if self._low.finding is not None and not self._low.finding.is_gone:
+                self._book.end(self._low.finding, iteration.step)
             return
         self._below_one += 1
         self._low.deepest = min(self._low.deepest, verdict.scale_before)
@@ -343,6 +345,8 @@ class ScaleDynamics(Detector):
         if finding.severity is Severity.INFO:
             return
         if not is_back:
+            if finding.is_gone:
+                return
             self._describe_low(finding, iteration)
         else:
             finding.severity = Severity.INFO
@@ -354,10 +358,13 @@ class ScaleDynamics(Detector):
                 f" {finding.last_step}, {scale_text(self._low.deepest)} at the lowest; it has come back to"
                 f" {scale_text(scale)} by step {step}"
             )
+            # Where the last growth brought it back, no step was taken above yet.
+            gone = {name: at for name, at in finding.evidence.items() if name == GONE_STEP}
             finding.evidence = {
                 "loss_scale": scale,
                 "loss_scale_lowest": self._low.deepest,
                 "newest_step": float(step),
+                **gone,
             }
         self._book.report_change(finding)
 

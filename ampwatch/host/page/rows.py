@@ -82,6 +82,7 @@ def finding_row(finding: Finding, *, current: bool) -> State:
         "first_step": finding.first_step,
         "last_step": finding.last_step,
         "count": finding.count,
+        "last_seen": finding.last_seen,
         "evidence": {name: _number(value) for name, value in finding.evidence.items()},
         "evidence_words": {name: _written(name, v) for name, v in finding.evidence.items()},
         "summary": finding.summary,

@@ -89,6 +89,14 @@ class Finding:
         """Whether what it is about was seen to be gone, and not since."""
         return GONE_STEP in self.evidence
 
+    @property
+    def last_seen(self) -> str:
+        """When it was seen last, or was seen to be gone, as in "over since step 94"."""
+        gone = self.evidence.get(GONE_STEP)
+        return (
+            f"last seen at step {self.last_step}" if gone is None else f"over since step {gone:.0f}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FindingRecord:

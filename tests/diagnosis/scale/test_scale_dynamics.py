@@ -103,6 +103,20 @@ def test_steps_taken_below_one_are_named_and_explain_the_way_there() -> None:
     assert (collapse.first_step, collapse.caused_by) == (0, below.key)
 
 
+def test_a_scale_below_one_holds_until_a_step_is_taken_above_it_and_says_which() -> None:
+    """However long that is; what begins again is not over."""
+    run = Simulation(scaler=ScalerSettings(2.0, 0.5, 100)).run([INF] * 17 + [OK] * 90)
+    (below,) = (f for f in run.book.findings if f.kind == "scale_below_one")
+    assert not below.is_gone
+
+    run.run([OK] * 11)
+    assert (below.severity, below.last_seen) == (Severity.WARNING, "over since step 117")
+    run.run([INF, OK, OK])
+    assert not below.is_gone
+    run.run([OK] * 400)
+    assert (below.severity, below.last_seen) == (Severity.INFO, "over since step 219")
+
+
 def test_a_scale_below_one_that_the_user_chose_is_the_users_business() -> None:
     """Neither an initial scale nor a scale by hand below 1 is a finding."""
     run = Simulation(scale=0.5).run([OK] * 50)

@@ -103,16 +103,21 @@ function findingRow(key, findings, glossary, symptoms, unfolded) {
     make("code", { class: "kind" }, f.kind),
     make("span", { class: "where" }, f.place),
     make("span", { class: "since" }, `since step ${number(f.first_step)}`),
-    make("span", { class: "steps" }, `in ${number(f.count)} ${f.count === 1 ? "step" : "steps"}${f.current ? "" : ", over"}${also}`));
+    make("span", { class: "steps" }, `in ${number(f.count)} ${f.count === 1 ? "step" : "steps"}${f.current ? "" : `, ${over(f)}`}${also}`));
   const row = make("details", { id: key, "data-kind": f.kind, "data-current": f.current }, line, findingDetails(key, findings, glossary));
   row.lastChild.append(...symptoms);
   row.open = unfolded.has(key);
   return row;
 }
 
+/** That a finding is over, and since when if that was seen. */
+function over({ last_seen: words }) {
+  return words.startsWith("over") ? words : "over";
+}
+
 function findingDetails(key, findings, glossary) {
   const f = findings[key];
-  const place = [f.op && `op ${f.op}`, f.dtype, f.phase, f.source, `last seen at step ${number(f.last_step)}`];
+  const place = [f.op && `op ${f.op}`, f.dtype, f.phase, f.source, f.last_seen];
   const box = make("div", { class: "details" }, make("p", { class: "summary" }, f.summary),
     make("p", { class: "place" }, place.filter(Boolean).join(" · ")));
   const cause = f.root ? undefined : findings[f.caused_by];

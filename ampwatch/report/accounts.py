@@ -52,6 +52,17 @@ def first_sentence(text: str) -> str:
     return sentence(text if end is None else text[: end.end()])
 
 
+def fitting(text: str, max_characters: int) -> str:
+    """Return ``text`` in one line without the last sentences that there is no room for.
+
+    One sentence alone that is too long is cut (``cut``).
+    """
+    text = sentence(" ".join(text.split()))
+    ends = [match.end() for match in _END_OF_SENTENCE.finditer(text)]
+    fit = max((end for end in (*ends, len(text)) if end <= max_characters), default=0)
+    return text[:fit] if fit else cut(first_sentence(text), max_characters)
+
+
 def cut(text: str, max_characters: int) -> str:
     """Return ``text``, or as much of it as there is room for, up to where it can be left.
 

@@ -130,20 +130,23 @@ def _summary(finding: Finding) -> str:
     return accounts.first_sentence(finding.summary).rstrip(".") or finding.kind
 
 
-def first_remedy(finding: Finding, max_characters: int = MAX_LINE) -> str:
+def first_remedy(finding: Finding, max_characters: int = 0) -> str:
     """Return what to do first: what was tried and cures it, else the first sentence of the advice.
 
     Args:
         finding: The finding.
-        max_characters: Where that sentence is cut.
+        max_characters: Room for further sentences of the advice; 0 for one sentence in a line of
+            ``MAX_LINE``.
     """
     if (cure := finding.cure) is not None:
         verb = "Use" if cure.measure is Measure.BFLOAT16 else "Run"
         return f"{verb} {cure.change} (tried on the batch of step {cure.step}: it cures it)."
     if not finding.kind_advice.strip():
         return f"Read about it: ampwatch explain {finding.kind}."
+    if max_characters:
+        return _without_open_ends(accounts.fitting(finding.kind_advice, max_characters))
     first = accounts.first_sentence(finding.kind_advice)
-    return _without_open_ends(accounts.cut(first, max_characters))
+    return _without_open_ends(accounts.cut(first, MAX_LINE))
 
 
 def _without_open_ends(text: str) -> str:

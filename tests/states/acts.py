@@ -41,6 +41,7 @@ class Act:
         overflow: Steps in which a batch makes ``encoder.gate`` overflow in its forward pass.
         weights_of_loss: From which step on the loss is multiplied by what.
         diverges: Step from which on the learning rate is absurd.
+        breaks: Step before which an element of a weight becomes NaN.
         raises: Rank and step at which a ``ValueError`` ends a rank.
         killed: Rank and step at which a rank kills itself.
         level: What is watched.
@@ -62,6 +63,7 @@ class Act:
     overflow: tuple[range, ...] = ()
     weights_of_loss: dict[int, float] = field(default_factory=dict)
     diverges: int | None = None
+    breaks: int | None = None
     raises: tuple[int, int] | None = None
     killed: tuple[int, int] | None = None
     level: Literal["light", "standard"] = "standard"
@@ -154,6 +156,23 @@ _ALL = (
         beside=Act(
             name="second_twin", run="twins", starts=6.0, steps=297, overflow=(range(240, 300),)
         ),
+    ),
+    Act(
+        name="restarted",
+        steps=150,
+        starts=300.0,
+        beside=Act(name="first_restarted", run="restarted", steps=120, killed=(0, 100)),
+    ),
+    Act(name="broken_weight", dtype="bfloat16", scaler=None, breaks=100),
+    Act(
+        name="ended_unseen",
+        dtype="bfloat16",
+        scaler=None,
+        steps=150,
+        diverges=100,
+        look="ended",
+        later=60.0,
+        daemon_restarts=280.0,
     ),
     Act(name="bf16", steps=200, dtype="bfloat16", scaler=None),
     # Steps in which something is measured are not judged by their time: nothing is, here.

@@ -148,8 +148,14 @@ MORE_SHOTS = (
 )
 
 
+LIKE_OTHERS = ("restarted", "broken_weight", "ended_unseen")
+"""States whose pages have nothing that those of others have not: of these there are no pictures."""
+
+
 def shots_of(state: str) -> list[Shot]:
     """Return what there are pictures of in a state."""
+    if state in LIKE_OTHERS:
+        return []
     shots = [Shot(state, size, theme) for size in SIZES for theme in THEMES]
     return shots + [shot for shot in MORE_SHOTS if shot.state == state]
 

@@ -46,10 +46,10 @@ class Ring:
     ended_s: float
 
     @classmethod
-    def read(cls, path: Path, *, lives: bool) -> Ring:
-        """Read the ring at ``path``, whose writer still ``lives`` when somebody looks."""
+    def read(cls, path: Path, lives: dict[float, bool]) -> Ring:
+        """Read the ring at ``path``, by when its writer began and whether it lives when somebody looks."""
         reader = RingReader(path)
-        now = reader.identity.started_ns / SECOND
+        began = now = reader.identity.started_ns / SECOND
         records: list[tuple[float, Record]] = []
         for record in reader.poll():
             # Findings and ranges have no time of their own: they were written after the step before them.
@@ -58,7 +58,8 @@ class Ring:
             records.append((now, record))
         assert not reader.joined_late
         reader.close()
-        return cls(path, reader.identity, records, float("inf") if lives else now)
+        is_alive = lives[min(lives, key=lambda start: abs(start - began))]
+        return cls(path, reader.identity, records, float("inf") if is_alive else now)
 
 
 class Daemon:
@@ -126,8 +127,8 @@ class Played:
 
     @cached_property
     def rings(self) -> list[Ring]:
-        lives = self.act.look != "ended"
-        return [Ring.read(p, lives=lives) for p in sorted((self.place / "rings").glob("*.ring"))]
+        lives = {t.time_of(-1): self.act.look != "ended" and not t.killed for t in self.act.trainings}
+        return [Ring.read(p, lives) for p in sorted((self.place / "rings").glob("*.ring"))]
 
     @cached_property
     def scrapes(self) -> list[tuple[float, str]]:

@@ -316,6 +316,40 @@ TABLE: dict[str, tuple[Row, ...]] = {
             says=(r"encoder\.gate", r"\bexp\b"),
         ),
     ),
+    # Whose death was paged before; now nothing of it is left.
+    "restarted": (
+        Row(run="restarted", level="healthy", silent=("AmpwatchRunFailed",), denies=COLLAPSING),
+    ),
+    "broken_weight": (
+        Row(
+            run="broken-weight",
+            level="failing",
+            root=Root(
+                kinds=("param_nonfinite",),
+                where=None,
+                place="",
+                op="",
+                since=range(100, 101),
+                severity="critical",
+            ),
+            lost=None,
+            scale=None,
+            fires=(("AmpwatchParametersNotFinite",),),
+            silent=_SCALE_ALERTS,
+        ),
+    ),
+    "ended_unseen": (
+        Row(
+            run="ended-unseen",
+            level="broken",
+            root=_diverged(),
+            lost=None,
+            scale=None,
+            fires=(("AmpwatchRunEndedBroken",),),
+            silent=_SCALE_ALERTS,
+            says=(r"mse_loss",),
+        ),
+    ),
     "bf16": (Row(run="bf16", level="healthy", scale=None, pages=False, denies=COLLAPSING),),
     "waiting_for_data": (
         Row(

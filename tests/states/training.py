@@ -160,6 +160,9 @@ def train(
         if act.diverges == step:
             for group in optimizer.param_groups:
                 group["lr"] = 1e30
+        if act.breaks == step:
+            with torch.no_grad():
+                next(net.parameters())[0, 0] = torch.nan
         _one_step(act, step, net, optimizer, scaler, next(data), clock, notes)
     if act.look == "ended":
         _keep(watch, sender, notes)

@@ -32,7 +32,7 @@ MAX_TEXT = 160
 """Characters of a label that is text."""
 
 MAX_REMEDY = 400
-"""Characters of a remedy: the longest first sentence of a kind's advice is to be read whole."""
+"""Characters of a remedy, which are whole sentences: the first one of a kind's advice has room."""
 
 OTHER = "other"
 
@@ -51,7 +51,7 @@ def _root(rank: RankView) -> Table:
     kind, *rest = (encodable(text)[:MAX_TEXT] for text in where)
     # That of a place that is not named may be another one each time, too.
     remedy = "" if OTHER in where else first_remedy(finding, MAX_REMEDY)
-    yield (kind, story.severity.value, *rest, encodable(remedy)[:MAX_REMEDY]), 1
+    yield (kind, story.severity.value, *rest, encodable(remedy)), 1
 
 
 def _failure(rank: RankView) -> Table:

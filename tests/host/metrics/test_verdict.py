@@ -54,16 +54,21 @@ def test_the_root_has_its_place_and_what_to_do_first() -> None:
             "place": "module encoder.0",
             "op": "exp",
             "first_step": "0",
-            "remedy": "Keep torch.exp in float32.",
+            "remedy": "Keep torch.exp in float32. Or use bfloat16.",
         }
     ]
 
 
-def test_what_to_do_first_is_a_whole_sentence() -> None:
-    """It is all that an alert says of it, on a telephone."""
+def test_what_to_do_first_is_whole_sentences() -> None:
+    """It is all that an alert says of it, on a telephone: the advice, without the last that have no room."""
     for row in ROWS:
-        found = broken(kind_advice=row.advice)
-        assert first_remedy(found, MAX_REMEDY) == first_sentence(row.advice)
+        said = first_remedy(broken(kind_advice=row.advice), MAX_REMEDY)
+        assert said.startswith(first_sentence(row.advice))
+        assert len(said) <= MAX_REMEDY
+        assert row.advice[len(said) :] == "" or (
+            said.endswith(".") and row.advice[len(said)] == " "
+        )
+        assert len(row.advice) > MAX_REMEDY or said == row.advice
 
 
 def test_nothing_alarming_is_no_root() -> None:

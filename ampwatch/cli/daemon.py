@@ -16,7 +16,7 @@ others than this machine, or to protect it.
   /healthz  is it alive, which version   /sd       for Prometheus's http_sd_configs
   /state.json                            everything about all ranks
   /events                                what a page shows, and its changes: ?run=RUN&rank=RANK
-  /brief.json                            the same for a line a rank, as `ampwatch top` shows it
+  /ranks                                 a row a rank for `ampwatch top`, as MessagePack
   /map.json                              what left its number format, by module: ?run=RUN&rank=RANK
   /blocks.json                           losses in block-scaled formats: ?run=RUN&rank=RANK
   /whatif.json                           gradients in another format, at another scale: ?run=RUN&rank=RANK&format=F&exponent=E

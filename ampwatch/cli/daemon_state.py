@@ -12,19 +12,23 @@ import netrc
 import os
 import ssl
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import MsgspecError
 
 from ampwatch.errors import DaemonError, ReportError
+from ampwatch.report.rank_list import unpacked
 from ampwatch.runtime import runtime_directory
 from ampwatch.wire.blackbox.files import paths, report_directory
 from ampwatch.wire.rendezvous.lock import reachable, serving
 from ampwatch.wire.rendezvous.probe import ask
 from ampwatch.wire.rendezvous.token import TOKEN_FILE, read_token
-from ampwatch.wire.ring.text import parse_json
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from ampwatch.report.rank_list import RankList
     from ampwatch.settings import Settings
 
 TIMEOUT_SECONDS = 10.0
@@ -36,8 +40,8 @@ MAX_ANSWER = 1 << 28
 MAX_REASON = 200
 """Bytes of a refusal that are shown."""
 
-PATHS = ("/brief.json", "/state.json")
-"""Where the state is, the smaller one first; daemons of older releases have the larger one alone."""
+PATH = "/ranks"
+"""Where the list of ranks is."""
 
 
 class _Place(NamedTuple):
@@ -81,37 +85,34 @@ class DaemonState:
         self._settings = settings
         self._directory = runtime_directory(settings.runtime_dir)
 
-    def read(self) -> dict[str, Any]:
-        """Return the newest state, as ``/state.json`` has it, with or without ranges and ops.
+    def read(self, clean: Callable[[str], str] = str) -> RankList:
+        """Return the newest list of ranks.
 
         The daemon is looked for each time: another one may have taken its place.
 
+        Args:
+            clean: Makes of each text one that can be shown.
+
         Raises:
-            DaemonError: If none serves, it does not answer, or it refuses.
+            DaemonError: If none serves, it does not answer, it refuses, or it is of another release.
         """
         place = self._place()
-        for path in PATHS:
-            status, body, challenge = _get(place, path)
-            if status == HTTPStatus.UNAUTHORIZED and "basic" in challenge.lower().split():
-                place = place._replace(password=_password(place.host))
-                status, body, _ = _get(place, path) if place.password else (status, body, "")
-            if status != HTTPStatus.NOT_FOUND:
-                break
+        status, body, challenge = _get(place, PATH)
+        if status == HTTPStatus.UNAUTHORIZED and "basic" in challenge.lower().split():
+            place = place._replace(password=_password(place.host))
+            status, body, _ = _get(place, PATH) if place.password else (status, body, "")
         if status == HTTPStatus.UNAUTHORIZED:
             raise DaemonError(self._refused(place, body))
+        if status == HTTPStatus.NOT_FOUND:
+            raise DaemonError(_of_another_release(place))
         if status != HTTPStatus.OK:
             said = body[:MAX_REASON].decode("utf-8", "replace").strip()
             msg = f"expected the daemon on {place.address} to say how the runs go, got status {status}: {said!r}"
             raise DaemonError(msg)
         try:
-            state = parse_json(body)
-        except ValueError as error:
-            msg = f"expected JSON of the daemon on {place.address}, got: {error}"
-            raise DaemonError(msg) from error
-        if not isinstance(state, dict) or not isinstance(state.get("runs"), dict):
-            msg = f"expected the state of runs of the daemon on {place.address}, got something else"
-            raise DaemonError(msg)
-        return state
+            return unpacked(body, clean)
+        except MsgspecError as error:
+            raise DaemonError(_of_another_release(place)) from error
 
     def _place(self) -> _Place:
         info = serving(self._directory)
@@ -143,6 +144,10 @@ class DaemonState:
             path = str(self._directory / TOKEN_FILE)
             return f"expected the daemon on {place.address} to take the token in {path!r}, got a refusal; end that daemon, and the next one takes it"
         return f"expected the daemon on {place.address} to answer without a password, got: {said!r}; give name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+
+
+def _of_another_release(place: _Place) -> str:
+    return f"expected the daemon on {place.address} to send the list of ranks of this release, got something else; if it is of another release, end it: the next training or `ampwatch daemon` starts one of this; its page shows the runs meanwhile"
 
 
 def of_ended_runs(settings: Settings) -> str:

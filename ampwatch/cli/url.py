@@ -113,7 +113,7 @@ def _check_is_shown(run: str, settings: Settings) -> None:
     from ampwatch.report.one_line import printable  # noqa: PLC0415 - likewise
 
     try:
-        shown = DaemonState(settings).read()["runs"]
+        shown = [of.run for of in DaemonState(settings).read().runs]
     except DaemonError:  # it wants a password, or is busy: the page says what is not there
         return
     if run in shown:

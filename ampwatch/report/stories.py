@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.news import SEVERITIES
+from ampwatch.wire.records import Finding  # noqa: TC001 - read by msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ampwatch.wire.records import Finding, Severity
+    from ampwatch.wire.records import Severity
 
     IsCurrent = Callable[[int, Finding], bool]
     """Returns whether a finding of a rank still holds."""

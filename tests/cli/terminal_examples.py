@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import re
@@ -11,13 +10,15 @@ import tempfile
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from ampwatch.cli import main
 from ampwatch.cli.daemon_state import DaemonState
+from ampwatch.cli.top.table import clean
 from ampwatch.host.fleet import Fleet
-from ampwatch.host.page.page import Feed, brief
+from ampwatch.host.page.rank_lists import RankLists
+from ampwatch.report.rank_list import RankList, unpacked
 from ampwatch.settings import Settings
 from ampwatch.state.recorder import recorded
 from ampwatch.wire.blackbox import files
@@ -83,7 +84,7 @@ def course(*, is_broken: bool) -> Iterator[Record]:
         yield from found()
 
 
-def state() -> Any:
+def state() -> RankList:
     """A state of a daemon: four ranks of a run, one of which is broken, and a run that has ended."""
     clock = Clock(NOW_S)
     fleet = Fleet(Settings(), clock)
@@ -92,7 +93,7 @@ def state() -> Any:
         put(fleet, f"/gpt-{rank}.ring", who, course(is_broken=rank == 2))
     done: list[Record] = [*course(is_broken=False), end()]
     put(fleet, "/bert.ring", identity(run="bert", world_size=1), done, alive=False)
-    return json.loads(json.dumps(brief(Feed(fleet, clock).full())))
+    return unpacked(RankLists(fleet, clock).sent(), clean)
 
 
 def leave_reports(directory: Path) -> None:
@@ -119,7 +120,7 @@ def output_of(command: str) -> str:
         with (
             patch.dict(os.environ, known),
             patch.object(time, "time", lambda: NOW_S),
-            patch.object(DaemonState, "read", lambda _self: state()),
+            patch.object(DaemonState, "read", lambda _self, _clean: state()),
             redirect_stdout(said),
             redirect_stderr(said),
         ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -13,6 +12,8 @@ import pytest
 
 from ampwatch.cli.daemon_state import DaemonState
 from ampwatch.errors import DaemonError
+from ampwatch.report.rank_list import RankList, RunRow, packed
+from ampwatch.report.verdict import Level
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
@@ -26,7 +27,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Answers = dict[str, tuple[int, bytes]]
-STATE = json.dumps({"runs": {"gpt": {}}}).encode()
+QUIET = ("", "", "", "")
+
+
+def list_of(*runs: str) -> bytes:
+    """The answer of a daemon that shows these runs, of which no rank has said anything."""
+    return packed(RankList("1", 0.0, [RunRow(run, Level.HEALTHY, QUIET) for run in runs], []))
+
+
+STATE = list_of("gpt")
 
 
 class Asked:
@@ -78,28 +87,26 @@ def directory(tmp_path: Path) -> Path:
     return place
 
 
-def read(directory: Path) -> Any:
-    return DaemonState(Settings(runtime_dir=str(directory), port=0)).read()
+def read(directory: Path) -> list[str]:
+    return [of.run for of in DaemonState(Settings(runtime_dir=str(directory), port=0)).read().runs]
 
 
-def test_it_asks_for_the_small_state_and_proves_who_it_is(directory: Path) -> None:
+def test_it_asks_for_the_ranks_and_proves_who_it_is(directory: Path) -> None:
     """The token goes in a header, by the name of loopback."""
     token = ensure_token(directory)
-    with serving(directory, {"/brief.json": (200, STATE)}, wants_token=True) as asked:
-        assert read(directory) == {"runs": {"gpt": {}}}
+    with serving(directory, {"/ranks": (200, STATE)}, wants_token=True) as asked:
+        assert read(directory) == ["gpt"]
 
-    assert asked.paths == ["/brief.json"]
+    assert asked.paths == ["/ranks"]
     assert asked.headers[0]["Authorization"] == f"Bearer {token}"
     assert asked.headers[0]["Host"].startswith("localhost:")
 
 
-def test_an_older_daemon_has_the_whole_state_alone(directory: Path) -> None:
-    """It is asked for that; no token goes to whom wants none."""
+def test_no_token_goes_to_whom_wants_none(directory: Path) -> None:
     ensure_token(directory)
-    with serving(directory, {"/state.json": (200, STATE)}, wants_token=False) as asked:
-        assert read(directory)["runs"] == {"gpt": {}}
+    with serving(directory, {"/ranks": (200, STATE)}, wants_token=False) as asked:
+        assert read(directory) == ["gpt"]
 
-    assert asked.paths == ["/brief.json", "/state.json"]
     assert "Authorization" not in asked.headers[0]
 
 
@@ -108,15 +115,15 @@ def test_an_older_daemon_has_the_whole_state_alone(directory: Path) -> None:
     [
         ((401, b"who are you"), "to answer without a password, got: 'who are you'"),
         ((503, b"too many"), "got status 503: 'too many'"),
-        ((200, b"<html>"), "expected JSON of the daemon"),
-        ((200, b"[]"), "expected the state of runs"),
-        ((200, b'{"runs": []}'), "expected the state of runs"),
+        ((200, b"<html>"), "if it is of another release, end it"),
+        ((200, STATE.replace(b"healthy", b"cosmic!")), "if it is of another release, end it"),
+        ((404, b"There is nothing here."), "if it is of another release, end it"),
     ],
 )
 def test_what_is_no_state_is_said(directory: Path, answer: tuple[int, bytes], told: str) -> None:
     """In one sentence."""
     with (
-        serving(directory, {"/brief.json": answer}, wants_token=False),
+        serving(directory, {"/ranks": answer}, wants_token=False),
         pytest.raises(DaemonError, match=told.replace("[", r"\[")),
     ):
         read(directory)
@@ -126,7 +133,7 @@ def test_a_token_that_is_refused_is_not_the_user_s_fault(directory: Path) -> Non
     """It says which file, and what to do."""
     ensure_token(directory)
     with (
-        serving(directory, {"/brief.json": (401, b"")}, wants_token=True),
+        serving(directory, {"/ranks": (401, b"")}, wants_token=True),
         pytest.raises(
             DaemonError, match=r"take the token in '.*daemon\.token', got a refusal; end"
         ),
@@ -136,7 +143,7 @@ def test_a_token_that_is_refused_is_not_the_user_s_fault(directory: Path) -> Non
 
 def test_nobody_who_merely_listens_is_asked(directory: Path) -> None:
     """Without a lock there is no daemon, whoever has the port."""
-    with serving(directory, {"/brief.json": (200, STATE)}, wants_token=False):
+    with serving(directory, {"/ranks": (200, STATE)}, wants_token=False):
         elsewhere = directory.parent / "elsewhere"
         elsewhere.mkdir(mode=0o700)
         with pytest.raises(
@@ -179,9 +186,9 @@ def netrc_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_password_is_taken_from_where_curl_takes_it(directory: Path, netrc_file: Path) -> None:
     """It is sent to a daemon that asks for it, and to no other."""
     netrc_file.write_text("machine localhost login ada password secret\n", encoding="utf-8")
-    answers = {"/brief.json": (200, STATE)}
+    answers = {"/ranks": (200, STATE)}
     with serving(directory, answers, wants_token=False, password="ada:secret") as asked:
-        assert read(directory) == {"runs": {"gpt": {}}}
+        assert read(directory) == ["gpt"]
     assert [("Authorization" in headers) for headers in asked.headers] == [False, True]
 
     with serving(directory, answers, wants_token=False) as asked:
@@ -213,7 +220,7 @@ def test_a_password_that_is_not_there_or_wrong_is_said(
     """With the file, and what to write into it; never with the password."""
     netrc_file.write_text(text, encoding="utf-8")
     netrc_file.chmod(mode)
-    answers = {"/brief.json": (200, STATE)}
+    answers = {"/ranks": (200, STATE)}
     with (
         serving(directory, answers, wants_token=False, password="ada:secret"),
         pytest.raises(DaemonError, match=told) as refused,

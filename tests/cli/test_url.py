@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,13 +9,13 @@ import pytest
 from ampwatch.cli import main
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
-from tests.cli.test_daemon_state import serving
+from tests.cli.test_daemon_state import list_of, serving
 from tests.workshop.records import identity
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHOWN = json.dumps({"runs": {"gpt": {}, "gpt~2": {}}}).encode()
+SHOWN = list_of("gpt", "gpt~2")
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def test_a_run_that_is_shown_has_an_address(
     places: Path, capsys: pytest.CaptureFixture[str], run: str
 ) -> None:
     """By its name, or by what the daemon calls it."""
-    with serving(places / "runtime", {"/brief.json": (200, SHOWN)}, wants_token=False):
+    with serving(places / "runtime", {"/ranks": (200, SHOWN)}, wants_token=False):
         assert main(["url", "--run", run]) == 0
 
     assert capsys.readouterr().out.startswith("http://127.0.0.1:")
@@ -45,7 +44,7 @@ def test_a_run_that_is_shown_has_an_address(
         ("gpr", SHOWN, "gpt, gpt~2; did you mean 'gpt'?"),
         ("over", SHOWN, "gpt, gpt~2; `ampwatch report over` says what is known of it"),
         ("over~2", SHOWN, "gpt, gpt~2; `ampwatch report over` says"),
-        ("gpt", b'{"runs": {}}', "no run; a run is there once"),
+        ("gpt", list_of(), "no run; a run is there once"),
     ],
 )
 @pytest.mark.usefixtures("places")
@@ -53,7 +52,7 @@ def test_a_run_that_is_not_shown_has_none(
     own_places: Path, capsys: pytest.CaptureFixture[str], run: str, shown: bytes, advice: str
 ) -> None:
     """Expected, given, what to do; one that has ended is in a report."""
-    with serving(own_places / "runtime", {"/brief.json": (200, shown)}, wants_token=False):
+    with serving(own_places / "runtime", {"/ranks": (200, shown)}, wants_token=False):
         assert main(["url", "--run", run]) == 1
 
     said, told = capsys.readouterr()

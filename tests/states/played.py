@@ -127,7 +127,9 @@ class Played:
 
     @cached_property
     def rings(self) -> list[Ring]:
-        lives = {t.time_of(-1): self.act.look != "ended" and not t.killed for t in self.act.trainings}
+        lives = {
+            t.time_of(-1): self.act.look != "ended" and not t.killed for t in self.act.trainings
+        }
         return [Ring.read(p, lives) for p in sorted((self.place / "rings").glob("*.ring"))]
 
     @cached_property

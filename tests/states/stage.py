@@ -88,9 +88,8 @@ def play(act: Act, place: Path, hook: str) -> None:
     said = [line.recv(64) for _, line in ranks]
     if act.look != "ended":
         _look(place, max(map(float, filter(None, said))))
-        for asked, (_, line) in zip(said, ranks, strict=True):
-            if asked:
-                line.send(b"go on")
+        for line in (line for asked, (_, line) in zip(said, ranks, strict=True) if asked):
+            line.send(b"go on")
     for pid, _ in ranks:
         os.waitpid(pid, 0)
     if act.look == "ended":

@@ -6,10 +6,12 @@ import importlib.util
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import argparse
+
+    from ampwatch.report.rank_list import RankList
 
 DESCRIPTION = """\
 Show how the trainings of this machine go: a line for each rank, trouble first, with what is
@@ -64,26 +66,26 @@ def run(args: argparse.Namespace) -> int:
     """
     from ampwatch.cli.daemon_state import DaemonState, of_ended_runs  # noqa: PLC0415 - --help must be quick
     from ampwatch.cli.output import encodable, piped  # noqa: PLC0415 - likewise
-    from ampwatch.cli.top.table import once  # noqa: PLC0415 - likewise
+    from ampwatch.cli.top.table import clean, once  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
 
     settings = Settings.resolve()
     source = DaemonState(settings)
 
-    def read() -> dict[str, Any]:
-        return {**source.read(), "ended": of_ended_runs(settings)}
+    def read() -> tuple[RankList, str]:
+        return source.read(clean), of_ended_runs(settings)
 
-    state = read()
+    first = read()
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if is_terminal and not args.once:
         if importlib.util.find_spec("rich") is not None:
             from ampwatch.cli.top.live import watch  # noqa: PLC0415 - an extra
 
-            return watch(read, state)
+            return watch(read, first)
         print(
             "ampwatch: a table that follows needs Rich: pip install 'ampwatch[ui]'", file=sys.stderr
         )
     with piped():
         width = max(shutil.get_terminal_size((WIDTH, 40)).columns, MIN_WIDTH)
-        print(encodable(once(state, width)))
+        print(encodable(once(*first, width)))
     return 0

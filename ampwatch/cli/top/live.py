@@ -24,7 +24,10 @@ from ampwatch.cli.top.view import View
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ampwatch.cli.top.rows import Data
+    from ampwatch.report.rank_list import RankList
+
+    Shown = tuple[RankList, str]
+    """What is shown, and what to say of runs that have ended."""
 
 ASK_SECONDS = 1.0
 """Time between two questions to the daemon. Unit: s."""
@@ -52,16 +55,16 @@ _NAMES = {
 }
 
 
-def watch(read: Callable[[], Data], state: Data) -> int:
+def watch(read: Callable[[], Shown], first: Shown) -> int:
     """Show the state until somebody leaves; return the exit status.
 
     Args:
         read: Returns the newest state, or raises ``DaemonError``.
-        state: The first one.
+        first: The first one.
     """
     view = View()
-    view.show(state)
-    answers: deque[Data | Exception] = deque(maxlen=1)
+    view.show(*first)
+    answers: deque[Shown | Exception] = deque(maxlen=1)
     is_over = threading.Event()
     threading.Thread(target=_ask, args=(read, answers, is_over), daemon=True).start()
     # A handler only notes its signal: no line is left half painted, and no lock of Rich's held.
@@ -89,7 +92,7 @@ def watch(read: Callable[[], Data], state: Data) -> int:
 
 
 def _ask(
-    read: Callable[[], Data], answers: deque[Data | Exception], is_over: threading.Event
+    read: Callable[[], Shown], answers: deque[Shown | Exception], is_over: threading.Event
 ) -> None:
     """Ask for the state again and again, so that no key has to wait for an answer."""
     while not is_over.wait(ASK_SECONDS):
@@ -99,7 +102,7 @@ def _ask(
             answers.append(error)
 
 
-def _show(view: View, answers: deque[Data | Exception], noted: deque[int]) -> None:
+def _show(view: View, answers: deque[Shown | Exception], noted: deque[int]) -> None:
     """Paint and take keys until somebody leaves or a signal is noted; then the terminal is as before."""
     console = Console(highlight=False)
     fd = sys.stdin.fileno()
@@ -124,7 +127,7 @@ def _show(view: View, answers: deque[Data | Exception], noted: deque[int]) -> No
             is_new = bool(keys or answers)
             if answers:
                 answer = answers.popleft()
-                view.say(str(answer)) if isinstance(answer, Exception) else view.show(answer)
+                view.say(str(answer)) if isinstance(answer, Exception) else view.show(*answer)
 
 
 def _painted(view: View, width: int, height: int) -> Text:

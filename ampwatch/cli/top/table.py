@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections import Counter
+from functools import lru_cache
 from itertools import pairwise
 from textwrap import wrap
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.cli.top.rows import badness_of, cleaned, headline_of, newest, rows_of
+from ampwatch.report.one_line import printable
 from ampwatch.report.short import labelled
 from ampwatch.report.verdict import Level
 from ampwatch.report.words import plain, plural, scale, step_time
@@ -17,7 +18,7 @@ from ampwatch.report.words import plain, plural, scale, step_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ampwatch.cli.top.rows import Data, Row
+    from ampwatch.report.rank_list import Lines, RankList, RankRow
 
 
 Line = list[tuple[str, str]]
@@ -25,13 +26,13 @@ Line = list[tuple[str, str]]
 
 STRONG, QUIET, BAD, CHOSEN = "bold", "bright_black", "bold red", "reverse"
 STYLES = {
-    Level.FAILING.value: BAD,
-    Level.BROKEN.value: BAD,
-    Level.FAILED.value: BAD,
-    Level.STALE.value: "yellow",
-    Level.ATTENTION.value: "yellow",
-    Level.HEALTHY.value: "green",
-    Level.FINISHED.value: QUIET,
+    Level.FAILING: BAD,
+    Level.BROKEN: BAD,
+    Level.FAILED: BAD,
+    Level.STALE: "yellow",
+    Level.ATTENTION: "yellow",
+    Level.HEALTHY: "green",
+    Level.FINISHED: QUIET,
 }
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -47,10 +48,10 @@ MAX_COLUMN = 24
 WIDE = 110
 """Cells from which on courses are twice as long."""
 
-ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
-    "trouble": lambda row: (badness_of(row.level), not row.is_speaker, row.run, row.rank),
+ORDERS: Mapping[str, Callable[[RankRow], tuple[object, ...]]] = {
+    "trouble": lambda row: (row.level.badness, not row.is_speaker, row.run, row.rank),
     "run and rank": lambda row: row.identity,
-    "slowest": lambda row: (-(newest(row.courses["seconds"]) or 0.0), row.identity),
+    "slowest": lambda row: (-(newest(row.seconds) or 0.0), row.identity),
 }
 """Sort keys of the table, by their names."""
 
@@ -67,50 +68,57 @@ class Column(NamedTuple):
     """
 
     title: str
-    text: Callable[[Row], str]
+    text: Callable[[RankRow], str]
     words: int
     is_number: bool = False
     gap: int = 2
 
 
-def once(state: Data, width: int) -> str:
-    """Return a state as plain text: the table, then the four lines of each run in trouble.
+@lru_cache(maxsize=8192)  # ranks mostly say the same, and say it again each second
+def clean(text: str) -> str:
+    """Return ``text`` so that it moves no cursor and takes no colour."""
+    # Plain first: to split(), the narrow spaces between digits are spaces as well.
+    return printable(" ".join(plain(text).split()))
+
+
+def once(ranks: RankList, ended: str, width: int) -> str:
+    """Return a list as plain text: the table, then the four lines of each run in trouble.
 
     Args:
-        state: That of the daemon; and as ``ended`` what to say of runs that it does not show any more.
+        ranks: That of the daemon, ``clean``.
+        ended: What to say of runs that it does not show any more.
         width: Cells of a line.
     """
-    state = cleaned(state)
-    rows = sorted(rows_of(state), key=ORDERS["trouble"])
+    rows = sorted(ranks.ranks, key=ORDERS["trouble"])
     if not rows:
         hint = "; a training that calls ampwatch.monitor() appears here by itself"
-        return f"{summary(rows)}{hint}{state.get('ended', '')}"
+        return f"{summary(rows)}{hint}{ended}"
     lines = table(rows, rows, width)
-    for run, data in state["runs"].items():
-        if badness_of(data.get("level", "")) <= Level.ATTENTION.badness:
-            lines += [[], *headline_lines(run, data, width)]
+    for run in ranks.runs:
+        if run.level.badness <= Level.ATTENTION.badness:
+            lines += [[], *headline_lines(run.run, run.level, run.headline, width)]
     texts = ("".join(text for text, _ in fitted(line, width)).rstrip() for line in lines)
     return "\n".join([*wrap(summary(rows), width), *texts])
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[RankRow]) -> str:
     """Say how many ranks there are and how they go, the worst first."""
     if not rows:
         return "no run"
-    ordered = sorted((row.level for row in rows), key=badness_of)
-    levels = ", ".join(f"{n} {level}" for level, n in Counter(ordered).items())
+    ordered = sorted((row.level for row in rows), key=lambda level: level.badness)
+    levels = ", ".join(f"{n} {level.value}" for level, n in Counter(ordered).items())
     runs = plural(len({row.run for row in rows}), "run")
     return plain(f"{plural(len(rows), 'rank')} of {runs}: {levels}")
 
 
-def headline_lines(who: str, data: Data, width: int) -> list[Line]:
+def headline_lines(who: str, level: Level, lines: Lines, width: int) -> list[Line]:
     """Return a verdict in its four lines, each with what it is about, none of them cut."""
-    style = STYLES.get(data.get("level", ""), "")
-    labels = labelled(who, headline_of(data), min(width, MAX_WIDTH))
+    style = STYLES.get(level, "")
+    labels = labelled(who, lines, min(width, MAX_WIDTH))
     return [[(label, QUIET), (text, "" if label else style)] for label, text in labels]
 
 
-def table(rows: Sequence[Row], among: Sequence[Row], width: int) -> list[Line]:
+def table(rows: Sequence[RankRow], among: Sequence[RankRow], width: int) -> list[Line]:
     """Return the heading of the table, and a line for each of ``rows``.
 
     Args:
@@ -137,7 +145,7 @@ def table(rows: Sequence[Row], among: Sequence[Row], width: int) -> list[Line]:
         for column, cells in shown:
             text = padded(column.text(row), cells, right=column.is_number) + " " * column.gap
             line.append((text, STYLES.get(row.level, "") if column.title in ("STATE", "") else ""))
-        lines.append([*line, (padded(headline_of(row.data)[1], max(room, 0)), "")])
+        lines.append([*line, (padded(row.headline[1], max(room, 0)), "")])
     return lines
 
 
@@ -148,35 +156,34 @@ def _columns(cells: int) -> tuple[Column, ...]:
         cells: Those of a course.
     """
 
-    def last(row: Row, name: str, write: Callable[[float], str]) -> str:
-        value = newest(row.courses[name])
+    def last(values: Sequence[float | None], write: Callable[[float], str]) -> str:
+        value = newest(values)
         return "-" if value is None else write(value)
 
-    def course(row: Row, name: str) -> str:
-        return spark(row.courses[name], cells, is_log=name == "scale")
-
     return (
-        Column("STATE", lambda row: row.level.rpartition(" ")[2], 0),
+        Column("STATE", lambda row: row.level.label, 0),
         Column("RUN", lambda row: row.run, 0),
         Column("RANK", lambda row: str(row.rank), 0, is_number=True),
         Column("STEP", lambda row: "-" if row.step < 0 else str(row.step), 20, is_number=True),
-        Column("SCALE", lambda row: last(row, "scale", _scale), 20, is_number=True, gap=1),
-        Column("", lambda row: course(row, "scale"), 20),
-        Column("LOSS", lambda row: last(row, "loss", "{:.4g}".format), 20, is_number=True, gap=1),
-        Column("", lambda row: course(row, "loss"), 20),
+        Column(
+            "SCALE",
+            lambda row: last(row.scale, lambda value: plain(scale(value))),
+            20,
+            is_number=True,
+            gap=1,
+        ),
+        Column("", lambda row: spark(row.scale, cells, is_log=True), 20),
+        Column("LOSS", lambda row: last(row.loss, "{:.4g}".format), 20, is_number=True, gap=1),
+        Column("", lambda row: spark(row.loss, cells), 20),
         Column("GPU", lambda row: row.gpu, 40),
         Column("SKIPPED", lambda row: row.figures.get("Skipped", ("", ""))[0], 40, is_number=True),
-        Column("STEP TIME", lambda row: last(row, "seconds", step_time), 40, is_number=True),
+        Column("STEP TIME", lambda row: last(row.seconds, step_time), 40, is_number=True),
     )
 
 
-def _scale(value: float) -> str:
-    """Write a loss scale as charts do, as in "2^16"."""
-    if value > 0 and math.isfinite(value):
-        # A state has six digits of it: fewer than small powers of two have.
-        power = 2.0 ** round(math.log2(value))
-        value = power if math.isclose(value, power, rel_tol=1e-5) else value
-    return plain(scale(value))
+def newest(values: Sequence[float | None]) -> float | None:
+    """Return the last value that is known."""
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 def width_of(text: str) -> int:

@@ -6,7 +6,6 @@ import time
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from ampwatch.cli.top.rows import cleaned, rows_of
 from ampwatch.cli.top.table import (
     BAD,
     CHOSEN,
@@ -14,6 +13,7 @@ from ampwatch.cli.top.table import (
     ORDERS,
     QUIET,
     STRONG,
+    clean,
     fitted,
     headline_lines,
     spark,
@@ -26,8 +26,8 @@ from ampwatch.report.short import INDENT, MIN_WIDTH, part
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.cli.top.rows import Data, Row
     from ampwatch.cli.top.table import Line
+    from ampwatch.report.rank_list import RankList, RankRow
 
 MIN_ROWS = 4
 """Lines of the table that there is to be room for, or the four lines of a rank are not shown."""
@@ -51,7 +51,7 @@ class View:
 
     def __init__(self) -> None:
         self.is_over = False
-        self._rows: list[Row] = []
+        self._rows: list[RankRow] = []
         self._summary = ""
         self._trouble = ""
         self._ended = ""
@@ -60,16 +60,15 @@ class View:
         self._is_typing = False
         self._chosen: tuple[str, int] | None = None
         self._top = 0
-        self._page: Row | None = None
+        self._page: RankRow | None = None
         self._scrolled = self._end = 0
         self._starts: list[int] = []
         self._height = 24
 
-    def show(self, state: Data) -> None:
-        """Take in a new state, as ``once`` does; whoever was chosen stays chosen."""
-        state = cleaned(state)
-        self._rows, self._ended, self._trouble = rows_of(state), state.get("ended", ""), ""
-        now = time.strftime("%H:%M:%S", time.localtime(state.get("now")))
+    def show(self, ranks: RankList, ended: str) -> None:
+        """Take in a new list, as ``once`` does; whoever was chosen stays chosen."""
+        self._rows, self._ended, self._trouble = ranks.ranks, ended, ""
+        now = time.strftime("%H:%M:%S", time.localtime(ranks.now))
         self._summary = f"{now}  {summary(self._rows)}"
         if (page := self._page) is not None:
             newer = [row for row in self._rows if row.identity == page.identity]
@@ -79,7 +78,7 @@ class View:
 
     def say(self, trouble: str) -> None:
         """Show that the newest state could not be had; the last one stays."""
-        self._trouble = cleaned(trouble)
+        self._trouble = clean(trouble)
 
     def press(self, key: str) -> None:
         """Do what ``key`` stands for."""
@@ -103,13 +102,13 @@ class View:
         head = [("ampwatch top  ", STRONG), (self._summary, "")]
         return [fitted(line, width) for line in [head, *body[:room], *foot]][:height]
 
-    def _shown(self) -> list[Row]:
+    def _shown(self) -> list[RankRow]:
         """Return the rows that the filter lets through, in order."""
         words = self._filter.lower().split()
         rows = [row for row in self._rows if all(word in _searched(row) for word in words)]
         return sorted(rows, key=ORDERS[self._order])
 
-    def _place(self, shown: Sequence[Row]) -> int:
+    def _place(self, shown: Sequence[RankRow]) -> int:
         """Return the place of the chosen row; that of the first one if nobody has chosen."""
         return next((i for i, row in enumerate(shown) if row.identity == self._chosen), 0)
 
@@ -121,7 +120,10 @@ class View:
         chosen = shown[place]
         pane: list[Line] = []
         if room - PANE >= MIN_ROWS:
-            pane = [[("─" * width, QUIET)], *headline_lines(chosen.name, chosen.data, width)]
+            pane = [
+                [("─" * width, QUIET)],
+                *headline_lines(chosen.name, chosen.level, chosen.headline, width),
+            ]
         # More of it where the table leaves room: nothing of what to do first is to be cut.
         pane = pane[: max(PANE, room - 1 - len(shown))]
         space = max(room - 1 - len(pane), 1)
@@ -138,14 +140,14 @@ class View:
             f"No run. A training that calls ampwatch.monitor() appears here by itself{self._ended}."
         )
 
-    def _story(self, row: Row, width: int, room: int) -> list[Line]:
+    def _story(self, row: RankRow, width: int, room: int) -> list[Line]:
         """Return what is shown of the page of a rank: its four lines, its numbers, each finding."""
         width = min(width, MAX_WIDTH)
-        lines = headline_lines(row.name, row.data, width)
+        lines = headline_lines(row.name, row.level, row.headline, width)
         for label, text in self._about(row, max(width - INDENT, MIN_WIDTH)):
             lines += [[(about, QUIET), (line, "")] for about, line in part(label, text, width)]
         self._starts = []
-        for story in row.stories():
+        for story in row.stories:
             self._starts.append(len(lines) + 1)
             head, *more = render_story(story, max(width, MIN_WIDTH)).splitlines()
             over, style = ("", STRONG) if story.goes_on else ("  (over)", QUIET)
@@ -156,22 +158,20 @@ class View:
         self._scrolled = min(self._scrolled, self._end)
         return lines[self._scrolled : self._scrolled + room]
 
-    def _about(self, row: Row, cells: int) -> list[tuple[str, str]]:
+    def _about(self, row: RankRow, cells: int) -> list[tuple[str, str]]:
         """Return who a rank is and its numbers, each with what it is about."""
         of = f" of {row.world_size}" if row.world_size > 1 else ""
-        data = row.data
-        host, user, state = (data.get(name, "") for name in ("host", "user", "state"))
-        parts = ((" on ", host), (", of ", user), (", GPU ", row.gpu))
+        parts = ((" on ", row.host), (", of ", row.user), (", GPU ", row.gpu))
         where = "".join(f"{word}{text}" for word, text in parts if text)
         return [
-            ("who", f"rank {row.rank}{of}{where}; {state}"),
-            ("step", data.get("phases", {}).get("line", "")),
+            ("who", f"rank {row.rank}{of}{where}; {row.state}"),
+            ("step", row.phases),
             *(
                 ("", f"{title}: {value}{f' ({note})' if note else ''}")
                 for title, (value, note) in row.figures.items()
             ),
-            ("scale", spark(row.courses["scale"], cells, is_log=True)),
-            ("loss", spark(row.courses["loss"], cells)),
+            ("scale", spark(row.scale, cells, is_log=True)),
+            ("loss", spark(row.loss, cells)),
         ]
 
     def _foot(self) -> list[Line]:
@@ -205,12 +205,12 @@ class View:
         elif shown := self._shown():
             self._press_on_rows(shown, self._place(shown), key)
 
-    def _press_on_rows(self, shown: Sequence[Row], place: int, key: str) -> None:
+    def _press_on_rows(self, shown: Sequence[RankRow], place: int, key: str) -> None:
         if key == "<enter>":
             self._page, self._scrolled = shown[place], 0
         elif key == "f":
             after = [*shown[place + 1 :], *shown[: place + 1]]
-            place = next((shown.index(row) for row in after if row.data.get("stories")), place)
+            place = next((shown.index(row) for row in after if row.stories), place)
         elif not (move := self._move(key)):
             return
         else:
@@ -237,9 +237,9 @@ class View:
         return {**moves, "k": -1, "j": 1, "<home>": -FAR, "<end>": FAR}.get(key, 0)
 
 
-def _searched(row: Row) -> str:
+def _searched(row: RankRow) -> str:
     """Return the words of a rank that a filter looks in."""
-    data = row.data
-    findings = [f"{of.get('kind')} {of.get('where')}" for of in data.get("findings", {}).values()]
-    words = [data.get(name, "") for name in ("host", "user", "level", "state")]
+    members = [member.finding for story in row.stories for member in story.members]
+    findings = [f"{finding.kind} {finding.where}" for finding in members]
+    words = [row.host, row.user, row.level.value, row.state]
     return " ".join([row.run, f"rank {row.rank}", *words, *findings]).lower()

@@ -22,8 +22,9 @@ from ampwatch.host.page.as_json import encoded
 from ampwatch.host.page.broadcast import GZIP_HEAD, Broadcast
 from ampwatch.host.page.lines import Shown
 from ampwatch.host.page.map_state import Maps
-from ampwatch.host.page.page import Feed, brief
+from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
+from ampwatch.host.page.rank_lists import RankLists
 from ampwatch.host.page.whatif_state import FARTHEST, Asked, WhatIfs
 from ampwatch.wire.rendezvous.probe import SERVICE
 from ampwatch.wire.ring.layout import LAYOUT
@@ -143,6 +144,7 @@ class Site:
         self._precedence = Precedence()
         self._feed = Feed(fleet, step_aside=self._precedence.step_aside)
         self._broadcast = Broadcast(self._feed)
+        self._rank_lists = RankLists(fleet, step_aside=self._feed.step_aside)
         self._maps = Maps(fleet, self._feed.step_aside)
         self._what_ifs = WhatIfs(fleet)
         self._blocks = laboratory.load("page.block_state").BlockStates(fleet)
@@ -157,7 +159,7 @@ class Site:
             "/healthz": self._health,
             "/sd": self._discovery,
             "/state.json": self._state,
-            "/brief.json": self._brief,
+            "/ranks": self._ranks,
             "/events": self._events,
             "/map.json": self._map,
             "/blocks.json": self._block_losses,
@@ -187,7 +189,7 @@ class Site:
         if request.path == "/metrics":
             usual = self._exporter.usual(request.accept, request.query.get("name[]", []))
             return ("rare", None) if usual is None else ("metrics", usual)
-        if request.path in {"/state.json", "/brief.json"}:
+        if request.path in {"/state.json", "/ranks"}:
             return "page", request.path
         if request.path in {
             "/events",
@@ -231,9 +233,8 @@ class Site:
         chunks = encoded(self._feed.full(self._feed.usual_age), self._feed.step_aside)
         return Response(b"".join(chunks), JSON)
 
-    def _brief(self, _: Request) -> Response:
-        short = brief(self._feed.full(self._feed.usual_age))
-        return Response(b"".join(encoded(short, self._feed.step_aside)), JSON)
+    def _ranks(self, _: Request) -> Response:
+        return Response(self._rank_lists.sent(), "application/vnd.msgpack")
 
     def _map(self, request: Request) -> Response:
         """Answer with the map of the modules of a rank, or with the course of one of them."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampwatch.cli.top.rows import cleaned
-from ampwatch.cli.top.table import cut, fitted, padded, width_of
+from ampwatch.cli.top.table import clean, cut, fitted, padded, width_of
 
 
 @pytest.mark.parametrize(
@@ -22,7 +21,7 @@ from ampwatch.cli.top.table import cut, fitted, padded, width_of
 )
 def test_nothing_that_comes_from_elsewhere_moves_a_cursor(text: str, shown: str) -> None:
     """Control characters and those that turn text round are written as what they are."""
-    assert cleaned({text: [text]}) == {shown: [shown]}
+    assert clean(text) == shown
 
 
 def test_wide_characters_take_two_cells_and_accents_none() -> None:

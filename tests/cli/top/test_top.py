@@ -10,13 +10,16 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.cli import main
 from ampwatch.cli.top.table import once
+from ampwatch.report.rank_list import unpacked
+from ampwatch.report.verdict import Level
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
 from tests.cli.terminals import SECONDS, on_a_terminal
-from tests.cli.test_daemon_state import serving
+from tests.cli.test_daemon_state import list_of, serving
 from tests.cli.top.states import made_up_state, many_ranks
 from tests.host.daemon.parts import ROOT, Place, eventually
 from tests.workshop.records import identity
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from tests.cli.terminals import Terminal
     from tests.host.daemon.parts import Daemon
 
-NO_RUN = b'{"runs": {}}'
 
 TOP = [sys.executable, "-m", "ampwatch", "top"]
 
@@ -79,7 +81,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def _ranks(daemon: Daemon) -> dict[str, Any]:
-    return daemon.ask("/brief.json").json["runs"].get("gpt", {"ranks": {}})["ranks"]
+    return daemon.ask("/state.json").json["runs"].get("gpt", {"ranks": {}})["ranks"]
 
 
 @contextmanager
@@ -258,23 +260,21 @@ def test_without_a_daemon_it_says_who_starts_one(place: Place) -> None:
 
 def test_the_plain_table_has_the_story_of_each_run_in_trouble() -> None:
     """The run's own four lines, whole; nothing of runs that are well."""
-    said = once(made_up_state(), 80)
+    said = once(made_up_state(), "", 80)
 
     assert "\ngpt: failing, since step 1, " in said
     assert (
         "\nwhat      optimizer 0: every step is skipped and the scale falls towards zero\n" in said
     )
     assert "\nbert: failed at step 1, " in said
-    healthy = made_up_state()
-    for told in healthy["runs"].values():
-        told["level"] = "healthy"
-    assert "what " not in once(healthy, 80)
+    runs = [replace(run, level=Level.HEALTHY) for run in made_up_state().runs]
+    assert "what " not in once(replace(made_up_state(), runs=runs), "", 80)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_line_of_the_plain_table_is_wider_than_asked(width: int) -> None:
     """Of 256 ranks each has its line."""
-    lines = once(many_ranks(256, broken=200), width).splitlines()
+    lines = once(many_ranks(256, broken=200), "", width).splitlines()
 
     assert max(map(len, lines)) <= width
     assert sum(line.startswith(("healthy ", "failing ")) for line in lines) == 256
@@ -284,7 +284,7 @@ def test_no_line_of_the_plain_table_is_wider_than_asked(width: int) -> None:
 
 def test_without_a_run_it_says_how_one_comes() -> None:
     """Not an empty table; and which command knows of those that have ended."""
-    said = once({"runs": {}, "ended": "; as ever"}, 80)
+    said = once(unpacked(list_of()), "; as ever", 80)
 
     assert said.startswith("no run; a training that calls ampwatch.monitor()")
     assert said.endswith("; as ever")
@@ -296,7 +296,7 @@ def test_a_run_that_ended_a_while_ago_is_in_a_report(
     """Its daemon shows none; what the table cannot say it leaves to the command that can."""
     reports = own_places / "state" / "ampwatch" / "runs"
     said = []
-    with serving(own_places / "runtime", {"/brief.json": (200, NO_RUN)}, wants_token=False):
+    with serving(own_places / "runtime", {"/ranks": (200, list_of())}, wants_token=False):
         for _ in range(2):
             assert main(["top", "--once"]) == 0
             said.append("`ampwatch report` says what went wrong" in capsys.readouterr().out)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.cli.top.table import CHOSEN, Line, width_of
 from ampwatch.cli.top.view import View
-from tests.cli.top.states import made_up_state, many_ranks
+from ampwatch.report.verdict import Level
+from tests.cli.top.states import changed, made_up_state, many_ranks, without
+
+if TYPE_CHECKING:
+    from ampwatch.report.rank_list import RankList
 
 
-def view_of(state: Any) -> View:
+def view_of(state: RankList, ended: str = "") -> View:
     view = View()
-    view.show(state)
+    view.show(state, ended)
     return view
 
 
@@ -97,8 +102,7 @@ def test_who_is_chosen_stays_chosen_wherever_its_line_goes() -> None:
     view.press("<down>")
     assert chosen(view).split()[2] == "1"
 
-    state["runs"]["gpt"]["ranks"]["1"]["level"] = "failing"
-    view.show(state)
+    view.show(changed(state, "gpt", 1, level=Level.FAILING), "")
 
     assert chosen(view).split()[2] == "1"
 
@@ -106,12 +110,10 @@ def test_who_is_chosen_stays_chosen_wherever_its_line_goes() -> None:
 def test_without_a_choice_the_first_line_is_chosen_whoever_it_is() -> None:
     """What breaks while somebody looks on comes to the top, and is what the four lines are about."""
     state = many_ranks(8, broken=5)
-    fifth = state["runs"]["gpt"]["ranks"].pop("5")
-    view = view_of(state)
+    view = view_of(without(state, "gpt", 5))
     assert chosen(view).split()[2] == "0"
 
-    state["runs"]["gpt"]["ranks"]["5"] = fifth
-    view.show(state)
+    view.show(state, "")
 
     assert chosen(view).split()[2] == "5"
 
@@ -156,11 +158,10 @@ def test_an_open_story_goes_on_as_the_rank_does() -> None:
     state = many_ranks(8, broken=5)
     view = view_of(state)
     view.press("<enter>")
-    state["runs"]["gpt"]["ranks"]["5"]["headline"]["cause"] = "it is worse"
-    view.show(state)
+    view.show(changed(state, "gpt", 5, headline=("", "it is worse", "", "")), "")
     assert "what      it is worse" in screen(view)
 
-    view.show({"runs": {}})
+    view.show(without(state, "gpt"), "")
 
     assert "what      it is worse" in screen(view)
 
@@ -168,8 +169,9 @@ def test_an_open_story_goes_on_as_the_rank_does() -> None:
 def test_f_goes_from_finding_to_finding() -> None:
     """In the table to the next rank that has one; in a story to the next one, of whichever rank."""
     state, other = many_ranks(4, broken=1), many_ranks(4, broken=3)
-    state["runs"] = {"a": state["runs"]["gpt"], "b": other["runs"]["gpt"]}
-    view = view_of(state)
+    both = {"a": state.ranks, "b": other.ranks}
+    rows = [replace(row, run=run) for run, of in both.items() for row in of]
+    view = view_of(replace(state, ranks=rows))
     assert chosen(view).split()[1:3] == ["a", "1"]
     view.press("f")
     assert chosen(view).split()[1:3] == ["b", "3"]
@@ -226,22 +228,19 @@ def test_a_daemon_that_is_away_is_said_and_the_last_state_stays() -> None:
     assert said[-2] == r"not current: expected a daemon\x1b[2J, found none"
     assert said[2].startswith("failing")
 
-    view.show(made_up_state())
+    view.show(made_up_state(), "")
 
     assert not any("not current" in line for line in screen(view))
 
 
 def test_where_the_time_of_a_step_goes_is_the_daemons_line() -> None:
-    """On the page of a rank; a daemon of before does not know it."""
-    state = made_up_state()
-    told = state["runs"]["gpt"]["ranks"]["0"]
-    told["phases"]["line"] = "1 s: 60 % waiting for data"
+    """On the page of a rank."""
+    state = changed(made_up_state(), "gpt", 0, phases="1 s: 60 % waiting for data")
     view = view_of(state)
     view.press("<enter>")
     assert "step      1 s: 60 % waiting for data" in screen(view)
 
-    del told["phases"]
-    view.show(state)
+    view.show(changed(state, "gpt", 0, phases=""), "")
 
     assert not any(line.startswith("step ") for line in screen(view))
 
@@ -249,14 +248,14 @@ def test_where_the_time_of_a_step_goes_is_the_daemons_line() -> None:
 @pytest.mark.parametrize("where", ["no run", "filter", "page"])
 def test_what_is_gone_is_looked_for_elsewhere(where: str) -> None:
     """Not in a table that is empty, nor on a page that does not change any more."""
-    state = made_up_state() | {"ended": "; `ampwatch report` has it"}
-    view = view_of(state)
+    state, ended = made_up_state(), "; `ampwatch report` has it"
+    view = view_of(state, ended)
     view.press({"filter": "/", "page": "<enter>"}.get(where, "s"))
     for key in "gone" if where == "filter" else "":
         view.press(key)
     before = "\n".join(screen(view, 60))
-    del state["runs"]["gpt"]
-    view.show(state if where != "no run" else state | {"runs": {}})
+    rest = without(state, "gpt")
+    view.show(rest if where != "no run" else without(rest, "bert"), ended)
     said = "\n".join(screen(view, 60))
 
     assert ("`ampwatch" in before) == (where == "filter")

@@ -38,7 +38,7 @@ ROUTES = (
         "/metrics",
         "/sd",
         "/state.json",
-        "/brief.json",
+        "/ranks",
         "/events",
         "/map.json",
         "/map.json?run=gpt&rank=0",

@@ -75,6 +75,22 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="what /sd tells Prometheus to scrape; the address it came to if not given",
     )
     add(
+        "--external-url",
+        metavar="URL",
+        help="where others open the page, behind a reverse proxy for instance (AMPWATCH_EXTERNAL_URL)",
+    )
+    add(
+        "--grafana-url",
+        metavar="URL",
+        help="the Grafana that has the dashboards, for links (AMPWATCH_GRAFANA_URL)",
+    )
+    add(
+        "--alertmanager",
+        dest="alertmanager_url",
+        metavar="URL",
+        help="Alertmanager, for links to silences (AMPWATCH_ALERTMANAGER_URL)",
+    )
+    add(
         "--otlp",
         metavar="URL",
         nargs="?",
@@ -115,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from ampwatch.host.daemon.app import DaemonOptions, serve  # noqa: PLC0415 - --help must not load the server
     from ampwatch.host.daemon.detach import BoundedLog  # noqa: PLC0415 - likewise
-    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
+    from ampwatch.settings import ADDRESSES, Settings  # noqa: PLC0415 - likewise
 
     logging.basicConfig(
         level=args.log_level.upper(),
@@ -130,6 +146,7 @@ def run(args: argparse.Namespace) -> int:
         external_address=args.external_address,
         otlp=args.otlp,
     )
-    given = {"host": args.host, "port": args.port, "gpu": args.gpu}
+    names = ("host", "port", "gpu", *ADDRESSES)
+    given = {name: getattr(args, name) for name in names}
     serve(Settings.resolve(given), options, args.lock_fd)
     return 0

@@ -100,7 +100,7 @@ def rows_of(state: Data) -> list[Row]:
                 Row(
                     run=run,
                     rank=int(number),
-                    data=data,
+                    data=data | {"links": of_run.get("links", {})},
                     world_size=int(of_run.get("world_size", 1)),
                     is_speaker=int(number) == of_run.get("speaker"),
                     courses={n: _course(data, columns, n) for n in ("scale", "loss", "seconds")},

@@ -45,7 +45,8 @@ file, which is read again at SIGHUP. AMPWATCH_READERS=token has it ask for a tok
 =all has a user's daemon ask nobody.
 
 Beyond loopback, where it asks for nothing, it is known by addresses, by names without a domain
-or in a private one, by the names of this machine and the one of --web.external-address.
+or in a private one, by the names of this machine and those of --web.external-address and
+--external-url.
 """
 
 

@@ -57,12 +57,15 @@ def messages() -> dict[str, str]:
     return found
 
 
-def rendered(alerts: list[dict[str, Any]], status: str = "firing") -> str:
+def rendered(
+    alerts: list[dict[str, Any]], status: str = "firing", template: Path = TEMPLATE
+) -> str:
     """Return title and text of a group of alerts, as Alertmanager's shipped template writes them.
 
     Args:
         alerts: Labels and annotations of each; ``startsAt`` and the like, where they matter.
         status: Of the group.
+        template: The template, as it is shipped or as it was deployed.
     """
     begun = {"status": status, "startsAt": FIRED, "endsAt": "2026-11-21T04:00:00Z"}
     data = {
@@ -79,7 +82,7 @@ def rendered(alerts: list[dict[str, Any]], status: str = "firing") -> str:
         json.dump(data, file)
         file.flush()
         command = [require("amtool"), "template", "render", f"--template.data={file.name}"]
-        command += [f"--template.glob={TEMPLATE}", f"--template.text={text}"]
+        command += [f"--template.glob={template}", f"--template.text={text}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.strip() + "\n"
 

@@ -78,7 +78,7 @@ def test_a_dry_run_names_what_would_change_and_writes_nothing(
 
     said = capsys.readouterr().out
     assert "  1 new\n    deploy/prometheus/targets/ampwatch.yml\n" in said
-    assert "  1 updated\n    deploy/alertmanager/alertmanager.yml\n" in said
+    assert "  2 updated\n    deploy/alertmanager/alertmanager.yml\n" in said
     assert said.endswith("Nothing was written: --dry-run.\n")
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "old").rglob("*")}
     assert after == before
@@ -116,9 +116,10 @@ def test_what_somebody_changed_is_named_and_kept(
         (["--target", "http://node-a:1"], "`--target`: expected the host and port"),
         (["--webhook", "chat"], "`--webhook`: expected an address"),
         (["--runbooks", "wiki"], "`--runbooks`: expected an address"),
+        (["--grafana-url", "http://g/?a"], "`--grafana-url`: expected an address"),
         (["--scrape-interval", "1h"], "`--scrape-interval`: expected 5s to 60s"),
     ],
-    ids=["port", "target", "webhook", "runbooks", "interval"],
+    ids=["port", "target", "webhook", "runbooks", "grafana", "interval"],
 )
 def test_a_wrong_option_is_reported_before_anything_is_written(
     arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

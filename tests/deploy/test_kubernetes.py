@@ -13,7 +13,6 @@ import yaml
 
 from ampwatch import __version__
 from ampwatch.cli import make_parser
-from ampwatch.operate.deploy.kubernetes import PATH
 from ampwatch.settings import DEFAULT_PORT, Settings
 from tests.deploy.parts import DEPLOY, ROOT, containers, kustomized, loaded, only, pod
 from tests.integration.prometheus import free_port
@@ -60,7 +59,11 @@ def test_there_is_one_config_map_for_each_dashboard() -> None:
 
 def test_the_rules_for_the_operator_are_the_rule_files() -> None:
     """Their groups are equal: the Operator hands ``spec`` on to a Prometheus as it is."""
-    objects = list(yaml.safe_load_all((ROOT / PATH).read_text(encoding="utf-8")))
+    objects = list(
+        yaml.safe_load_all(
+            (DEPLOY / "kubernetes" / "prometheusrule.yaml").read_text(encoding="utf-8")
+        )
+    )
 
     assert {(thing["apiVersion"], thing["kind"]) for thing in objects} == {
         ("monitoring.coreos.com/v1", "PrometheusRule")

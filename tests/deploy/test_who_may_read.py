@@ -21,7 +21,10 @@ def test_what_is_open_to_all_is_told_so_where_it_is_started() -> None:
         "initContainers"
     ]
 
-    assert told == {"compose/compose.yaml", "kubernetes/training/job.yaml"}
+    sidecars = {f"kubernetes/examples/{name}.yaml" for name in ("jobset", "trainjob", "rayjob")}
+    sidecars |= {"kubernetes/training/job.yaml", "helm/ampwatch/templates/example.yaml"}
+
+    assert told == {"compose/compose.yaml", *sidecars}
     assert compose["daemon"]["environment"]["AMPWATCH_READERS"] == "all"
     assert {"name": "AMPWATCH_READERS", "value": "all"} in sidecar["env"]
     assert "--machine" not in sidecar["args"]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = {"a.yml": "a\n", "deep/er/b.yml": "b\n", "c.yml": "c\n"}
-RULES = "dashboards/alerts/ampwatch.rules.yml"
 
 
 def contents(directory: Path) -> dict[str, str]:
@@ -153,33 +152,6 @@ def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) ->
 
     assert (tmp_path / "elsewhere").read_text() == "a\n"
     assert not (place / "a.yml").is_symlink()
-
-
-@pytest.mark.parametrize(
-    ("version", "words"),
-    [("0.0.9", "rules of ampwatch 0.0.9, older than this"), ("99.0", "newer than this")],
-)
-def test_rules_of_another_version_are_reported(tmp_path: Path, version: str, words: str) -> None:
-    """By their first line, wherever they come from."""
-    file = tmp_path / RULES
-    file.parent.mkdir(parents=True)
-    file.write_text(f"# ampwatch {version}\ngroups: []\n")
-
-    with pytest.raises(DeployError, match=words):
-        write(plan(tmp_path, {RULES: f"# ampwatch {__version__}\ngroups: []\n"}))
-
-
-@pytest.mark.parametrize(
-    "line", ["# ampwatch", "# ampwatch rules", f"# ampwatch {__version__}", ""]
-)
-def test_rules_that_name_no_other_version_are_just_changed(tmp_path: Path, line: str) -> None:
-    """Nothing is made up about them."""
-    (tmp_path / "a.yml").write_text(f"{line}\nmine\n")
-
-    todo = plan(tmp_path, FILES)
-
-    assert todo.changes["a.yml"] is FileChange.THEIRS
-    assert todo.notes == {}
 
 
 def test_a_directory_of_an_older_version_is_brought_up_to_date(place: Path) -> None:

@@ -139,32 +139,14 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, value: Any, expected: s
 @pytest.mark.parametrize("name", ADDRESSES)
 @pytest.mark.parametrize(
     "url",
-    [
-        "h",
-        "ftp://a/b",
-        "http://",
-        "http://a:b/",
-        "http://[a",
-        "http://a/ b",
-        'http://a/"',
-        "http://a/{{",
-        "http://u:p@a/",
-        "http://a/?b",
-        "http://a/#b",
-    ],
+    ["h", "ftp://a", "http://a:b", "http://a/ b", "http://a/{{", "http://u:p@a", "http://a/?b"],
 )
 def test_what_is_no_address_is_refused(name: str, url: str) -> None:
     """It would lead nowhere, break a file, be expanded as a template, or have a secret in it."""
     said = refusal(**{name: url})
-
     assert said.startswith(f"`{name}`: expected an address ")
     assert repr(url) in said
-
-
-def test_an_address_ends_with_a_slash() -> None:
-    """What is added to it is a path."""
-    assert resolve(grafana_url="http://a/b").grafana_url == "http://a/b/"
-    assert resolve(grafana_url="http://a/b/").grafana_url == "http://a/b/"
+    assert getattr(resolve(**{name: "http://a/b"}), name) == "http://a/b/"
 
 
 def test_a_bad_variable_is_called_by_its_own_name() -> None:

@@ -58,7 +58,10 @@ def messages() -> dict[str, str]:
 
 
 def rendered(
-    alerts: list[dict[str, Any]], status: str = "firing", template: Path = TEMPLATE
+    alerts: list[dict[str, Any]],
+    status: str = "firing",
+    template: Path = TEMPLATE,
+    names: tuple[str, ...] = ("title", "text"),
 ) -> str:
     """Return title and text of a group of alerts, as Alertmanager's shipped template writes them.
 
@@ -66,6 +69,7 @@ def rendered(
         alerts: Labels and annotations of each; ``startsAt`` and the like, where they matter.
         status: Of the group.
         template: The template, as it is shipped or as it was deployed.
+        names: What of it.
     """
     begun = {"status": status, "startsAt": FIRED, "endsAt": "2026-11-21T04:00:00Z"}
     data = {
@@ -77,7 +81,7 @@ def rendered(
         "commonAnnotations": _common([alert["annotations"] for alert in alerts]),
         "externalURL": "http://localhost",
     }
-    text = '{{ template "ampwatch.title" . }}\n\n{{ template "ampwatch.text" . }}'
+    text = "\n\n".join(f'{{{{ template "ampwatch.{name}" . }}}}' for name in names)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".json") as file:
         json.dump(data, file)
         file.flush()

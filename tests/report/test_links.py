@@ -10,7 +10,9 @@ from ampwatch.settings import Settings
 RUN = 'gpt "a"/b&c~2'
 
 
-def test_each_link_has_the_address_that_was_given_and_the_run() -> None:
+def test_each_link_has_the_address_that_was_given_and_the_run_and_without_one_is_not_there() -> (
+    None
+):
     """Read as Grafana, Alertmanager and the page read theirs."""
     given = {
         "external_url": "https://train.example.com/node-a",
@@ -26,7 +28,4 @@ def test_each_link_has_the_address_that_was_given_and_the_run() -> None:
     assert parse_qs(dashboard.query) == {"var-run": [RUN]}
     assert (silence.netloc, silence.path) == ("alerts:9093", "/")
     assert unquote(silence.fragment) == r'/silences/new?filter={run="gpt \"a\"/b&c~2"}'
-
-
-def test_without_an_address_there_is_no_link() -> None:
     assert Links.of(Settings()).of_run(RUN) == {}

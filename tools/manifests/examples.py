@@ -1,6 +1,6 @@
-"""Trainings of other controllers with the daemon as a sidecar, and the routes of alerts for the Prometheus Operator.
+"""Trainings of other controllers with the daemon as a sidecar, alerts for the Prometheus Operator, and Compose's Prometheus.
 
-The first are made of ``deploy/kubernetes/training``, the last of ``deploy/alertmanager``.
+They are made of ``deploy/kubernetes/training``, ``deploy/alertmanager`` and ``deploy/prometheus``.
 """
 
 from __future__ import annotations
@@ -132,10 +132,33 @@ ALERTMANAGER = """\
 """
 
 
+COMPOSE = """\
+# Prometheus of compose.yaml. As ../prometheus/prometheus.yml but for the addresses: here the others are found by the names of
+# their services. One on this machine itself is host.docker.internal:10917 from here, and has to listen where that arrives.
+# {made}
+
+global:
+"""
+
+
 def examples() -> dict[Path, str]:
     """Return the examples, by file."""
     made = {**_trainings(), "alertmanagerconfig": _alertmanager()}
-    return {BASE / "examples" / f"{name}.yaml": text for name, text in made.items()}
+    files = {BASE / "examples" / f"{name}.yaml": text for name, text in made.items()}
+    return {ROOT / "deploy" / "compose" / "prometheus.yml": _compose(), **files}
+
+
+def _compose() -> str:
+    text = (ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text(encoding="utf-8")
+    text = re.sub(
+        r"    # The daemon of this machine names itself(\n    #|.)*?\n(?=    http)", "", text
+    )
+    changes = (
+        ("[targets/", "[../prometheus/targets/"),
+        ("localhost:9093", "alertmanager:9093"),
+        ("127.0.0.1:10917", "daemon:10917"),
+    )
+    return COMPOSE.format(made=MADE) + replaced(text, changes).partition("\nglobal:\n")[2]
 
 
 def _trainings() -> dict[str, str]:

@@ -54,7 +54,7 @@ export function showHeadline(name, run) {
 export function showLinks(run) {
   const there = Object.entries(run.links).filter(([words]) => words !== "its page");
   byId("run-links").hidden = !there.length;
-  rebuild(byId("run-links"), there, () => there.flatMap(([words, href]) => [make("a", { href }, words), " "]));
+  rebuild(byId("run-links"), there, () => there.flatMap(([words, href], i) => [i ? " · " : "", make("a", { href }, words)]));
 }
 
 /** Show the figures of a rank: always the same ones, each in its place. */

@@ -160,8 +160,7 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 	$(BIN)/python -m ampwatch.diagnosis.kinds --check
 	@$(BIN)/python -m tests.frameworks.matrix | diff -u docs/support.md - || { \
 		echo "expected docs/support.md as generated, got the above; run: make docs"; exit 1; }
-	@$(BIN)/python -m ampwatch.operate.deploy | diff -u deploy/kubernetes/prometheusrule.yaml - || { \
-		echo "expected deploy/kubernetes/prometheusrule.yaml as generated, got the above; run: make docs"; exit 1; }
+	$(BIN)/python -m tools.manifests --check
 	$(BIN)/python -m tools.cost --check
 	$(BIN)/python -m tools.pictures --check
 
@@ -180,7 +179,7 @@ docs: $(INSTALLED) ## Write what is generated again: tables, pages, pictures (AR
 	$(BIN)/python -m tools.site.api > docs/api.md
 	$(BIN)/python -m tools.site.troubleshooting > docs/troubleshooting.md
 	$(BIN)/python -m tests.frameworks.matrix > docs/support.md
-	$(BIN)/python -m ampwatch.operate.deploy > deploy/kubernetes/prometheusrule.yaml
+	$(BIN)/python -m tools.manifests
 	$(BIN)/python -m tests.cli.terminal_examples
 	$(BIN)/python -m tools.cost
 	$(BIN)/python -m tools.pictures $(ARGS)

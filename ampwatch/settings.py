@@ -12,9 +12,11 @@ import logging
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.units.kernels.kernel_patterns import parse_patterns
@@ -64,6 +66,7 @@ _SWITCHED = {
 
 ENVIRONMENT_PREFIX = "AMPWATCH_"
 ALL_LISTED = "docs/settings.md lists them all, and so does `python -m ampwatch.settings`"
+ADDRESSES = ("external_url", "grafana_url", "alertmanager_url")
 DIRECTORIES = ("runtime_dir", "ring_dir", "report_dir", "record_dir")
 MAX_NAME_LENGTH = 64
 
@@ -104,6 +107,18 @@ class Settings:
     readers: str = _knob(
         "auto",
         "Who may read the page and the metrics: auto (of a user's daemon who sends the user's token, or what a web-config asks for; of the daemon of a machine who can connect), token (who sends it, always) or all (who can connect).",
+    )
+    external_url: str = _knob(
+        "",
+        "Address by which others open the page, as `https://train.example.com/node-a/` behind a reverse proxy: logs and alerts link to it. Empty: logs have the address that the daemon listens on, and alerts name the host.",
+    )
+    grafana_url: str = _knob(
+        "",
+        "Address of the Grafana that has the dashboards: the page and `ampwatch top` link to the one of a run. Empty: no link.",
+    )
+    alertmanager_url: str = _knob(
+        "",
+        "Address of Alertmanager: the page and `ampwatch top` link to a new silence for the alerts of a run. Empty: no link.",
     )
     poll_seconds: float = _knob(
         0.5, "How often the daemon looks into the rings.", low=0.05, high=60.0
@@ -241,6 +256,8 @@ class Settings:
                 if _WORDS.get(name) is SWITCH and isinstance(value, (int, str)):
                     value = _SWITCHED.get(value, value)
                 values[name] = _checked(label, value, spec.default, spec.metadata)
+                if name in ADDRESSES and values[name]:
+                    values[name] = checked_base(label, values[name])
         for name in DIRECTORIES:
             # A program that changes its directory later has one place for its reports, all the same.
             values[name] = os.path.abspath(values[name]) if values.get(name) else ""  # noqa: PTH100 - text, as given
@@ -257,6 +274,34 @@ class Settings:
             return self.run
         script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
         return (re.sub(r"[^A-Za-z0-9._-]", "-", script).strip("-._") or "python")[:MAX_NAME_LENGTH]
+
+
+def checked_url(label: str, text: str) -> str:
+    """Return an address of HTTP.
+
+    Raises:
+        SettingsError: If it is none, or has characters that do not belong there.
+    """
+    with suppress(ValueError):  # a port that is no number, a bracket that is not closed
+        parts = urlsplit(text)
+        is_one = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+        if is_one and not re.search(r"[^\x21-\x7e]|[\"'\\<>{}]", text):
+            return text
+    msg = f"{label}: expected an address that begins with http:// or https://, got {text!r}"
+    raise SettingsError(msg)
+
+
+def checked_base(label: str, text: str) -> str:
+    """Return an address to which a path can be added, with a slash at its end.
+
+    Raises:
+        SettingsError: If it is none.
+    """
+    url = checked_url(label, text)
+    if re.search(r"[?#]|//[^/]*@", url):
+        msg = f"{label}: expected an address to which a path can be added, as https://example.com/a/, got {text!r}; leave out what begins with ? or #, and name and password"
+        raise SettingsError(msg)
+    return url if url.endswith("/") else f"{url}/"
 
 
 def _checked(label: str, value: Any, default: Any, limits: Mapping[str, Any]) -> Any:

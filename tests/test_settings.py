@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ampwatch.errors import SettingsError
-from ampwatch.settings import LEVELS, MAX_NAME_LENGTH, Settings, markdown
+from ampwatch.settings import ADDRESSES, LEVELS, MAX_NAME_LENGTH, Settings, markdown
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 FIELDS = dataclasses.fields(Settings)
@@ -134,6 +134,19 @@ def test_a_value_of_the_wrong_type_is_refused(name: str, value: Any, expected: s
     remedy = f"leave it out for the default {default!r}"
 
     assert refusal(**{name: value}) == f"`{name}`: expected {expected}, got {value!r}; {remedy}"
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+@pytest.mark.parametrize(
+    "url",
+    ["h", "ftp://a", "http://a:b", "http://a/ b", "http://a/{{", "http://u:p@a", "http://a/?b"],
+)
+def test_what_is_no_address_is_refused(name: str, url: str) -> None:
+    """It would lead nowhere, break a file, be expanded as a template, or have a secret in it."""
+    said = refusal(**{name: url})
+    assert said.startswith(f"`{name}`: expected an address ")
+    assert repr(url) in said
+    assert getattr(resolve(**{name: "http://a/b"}), name) == "http://a/b/"
 
 
 def test_a_bad_variable_is_called_by_its_own_name() -> None:

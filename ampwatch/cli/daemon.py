@@ -45,7 +45,8 @@ file, which is read again at SIGHUP. AMPWATCH_READERS=token has it ask for a tok
 =all has a user's daemon ask nobody.
 
 Beyond loopback, where it asks for nothing, it is known by addresses, by names without a domain
-or in a private one, by the names of this machine and the one of --web.external-address.
+or in a private one, by the names of this machine and those of --web.external-address and
+--external-url.
 """
 
 
@@ -73,6 +74,22 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="HOST:PORT",
         default="",
         help="what /sd tells Prometheus to scrape; the address it came to if not given",
+    )
+    add(
+        "--external-url",
+        metavar="URL",
+        help="where others open the page, behind a reverse proxy for instance (AMPWATCH_EXTERNAL_URL)",
+    )
+    add(
+        "--grafana-url",
+        metavar="URL",
+        help="the Grafana that has the dashboards, for links (AMPWATCH_GRAFANA_URL)",
+    )
+    add(
+        "--alertmanager",
+        dest="alertmanager_url",
+        metavar="URL",
+        help="Alertmanager, for links to silences (AMPWATCH_ALERTMANAGER_URL)",
     )
     add(
         "--otlp",
@@ -115,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from ampwatch.host.daemon.app import DaemonOptions, serve  # noqa: PLC0415 - --help must not load the server
     from ampwatch.host.daemon.detach import BoundedLog  # noqa: PLC0415 - likewise
-    from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
+    from ampwatch.settings import ADDRESSES, Settings  # noqa: PLC0415 - likewise
 
     logging.basicConfig(
         level=args.log_level.upper(),
@@ -130,6 +147,7 @@ def run(args: argparse.Namespace) -> int:
         external_address=args.external_address,
         otlp=args.otlp,
     )
-    given = {"host": args.host, "port": args.port, "gpu": args.gpu}
+    names = ("host", "port", "gpu", *ADDRESSES)
+    given = {name: getattr(args, name) for name in names}
     serve(Settings.resolve(given), options, args.lock_fd)
     return 0

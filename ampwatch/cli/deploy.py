@@ -65,6 +65,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
     add(
+        "--grafana-url", metavar="URL", help="your Grafana, for the links in alerts and on the page"
+    )
+    add("--alertmanager", metavar="URL", help="your Alertmanager, for links to silences")
+    add("--external-url", metavar="URL", help="where others open the page of this machine's daemon")
+    add(
         "--runbooks",
         default="",
         metavar="URL",
@@ -94,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the files.
 
     Raises:
-        DeployError: If an option is not usable, or the files cannot be written.
+        DeployError, SettingsError: If an option is not usable, or the files cannot be written.
     """
     with piped():
         _deploy(args)
@@ -129,17 +134,24 @@ def options_of(args: argparse.Namespace) -> DeployOptions:
     """Return the options, checked.
 
     Raises:
-        DeployError: If one is not usable.
+        DeployError, SettingsError: If one is not usable.
     """
     from ampwatch.operate.deploy import options as checks  # noqa: PLC0415 - --help must be quick
-    from ampwatch.settings import DEFAULT_PORT  # noqa: PLC0415 - likewise
+    from ampwatch.settings import DEFAULT_PORT, checked_base, checked_url  # noqa: PLC0415 - likewise
+
+    def base(option: str) -> str:
+        given = getattr(args, option.strip("-").replace("-", "_"))
+        return checked_base(f"`{option}`", given) if given else ""
 
     interval = args.scrape_interval
     port = checks.checked_port(args.port) if args.port else DEFAULT_PORT
     return checks.DeployOptions(
         targets=tuple(checks.checked_target(target, port) for target in args.target),
-        runbooks=checks.checked_base("--runbooks", args.runbooks) if args.runbooks else "",
-        webhook=checks.checked_url("--webhook", args.webhook) if args.webhook else "",
+        runbooks=base("--runbooks"),
+        webhook=checked_url("`--webhook`", args.webhook) if args.webhook else "",
+        grafana=base("--grafana-url"),
+        alertmanager=base("--alertmanager"),
+        external=base("--external-url"),
         scrape_seconds=checks.checked_seconds(interval) if interval else 0,
         port=port,
         token_file="" if args.no_token else str(_token_file().absolute()),
@@ -173,16 +185,15 @@ def _summary(todo: Plan, theirs: Theirs) -> str:
     lines = [f"{todo.directory}: {len(todo.files)} files{before}"]
     for change, words in shown.items():
         if paths := todo.paths(change):
-            listed = "" if change is FileChange.SAME else _listed(todo, paths)
+            listed = "" if change is FileChange.SAME else _listed(paths)
             lines.append(f"  {len(paths)} {words}{listed}")
     return "\n".join(lines)
 
 
-def _listed(todo: Plan, paths: list[str]) -> str:
+def _listed(paths: list[str]) -> str:
     if len(paths) > MAX_LISTED:
         return ""
-    noted = (f"{path} ({todo.notes[path]})" if path in todo.notes else path for path in paths)
-    return "".join(f"\n    {path}" for path in noted)
+    return "".join(f"\n    {path}" for path in paths)
 
 
 def _next(directory: Path, options: DeployOptions) -> str:

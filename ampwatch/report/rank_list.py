@@ -39,6 +39,7 @@ class RankRow(Struct, frozen=True, kw_only=True):
         seconds: Mean time of a step of these, likewise. Unit: s.
         gpu: The GPU it computes on, in a few words; empty if that is not known.
         stories: Its findings, each root with what it explains.
+        links: Addresses about its run, by what is there (``links.Links.of_run``).
     """
 
     run: str
@@ -58,6 +59,7 @@ class RankRow(Struct, frozen=True, kw_only=True):
     seconds: list[float | None]
     gpu: str
     stories: list[Story]
+    links: dict[str, str]
 
     @property
     def identity(self) -> tuple[str, int]:

@@ -220,7 +220,8 @@ def _elsewhere(settings: Settings) -> DaemonStatus | None:
         # One of this user's was started with another runtime directory.
         how_to_end = "the service manager" if answer.scope == "machine" else "`kill`"
         message = _mismatch(answer.version, answer.layout, how_to_end)
-    return DaemonStatus(answer.url, "running", message or _doubt(settings, answer.url))
+    url = answer.external_url or answer.url
+    return DaemonStatus(url, "running", message or _doubt(settings, answer.url))
 
 
 def _doubt(settings: Settings, url: str) -> str:

@@ -41,7 +41,7 @@ def test_a_message_says_what_and_since_when_and_what_to_do_first_and_where(
     assert title.startswith(("CRITICAL: ", "WARNING: ", "INFO: "))
     assert empty == ""
     begun = [line.split(": ")[0] if ": " in line else line.split(" ")[0] for line in rest]
-    assert {"What to do first", "Since", "Runbook", "On your Grafana"} <= {
+    assert {"What to do first", "Since", "Runbook"} <= {
         word if not word.startswith("Since ") else "Since" for word in begun
     }
     assert re.search(rf"^What to do first: ({VERBS})\b", text, re.MULTILINE)

@@ -57,12 +57,19 @@ def messages() -> dict[str, str]:
     return found
 
 
-def rendered(alerts: list[dict[str, Any]], status: str = "firing") -> str:
+def rendered(
+    alerts: list[dict[str, Any]],
+    status: str = "firing",
+    template: Path = TEMPLATE,
+    names: tuple[str, ...] = ("title", "text"),
+) -> str:
     """Return title and text of a group of alerts, as Alertmanager's shipped template writes them.
 
     Args:
         alerts: Labels and annotations of each; ``startsAt`` and the like, where they matter.
         status: Of the group.
+        template: The template, as it is shipped or as it was deployed.
+        names: What of it.
     """
     begun = {"status": status, "startsAt": FIRED, "endsAt": "2026-11-21T04:00:00Z"}
     data = {
@@ -74,12 +81,12 @@ def rendered(alerts: list[dict[str, Any]], status: str = "firing") -> str:
         "commonAnnotations": _common([alert["annotations"] for alert in alerts]),
         "externalURL": "http://localhost",
     }
-    text = '{{ template "ampwatch.title" . }}\n\n{{ template "ampwatch.text" . }}'
+    text = "\n\n".join(f'{{{{ template "ampwatch.{name}" . }}}}' for name in names)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".json") as file:
         json.dump(data, file)
         file.flush()
         command = [require("amtool"), "template", "render", f"--template.data={file.name}"]
-        command += [f"--template.glob={TEMPLATE}", f"--template.text={text}"]
+        command += [f"--template.glob={template}", f"--template.text={text}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.strip() + "\n"
 

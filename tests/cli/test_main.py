@@ -150,6 +150,7 @@ def test_the_arguments_of_the_daemon_reach_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("AMPWATCH_HOST", "::1")
 
     arguments = ["--host", "0.0.0.0", "--machine", "--web.config.file", "w", "--auto"]
+    arguments += ["--external-url", "https://h/a", "--alertmanager", "http://h:9093"]
     assert main(["daemon", *arguments, "--web.external-address", "h:1", "--lock-fd", "9"]) == 0
 
     ((settings, options, lock_fd),) = served
@@ -158,6 +159,8 @@ def test_the_arguments_of_the_daemon_reach_it(monkeypatch: pytest.MonkeyPatch) -
     assert settings.port != DEFAULT_PORT
     assert (options.machine, options.auto, options.web_config_file) == (True, True, "w")
     assert (options.external_address, lock_fd) == ("h:1", 9)
+    assert (settings.external_url, settings.grafana_url) == ("https://h/a/", "")
+    assert settings.alertmanager_url == "http://h:9093/"
 
 
 @pytest.mark.parametrize("words", [("explain", "settings"), ("deploy",)], ids=lambda w: w[0])

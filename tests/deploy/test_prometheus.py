@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.deploy.parts import DEPLOY, ROOT, loaded
 from tests.services import require
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROMETHEUS = DEPLOY / "prometheus"
 FLEET = ROOT / "dashboards" / "alerts" / "ampwatch.fleet.rules.yml"
@@ -42,25 +38,6 @@ def test_prometheus_takes_a_configuration(path: str, options: tuple[str, ...]) -
     said = checked(require("promtool"), "check", "config", *options, str(DEPLOY / path))
 
     assert ("rules found" in said) == ("rule_files" in (DEPLOY / path).read_text(encoding="utf-8"))
-
-
-@pytest.mark.services
-def test_prometheus_takes_the_example_of_targets(tmp_path: Path) -> None:
-    """Copied to where the configuration looks, as its first line says."""
-    shutil.copytree(PROMETHEUS, tmp_path / "deploy" / "prometheus")
-    shutil.copytree(ROOT / "dashboards" / "alerts", tmp_path / "dashboards" / "alerts")
-    targets = tmp_path / "deploy" / "prometheus" / "targets" / "ampwatch.yml"
-    targets.parent.mkdir()
-    shutil.copy(PROMETHEUS / "file_sd.example.yml", targets)
-    command = (require("promtool"), "check", "config")
-    config = tmp_path / "deploy" / "prometheus" / "prometheus.yml"
-
-    said = checked(*command, str(config))
-    assert "ampwatch*.yml" not in said  # no warning that it matches nothing
-
-    targets.write_text(targets.read_text().replace("- targets:", "- target:", 1))
-    broken = subprocess.run([*command, str(config)], check=False, capture_output=True, text=True)
-    assert broken.returncode != 0  # so what the file says was really read
 
 
 def kept(labels: dict[str, str], rules: list[dict[str, Any]]) -> bool:

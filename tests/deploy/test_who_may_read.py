@@ -10,23 +10,17 @@ from tests.deploy.parts import DEPLOY, loaded
 
 def test_what_is_open_to_all_is_told_so_where_it_is_started() -> None:
     """The demo of Compose and the sidecar of a pod, whose images ask for a token by themselves."""
-    texts = {
-        path.relative_to(DEPLOY).as_posix(): path.read_text(encoding="utf-8")
-        for path in DEPLOY.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    told = {path for path, text in texts.items() if "AMPWATCH_READERS" in text}
-    compose = loaded(DEPLOY / "compose/compose.yaml")["services"]
-    (sidecar,) = loaded(DEPLOY / "kubernetes/training/job.yaml")["spec"]["template"]["spec"][
-        "initContainers"
-    ]
+    files = [path for path in DEPLOY.rglob("*") if path.suffix in {".yaml", ".yml", ".service", ""}]
+    names = {path: path.relative_to(DEPLOY).as_posix() for path in files if path.is_file()}
+    told = {name for path, name in names.items() if "AMPWATCH_READERS" in path.read_text()}
+    sidecars = {f"kubernetes/examples/{name}.yaml" for name in ("jobset", "trainjob", "rayjob")}
+    sidecars |= {"kubernetes/training/job.yaml", "helm/ampwatch/templates/example.yaml"}
 
-    assert told == {"compose/compose.yaml", "kubernetes/training/job.yaml"}
-    assert compose["daemon"]["environment"]["AMPWATCH_READERS"] == "all"
-    assert {"name": "AMPWATCH_READERS", "value": "all"} in sidecar["env"]
-    assert "--machine" not in sidecar["args"]
+    assert told == {"compose/compose.yaml", *sidecars}
+    daemon = loaded(DEPLOY / "compose/compose.yaml")["services"]["daemon"]
+    assert daemon["environment"]["AMPWATCH_READERS"] == "all"
     # Only for this machine: the port is on loopback.
-    assert all(port.startswith("127.0.0.1:") for port in compose["daemon"]["ports"])
+    assert all(port.startswith("127.0.0.1:") for port in daemon["ports"])
 
 
 def test_probes_need_no_token() -> None:

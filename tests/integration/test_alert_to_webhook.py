@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -35,6 +35,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
 RUN = "doomed-gpt"
 RUNBOOKS = "https://wiki.example.com/runbooks/"
+GRAFANA, PAGE = "https://example.com/grafana/", "https://train.example.com/a/"
 FIRST_SCALE = 2.0**12
 HALVINGS = 20
 GROWTH_INTERVAL = 50
@@ -117,7 +118,8 @@ def test_a_collapse_and_its_end_reach_somebody_and_so_does_a_dead_daemon(tmp_pat
         told = stack.enter_context(alertmanager(tree / PAGER, tmp_path / "alertmanager"))
         for file in (SCRAPER, RULES):
             replace(tree, file, replaced(address, told))
-        daemon = stack.enter_context(place.daemon("--demo-gpu", AMPWATCH_PORT=str(port)))
+        given = {"AMPWATCH_PORT": str(port), "AMPWATCH_EXTERNAL_URL": PAGE}
+        daemon = stack.enter_context(place.daemon("--demo-gpu", **given))
         stack.enter_context(trained(place, tmp_path))
         config = tree / SCRAPER
         server = stack.enter_context(prometheus(config.parent, config.read_text()))
@@ -128,34 +130,18 @@ def test_a_collapse_and_its_end_reach_somebody_and_so_does_a_dead_daemon(tmp_pat
     told_of = {"run": RUN, "rank": "0", "severity": "critical"}
     assert told_of.items() <= story.collapsed["labels"].items()
     runbook = f"{RUNBOOKS}AmpwatchLossScaleCollapsed.md"
-    assert story.collapsed["annotations"]["runbook_url"] == runbook
+    annotations = story.collapsed["annotations"]
+    assert annotations["runbook_url"] == runbook
+    assert annotations["page"] == f"{PAGE}#run={RUN}&rank=0"
+    assert annotations["dashboard"].startswith(f"{GRAFANA}d/ampwatch-run?")
     assert story.resolved["labels"] == story.collapsed["labels"]
     assert story.resolved["endsAt"] > story.resolved["startsAt"]
     assert story.down["labels"]["instance"] == address
 
 
-@dataclass
-class Story:
-    """Observations of a scene.
-
-    Attributes:
-        before: Alerts that fired before anything was broken.
-        collapsed: The alert that the scale has collapsed, as somebody is sent it.
-        resolved: The same alert once it is over.
-        errors: Why rules could not be evaluated, by their names.
-        down: The alert that the daemon is gone.
-    """
-
-    before: list[dict[str, Any]]
-    collapsed: dict[str, Any]
-    resolved: dict[str, Any]
-    errors: dict[str, str]
-    down: dict[str, Any]
-
-
 def deployed(place: Place, tree: Path, hook: str) -> Path:
     """Write the tree that an operator starts."""
-    options = ["--webhook", hook, "--runbooks", RUNBOOKS]
+    options = ["--webhook", hook, "--runbooks", RUNBOOKS, "--grafana-url", GRAFANA]
     command = place.command("deploy", str(tree), *options, "--scrape-interval", "5s")
     _, said = command.communicate(timeout=60)
     assert command.returncode == 0, said
@@ -189,7 +175,7 @@ def trained(place: Place, directory: Path) -> Iterator[None]:
 
 def lived(
     directory: Path, server: Prometheus, messages: Messages, daemon: subprocess.Popen[str]
-) -> Story:
+) -> SimpleNamespace:
     """Break the training, mend it, kill the daemon; tell what was seen."""
     # So many that the search for the first scale is over.
     seen = f'ampwatch_steps_total{{run="{RUN}"}} > {GROWTH_INTERVAL}'
@@ -208,5 +194,6 @@ def lived(
     daemon.send_signal(signal.SIGKILL)
     gone = "AmpwatchTargetDown"
     down = eventually(lambda: messages.of(gone, "firing"), "word of a dead daemon", 60)
-    collapsed, resolved, down = (each["alerts"][0] for each in (collapsed, resolved, down))
-    return Story(before, collapsed, resolved, errors, down)
+    told = {"collapsed": collapsed, "resolved": resolved, "down": down}
+    alerts = {name: each["alerts"][0] for name, each in told.items()}
+    return SimpleNamespace(before=before, errors=errors, **alerts)

@@ -170,6 +170,7 @@ class View:
                 ("", f"{title}: {value}{f' ({note})' if note else ''}")
                 for title, (value, note) in row.figures.items()
             ),
+            *(("", f"{words}: {url}") for words, url in row.links.items()),
             ("scale", spark(row.scale, cells, is_log=True)),
             ("loss", spark(row.loss, cells)),
         ]

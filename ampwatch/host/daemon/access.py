@@ -34,9 +34,6 @@ it, and a probe that watches over the daemon; of runs it says nothing."""
 COOKIE_SECONDS = 30 * 24 * 3600
 """How long a browser need not send the token again. Unit: s."""
 
-SLASHES = "/\\"
-"""What separates hosts from paths, to a browser (WHATWG URL, special schemes)."""
-
 HTML = "text/html; charset=utf-8"
 
 _PAGE = """<!doctype html>
@@ -206,13 +203,16 @@ def _in_cookies(headers: HTTPMessage, port: str) -> Iterator[str]:
 
 
 def _sent_on(path: str, query: str, cookie: str) -> Response:
-    """Send a browser to the address without its token. What follows ``#`` there it keeps (RFC 9110, 10.2.2)."""
+    """Send a browser to the address without its token. What follows ``#`` there it keeps (RFC 9110, 10.2.2).
+
+    The address is relative: a reverse proxy may have put the daemon below a path of its own, and
+    what begins with ``./`` leads to no other host.
+    """
     rest = "&".join(f for f in query.split("&") if f.partition("=")[0] != TOKEN_FIELD)
-    # Two of them would be the beginning of another host.
-    location = f"/{path.lstrip(SLASHES)}{'?' * bool(rest)}{rest}"
+    name = path.replace("\\", "/").rpartition("/")[2]
     return sentence(
         HTTPStatus.SEE_OTHER,
         "The address without its token, which is in a cookie now.",
-        Location=location,
+        Location=f"./{name}{'?' * bool(rest)}{rest}",
         Set_Cookie=cookie,
     )

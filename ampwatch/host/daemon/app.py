@@ -17,6 +17,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ampwatch import __version__
 from ampwatch.errors import DaemonError
@@ -145,6 +146,7 @@ class Daemon:
             external_address=options.external_address,
             is_stuck=self._is_stuck,
             https=web.tls is not None,
+            external_url=settings.external_url,
         )
         self._access = Access(site.scope, settings.readers, directory)
         self._server = self._listening(site, web)
@@ -170,7 +172,8 @@ class Daemon:
         self._marked_at = -math.inf
 
     def _listening(self, site: Site, web: web_config.WebConfig) -> Server:
-        host, port, names = self._settings.host, self._settings.port, _own_names(self._options)
+        host, port = self._settings.host, self._settings.port
+        names = _own_names(self._options, self._settings)
         try:
             return Server(host, port, site, web, names, self._access)
         except DaemonError as error:
@@ -196,6 +199,7 @@ class Daemon:
             ring_directories=tuple(map(os.path.realpath, places)),
             auto=self._options.auto,
             wants_token=self.wants_token,
+            external_url=settings.external_url,
         )
 
     @property
@@ -364,13 +368,15 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
     else:
         lock.publish(daemon.info(os.getpid()))
     info = daemon.info(os.getpid())
-    logger.info("ampwatch %s serves %s as pid %d", __version__, info.url, info.pid)
+    logger.info("ampwatch %s serves %s as pid %d", __version__, info.local_url, info.pid)
     if daemon.is_open_to_all:
-        logger.warning("anybody who can connect to %s can read: give a --web.config.file", info.url)
+        logger.warning(
+            "anybody who can connect to %s can read: give a --web.config.file", info.local_url
+        )
     if daemon.shows_token:
         logger.warning(
             "clients from elsewhere send the token to %s in clear: give a --web.config.file with TLS",
-            info.url,
+            info.local_url,
         )
     if daemon.wants_token:
         logger.info("it asks for a token: `ampwatch url` prints the address with it")
@@ -404,12 +410,15 @@ def _directories(settings: Settings, options: DaemonOptions) -> Callable[[], Ite
     return lambda: places
 
 
-def _own_names(options: DaemonOptions) -> frozenset[str]:
+def _own_names(options: DaemonOptions, settings: Settings) -> frozenset[str]:
     """Return the further names under which clients may come."""
-    if not options.external_address:
-        return frozenset()
-    address = parse_address(options.external_address)
-    if address is None or address[1] is None:
-        msg = f"`--web.external-address`: expected host:port, got {options.external_address!r}"
-        raise DaemonError(msg)
-    return frozenset({address[0]})
+    names = set[str]()
+    if options.external_address:
+        address = parse_address(options.external_address)
+        if address is None or address[1] is None:
+            msg = f"`--web.external-address`: expected host:port, got {options.external_address!r}"
+            raise DaemonError(msg)
+        names.add(address[0])
+    if host := urlsplit(settings.external_url).hostname:
+        names.add(f"[{host}]" if ":" in host else host)
+    return frozenset(names)

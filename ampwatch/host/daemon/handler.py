@@ -85,6 +85,9 @@ class Handler:
             self.ends = True
             return
         self.command, self.path = request.method.decode(), request.target.decode()
+        # One reverse proxy sends on the path that it was asked for, another one takes its own part out.
+        if self.path.startswith(f"{server.site.prefix}/"):
+            self.path = self.path.removeprefix(server.site.prefix)
         for name, value in request.headers:
             self.headers[name.decode()] = value.decode("latin-1")
 
@@ -146,7 +149,7 @@ class Handler:
         expected = f"Expected a Host of {names}, got {host[:MAX_QUOTED]}: "
         if self.server.is_loopback:
             return f"{expected}the daemon listens on loopback only. Come by localhost, or start it with --host."
-        return f"{expected}nothing else keeps pages of others from reading here. Come by an address or one of these, start it with --web.external-address, or give it a password or TLS."
+        return f"{expected}nothing else keeps pages of others from reading here. Come by an address or one of these, start it with --web.external-address or --external-url, or give it a password or TLS."
 
     def request(self) -> Request:
         """Return the part of the request that answers depend on."""

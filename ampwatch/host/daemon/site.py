@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ampwatch import __version__, laboratory
 from ampwatch.errors import did_you_mean
@@ -126,6 +127,10 @@ class Site:
         external_address: ``host:port`` for ``/sd``; where the client came to if empty.
         is_stuck: Returns whether the daemon has stopped reading rings.
         https: The connections are TLS.
+        external_url: Address by which others open the page; empty if nobody gave one.
+
+    Attributes:
+        prefix: Path of that address, below which a reverse proxy may send requests on.
     """
 
     def __init__(
@@ -137,6 +142,7 @@ class Site:
         external_address: str = "",
         is_stuck: Callable[[], bool] = lambda: False,
         https: bool = False,
+        external_url: str = "",
     ) -> None:
         self.scope = "machine" if machine else "user"
         self._fleet = fleet
@@ -151,6 +157,8 @@ class Site:
         self._external_address = external_address
         self._is_stuck = is_stuck
         self._https = https
+        self._external_url = external_url
+        self.prefix = urlsplit(external_url).path.rstrip("/")
         pages = find_pages()
         self._assets = find_assets() | pages
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
@@ -220,6 +228,7 @@ class Site:
             "scope": self.scope,
             "uid": os.geteuid(),
             "pid": os.getpid(),
+            "external_url": self._external_url,
         }
         return json_response(health, HTTPStatus.SERVICE_UNAVAILABLE if stuck else HTTPStatus.OK)
 

@@ -56,6 +56,7 @@ class Fleet:
         problems: Why a ring cannot be read, by its path.
         gpus: The GPUs of this machine.
         owners: Whose the names of runs are.
+        settings: As the argument.
 
     Args:
         settings: ``grace_seconds``, ``module_series_ranks`` and those of ``RankView``
@@ -71,7 +72,7 @@ class Fleet:
         self._tensor_views = ViewComparison()
         self._rank_comparison = RankComparison()
         self._stragglers = Stragglers()
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._views: dict[str, RankView] = {}
 
@@ -111,7 +112,7 @@ class Fleet:
             # The path alone says nothing: a run that is started again writes its ring over the old
             # one, and its totals begin at 0.
             if view is None or (view.identity, view.uid) != (identity, uid):
-                view = RankView(identity, clock=self._clock, settings=self._settings)
+                view = RankView(identity, clock=self._clock, settings=self.settings)
                 self._views[key] = view
                 view.uid, view.user = uid, user
             if not view.ended:
@@ -188,7 +189,7 @@ class Fleet:
         with self.lock:
             judged = [rank for ranks, _ in self.judge().values() for rank in ranks]
             ranks = within(judged, MAX_RANKS)
-            share_modules(ranks, self._settings.module_series_ranks)
+            share_modules(ranks, self.settings.module_series_ranks)
             return ranks
 
     @property
@@ -207,7 +208,7 @@ class Fleet:
         # Labels are made anew at each call from what is there now: nothing is remembered that a
         # daemon that was restarted would not know.
         now = self._clock()
-        grace = self._settings.grace_seconds
+        grace = self.settings.grace_seconds
         recent = {
             key: view
             for key, view in self._views.items()

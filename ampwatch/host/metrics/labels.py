@@ -132,6 +132,7 @@ LABELS: dict[str, str] = {
     "mig_uuid": "UUID of the MIG device, beginning with `MIG-`.",
     "profile": "Profile of the MIG device, as `1g.10gb`.",
     "root": "`true`, or `false` when another finding explains this one.",
+    "url": "Address of the page of a daemon, as its operator gave it.",
     "version": "Version of ampwatch: of the daemon, or of the training process.",
     "user": "Login name, on the daemon's machine, of the user who owns the ring of the rank; the uid where it knows none.",
     "world_size": "Number of ranks in the process group.",

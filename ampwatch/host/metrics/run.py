@@ -145,6 +145,11 @@ def _passes(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], CollectorPass
         yield (name,), done
 
 
+def _page(state: ScrapeState) -> Table:
+    url = state.fleet.settings.external_url
+    return [((url,), 1)] if url else []
+
+
 _PER_COLLECTOR: Scope[CollectorPass] = Scope(("collector",), _passes)
 
 
@@ -153,6 +158,11 @@ DAEMON: tuple[Metric, ...] = (
         "ampwatch_build_info",
         "Version of the ampwatch daemon (value is always 1).",
         ONCE.by("version", read=lambda _state: [((__version__,), 1)]),
+    ),
+    Metric(
+        "ampwatch_page_info",
+        "Address by which others open the page of the daemon, for alerts; absent unless the setting external_url gives one (value is always 1).",
+        ONCE.by("url", read=_page),
     ),
     Metric(
         "ampwatch_collector_success",

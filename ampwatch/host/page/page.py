@@ -30,6 +30,7 @@ from ampwatch.host.page.rows import COLUMNS, Row, State, bucket_row, finding_row
 from ampwatch.report.accounts import sentence
 from ampwatch.report.glossary import TERMS
 from ampwatch.report.headline import headline
+from ampwatch.report.links import Links
 from ampwatch.report.words import percent, step_time
 from ampwatch.wire.records import StepPhase
 
@@ -106,6 +107,7 @@ class Feed:
         self._ranges: dict[RankView, RangeState] = {}
         self._precision: dict[RankView, PrecisionState] = {}
         self._formats = formats()
+        self._links = Links.of(fleet.settings)
         self._glossary = {term.name: sentence(term.meaning) for term in TERMS}
         self._newest: State = {}
         self._made_at = -math.inf
@@ -216,7 +218,7 @@ class Feed:
             "formats": self._formats,
             "troubles": TROUBLES,
             "glossary": self._glossary,
-            "runs": told,
+            "runs": {run: {**of, "links": self._links.of_run(run)} for run, of in told.items()},
             "gpus": gpus,
             "problems": problems,
         }

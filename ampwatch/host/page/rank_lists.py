@@ -12,6 +12,7 @@ from ampwatch.host.fleet.gpu_users import users
 from ampwatch.host.fleet.gpus import Feature, Reason
 from ampwatch.host.page.figures import figures
 from ampwatch.report.headline import headline
+from ampwatch.report.links import Links
 from ampwatch.report.rank_list import RankList, RankRow, RunRow, packed
 from ampwatch.state.text import encodable
 
@@ -52,6 +53,7 @@ class RankLists:
         self._fleet = fleet
         self._clock = clock
         self._step_aside = step_aside
+        self._links = Links.of(fleet.settings)
         self._making = threading.Lock()
         self._made_at = -math.inf
         self._seconds = 0.0
@@ -78,16 +80,19 @@ class RankLists:
             }
         rows = []
         for label, (ranks, verdict) in judged.items():
+            links = self._links.of_run(label)
             for rank in ranks:
                 # One rank at a time: a scrape waits for no more than that.
                 with self._fleet.lock:
-                    rows.append(_row(label, rank, verdict, on_gpu.get(rank, ""), now))
+                    rows.append(_row(label, rank, verdict, on_gpu.get(rank, ""), links, now))
                 self._step_aside()
         runs = [RunRow(run, of.level, headline(of, now).lines) for run, (_, of) in judged.items()]
         return RankList(__version__, now, runs, rows)
 
 
-def _row(run: str, rank: RankView, of_run: RunVerdict, gpu: str, now: float) -> RankRow:
+def _row(
+    run: str, rank: RankView, of_run: RunVerdict, gpu: str, links: dict[str, str], now: float
+) -> RankRow:
     verdict = of_run.by_rank[rank.identity.rank]
     spans = rank.history.buckets[-MAX_SPANS:]
     phases = rank.phase_times.breakdown
@@ -109,6 +114,7 @@ def _row(run: str, rank: RankView, of_run: RunVerdict, gpu: str, now: float) -> 
         seconds=[_known(span.duration_mean) for span in spans],
         gpu=gpu,
         stories=list(verdict.stories),
+        links=links,
     )
 
 

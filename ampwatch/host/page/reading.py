@@ -48,7 +48,10 @@ def list_html(shelf: Shelf, known: Mapping[str, Page]) -> str:
     pages = {page.name: page for page in known.values() if page.shelf is shelf}
     if INDEX in pages:
         return page_html(pages[INDEX], known)
-    lines = [element("li", element("a", page.title, href=page.route)) for page in pages.values()]
+    lines = [
+        element("li", element("a", page.title, href=_from_page(page.route)))
+        for page in pages.values()
+    ]
     return _framed(shelf.title, shelf, joined(element("h1", shelf.title), element("ul", *lines)))
 
 
@@ -100,13 +103,26 @@ def _address(page: Page, link: str, known: Mapping[str, Page]) -> str:
     if not place:
         return link
     other = known.get(place)
-    address = f"{REPOSITORY}{place}" if other is None else other.route
+    address = f"{REPOSITORY}{place}" if other is None else _from_page(other.route)
     return f"{address}#{fragment}" if fragment else address
+
+
+def _from_page(route: str) -> str:
+    """Return a route as a page to read links to it, below whatever path a reverse proxy has put the daemon.
+
+    Each page is one directory below the page of runs.
+    """
+    return f"..{route}"
 
 
 def _framed(title: str, shelf: Shelf, body: Markup) -> str:
     shelves: Sequence[Markup] = [
-        element("a", each.title, href=each.route, aria_current="true" if each is shelf else None)
+        element(
+            "a",
+            each.title,
+            href=_from_page(each.route),
+            aria_current="true" if each is shelf else None,
+        )
         for each in Shelf
     ]
     head = element(
@@ -116,13 +132,13 @@ def _framed(title: str, shelf: Shelf, body: Markup) -> str:
         element("meta", name="color-scheme", content="light dark"),
         element("title", f"{title} · ampwatch"),
         Markup(f'<link rel="icon" href="{ICON}"/>'),
-        Markup('<link rel="stylesheet" href="/static/style.css"/>'),
-        Markup('<link rel="stylesheet" href="/static/reading.css"/>'),
-        Markup('<script type="module" src="/static/reading.js"></script>'),
+        Markup('<link rel="stylesheet" href="../static/style.css"/>'),
+        Markup('<link rel="stylesheet" href="../static/reading.css"/>'),
+        Markup('<script type="module" src="../static/reading.js"></script>'),
     )
     bar = element(
         "header",
-        element("p", element("a", "ampwatch", href="/"), class_="wordmark"),
+        element("p", element("a", "ampwatch", href=_from_page("/")), class_="wordmark"),
         element("nav", *shelves, aria_label="Pages"),
         class_="bar",
     )

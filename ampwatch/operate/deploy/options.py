@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from ampwatch.errors import DeployError
 from ampwatch.settings import DEFAULT_PORT
@@ -28,6 +27,9 @@ class DeployOptions:
         targets: Daemons to scrape, ``host:port``.
         runbooks: Base of the runbooks' addresses, with a slash at its end; empty for the project's own.
         webhook: Where Alertmanager sends alerts; empty for the placeholder.
+        grafana: Address of Grafana, with a slash at its end; empty for no links to it.
+        alertmanager: Address of Alertmanager, likewise.
+        external: Address by which others open the page of this machine's daemon, likewise.
         scrape_seconds: How often Prometheus scrapes; 0 for as shipped. Unit: s.
         port: Where daemons listen.
         token_file: File with the token that the daemon of this machine wants; empty for none.
@@ -36,6 +38,9 @@ class DeployOptions:
     targets: tuple[str, ...] = ()
     runbooks: str = ""
     webhook: str = ""
+    grafana: str = ""
+    alertmanager: str = ""
+    external: str = ""
     scrape_seconds: int = 0
     port: int = DEFAULT_PORT
     token_file: str = ""
@@ -73,36 +78,6 @@ def checked_target(text: str, default_port: int = DEFAULT_PORT) -> str:
 def is_loopback(target: str) -> bool:
     """Return whether a checked target is the machine that asks, whichever that is."""
     return _LOOPBACK.fullmatch(target.rpartition(":")[0]) is not None
-
-
-def checked_url(option: str, text: str) -> str:
-    """Return an address of HTTP.
-
-    Raises:
-        DeployError: If it is none, or has characters that do not belong there.
-    """
-    try:
-        parts = urlsplit(text)
-        good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, a bracket that is not closed
-        good = False
-    if not good or re.search(r"[^\x21-\x7e]|[\"'\\<>{}]", text):
-        msg = f"`{option}`: expected an address that begins with http:// or https://, got {text!r}"
-        raise DeployError(msg)
-    return text
-
-
-def checked_base(option: str, text: str) -> str:
-    """Return an address to which the name of a page can be added.
-
-    Raises:
-        DeployError: If it is none.
-    """
-    url = checked_url(option, text)
-    if "?" in url or "#" in url:
-        msg = f"`{option}`: expected an address to which <alert>.md can be added, got {text!r}; leave out what begins with ? or #"
-        raise DeployError(msg)
-    return url if url.endswith("/") else f"{url}/"
 
 
 def checked_seconds(text: str) -> int:

@@ -5,71 +5,62 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import ampwatch
 from ampwatch.errors import DeployError
-from ampwatch.operate.deploy import kubernetes
 from ampwatch.report import pages
 from ampwatch.settings import DEFAULT_PORT
 from ampwatch.shipped import shipped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from ampwatch.operate.deploy.options import DeployOptions
 
-RUNBOOKS = "https://github.com/ampwatch/ampwatch/blob/main/docs/runbooks/"
-WEBHOOK = "&webhook http://127.0.0.1:5001/alerts"
-SCRAPE_SECONDS = 10
-SCRAPE_TIMEOUT_SECONDS = 10
-
-DISCOVERY = "refresh_interval: 1m\n"
-"""Last line of the discovery of the daemon of this machine, once in each of the files below."""
-
-_WITH_TOKEN = ("deploy/prometheus/agent.yml", "deploy/prometheus/prometheus.yml")
-"""Configurations for a Prometheus on the machine of the daemon, outside of containers."""
-
+RUNBOOKS = f"{pages.REPOSITORY}docs/runbooks/"
+WEBHOOK = r"http://127\.0\.0\.1:5001/alerts"
 TARGETS = "deploy/prometheus/targets/ampwatch.yml"
-ALERTMANAGER = "deploy/alertmanager/alertmanager.yml"
-ALERTS = "dashboards/alerts/"
+CHART = "deploy/helm/ampwatch/"
+
+SCRAPE_TIMEOUT_SECONDS = 10
 
 STAMP = "# ampwatch "
 """First words of a rule file that was written here; its version follows."""
 
-_INTERVALS = {
-    "deploy/compose/prometheus.yml": ("scrape_interval", "evaluation_interval"),
-    "deploy/compose/grafana/provisioning/datasources/ampwatch.yaml": ("timeInterval",),
-    "deploy/kubernetes/podmonitor.yaml": ("interval",),
-    "deploy/prometheus/agent.yml": ("scrape_interval",),
-    "deploy/prometheus/prometheus.yml": ("scrape_interval", "evaluation_interval"),
-}
-"""Files and keys under which the scrape interval is written."""
-
 _NOT_SHIPPED = {"__pycache__", "_shipped", "targets", "data"}
 """Caches; and what is there once somebody has started a Prometheus in a checkout: whom it scrapes, what it stores."""
 
-_WITH_PORT = (
-    "deploy/compose/compose.yaml",
-    "deploy/compose/prometheus.yml",
-    "deploy/container/Dockerfile",
-    "deploy/kubernetes/daemonset/daemonset.yaml",
-    "deploy/kubernetes/daemonset/service.yaml",
-    "deploy/kubernetes/training/job.yaml",
-    "deploy/prometheus/agent.yml",
-    "deploy/prometheus/prometheus.yml",
-    "deploy/systemd/ampwatch.service",
+_RULES = r"dashboards/alerts/.*|deploy/kubernetes/prometheusrule\.yaml"
+_FOR_THE_CHART = r"dashboards/[^/]*\.json|.*\.rules\.yml|.*/train\.py"
+"""Files that the templates of the chart read; a chart can read what is in its own directory alone."""
+
+_ON_THE_MACHINE = r"deploy/prometheus/(agent|prometheus)\.yml"
+"""Configurations for a Prometheus on the machine of the daemon, outside of containers."""
+
+_SCRAPERS = (
+    r"deploy/(compose|prometheus)/\w+\.yml|deploy/kubernetes/podmonitor\.yaml"
+    r"|deploy/compose/grafana/provisioning/datasources/.*|deploy/helm/ampwatch/values\.yaml"
 )
-"""Files by which a daemon, a training or Prometheus comes to know the port."""
+"""Files in which the scrape interval is written."""
 
-_DEFAULT_PORT_STAYS = ("ampwatch/", "dashboards/alerts/", "docs/settings.md")
+_SAYS_THE_PORT = r"(?!ampwatch/|dashboards/alerts/|docs/settings\.md).*"
+"""The code has the port as a default, its guide of settings says so, and tests of rules have it in names
+of instances: those stay."""
 
-_TIMEOUTS = {
-    "deploy/compose/prometheus.yml": "scrape_timeout",
-    "deploy/kubernetes/podmonitor.yaml": "scrapeTimeout",
-    "deploy/prometheus/agent.yml": "scrape_timeout",
-    "deploy/prometheus/prometheus.yml": "scrape_timeout",
-}
+
+class Substitution(NamedTuple):
+    """A change to the shipped files.
+
+    Attributes:
+        files: Pattern of the paths in which it is made.
+        old: Pattern of what is replaced; its first group, if it has one, stays in front.
+        new: What is put there.
+    """
+
+    files: str
+    old: str
+    new: str
 
 
 def tree(options: DeployOptions) -> dict[str, str]:
@@ -83,28 +74,15 @@ def tree(options: DeployOptions) -> dict[str, str]:
         Some 400 files of 4 MB in all are read.
     """
     files = dict(_shipped_files())
-    _put_runbooks(files, options.runbooks or RUNBOOKS)
-    if options.webhook:
-        # JSON's strings are YAML's; an anchor stays in front of what it names.
-        _put(files, ALERTMANAGER, WEBHOOK, f"&webhook {json.dumps(options.webhook)}")
-    if options.scrape_seconds:
-        _put_interval(files, options.scrape_seconds)
-    if options.port != DEFAULT_PORT:
-        _put_port(files, options.port)
-    if options.token_file:
-        _put_token(files, options.token_file)
+    for change in _substitutions(options):
+        _make(change, files)
+    for path in [path for path in files if re.fullmatch(_FOR_THE_CHART, path)]:
+        if path.endswith(".rules.yml"):
+            files[path] = f"{STAMP}{ampwatch.__version__}\n{files[path]}"
+        files[f"{CHART}files/{path.rpartition('/')[2]}"] = files[path]
     if options.targets:
         files[TARGETS] = _targets(options.targets)
     return dict(sorted(files.items()))
-
-
-def rules_of(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the rule files among ``files``, by their names."""
-    return {
-        path.removeprefix(ALERTS): text
-        for path, text in files.items()
-        if path.startswith(ALERTS) and path.endswith(".rules.yml")
-    }
 
 
 def _shipped_files() -> Iterator[tuple[str, str]]:
@@ -130,54 +108,56 @@ def _under(directory: Path, place: str, *patterns: str) -> Iterator[tuple[str, s
                 raise DeployError(msg) from error
 
 
-def _put_runbooks(files: dict[str, str], base: str) -> None:
-    """Point the alerts to ``base``, and say in the rules which version they are of."""
-    for path in [path for path in files if path.startswith(ALERTS)]:
-        files[path] = files[path].replace(RUNBOOKS, base)
-    rules = rules_of(files)
-    if not any(base in text for text in rules.values()):
-        msg = f"expected rules with addresses that begin with {RUNBOOKS} among {', '.join(rules) or 'none'}; install ampwatch again"
+def _substitutions(options: DeployOptions) -> Iterator[Substitution]:
+    """Yield what the options change."""
+    if options.runbooks:
+        yield Substitution(_RULES, re.escape(RUNBOOKS), options.runbooks)
+    if options.webhook:
+        # JSON's strings are YAML's; an anchor stays in front of what it names.
+        files, old = r"deploy/.*/alertmanager(config)?\.ya?ml", rf"(url: (?:&webhook )?){WEBHOOK}"
+        yield Substitution(files, old, json.dumps(options.webhook))
+    if options.grafana:
+        yield Substitution(_RULES, r"(\s)/d/(?=ampwatch-)", f"{options.grafana}d/")
+    if options.alertmanager:
+        new = json.dumps(options.alertmanager)
+        yield Substitution(r"deploy/alertmanager/.*\.tmpl", r'(\$alertmanager := )""', new)
+    for name in ("grafana", "alertmanager", "external"):
+        if url := getattr(options, name):
+            variable = rf"(AMPWATCH_{name.upper()}_URL(?:=|: |\n +value: ))\S*"
+            yield Substitution(r"deploy/.*\.yaml", variable, url)
+            # To systemd a percent sign begins a specifier.
+            yield Substitution(r"deploy/systemd/.*\.service", variable, url.replace("%", "%%"))
+    if seconds := options.scrape_seconds:
+        interval = (
+            r"( (?:scrape_interval|evaluation_interval|timeInterval|interval|scrapeInterval): )10s"
+        )
+        yield Substitution(_SCRAPERS, interval, f"{seconds}s")
+        timeout = min(SCRAPE_TIMEOUT_SECONDS, seconds)
+        yield Substitution(_SCRAPERS, r"( (?:scrape_timeout|scrapeTimeout): )10s", f"{timeout}s")
+    if options.port != DEFAULT_PORT:
+        yield Substitution(_SAYS_THE_PORT, rf"\b{DEFAULT_PORT}\b", str(options.port))
+    if options.token_file:
+        # Prometheus sends it to find out who is to be scraped, and to scrape. The file is named and not
+        # copied: Prometheus reads it each time, so that a new token is no news to it, and the secret is
+        # in one place. The type is the default by the documents, but discovery over HTTP sends none
+        # without it (2.42).
+        file = (
+            f"authorization: {{type: Bearer, credentials_file: {json.dumps(options.token_file)}}}\n"
+        )
+        old = r"(refresh_interval: 1m\n)"
+        yield Substitution(_ON_THE_MACHINE, old, f"        {file}    {file}")
+
+
+def _make(change: Substitution, files: dict[str, str]) -> None:
+    pattern, count = re.compile(change.old), 0
+    for path in [path for path in files if re.fullmatch(change.files, path)]:
+        files[path], made = pattern.subn(
+            lambda match: "".join(match.groups()) + change.new, files[path]
+        )
+        count += made
+    if not count:
+        msg = f"expected {change.old} in the {change.files} that were installed, found none; install ampwatch again"
         raise DeployError(msg)
-    files[kubernetes.PATH] = kubernetes.prometheus_rules(rules)
-    for name, text in rules.items():
-        files[ALERTS + name] = f"{STAMP}{ampwatch.__version__}\n{text}"
-
-
-def _put_interval(files: dict[str, str], seconds: int) -> None:
-    for path, keys in _INTERVALS.items():
-        for key in keys:
-            _put(files, path, f" {key}: {SCRAPE_SECONDS}s", f" {key}: {seconds}s")
-    timeout = min(SCRAPE_TIMEOUT_SECONDS, seconds)
-    for path, key in _TIMEOUTS.items():
-        _put(files, path, f" {key}: {SCRAPE_TIMEOUT_SECONDS}s", f" {key}: {timeout}s")
-
-
-def _put_port(files: dict[str, str], port: int) -> None:
-    """Put the port into every file that names it.
-
-    The code has it as a default, its guide of settings says so, and tests of rules have it in names
-    of instances: those stay.
-    """
-    for path in _WITH_PORT:
-        if str(DEFAULT_PORT) not in files.get(path, ""):
-            msg = f"expected port {DEFAULT_PORT} in the {path} that was installed, found none; install ampwatch again"
-            raise DeployError(msg)
-    for path, text in files.items():
-        if not path.startswith(_DEFAULT_PORT_STAYS):
-            files[path] = re.sub(rf"\b{DEFAULT_PORT}\b", str(port), text)
-
-
-def _put_token(files: dict[str, str], token_file: str) -> None:
-    """Have Prometheus send the token: to find out who is to be scraped, and to scrape.
-
-    The file is named and not copied: Prometheus reads it each time, so that a new token is no news
-    to it, and the secret is in one place.
-    """
-    # The type is the default by the documents, but discovery over HTTP sends none without it
-    # (2.42).
-    file = f"authorization: {{type: Bearer, credentials_file: {json.dumps(token_file)}}}\n"
-    for path in _WITH_TOKEN:
-        _put(files, path, DISCOVERY, f"{DISCOVERY}        {file}    {file}")
 
 
 def _targets(targets: tuple[str, ...]) -> str:
@@ -186,11 +166,3 @@ def _targets(targets: tuple[str, ...]) -> str:
         "# Daemons to scrape. Prometheus reads this again as soon as it changes.\n"
         f"- targets:\n{''.join(lines)}"
     )
-
-
-def _put(files: dict[str, str], path: str, old: str, new: str) -> None:
-    text = files.get(path, "")
-    if text.count(old) != 1:
-        msg = f"expected {old.strip()!r} once in the {path} that was installed, found it {text.count(old)} times; install ampwatch again"
-        raise DeployError(msg)
-    files[path] = text.replace(old, new)

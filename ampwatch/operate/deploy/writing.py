@@ -7,18 +7,18 @@ replaced or removed; one that is not, or that was not written here, is somebody'
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from ampwatch import __version__
 from ampwatch.errors import DeployError
-from ampwatch.operate.deploy.tree import STAMP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,18 @@ RECORD = ".ampwatch-deploy.json"
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 """Readable by the users of the containers, whatever the umask; DIR itself can be closed."""
+
+
+class Record(msgspec.Struct):
+    """What was written.
+
+    Attributes:
+        version: The version that wrote it, empty if none did.
+        files: Digest by path.
+    """
+
+    version: str = ""
+    files: dict[str, str] = {}
 
 
 class FileChange(Enum):
@@ -50,14 +62,12 @@ class Plan:
         directory: Where.
         files: Text by path, of the whole deployment.
         changes: What becomes of each file, by path.
-        notes: What else is known of a file, in words, by path.
         version: The version that wrote the directory, empty if none did.
     """
 
     directory: Path
     files: Mapping[str, str]
     changes: Mapping[str, FileChange]
-    notes: Mapping[str, str] = field(default_factory=dict)
     version: str = ""
 
     def paths(self, change: FileChange) -> list[str]:
@@ -79,25 +89,22 @@ def plan(directory: Path, files: Mapping[str, str]) -> Plan:
         msg = f"expected a directory, new or old, got {str(directory)!r}, which is something else; name another one"
         raise DeployError(msg)
     try:
-        version, written = _record(_read(directory / RECORD))
-        there = {path: _read(directory / path) for path in {*files, *written}}
+        record = _record(_read(directory / RECORD))
+        there = {path: _read(directory / path) for path in {*files, *record.files}}
     except OSError as error:
         raise _refused(directory, error) from error
     except ValueError as error:
         msg = f"expected {str(directory / RECORD)!r} as `ampwatch deploy` wrote it, got something else; remove it, then every file that differs counts as changed by hand"
         raise DeployError(msg) from error
-    if _order(version) > _order(__version__):
-        msg = f"expected a directory that ampwatch {__version__} or an older one wrote, got {str(directory)!r} of ampwatch {version}; use that version, or name another directory"
+    if _order(record.version) > _order(__version__):
+        msg = f"expected a directory that ampwatch {__version__} or an older one wrote, got {str(directory)!r} of ampwatch {record.version}; use that version, or name another directory"
         raise DeployError(msg)
-    changes, notes = {}, {}
+    changes = {}
     for path, content in there.items():
         wanted = files[path].encode() if path in files else None
-        if content is None and wanted is None:
-            continue
-        changes[path] = _change(content, wanted, written.get(path, ""))
-        if changes[path] in {FileChange.THEIRS, FileChange.UPDATED}:
-            notes[path] = _note(content or b"")
-    return Plan(directory, files, changes, {k: v for k, v in notes.items() if v}, version)
+        if content is not None or wanted is not None:
+            changes[path] = _change(content, wanted, record.files.get(path, ""))
+    return Plan(directory, files, changes, record.version)
 
 
 class Theirs(Enum):
@@ -123,10 +130,7 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
     """
     changed = todo.paths(FileChange.THEIRS)
     if changed and theirs is Theirs.REFUSE:
-        listed = "".join(
-            f"\n  {path}{f' ({note})' if (note := todo.notes.get(path)) else ''}"
-            for path in changed
-        )
+        listed = "".join(f"\n  {path}" for path in changed)
         msg = f"expected files in {str(todo.directory)!r} as `ampwatch deploy` wrote them, found {len(changed)} that somebody changed or put there:{listed}\nNothing was written. Add --keep to leave them as they are and write the rest, or --force to overwrite them."
         raise DeployError(msg)
     kept = set(changed) if theirs is Theirs.KEEP else set[str]()
@@ -139,13 +143,10 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
                 _replace(todo.directory / path, text)
         for path in todo.paths(FileChange.REMOVED):
             (todo.directory / path).unlink()
-        content = {
-            "version": __version__,
-            "files": {path: _digest(text.encode()) for path, text in ours.items()},
-        }
-        record = json.dumps(content, indent=1) + "\n"
-        if _read(todo.directory / RECORD) != record.encode():
-            _replace(todo.directory / RECORD, record)
+        record = Record(__version__, {path: _digest(text.encode()) for path, text in ours.items()})
+        content = msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+        if _read(todo.directory / RECORD) != content:
+            _replace(todo.directory / RECORD, content.decode())
     except OSError as error:
         raise _refused(todo.directory, error) from error
 
@@ -161,45 +162,21 @@ def _change(content: bytes | None, wanted: bytes | None, written: str) -> FileCh
     return FileChange.UPDATED if is_ours else FileChange.THEIRS
 
 
-def _note(content: bytes) -> str:
-    """Say which version a rule file is of, if it is not this one."""
-    line = content.partition(b"\n")[0].decode(errors="replace")
-    version = line.removeprefix(STAMP) if line.startswith(STAMP) else ""
-    if not re.fullmatch(r"[0-9][0-9A-Za-z.+-]{0,40}", version) or version == __version__:
-        return ""
-    than = "older" if _order(version) < _order(__version__) else "newer"
-    return f"rules of ampwatch {version}, {than} than this {__version__}"
-
-
 def _order(version: str) -> tuple[int, ...]:
     """Return what orders versions by their numbers; nothing is before all others."""
     return tuple(map(int, re.findall(r"\d+", version)[:3]))
 
 
-def _record(content: bytes | None) -> tuple[str, dict[str, str]]:
-    """Return the version that wrote the directory, and the digests of what it wrote.
+def _record(content: bytes | None) -> Record:
+    """Return the record of what was written.
 
     Raises:
-        ValueError: If it is no record.
+        ValueError: If it is none, or a path of it leads out of the directory: files are removed by it.
     """
-    if content is None:
-        return "", {}
-    try:
-        record = json.loads(content)
-        version = record["version"]
-        written = dict(record["files"])
-        good = isinstance(version, str) and all(map(_is_inside, written))
-    except (KeyError, TypeError) as error:
-        raise ValueError from error
-    if not good:
+    record = Record() if content is None else msgspec.json.decode(content, type=Record)
+    if any(not path or path[0] == "/" or ".." in PurePath(path).parts for path in record.files):
         raise ValueError
-    return version, written
-
-
-def _is_inside(path: str) -> bool:
-    """Return whether a path of the record stays in the directory: files are removed by it."""
-    parts = Path(path).parts
-    return bool(parts) and not Path(path).is_absolute() and ".." not in parts
+    return record
 
 
 def _read(path: Path) -> bytes | None:

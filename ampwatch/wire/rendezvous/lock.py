@@ -42,6 +42,7 @@ class DaemonInfo:
         auto: A training has started it, so that nobody but trainings sees that there is one.
         wants_token: Readers need the token of its user. Older versions, which know of none, do not
             say.
+        external_url: Address by which others open the page; empty if nobody gave one.
     """
 
     pid: int
@@ -53,9 +54,15 @@ class DaemonInfo:
     ring_directories: tuple[str, ...] = ()
     auto: bool = False
     wants_token: bool = False
+    external_url: str = ""
 
     @property
     def url(self) -> str:
+        """Address of the page for people: the one that others open, else the one on this machine."""
+        return self.external_url or self.local_url
+
+    @property
+    def local_url(self) -> str:
         """Address of the page for a browser on this machine."""
         return f"{self.scheme}://{reachable(self.host)}:{self.port}/"
 
@@ -233,6 +240,7 @@ def _info(content: bytes) -> DaemonInfo | None:
         return None
     numbers = (values["pid"], values["port"], values["layout"])
     texts = (values["scheme"], values["host"], values["version"], *values["ring_directories"])
+    texts += (values.get("external_url", ""),)
     is_info = all(isinstance(n, int) for n in numbers) and all(isinstance(t, str) for t in texts)
     return DaemonInfo(**values) if is_info else None
 

@@ -49,8 +49,8 @@ PROOF_HEADER = "Ampwatch-Proof"
 MAX_CHALLENGE = 64
 """Characters of a challenge that is answered."""
 
-REPORTED = {"service": str, "scope": str, "version": str, "layout": int}
-"""The fields of /healthz that matter here."""
+REPORTED = {"service": str, "scope": str, "version": str, "layout": int, "external_url": str}
+"""The fields of /healthz that matter here. A daemon of an older release names no address."""
 
 SCOPES = ("user", "machine")
 
@@ -75,6 +75,7 @@ class Answer:
         wants_certificate: It speaks TLS and ended the connection for want of a client
             certificate, so that it is not known who it is: maybe a daemon of ours.
         why_not: Why it is not believed, though it answers as a daemon; empty otherwise.
+        external_url: Address by which others open its page; empty if it names none.
     """
 
     url: str
@@ -87,6 +88,7 @@ class Answer:
     holder: str = UNKNOWN
     wants_certificate: bool = False
     why_not: str = ""
+    external_url: str = ""
 
     @property
     def is_daemon(self) -> bool:
@@ -303,6 +305,10 @@ def _health(scheme: str, address: str, port: int, challenge: str) -> _Told | Non
     # The types are checked as well: the answer ends up in error messages and comparisons, and what
     # is said there on a terminal, which obeys what cannot be printed.
     reported = {name: _printable(health.get(name)) for name in REPORTED}
+    # Whole or not at all: the beginning of an address leads elsewhere.
+    url = health.get("external_url")
+    is_whole = isinstance(url, str) and url == cut_name(url, MAX_ANSWER)
+    reported["external_url"] = url if is_whole else ""
     is_one = all(isinstance(reported[name], kind) for name, kind in REPORTED.items())
     is_ours = is_one and reported["service"] == SERVICE and reported["scope"] in SCOPES
     return _Told(reported, proof) if is_ours else None

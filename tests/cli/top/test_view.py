@@ -120,7 +120,9 @@ def test_without_a_choice_the_first_line_is_chosen_whoever_it_is() -> None:
 
 def test_enter_opens_the_story_of_a_rank() -> None:
     """The four lines, its numbers, then each finding as reports have it: evidence and advice."""
-    view = view_of(many_ranks(8, broken=5))
+    state = many_ranks(8, broken=5)
+    state["runs"]["gpt"]["links"] = {"its dashboard": "https://g/d/ampwatch-run?var-run=gpt"}
+    view = view_of(state)
     view.press("<enter>")
 
     said = "\n".join(screen(view, 100, 60))
@@ -131,6 +133,7 @@ def test_enter_opens_the_story_of_a_rank() -> None:
     assert "\n  It explains: scale_collapse in optimizer 0, since step 4." in said
     assert "\n    loss_scale  " in said
     assert "\nscale     " in said
+    assert " its dashboard: https://g/d/ampwatch-run?var-run=gpt\n" in said
     view.press("<escape>")
     assert chosen(view).split()[2] == "5"
 

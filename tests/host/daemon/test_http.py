@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from http.client import HTTPResponse
 from typing import TYPE_CHECKING
+from urllib.parse import urljoin
 
 import bcrypt
 import pytest
@@ -134,6 +135,26 @@ def test_service_discovery_names_the_address_it_was_given() -> None:
         (group,) = served.ask("/sd").json
 
     assert group == {"targets": ["gpu7.example.org:443"], "labels": {"__scheme__": "https"}}
+
+
+def test_the_page_stays_below_the_path_of_a_reverse_proxy() -> None:
+    """Whether that sends its own part of the path on or takes it out: no address begins with a slash."""
+    with serving(external_url="https://train.example.com/node-a/") as served:
+        found, todo = dict[str, str](), ["/node-a/", "/node-a/explain/"]
+        while todo:
+            if (path := todo.pop()) in found:
+                continue
+            answer = served.ask(path)
+            assert answer.status == HTTPStatus.OK, path
+            found[path] = answer.text
+            links = re.findall(r'(?:from|import|href=|src=) ?"([\w./]+)"', answer.text)
+            todo += [urljoin(path, link) for link in links]
+            assert not re.search(r"""(?:fetch|EventSource|URL)\(["'`]/""", answer.text), path
+        health = served.ask("/healthz").json
+
+    assert all(path.startswith("/node-a/") for path in found)
+    assert {"/node-a/static/map_draw.js", "/node-a/metrics", "/node-a/docs/page"} <= found.keys()
+    assert health["external_url"] == "https://train.example.com/node-a/"
 
 
 def test_the_page_and_its_files_are_served(served: Served) -> None:

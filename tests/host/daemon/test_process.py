@@ -319,6 +319,17 @@ def test_a_daemon_that_anybody_can_read_is_known_as_such(
     daemon._server.server_close()
 
 
+def test_a_daemon_is_known_by_the_address_that_others_open() -> None:
+    """A reverse proxy sends its name on, and people are sent to that address."""
+    url = "https://train.example.com/node-a/"
+    daemon = Daemon(Settings.resolve({"port": 0, "external_url": url}), DaemonOptions())
+    info = daemon.info(7)
+    daemon._server.server_close()
+
+    assert daemon._server.is_known_as("train.example.com")
+    assert (info.url, info.local_url) == (url, f"http://127.0.0.1:{info.port}/")
+
+
 @pytest.mark.parametrize("address", ["no-port", "a b:1", "http://x:1"])
 def test_an_external_address_without_sense_is_refused(address: str) -> None:
     """It would go into every Prometheus that asks."""

@@ -32,7 +32,7 @@ class Reader(HTMLParser):
         self.elements.add(tag)
         self.attributes |= given.keys()
         if tag == "a":
-            self.links.append(given["href"] or "")
+            self.links.append((given["href"] or "").removeprefix(".."))
         elif "href" in given or "src" in given:
             self.sources.append(given.get("href") or given.get("src") or "")
         if "id" in given:
@@ -88,9 +88,9 @@ def test_nothing_is_loaded_from_elsewhere(served: dict[str, Reader]) -> None:
     for reader in served.values():
         assert {source.partition(":")[0] for source in reader.sources} == {
             "data",
-            "/static/style.css",
-            "/static/reading.css",
-            "/static/reading.js",
+            "../static/style.css",
+            "../static/reading.css",
+            "../static/reading.js",
         }
 
 

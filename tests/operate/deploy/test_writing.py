@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = {"a.yml": "a\n", "deep/er/b.yml": "b\n", "c.yml": "c\n"}
-RULES = "dashboards/alerts/ampwatch.rules.yml"
 
 
 def contents(directory: Path) -> dict[str, str]:
@@ -30,12 +29,6 @@ def contents(directory: Path) -> dict[str, str]:
 
 def inodes(directory: Path) -> dict[str, int]:
     return {path.name: path.stat().st_ino for path in directory.rglob("*")}
-
-
-def as_of(directory: Path, version: str) -> None:
-    """Have the record say that another version wrote it."""
-    record = json.loads((directory / RECORD).read_text())
-    (directory / RECORD).write_text(json.dumps(record | {"version": version}))
 
 
 @pytest.fixture
@@ -86,17 +79,6 @@ def test_what_is_as_it_was_written_is_brought_up_to_date(place: Path) -> None:
     assert contents(place) == wanted
 
 
-def test_what_somebody_changed_stops_everything(place: Path) -> None:
-    """He is told which, and what he can do."""
-    (place / "c.yml").write_text("mine\n")
-    before = contents(place)
-
-    with pytest.raises(DeployError, match=r"(?s)found 1 that.*\n  c\.yml\n.*--keep.*--force"):
-        write(plan(place, FILES | {"a.yml": "A\n"}))
-
-    assert contents(place) == before
-
-
 def test_what_somebody_changed_can_be_kept(place: Path) -> None:
     """Also the next time: it does not become ours by that."""
     (place / "c.yml").write_text("mine\n")
@@ -106,16 +88,6 @@ def test_what_somebody_changed_can_be_kept(place: Path) -> None:
         assert contents(place) == FILES | {"a.yml": "A\n", "c.yml": "mine\n"}
 
     assert plan(place, FILES).changes["c.yml"] is FileChange.THEIRS
-
-
-def test_what_somebody_changed_can_be_overwritten(place: Path) -> None:
-    """Then it is ours again."""
-    (place / "c.yml").write_text("mine\n")
-
-    write(plan(place, FILES), theirs=Theirs.OVERWRITE)
-
-    assert contents(place) == FILES
-    assert plan(place, FILES | {"c.yml": "C\n"}).changes["c.yml"] is FileChange.UPDATED
 
 
 def test_what_is_no_longer_shipped_but_changed_is_left(place: Path) -> None:
@@ -155,63 +127,24 @@ def test_a_link_is_somebodys_and_is_not_followed(place: Path, tmp_path: Path) ->
     assert not (place / "a.yml").is_symlink()
 
 
-@pytest.mark.parametrize(
-    ("version", "words"),
-    [("0.0.9", "rules of ampwatch 0.0.9, older than this"), ("99.0", "newer than this")],
-)
-def test_rules_of_another_version_are_reported(tmp_path: Path, version: str, words: str) -> None:
-    """By their first line, wherever they come from."""
-    file = tmp_path / RULES
-    file.parent.mkdir(parents=True)
-    file.write_text(f"# ampwatch {version}\ngroups: []\n")
-
-    with pytest.raises(DeployError, match=words):
-        write(plan(tmp_path, {RULES: f"# ampwatch {__version__}\ngroups: []\n"}))
-
-
-@pytest.mark.parametrize(
-    "line", ["# ampwatch", "# ampwatch rules", f"# ampwatch {__version__}", ""]
-)
-def test_rules_that_name_no_other_version_are_just_changed(tmp_path: Path, line: str) -> None:
-    """Nothing is made up about them."""
-    (tmp_path / "a.yml").write_text(f"{line}\nmine\n")
-
-    todo = plan(tmp_path, FILES)
-
-    assert todo.changes["a.yml"] is FileChange.THEIRS
-    assert todo.notes == {}
-
-
-def test_a_directory_of_an_older_version_is_brought_up_to_date(place: Path) -> None:
-    """The version that wrote it is known, and afterwards it is this one's."""
-    as_of(place, "0.0.9")
-
+def test_a_directory_of_an_older_version_is_brought_up_to_date_one_of_a_newer_is_not(
+    place: Path,
+) -> None:
+    """The version that wrote it is known; an old program would take out what it does not know."""
+    record = json.loads((place / RECORD).read_text())
+    (place / RECORD).write_text(json.dumps(record | {"version": "0.0.9"}))
     todo = plan(place, FILES)
     write(todo)
+    assert (todo.version, plan(place, FILES).version) == ("0.0.9", __version__)
 
-    assert todo.version == "0.0.9"
-    assert plan(place, FILES).version == __version__
-
-
-def test_a_directory_of_a_newer_version_is_refused(place: Path) -> None:
-    """An old program would take out what it does not know."""
-    as_of(place, "99.1.0")
-
+    (place / RECORD).write_text(json.dumps(record | {"version": "99.1.0"}))
     with pytest.raises(DeployError, match=r"of ampwatch 99\.1\.0; use that version"):
         plan(place, FILES)
 
 
 @pytest.mark.parametrize(
     "record",
-    [
-        "",
-        "{",
-        "[]",
-        '{"version": 1, "files": {}}',
-        '{"version": "1", "files": {"../x": ""}}',
-        "\xff",
-    ],
-    ids=["empty", "cut", "list", "number", "outside", "bytes"],
+    ["", "[]", '{"version": 1}', '{"files": {"../x": ""}}', '{"files": {"/x": ""}}', "\xff"],
 )
 def test_a_record_that_is_none_is_reported(place: Path, record: str) -> None:
     """Files are removed by it, so it is not guessed at."""

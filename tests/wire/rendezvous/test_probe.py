@@ -164,6 +164,16 @@ def test_what_a_stranger_says_of_itself_is_not_repeated(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
+    ("said", "taken"),
+    [("https://h/a/", "https://h/a/"), ("https://h/\x1b", ""), ("h" * 15000, "h" * 15000), (7, "")],
+)
+def test_the_address_of_a_page_is_taken_whole_or_not_at_all(said: object, taken: str) -> None:
+    """A part of one leads elsewhere, and what cannot be printed moves a cursor."""
+    with answering(health(external_url=said)) as port:
+        assert ask(port).external_url == taken
+
+
+@pytest.mark.parametrize(
     "odd",
     [{"layout": None}, {"service": "other"}, {"scope": "galaxy"}, {"version": 7}, None],
 )

@@ -1,7 +1,7 @@
 // What the address of the page asks for, and what of it is there. No page here: only the state.
 
-import { isWhole } from "/static/state.js";
-import { number } from "/static/words.js";
+import { isWhole } from "./state.js";
+import { number } from "./words.js";
 
 /** The parts of an address, in the order in which they are written. */
 const PARTS = ["run", "rank", "step", "finding", "started", "with", "withrank"];

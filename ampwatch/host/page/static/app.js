@@ -1,20 +1,20 @@
 // The page: follows the daemon, remembers what is selected, and shows it.
 
-import { NOTHING, notHere, readAddress, resolve, writeAddress } from "/static/address.js";
-import { Charts } from "/static/charts.js";
-import { Compare, titled } from "/static/compare.js";
-import { byId, setText } from "/static/dom.js";
-import { showGpus } from "/static/gpus.js";
-import { showKernels } from "/static/kernels.js";
-import { Links } from "/static/links.js";
-import { ModelMap } from "/static/map.js";
-import { showPhases } from "/static/phases.js";
-import { Precision } from "/static/precision.js";
-import { Ranges } from "/static/ranges.js";
-import { Ranks } from "/static/ranks.js";
-import { Runs, aboutRun, beganWhen } from "/static/runs.js";
-import { Stream, isWhole } from "/static/state.js";
-import * as view from "/static/view.js";
+import { NOTHING, notHere, readAddress, resolve, writeAddress } from "./address.js";
+import { Charts } from "./charts.js";
+import { Compare, titled } from "./compare.js";
+import { byId, setText } from "./dom.js";
+import { showGpus } from "./gpus.js";
+import { showKernels } from "./kernels.js";
+import { Links } from "./links.js";
+import { ModelMap } from "./map.js";
+import { showPhases } from "./phases.js";
+import { Precision } from "./precision.js";
+import { Ranges } from "./ranges.js";
+import { Ranks } from "./ranks.js";
+import { Runs, aboutRun, beganWhen } from "./runs.js";
+import { Stream, isWhole } from "./state.js";
+import * as view from "./view.js";
 
 const THEMES = ["system", "light", "dark"];
 const charts = new Charts();
@@ -52,6 +52,7 @@ function show() {
   if (!isHere(shown) || !isHere(shown.other ?? shown)) stream.look({ run: name, rank, beside: shown.other && { run: shown.other.name, rank: shown.other.rank } });
   if (!isHere(shown)) return; // what is shown stays until then, headline and all
   view.showHeadline(name, run);
+  view.showLinks(run);
   view.showFigures(run.ranks[rank]);
   view.showHistory(run.ranks[rank].series);
   showPhases(run.ranks[rank].phases);
@@ -165,7 +166,7 @@ document.getElementById("theme").addEventListener("click", () => {
   setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
 });
 document.getElementById("span").addEventListener("change", (event) => charts.narrow(Number(event.target.value)));
-document.getElementById("metrics-address").textContent = new URL("/metrics", location.href).href;
+document.getElementById("metrics-address").textContent = new URL("metrics", location.href).href;
 byId("step").addEventListener("change", (event) => {
   const { name: run, rank } = shown;
   ask({ ...asked, run, rank, step: event.target.value || null, finding: null }, "replaceState");

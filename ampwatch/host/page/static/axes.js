@@ -1,6 +1,6 @@
 // Where things stand on an axis, and where its ticks are: numbers, powers of two, steps, hours. No page.
 
-import { day, number, powerOfTwo, timeOfDay } from "/static/words.js";
+import { day, number, powerOfTwo, timeOfDay } from "./words.js";
 
 const MINUTE = 60;
 const HOUR = 3600;

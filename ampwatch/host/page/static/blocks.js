@@ -1,6 +1,6 @@
 // What the gradients would lose in block-scaled formats: asked for by itself, while the panel is on the screen.
 
-import { byId } from "/static/dom.js";
+import { byId } from "./dom.js";
 
 const REFRESH_MS = 5000; // blocks are measured no more often
 const MAX_WAIT_MS = 20000; // for an answer; then the next round asks again
@@ -35,7 +35,7 @@ export class Blocks {
     this.asking = wanted;
     try {
       const query = new URLSearchParams({ run, rank, ...(module === null ? {} : { module: module || ROOT }) });
-      const answer = await fetch(`/blocks.json?${query}`, { signal: AbortSignal.timeout(MAX_WAIT_MS) });
+      const answer = await fetch(`blocks.json?${query}`, { signal: AbortSignal.timeout(MAX_WAIT_MS) });
       if (answer.ok && wanted === this.wanted) this.onNews((await answer.json()).formats);
     } catch {
       // The daemon is away; the page says so at its top, and the next round asks again.

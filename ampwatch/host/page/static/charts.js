@@ -1,12 +1,12 @@
 // The charts of one rank over its steps: what they show together, and the zoom and the cursor they share.
 
-import { bySteps, byTime } from "/static/axes.js";
-import { byId, make, setText } from "/static/dom.js";
-import { exponents } from "/static/exponents.js";
-import { PANELS } from "/static/panels.js";
-import { phases } from "/static/phases.js";
-import { Plot, onNewLook } from "/static/plot.js";
-import { named } from "/static/state.js";
+import { bySteps, byTime } from "./axes.js";
+import { byId, make, setText } from "./dom.js";
+import { exponents } from "./exponents.js";
+import { PANELS } from "./panels.js";
+import { phases } from "./phases.js";
+import { Plot, onNewLook } from "./plot.js";
+import { named } from "./state.js";
 
 const WIDE = 620; // px; a narrower chart has fewer labels
 const HEATMAP = "exponents";

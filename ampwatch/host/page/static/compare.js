@@ -1,9 +1,9 @@
 // Two ranks side by side, of one run or of two: what to compare with, their figures, their findings.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { isWhole } from "/static/state.js";
-import { level } from "/static/view.js";
-import { count, number } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { isWhole } from "./state.js";
+import { level } from "./view.js";
+import { count, number } from "./words.js";
 
 export class Compare {
   /** @param {(name: string | null, rank: string | null) => void} onChoose called with what to compare with; null for nothing */

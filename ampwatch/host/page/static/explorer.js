@@ -1,10 +1,10 @@
 // The what-if panel: another format, another loss scale, and what would become of the values. The daemon works it
 // out (host/page/whatif_state.py); here it is asked for and drawn.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { Plot, onNewLook } from "/static/plot.js";
-import { spectrum } from "/static/spectrum.js";
-import { number, powerOfTwo } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { Plot, onNewLook } from "./plot.js";
+import { spectrum } from "./spectrum.js";
+import { number, powerOfTwo } from "./words.js";
 
 const MAX_WAIT_MS = 20000; // for an answer; then the next news asks again
 const ROOT = "(root)"; // how the daemon calls the module without a name in an address
@@ -76,7 +76,7 @@ export class Explorer {
     const parts = { run, rank, module: module === null ? null : module || ROOT, format: this.format, exponent: this.exponent };
     const query = new URLSearchParams(Object.entries(parts).filter(([, part]) => part !== null));
     try {
-      const answer = await fetch(`/whatif.json?${query}`, { signal: AbortSignal.timeout(MAX_WAIT_MS) });
+      const answer = await fetch(`whatif.json?${query}`, { signal: AbortSignal.timeout(MAX_WAIT_MS) });
       return answer.ok ? await answer.json() : {};
     } catch {
       return null; // the daemon is away; the page says so at its top, and the next news asks again

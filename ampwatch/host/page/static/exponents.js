@@ -1,9 +1,9 @@
 // The heatmap of exponents over steps: from columns to a picture. No state, no page.
 
-import { powers } from "/static/axes.js";
-import { WIDE, inWords, lookOf, names, roomFor } from "/static/limits.js";
-import { named } from "/static/state.js";
-import { number, percent, powerOfTwo, steps } from "/static/words.js";
+import { powers } from "./axes.js";
+import { WIDE, inWords, lookOf, names, roomFor } from "./limits.js";
+import { named } from "./state.js";
+import { number, percent, powerOfTwo, steps } from "./words.js";
 
 const FAINTEST = -6; // decades of share; what is rarer is drawn as faint as this
 const REACH = 24; // a limit that is so many exponents away from the data is not in the picture

@@ -1,7 +1,7 @@
 // The GPUs of this machine, as NVML tells: one row each, and in words what is absent.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { number, percent, seconds, si, span } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { number, percent, seconds, si, span } from "./words.js";
 
 const THROTTLES = {
   sw_power_cap: "power limit", sync_boost: "sync boost", board_limit: "board limit", reliability: "reliability",

@@ -1,9 +1,9 @@
 // On which units the time of kernels went, and how much of the ceiling was used.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { bandBar } from "/static/mix.js";
-import { named } from "/static/state.js";
-import { number, percent, seconds } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { bandBar } from "./mix.js";
+import { named } from "./state.js";
+import { number, percent, seconds } from "./words.js";
 
 /** Units by their name in the state: the words, a sign of them, and how good that is. */
 const UNITS = {

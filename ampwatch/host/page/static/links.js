@@ -1,6 +1,6 @@
 // Links to single findings: each row has one, and the row that an address asks for is found and marked.
 
-import { byId, make, setAttribute, setText } from "/static/dom.js";
+import { byId, make, setAttribute, setText } from "./dom.js";
 
 const TOLD_MS = 2000; // how long it is said that a link was copied
 

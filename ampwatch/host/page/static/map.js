@@ -1,12 +1,12 @@
 // The map of the model: modules down, samples across, the worst trouble in each cell, the culprit marked.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { MapCourse } from "/static/map_course.js";
-import { columnWidth, drawCells } from "/static/map_draw.js";
-import { firstUnfolded, rowName, rowsOf, treeOf, wayTo } from "/static/map_tree.js";
-import { label } from "/static/modules.js";
-import { onNewLook } from "/static/plot.js";
-import { number, steps } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { MapCourse } from "./map_course.js";
+import { columnWidth, drawCells } from "./map_draw.js";
+import { firstUnfolded, rowName, rowsOf, treeOf, wayTo } from "./map_tree.js";
+import { label } from "./modules.js";
+import { onNewLook } from "./plot.js";
+import { number, steps } from "./words.js";
 
 const REFRESH_MS = 4000;
 const MAX_WAIT_MS = 20000; // for an answer; then the next round asks again
@@ -370,7 +370,7 @@ function count(node, is) {
 }
 
 function address({ run, rank }) {
-  return `/map.json?${new URLSearchParams({ run, rank })}`;
+  return `map.json?${new URLSearchParams({ run, rank })}`;
 }
 
 function placed(element, left, toTheLeft = false) {

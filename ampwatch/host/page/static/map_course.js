@@ -1,10 +1,10 @@
 // The exponents of one module over the samples of a run, beside the limits of their format.
 
-import { powers } from "/static/axes.js";
-import { make, setText } from "/static/dom.js";
-import { WIDE, inWords, lookOf, names, roomFor } from "/static/limits.js";
-import { Plot } from "/static/plot.js";
-import { number, powerOfTwo, steps } from "/static/words.js";
+import { powers } from "./axes.js";
+import { make, setText } from "./dom.js";
+import { WIDE, inWords, lookOf, names, roomFor } from "./limits.js";
+import { Plot } from "./plot.js";
+import { number, powerOfTwo, steps } from "./words.js";
 
 const REACH = 16; // a limit that is so many exponents away from the data is not in the picture
 const GAP_FROM = 5; // px of a column from which there is a gap between two

@@ -1,7 +1,7 @@
 // Shares as bars: of dtypes, and a share of which only bounds are known. Colour is never alone.
 
-import { make } from "/static/dom.js";
-import { percent } from "/static/words.js";
+import { make } from "./dom.js";
+import { percent } from "./words.js";
 
 /** A bar of shares of dtypes; `mix` are pairs of dtype and share. What it says is its name to a reader. */
 export function mixBar(mix, words = mixWords(mix)) {

@@ -1,8 +1,8 @@
 // The table of modules: sorted, filtered, one of them selected.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { named } from "/static/state.js";
-import { bits, number, percent, value } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { named } from "./state.js";
+import { bits, number, percent, value } from "./words.js";
 
 const size = (v) => (v !== 0 && Math.abs(value(v)) < 1e-3 ? value(v).toExponential(2) : number(Number(value(v).toPrecision(3))));
 

@@ -2,9 +2,9 @@
 //
 // A second run is { rows, label, at }: it is drawn beside the first, on the same axes.
 
-import { powers, ticks } from "/static/axes.js";
-import { nearest, nothing } from "/static/plot.js";
-import { SKIPS, number, percent, skipWords, steps, value } from "/static/words.js";
+import { powers, ticks } from "./axes.js";
+import { nearest, nothing } from "./plot.js";
+import { SKIPS, number, percent, skipWords, steps, value } from "./words.js";
 
 const ZERO_EXPONENT = -150; // a log axis has no place for 0: it stands below the smallest float32
 const INFINITE_EXPONENT = 128; // and none for infinity, which stands above the largest

@@ -1,8 +1,8 @@
 // Where the time of a step goes: the strip of its phases over the run, and its key. Colour is never alone.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { nearest, nothing } from "/static/plot.js";
-import { SKIPS, percent, seconds, skipWords, steps } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { nearest, nothing } from "./plot.js";
+import { SKIPS, percent, seconds, skipWords, steps } from "./words.js";
 
 const WHOLE = 1000; // the phases of a row are thousandths of it
 const MAX_BINS = 120; // more cannot be told apart

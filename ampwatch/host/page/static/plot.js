@@ -5,7 +5,7 @@
 // own. A stop is a place that can be read: { x, y, say }, where `say` takes the height of the pointer. Colours
 // are names of CSS variables, so that a theme needs no new picture; only heat has to be painted again.
 
-import { make } from "/static/dom.js";
+import { make } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MARGIN = { l: 52, r: 12, t: 8, b: 30 };

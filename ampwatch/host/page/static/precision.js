@@ -1,10 +1,10 @@
 // What ran in which dtype: the mix, its price, why float32, and the table of ops.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { mixBar, mixKey, mixWords } from "/static/mix.js";
-import { label } from "/static/modules.js";
-import { named } from "/static/state.js";
-import { number, percent, si } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { mixBar, mixKey, mixWords } from "./mix.js";
+import { label } from "./modules.js";
+import { named } from "./state.js";
+import { number, percent, si } from "./words.js";
 
 const TOTALS = ["flops", "share", "tensor_flops", "bytes"];
 

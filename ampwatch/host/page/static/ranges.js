@@ -1,11 +1,11 @@
 // What is known of the ranges of one rank: heatmap, what-if panel and table, and what connects them.
 
-import { Blocks } from "/static/blocks.js";
-import { byId, setText } from "/static/dom.js";
-import { Explorer } from "/static/explorer.js";
-import { readColumns } from "/static/exponents.js";
-import { Modules } from "/static/modules.js";
-import { named } from "/static/state.js";
+import { Blocks } from "./blocks.js";
+import { byId, setText } from "./dom.js";
+import { Explorer } from "./explorer.js";
+import { readColumns } from "./exponents.js";
+import { Modules } from "./modules.js";
+import { named } from "./state.js";
 
 export class Ranges {
   /** @param {() => void} onChange called when the user has chosen something that is drawn elsewhere */

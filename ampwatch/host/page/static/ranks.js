@@ -1,9 +1,9 @@
 // The ranks of a run: a card for each of a few, a strip of cells for many. One of them is drawn below.
 
-import { byId, make, rebuild, setAttribute, setText } from "/static/dom.js";
-import { bring, stopAt, walk } from "/static/keys.js";
-import { level } from "/static/view.js";
-import { SYMBOLS, number, span } from "/static/words.js";
+import { byId, make, rebuild, setAttribute, setText } from "./dom.js";
+import { bring, stopAt, walk } from "./keys.js";
+import { level } from "./view.js";
+import { SYMBOLS, number, span } from "./words.js";
 
 const MAX_CARDS = 16; // more do not fit on a screen beside what they are about
 const CAUSE_SIGN = "➤"; // of the one rank whose end led to the others

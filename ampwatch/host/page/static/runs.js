@@ -1,9 +1,9 @@
 // The runs to choose from: one row each, in the order that was chosen, found by a part of a name.
 
-import { byId, make, setAttribute, setText } from "/static/dom.js";
-import { bring, stopAt, walk } from "/static/keys.js";
-import { level } from "/static/view.js";
-import { count, moment, number, span } from "/static/words.js";
+import { byId, make, setAttribute, setText } from "./dom.js";
+import { bring, stopAt, walk } from "./keys.js";
+import { level } from "./view.js";
+import { count, moment, number, span } from "./words.js";
 
 const ORDER = "ampwatch-runs-order"; // where the choice is remembered
 const MIN_TO_SEARCH = 5; // fewer are read at once

@@ -1,6 +1,6 @@
 // The chart of the what-if panel: exponents after scaling, against the limits of a format.
 
-import { powers } from "/static/axes.js";
+import { powers } from "./axes.js";
 
 const RAREST = 1e-7; // share of the elements at the foot of the chart
 const TICK = 60; // px

@@ -75,7 +75,7 @@ export class Stream {
     clearTimeout(this.retry);
     this.source?.close(); // or an old stream would write into the state of the new one
     this.openedAt = Date.now();
-    this.source = new EventSource(`/events${this.query}`);
+    this.source = new EventSource(`events${this.query}`);
     this.source.addEventListener("full", (event) => this.hear(null, event));
     this.source.addEventListener("delta", (event) => this.hear(this.state, event));
     this.source.addEventListener("error", () => this.lose());
@@ -104,7 +104,7 @@ export class Stream {
       const wantsToken = answer.status === UNAUTHORIZED && wanted.includes("Bearer");
       if (wantsToken) this.onConnection(false, this.heardAt, true);
     };
-    fetch("/sd", { method: "HEAD" }).then(refused, () => {});
+    fetch("sd", { method: "HEAD" }).then(refused, () => {});
   }
 
   reopenLater() {

@@ -1,8 +1,8 @@
 // The words, lists and tables of the page. Data becomes text only, never markup.
 
-import { byId, make, rebuild, setText } from "/static/dom.js";
-import { permalink } from "/static/links.js";
-import { SKIPS, SYMBOLS, number, span } from "/static/words.js";
+import { byId, make, rebuild, setText } from "./dom.js";
+import { permalink } from "./links.js";
+import { SKIPS, SYMBOLS, number, span } from "./words.js";
 
 const NO_NEWS = "It ends by itself when nothing is left to watch: start training, or run `ampwatch daemon`."
   + " This page reconnects by itself and keeps what it has.";
@@ -48,6 +48,13 @@ export function showHeadline(name, run) {
   if (announcement.dataset.state === `${name} ${run.level}`) return;
   announcement.dataset.state = `${name} ${run.level}`;
   setText(announcement, `${name} ${state}: ${cause}. ${remedy}`);
+}
+
+/** Link to the dashboard of a run, and to a silence for its alerts, where the operator has said where they are. */
+export function showLinks(run) {
+  const there = Object.entries(run.links).filter(([words]) => words !== "its page");
+  byId("run-links").hidden = !there.length;
+  rebuild(byId("run-links"), there, () => there.flatMap(([words, href], i) => [i ? " · " : "", make("a", { href }, words)]));
 }
 
 /** Show the figures of a rank: always the same ones, each in its place. */
@@ -128,7 +135,7 @@ function findingDetails(key, findings, glossary) {
   if (f.advice) box.append(advice);
   if (Object.keys(f.evidence_words).length) box.append(pairs("evidence", Object.entries(f.evidence_words).map(([name, words]) => [name.replaceAll("_", " "), words])));
   if (f.terms.length) box.append(pairs("terms", f.terms.map((term) => [term, glossary[term]])));
-  const about = f.page ? [make("a", { href: f.page }, `More about ${f.kind}`), " · "] : [];
+  const about = f.page ? [make("a", { href: `.${f.page}` }, `More about ${f.kind}`), " · "] : [];
   box.append(make("p", { class: "place" }, ...about, permalink(key)));
   return box;
 }

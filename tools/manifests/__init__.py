@@ -1,0 +1,1 @@
+"""Manifests of ``deploy/`` that are made of others: see ``__main__.py``."""

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tests.host.daemon.parts import Daemon
 
 
+SECTIONS = "map modules ranges precision whatif step-time tensor-cores gpus-of"
+"""What of the page can be folded."""
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
     options = webdriver.ChromeOptions()
@@ -29,6 +33,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebDriver]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     service = webdriver.ChromeService(executable_path=require("chromedriver"))
     driver = webdriver.Chrome(options=options, service=service)
+    # Everything unfolded, as whoever looks closely has it; what is folded at first is a test of its own.
+    unfold = f"try {{ localStorage['ampwatch-unfolded'] ??= '{SECTIONS}' }} catch {{}}"
+    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": unfold})
     yield driver
     driver.quit()
 

@@ -98,43 +98,57 @@ SIZES = [(1440, 900), (768, 1024), (390, 844)]
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-def test_figures_stand_where_they_stood_whatever_the_state(
-    place: Place, page: Page, width: int, height: int
+def test_figures_are_those_that_are_known_and_nothing_is_cut_at_any_width(
+    trainer: Trainer, page: Page, width: int, height: int
 ) -> None:
-    """Before the first step, in health and in a storm; and nothing is cut at any width."""
+    """Neither a long name nor a storm makes the page wider than the screen."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    places = (
-        "return [...document.querySelectorAll('#figures > div')].map((tile) => {"
-        " const box = tile.getBoundingClientRect(), all = tile.parentElement.getBoundingClientRect();"
-        " return [tile.firstChild.textContent, box.left - all.left, box.top - all.top]; })"
-    )
     cut = (
         "return [...document.querySelectorAll('#headline *, #figures *, #findings *')].filter("
         "(part) => part.scrollWidth > part.clientWidth + 1 && part.clientWidth"
         " && getComputedStyle(part).display !== 'inline').map((part) => part.className || part.id)"
     )
-    trainer = Trainer(place)
-    page.says("#run-cause", "no step was finished so far")
-    seen = [page.run(places)]
-    trainer.train(30)
-    page.says("#run h1", "at step 29")
-    seen.append(page.run(places))
-    long = ".".join(["layers"] * 40)
+    titles = (
+        "return [...document.querySelectorAll('#figures dt')].map((title) => title.textContent)"
+    )
     storm = {"skip_class": SkipClass.STORM, "loss_scale": 2.0**-44, "total_backoffs": 60}
     trainer.train(30, **storm)
-    trainer.write(finding("forward_overflow", long, last_step=59))
+    trainer.write(finding("forward_overflow", ".".join(["layers"] * 40), last_step=29))
     page.says("#run h1", "failing")
     page.says("#figures", "2⁻⁴⁴")
     page.click("#findings summary")
-    seen.append(page.run(places))
 
-    assert len(seen[0]) == 11
-    assert seen[0] == seen[1] == seen[2]
+    assert page.run(titles) == [
+        "Loss scale",
+        "Skipped",
+        "Loss",
+        "Step",
+        "Step time",
+        "Cost of watching",
+    ]
     assert page.run(cut) == []
     assert page.run("return document.documentElement.scrollWidth <= window.innerWidth")
     page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    trainer.finish()
+
+
+def test_what_somebody_unfolds_is_unfolded_next_time(trainer: Trainer, page: Page) -> None:
+    """At first the map alone; a rank alone has no card for its heartbeat."""
+    trainer.train(30)
+    page.says("#run h1", "at step 29")
+    open_ = "return [...document.querySelectorAll('.fold[open]')].map((f) => f.parentElement.id)"
+    page.run("localStorage.setItem('ampwatch-unfolded', 'map')")
+    page.browser.refresh()
+    page.says("#run h1", "at step 29")
+    assert page.run(open_) == ["map"]
+    assert not page.run("return document.getElementById('ranks-box').checkVisibility()")
+
+    page.click("#precision summary")
+    page.browser.refresh()
+    page.says("#run h1", "at step 29")
+
+    assert page.run(open_) == ["map", "precision"]
+    page.run("localStorage.removeItem('ampwatch-unfolded')")
 
 
 def test_a_finding_leads_to_the_page_about_its_kind(trainer: Trainer, page: Page) -> None:

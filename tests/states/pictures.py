@@ -148,6 +148,11 @@ MORE_SHOTS = (
 )
 
 
+UNFOLD = """
+for (const fold of document.querySelectorAll(".fold")) fold.open = arguments[0] || fold.parentElement.id === "map";
+"""
+"""Unfolds all of the page, or what is unfolded at first."""
+
 LIKE_OTHERS = ("restarted", "broken_weight", "ended_unseen")
 """States whose pages have nothing that those of others have not: of these there are no pictures."""
 
@@ -203,6 +208,7 @@ class Camera:
         feature = {"name": "prefers-color-scheme", "value": shot.theme}
         self._command("Emulation.setEmulatedMedia", features=[feature])
         self.screen(*(SIZES | TALL)[shot.size])
+        self.browser.execute_script(UNFOLD, shot.size in TALL)
 
     def screen(self, width: int, height: int) -> None:
         """Have a screen of this size. Unit: CSS pixels."""

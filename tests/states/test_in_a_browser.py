@@ -53,7 +53,10 @@ def test_a_person_reads_what_is_so(
             assert [said[n] for n in ("cause", "where", "remedy")] == [
                 lines[n] for n in ("cause", "where", "remedy")
             ]
-            assert ("none" if row.scale is None else scale(row.scale)) in said["figures"]
+            if row.scale is None:
+                assert "Loss scale" not in said["figures"]
+            else:
+                assert scale(row.scale) in said["figures"]
             assert not matches(said["all"], (*NEVER_TRUE, *row.denies))
 
 

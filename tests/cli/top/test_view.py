@@ -121,7 +121,9 @@ def test_without_a_choice_the_first_line_is_chosen_whoever_it_is() -> None:
 def test_enter_opens_the_story_of_a_rank() -> None:
     """The four lines, its numbers, then each finding as reports have it: evidence and advice."""
     state = many_ranks(8, broken=5)
-    state["runs"]["gpt"]["links"] = {"its dashboard": "https://g/d/ampwatch-run?var-run=gpt"}
+    state = changed(
+        state, "gpt", 0, links={"its dashboard": "https://g/d/ampwatch-run?var-run=gpt"}
+    )
     view = view_of(state)
     view.press("<enter>")
 

@@ -160,6 +160,7 @@ function setTheme(theme) {
 }
 
 view.showLegend();
+view.rememberFolds();
 view.unfoldForPrint();
 setTheme(THEMES.includes(localStorage.getItem("ampwatch-theme")) ? localStorage.getItem("ampwatch-theme") : "system");
 document.getElementById("theme").addEventListener("click", () => {

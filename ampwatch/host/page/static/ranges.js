@@ -69,7 +69,9 @@ export class Ranges {
   select(module) {
     this.module = module;
     this.onChange();
-    if (module !== null) byId("whatif").scrollIntoView({ block: "nearest" });
+    if (module === null) return;
+    byId("whatif").querySelector(".fold").open = true;
+    byId("whatif").scrollIntoView({ block: "nearest" });
   }
 
   /** Draw again, in the colours of another theme. */

@@ -32,6 +32,7 @@ export class Ranks {
     Object.assign(this, { run, selected, beatOf: (rank) => beat(rank, front, now) });
     const elsewhere = run.world_size - ranks.length;
     const absent = `; ${number(elsewhere)} of ${number(run.world_size)} ranks are not on this machine`;
+    byId("ranks-box").hidden = run.world_size === 1; // the headline is about it
     setText(byId("ranks-title"), `Heartbeat${elsewhere > 0 ? absent : ""}`);
     const isStrip = ranks.length > MAX_CARDS;
     sentence(byId("ranks-counts"), ranks.length > 1 ? run.counts : "");

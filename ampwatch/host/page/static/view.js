@@ -57,11 +57,12 @@ export function showLinks(run) {
   rebuild(byId("run-links"), there, () => there.flatMap(([words, href], i) => [i ? " · " : "", make("a", { href }, words)]));
 }
 
-/** Show the figures of a rank: always the same ones, each in its place. */
+/** Show the figures of a rank that are known. */
 export function showFigures(rank) {
-  const cell = ([title, [figure, note, isKnown]]) => make("div", { "data-known": isKnown }, make("dt", {}, title),
-    make("dd", { class: "figure" }, figure), make("dd", { class: "note" }, note));
-  rebuild(byId("figures"), rank.figures, () => Object.entries(rank.figures).map(cell));
+  const known = Object.entries(rank.figures).filter(([, [, , isKnown]]) => isKnown);
+  byId("figures").hidden = !known.length;
+  rebuild(byId("figures"), known, () => known.map(([title, [figure, note]]) => (
+    make("div", {}, make("dt", {}, title), make("dd", { class: "figure" }, figure), make("dd", { class: "note" }, note)))));
 }
 
 /** Say from where on the charts tell: a daemon that came late has not read the first steps. */
@@ -136,8 +137,22 @@ function findingDetails(key, findings, glossary) {
   if (Object.keys(f.evidence_words).length) box.append(pairs("evidence", Object.entries(f.evidence_words).map(([name, words]) => [name.replaceAll("_", " "), words])));
   if (f.terms.length) box.append(pairs("terms", f.terms.map((term) => [term, glossary[term]])));
   const about = f.page ? [make("a", { href: `.${f.page}` }, `More about ${f.kind}`), " · "] : [];
-  box.append(make("p", { class: "place" }, ...about, permalink(key)));
+  const last = make("p", { class: "place" }, ...about, permalink(key));
+  box.append(last);
+  if (navigator.clipboard) last.append(" · ", copyButton(f, key)); // only where the page came safely
   return box;
+}
+
+/** A button that copies a finding as text, to be pasted into a message. */
+function copyButton(f, key) {
+  const button = make("button", { type: "button", class: "small", "aria-label": `copy ${f.kind} in ${f.place}` }, "copy");
+  button.addEventListener("click", async () => {
+    const link = document.getElementById(key).querySelector("a.permalink")?.href ?? location.href;
+    const text = [`${f.severity}: ${f.kind} in ${f.place}, since step ${f.first_step}`, f.summary, f.advice && `What to change: ${f.advice}`, link];
+    await navigator.clipboard.writeText(text.filter(Boolean).join("\n"));
+    setText(button, "copied");
+  });
+  return button;
 }
 
 function pairs(name, entries) {
@@ -174,6 +189,19 @@ export function showEmpty(empty) {
   if (empty) {
     byId("runs").hidden = true;
     setText(document.querySelector("title"), "no runs yet · ampwatch");
+  }
+}
+
+const UNFOLDED = "ampwatch-unfolded";
+
+/** Unfold what was unfolded when the page was last seen; at first the map alone. */
+export function rememberFolds() {
+  const folds = [...document.querySelectorAll(".fold")];
+  const name = (fold) => fold.parentElement.id;
+  const open = (localStorage.getItem(UNFOLDED) ?? "map").split(" ");
+  for (const fold of folds) {
+    fold.open = open.includes(name(fold));
+    fold.addEventListener("toggle", () => localStorage.setItem(UNFOLDED, folds.filter((one) => one.open).map(name).join(" ")));
   }
 }
 

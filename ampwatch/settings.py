@@ -287,7 +287,7 @@ def checked_url(label: str, text: str) -> str:
         is_one = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
         if is_one and not re.search(r"[^\x21-\x7e]|[\"'\\<>{}]", text):
             return text
-    msg = f"{label}: expected an address that begins with http:// or https://, got {text!r}"
+    msg = f"{label}: expected an address that begins with http:// or https://, got {text!r}; give the whole of it, as a browser shows it"
     raise SettingsError(msg)
 
 

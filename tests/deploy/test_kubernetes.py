@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import runpy
 from typing import TYPE_CHECKING
@@ -37,16 +36,6 @@ def test_every_object_is_valid(name: str, version: str) -> None:
     """By the schema that Kubernetes publishes; a key that it does not know is refused."""
     for thing in kustomized(DIRECTORIES[name]):
         kubernetes_validate.validate(thing, version, strict=True)
-
-
-def test_the_config_map_of_a_dashboard_is_taken_by_kubernetes() -> None:
-    """Small enough for the API. That there is one for each is said by the test of the chart."""
-    for thing in kustomized(DIRECTORIES["monitoring"]):
-        if thing["kind"] == "ConfigMap":
-            kubernetes_validate.validate(thing, NEWEST, strict=True)
-            ((name, text),) = thing["data"].items()
-            assert f"{json.loads(text)['uid']}.json" == name
-            assert len(text.encode()) < 1_000_000
 
 
 def test_the_pod_monitor_finds_what_runs_a_daemon() -> None:

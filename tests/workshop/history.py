@@ -52,7 +52,8 @@ def samples(ranks: int) -> Iterator[tuple[str, str, float]]:
     body, _ = PrometheusExporter(made_up_fleet(), {}).render()
     machines = -(-ranks // PER_MACHINE)
     lines = [line for line in body.decode().splitlines() if not line.startswith("#")]
-    for line in [*lines, 'ampwatch_autocast_dtype_max{rank="0",run="gpt"} 65504.0']:
+    max_of_dtype = 'ampwatch_autocast_dtype_max{rank="0",run="gpt"} 65504.0'
+    for line in [*lines, max_of_dtype, 'ampwatch_page_info{url="https://train.example.com/"} 1.0']:
         match = _SAMPLE.match(line)
         assert match is not None, line
         name, labels, value = match[1], match[2] or "", float(match[3])

@@ -90,7 +90,7 @@ class Access:
         *,
         auth: BasicAuth | None,
         asks_who: bool,
-        port: str,
+        place: str,
         is_tls: bool,
     ) -> Response | None:
         """Return what a client gets instead of an answer, ``None`` if it may read.
@@ -100,7 +100,8 @@ class Access:
             headers: Its headers.
             auth: The users of the web-config, ``None`` without any.
             asks_who: The web-config asks for a password or a certificate.
-            port: The port that it came by, which a tunnel may have changed.
+            place: What tells this daemon from others of the same host: the port that the client came by, which
+                a tunnel may have changed, and a path that a reverse proxy has put it below.
             is_tls: The connection is TLS.
         """
         wants_token = self.wants_token(asks_who=asks_who)
@@ -113,10 +114,10 @@ class Access:
             token = self._current()
             path, _, query = target.partition("?")
             if any(_equal(given, token) for given in _in_query(query)):
-                return _sent_on(path, query, _cookie(token, port, is_tls=is_tls))
+                return _sent_on(path, query, _cookie(token, place, is_tls=is_tls))
             scheme, _, credentials = authorization.partition(" ")
             is_bearer = scheme.lower() == "bearer" and _equal(credentials.strip(), token)
-            passed = any(_equal(given, _pass(token)) for given in _in_cookies(headers, port))
+            passed = any(_equal(given, _pass(token)) for given in _in_cookies(headers, place))
             if is_bearer or passed or path in OPEN_PATHS:
                 return None
         return self._unauthorized(headers, has_users=auth is not None, wants_token=wants_token)
@@ -171,20 +172,20 @@ def _pass(token: str) -> str:
     return hmac.new(token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
 
-def _cookie_name(port: str) -> str:
+def _cookie_name(place: str) -> str:
     # Two daemons behind one name, tunnels to two machines for instance, would take it from each
     # other.
-    return f"ampwatch-{port}"
+    return f"ampwatch-{place}"
 
 
-def _cookie(token: str, port: str, *, is_tls: bool) -> str:
+def _cookie(token: str, place: str, *, is_tls: bool) -> str:
     """Return the header that gives a browser its cookie.
 
     Lax and not Strict: a link in a chat, a mail or a Grafana leads to the page. With Strict it
     would not, nor would the redirect after such a link; and nothing here can be changed by a link.
     """
     attributes = f"Path=/; Max-Age={COOKIE_SECONDS}; HttpOnly; SameSite=Lax{'; Secure' * is_tls}"
-    return f"{_cookie_name(port)}={_pass(token)}; {attributes}"
+    return f"{_cookie_name(place)}={_pass(token)}; {attributes}"
 
 
 def _in_query(query: str) -> Iterator[str]:
@@ -194,11 +195,11 @@ def _in_query(query: str) -> Iterator[str]:
             yield value
 
 
-def _in_cookies(headers: HTTPMessage, port: str) -> Iterator[str]:
+def _in_cookies(headers: HTTPMessage, place: str) -> Iterator[str]:
     for line in headers.get_all("Cookie", []):
         for cookie in line.split(";"):
             name, _, value = cookie.strip().partition("=")
-            if name == _cookie_name(port):
+            if name == _cookie_name(place):
                 yield value
 
 

@@ -215,7 +215,9 @@ class Daemon:
     @property
     def shows_token(self) -> bool:
         """True if the token crosses the network in clear."""
-        return self.wants_token and not (self._server.is_loopback or self._server.is_tls)
+        is_private = self._server.is_loopback or self._server.is_tls
+        is_proxied = self._settings.external_url.startswith("http://")
+        return self.wants_token and (is_proxied or not is_private)
 
     def run(self, lock: DaemonLock) -> None:
         """Serve until a signal ends it, or until idle; then let go of everything.
@@ -376,7 +378,7 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
     if daemon.shows_token:
         logger.warning(
             "clients from elsewhere send the token to %s in clear: give a --web.config.file with TLS",
-            info.local_url,
+            info.url,
         )
     if daemon.wants_token:
         logger.info("it asks for a token: `ampwatch url` prints the address with it")

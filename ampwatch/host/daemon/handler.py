@@ -45,6 +45,8 @@ OTHER_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT
 
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::([0-9]{1,5}))?")
 
+_NO_WORD = re.compile(r"[^A-Za-z0-9]+")
+
 _QUERY = re.compile(r"\?\S+")
 
 logger = logging.getLogger(__name__)
@@ -140,7 +142,7 @@ class Handler:
             self.headers,
             auth=self.server.protection.auth,
             asks_who=self.server.asks_who,
-            port=address[1] or str(self.server.standard_port),
+            place=f"{address[1] or self.server.standard_port}{_NO_WORD.sub('-', self.server.site.prefix)}",
             is_tls=self.server.is_tls,
         )
 

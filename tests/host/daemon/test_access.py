@@ -143,6 +143,15 @@ def test_a_browser_is_sent_on_to_the_address_without_the_token(served: Served) -
     assert served.ask("/", Host="localhost:8000", Cookie=tunnelled).status == HTTPStatus.OK
 
 
+def test_daemons_below_paths_of_one_name_take_no_cookie_from_one_another(tmp_path: Path) -> None:
+    """A reverse proxy has them all at one port."""
+    access, url = Access("user", "auto", tmp_path), "https://train.example.com/node-a/"
+    with test_http.serving(access=access, external_url=url) as served:
+        answer = served.ask(f"/node-a/?token={ensure_token(tmp_path)}", Host="localhost:443")
+
+    assert answer.headers["Set-Cookie"].startswith("ampwatch-443-node-a=")
+
+
 @pytest.mark.parametrize("slashes", ["//", "/\\", "\\\\", "//\\//"])
 def test_nobody_is_sent_to_another_host(served: Served, slashes: str) -> None:
     """Two slashes begin one, of either kind to a browser."""

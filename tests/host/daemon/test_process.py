@@ -320,14 +320,16 @@ def test_a_daemon_that_anybody_can_read_is_known_as_such(
 
 
 def test_a_daemon_is_known_by_the_address_that_others_open() -> None:
-    """A reverse proxy sends its name on, and people are sent to that address."""
-    url = "https://train.example.com/node-a/"
-    daemon = Daemon(Settings.resolve({"port": 0, "external_url": url}), DaemonOptions())
-    info = daemon.info(7)
-    daemon._server.server_close()
+    """A reverse proxy sends its name on, and people are sent to that address, with the token in clear or not."""
+    for scheme, is_clear in (("https", False), ("http", True)):
+        url = f"{scheme}://train.example.com/node-a/"
+        daemon = Daemon(Settings.resolve({"port": 0, "external_url": url}), DaemonOptions())
+        info = daemon.info(7)
+        daemon._server.server_close()
 
-    assert daemon._server.is_known_as("train.example.com")
-    assert (info.url, info.local_url) == (url, f"http://127.0.0.1:{info.port}/")
+        assert daemon._server.is_known_as("train.example.com")
+        assert (info.url, info.local_url) == (url, f"http://127.0.0.1:{info.port}/")
+        assert daemon.shows_token is is_clear
 
 
 @pytest.mark.parametrize("address", ["no-port", "a b:1", "http://x:1"])

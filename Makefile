@@ -8,6 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DEMO_VENV := .venv-demo
+DEMO_INSTALLED := $(DEMO_VENV)/.installed
 GPU_PACKAGES := .gpu-packages
 GPU_PYTHON ?= 3.12
 PIP := -m pip --disable-pip-version-check install
@@ -54,6 +56,15 @@ $(INSTALLED): pyproject.toml constraints.txt constraints-dev.txt
 	@# the CPU or for CUDA, is up to pip and the package index it asks. What all builds need is there.
 	$(BIN)/python $(PIP) -c constraints.txt torch
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+# What the demo needs: ampwatch, PyTorch (with NumPy, without which it warns) and Rich, and none of the tools.
+$(DEMO_INSTALLED): pyproject.toml constraints.txt constraints-demo.txt
+	@echo "==> Making $(DEMO_VENV) with ampwatch, PyTorch and Rich; the first time takes a minute"
+	[ -x $(DEMO_VENV)/bin/python ] || $(PYTHON) -m venv $(DEMO_VENV)
+	$(DEMO_VENV)/bin/python $(LOCKED) -r constraints-demo.txt
+	$(DEMO_VENV)/bin/python $(PIP) -c constraints.txt torch
+	$(DEMO_VENV)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The client of Grafana brings a package that takes the place of urllib3, which selenium needs.
@@ -115,9 +126,9 @@ test-frameworks: $(INSTALLED) $(FRAMEWORKS_INSTALLED) $(NOTEBOOK_INSTALLED) $(if
 		--frameworks-python $(CURDIR)/$(FRAMEWORKS_VENV)/bin/python $(ARGS)
 
 .PHONY: demo
-demo: $(INSTALLED) ## Train a small model, break it, and show the page that says so
+demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO_INSTALLED)) ## Train a small model, break it, and show the page that says so; without .venv in .venv-demo
 	@echo "==> Training a small model, which will break; the address of its page follows"
-	$(BIN)/ampwatch demo $(ARGS)
+	$(if $(wildcard $(INSTALLED)),$(VENV),$(DEMO_VENV))/bin/ampwatch demo $(ARGS)
 
 .PHONY: test
 test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests of a commit, some twelve minutes; installs Prometheus and Chromium if it may (ARGS="-k ring")
@@ -178,7 +189,7 @@ docs: $(INSTALLED) ## Write what is generated again: tables, pages, pictures (AR
 	$(BIN)/python -m ampwatch.diagnosis.kinds
 	$(BIN)/python -m tools.site.api > docs/api.md
 	$(BIN)/python -m tools.site.troubleshooting > docs/troubleshooting.md
-	$(BIN)/python -m tests.frameworks.matrix > docs/support.md
+	$(BIN)/python -m tests.frameworks.matrix --write
 	$(BIN)/python -m tools.manifests
 	$(BIN)/python -m tests.cli.terminal_examples
 	$(BIN)/python -m tools.cost
@@ -235,6 +246,7 @@ wheel: $(INSTALLED) ## Build the wheel for this machine's kind of processor, wit
 lock: $(RELEASE_INSTALLED) ## Write the files of versions with hashes again, from constraints.txt
 	@# PyPI is named, so that the index of a machine gets into no file. An older pin stays unless constraints.txt has another.
 	$(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra dev --extra torch -o constraints-dev.txt
+	echo hatchling editables numpy | tr ' ' '\n' | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra ui --extra torch - -o constraints-demo.txt
 	echo hatchling editables | tr ' ' '\n' | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra grafana - -o constraints-grafana.txt
 	$(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 pyproject.toml --extra release -o constraints-release.txt
 	echo mkdocs-material | $(RELEASE_VENV)/bin/$(LOCK) --python-version 3.10 - -o constraints-site.txt
@@ -264,6 +276,6 @@ gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without net
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
-	rm -rf $(VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(PEERS_VENV) $(SITE_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(PEERS_VENV) $(SITE_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -f ampwatch/training/native/*.so
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

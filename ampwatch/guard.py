@@ -8,7 +8,7 @@ filled the stack, or out of a log handler, is not the sensor's.
 
 Other broad ``except`` clauses of the training half stand where no sensor runs: in the code that
 attaches itself to a program (`training/attach`), and around functions that a user has handed to
-an action (`training/actions`). Decision 0031 lists them all.
+an action (`training/actions`). Decision 0003 says where else they stand.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Settings:
 
     level: str = _knob(
         "standard",
-        "How much is watched: off, light (scaler, steps, loss, schedulers), standard (and ranges and ops in some steps, kernels in profiler windows) or deep (every op of every step followed, the rest more often).",
+        "How much is watched: off, light (scaler, steps, loss, schedulers), standard (also ranges and ops in some steps, kernels in profiler windows) or deep (every op of every step, the rest more often).",
     )
     run: str = _knob("", "Name of the run, stable between restarts; the script's name if empty.")
     runtime_dir: str = _knob(
@@ -106,7 +106,7 @@ class Settings:
     port: int = _knob(DEFAULT_PORT, "Port the daemon listens on.", low=0, high=65535)
     readers: str = _knob(
         "auto",
-        "Who may read the page and the metrics: auto (of a user's daemon who sends the user's token, or what a web-config asks for; of the daemon of a machine who can connect), token (who sends it, always) or all (who can connect).",
+        "Who may read the page and the metrics: auto (a user's daemon asks for the user's token, or for what the web-config file says; the daemon of a machine answers all who can connect), token (always ask for it) or all (all who can connect).",
     )
     external_url: str = _knob(
         "",
@@ -121,16 +121,16 @@ class Settings:
         "Address of Alertmanager: the page and `ampwatch top` link to a new silence for the alerts of a run. Empty: no link.",
     )
     poll_seconds: float = _knob(
-        0.5, "How often the daemon looks into the rings.", low=0.05, high=60.0
+        0.5, "Time between two reads of the rings by the daemon.", low=0.05, high=60.0
     )
     stale_seconds: float = _knob(
         120.0,
-        "A rank that is alive but has not ended a step for so long, and for ten of its usual steps, is stale.",
+        "Time without a step after which a live rank is stale, if it is also ten of its usual steps.",
         low=1.0,
     )
     grace_seconds: float = _knob(
         600.0,
-        "How long the daemon keeps showing a run that has ended. One that `monitor()` started ends when it has had nothing to show for a tenth of that, a second at least.",
+        "Time for which the daemon shows a run that has ended. A daemon that `monitor()` started ends when it has had nothing to show for a tenth of it, at least a second.",
         low=0.0,
     )
     gpu: str = _knob(
@@ -143,15 +143,17 @@ class Settings:
     )
     sample_every: int = _knob(
         0,
-        "Sample every so many steps; 0: as often as the overhead budget allows. A sample that would take more than an eighth of a step is spread over several.",
+        "Steps from one sample to the next; 0: as often as the overhead budget allows. A sample that would take more than an eighth of a step is spread over several.",
         low=0,
     )
     report_dir: str = _knob(
         "",
-        "Directory of the reports that runs leave behind when something goes wrong; the user's state directory (`~/.local/state/ampwatch/runs`) if empty. Named here, they are written also with `serve=False`.",
+        "Directory of the reports that runs write when something goes wrong; `~/.local/state/ampwatch/runs` if empty. If it is set, they are written with `serve=False` as well.",
     )
     report_files: int = _knob(
-        64, "Reports kept of all runs of one name, one a rank; 0: none are written.", low=0
+        64,
+        "Number of reports that are kept of all runs of one name, one per rank; 0: none are written.",
+        low=0,
     )
     lab: str = _knob(
         "off",
@@ -161,8 +163,12 @@ class Settings:
         "",
         "Directory of tapes: what each recorded step computes, tensor by tensor, for `ampwatch lab diff`; empty: nothing is recorded. With `lab`.",
     )
-    record_first: int = _knob(8, "Steps at the start that are recorded, each.", low=0, high=100000)
-    record_every: int = _knob(0, "After these, each so many-th step is recorded; 0: none.", low=0)
+    record_first: int = _knob(
+        8, "Number of steps at the start that are recorded.", low=0, high=100000
+    )
+    record_every: int = _knob(
+        0, "After these, steps from one recorded step to the next; 0: none is recorded.", low=0
+    )
     record_elements: int = _knob(
         -1,
         "Recorded step of which outputs and gradients of modules are kept element by element, up to 256 MiB; -1: none.",
@@ -173,24 +179,24 @@ class Settings:
     )
     op_census: str = _knob(
         "auto",
-        "How ops are looked at while nothing is wrong: auto (one by one, at `standard` in some steps) or window (at `standard` from profiler windows only, which know no modules, no reasons and no values).",
+        "How ops are observed while nothing is wrong: auto (one by one, at `standard` in some steps) or window (at `standard` from profiler windows only, without modules, reasons and values).",
     )
     compiled_census: str = _knob(
         "window",
-        "How the ops of compiled code are counted: window (from profiler windows) or force_eager (one by one where `op_census` says so, in steps in which torch.compile is out of force; they round otherwise than compiled ones).",
+        "How the ops of compiled code are counted: window (from profiler windows) or force_eager (one by one where `op_census` says so, in steps in which torch.compile is disabled, which round differently from compiled ones).",
     )
     replay: str = _knob(
         "on",
-        "Replay failed steps: on (the forward pass once more on a twin of the model that shares its weights, and remedies tried on the batch that failed), sampled (and where compiled code runs, sampled steps as well, to measure outputs of modules) or off.",
+        "Replay failed steps: on (the forward pass once more on a replica of the model that shares its weights, with remedies tried on the batch that failed), sampled (where compiled code runs, sampled steps as well, to measure outputs of modules) or off.",
     )
     memory_bytes: int = _knob(
         0,
-        "Memory that watching may hold, on the host and again on devices: ring, evidence, samples, and inputs of the model that only replays still need; what does not fit is not kept. Bytes; 0: 1 % of the model's, at least 64 MiB.",
+        "Memory that ampwatch may hold, on the host and again on devices: ring, evidence, samples, and inputs of the model that only replays still need; what does not fit is not kept. Bytes; 0: 1 % of the model's, at least 64 MiB.",
         low=0,
     )
     peak_flops: str = _knob(
         "",
-        "What the GPU can multiply at most, where that cannot be derived or is wrong: `float16=989e12,float32=67e12`, in FLOP/s.",
+        "Peak of the GPU, where it is not known or wrong: `float16=989e12,float32=67e12`, in FLOP/s.",
     )
     kernel_patterns: str = _knob(
         "",
@@ -198,7 +204,7 @@ class Settings:
     )
     window_seconds: float = _knob(
         -1.0,
-        "Time from one profiler window to the next, at least; 0: only for `ampwatch trace`; -1: 600 on a GPU and where torch.compile is used, else 0.",
+        "Least time from one profiler window to the next; 0: only for `ampwatch trace`; -1: 600 on a GPU and where torch.compile is used, else 0.",
         low=-1.0,
     )
     max_modules: int = _knob(
@@ -215,7 +221,7 @@ class Settings:
     )
     module_series_ranks: str = _knob(
         "host",
-        "Which ranks of a run have series per module: host (of those that measure a module, the lowest on each machine, and others while they alone have trouble with it), all, or run (rank 0 alone).",
+        "Which ranks of a run have series per module: host (of the ranks that measure a module, the lowest on each machine, and others while only they have trouble with it), all, or run (rank 0 only).",
     )
 
     @classmethod
@@ -370,20 +376,33 @@ Generated from `ampwatch/settings.py`; change that file, then run
 - In the training script a setting is a keyword: `ampwatch.monitor(model, scaler, ring_slots=16384)`.
 - Everywhere it is an environment variable: `AMPWATCH_RING_SLOTS=16384`. An empty variable counts as
   not set; a keyword wins over the variable.
-- A value of the wrong type or out of its limits is an error (`ampwatch.SettingsError`) before anything is
+- A value of the wrong type or outside its limits is an error (`ampwatch.SettingsError`) before anything is
   attached, in a keyword and in a variable. An unknown keyword is an error as well; an unknown variable
   has no effect and is warned about.
-- A daemon that `monitor()` starts gets the settings of that process; one that runs already keeps
+- A daemon that `monitor()` starts gets the settings of that process; one that already runs keeps
   its own.
 
-| name | environment variable | default | limits | what it is |
-| --- | --- | --- | --- | --- |
+These five are enough for most trainings:
+
 """
 
 
 def markdown() -> str:
-    """Return the text of ``docs/settings.md``."""
-    return _INTRODUCTION + "".join(_row(spec) for spec in fields(Settings))
+    """Return the text of ``docs/settings.md``: five settings, and the others in groups that are folded."""
+    groups = {
+        "What is measured": "sample_every op_census compiled_census replay memory_bytes window_seconds max_modules peak_flops kernel_patterns",
+        "The daemon": "host readers poll_seconds stale_seconds grace_seconds gpu gpu_link_throughput runtime_dir ring_dir ring_slots report_files",
+        "Prometheus series of modules": "module_series module_series_ranks",
+        "The laboratory": "lab record_dir record_first record_every record_elements",
+    }
+    heads = "| name | environment variable | default | limits | what it is |\n| --- | --- | --- | --- | --- |\n"
+    rows = {spec.name: _row(spec) for spec in fields(Settings)}
+    folded = ""
+    for title, names in groups.items():
+        table = heads + "".join(rows.pop(name) for name in names.split())
+        count = f"<summary>{len(names.split())} settings</summary>"
+        folded += f"\n## {title}\n\n<details markdown>\n{count}\n\n{table}\n</details>\n"
+    return _INTRODUCTION + heads + "".join(rows.values()) + folded
 
 
 def _row(spec: Field[Any]) -> str:

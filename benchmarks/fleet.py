@@ -48,7 +48,7 @@ BETWEEN_SCRAPES = 1.0
 NUM_SCRAPES = 20
 SCRAPE_SECONDS = 15
 MINUTES = 8
-PAGE = HERE.parent / "docs" / "fleet.md"
+PAGE = HERE.parent / "docs" / "operate.md"
 BEGIN, END = (f"<!-- {word} of what benchmarks/fleet.py writes -->" for word in ("begin", "end"))
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -298,7 +298,7 @@ def main() -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return what the daemon costs as a table of docs/fleet.md."""
+    """Return what the daemon costs as a table of docs/operate.md."""
     titles = (
         "ranks | `module_series_ranks` | series | scrape | on the wire | scrape: CPU"
         " | scrape: fastest, median | CPU at rest | resident memory | `/state.json` | start"
@@ -324,7 +324,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def write_table(file: Path) -> None:
-    """Put the table of a file of results where docs/fleet.md marks its place."""
+    """Put the table of a file of results where docs/operate.md marks its place."""
     text = PAGE.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

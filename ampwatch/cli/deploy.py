@@ -33,7 +33,7 @@ examples:
   ampwatch deploy stack --dry-run
       what would be written, after an update of ampwatch for instance
 
-Give the options each time: DIR becomes what they say. See `ampwatch explain deploy`.
+Give the options each time: DIR becomes what they say. See `ampwatch explain operate`.
 """
 
 MAX_LISTED = 12
@@ -227,7 +227,7 @@ def _next(directory: Path, options: DeployOptions) -> str:
             "",
             f"Your daemon wants the token in {options.token_file},",
             "which you alone can read: start that Prometheus as yourself. For another user's, see",
-            "`ampwatch explain deploy`; for the daemon of a machine give --no-token.",
+            "`ampwatch explain operate`; for the daemon of a machine give --no-token.",
         ]
     if not options.webhook:
         lines += ["", "Nobody hears of alerts yet: give --webhook URL, or edit alertmanager.yml."]

@@ -22,7 +22,7 @@ has into files.
 
 Where it is is told by GRAFANA_URL or --url, and how to get in by GRAFANA_TOKEN or
 --token-file: the token of a service account, which no option takes and no message shows.
-It needs the extra `grafana`, in an environment of its own: `ampwatch explain grafana`.
+It needs the extra `grafana`, in an environment of its own: `ampwatch explain operate`.
 """
 
 EPILOG = """\

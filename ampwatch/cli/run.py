@@ -31,7 +31,8 @@ examples:
       is watched; the ranks of a machine write one log and one report
 
 Options for ampwatch come before the program, options for the program after it. All settings
-can be given as AMPWATCH_* variables. What it cannot see: `ampwatch explain zero-code`.
+can be given as AMPWATCH_* variables. What it cannot see:
+`ampwatch explain run-without-edits`.
 """
 
 STARTUP = Path(__file__).parents[1] / "training" / "attach" / "startup"

@@ -41,7 +41,7 @@ def error_budget(
 
     The newest batch is run once more on a replica of the model, with the weights of now, and each
     op in float64 beside it. To be called in the training loop between two iterations; nothing of
-    the training changes. docs/errors.md explains the numbers.
+    the training changes. docs/lab.md explains the numbers.
 
     Args:
         watch: The monitor, made with ``lab=True``.
@@ -89,7 +89,7 @@ def plan(
     From what was measured of inputs, weights and gradients so far, in all phases of the training.
     It changes nothing, and says nothing of steps to come; but from now on it is a finding,
     ``plan_left``, if the training leaves the newest plan, and the map of the page has its colours.
-    docs/plan.md explains the numbers. Still there after the monitor was closed.
+    docs/lab.md explains the numbers. Still there after the monitor was closed.
 
     Args:
         watch: The monitor, made with ``lab=True``.

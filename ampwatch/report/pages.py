@@ -27,26 +27,23 @@ INDEX = "README"
 """Name of a page that lists the others of its shelf."""
 
 GUIDES = (
-    "acting",
-    "alerts",
-    "deploy",
+    "callbacks",
     "diagnosis",
-    "fleet",
     "glossary",
     "gpu",
-    "grafana",
+    "lab",
     "metrics",
+    "operate",
     "page",
-    "plan",
+    "run-without-edits",
     "settings",
     "terminal",
     "what-is-patched",
-    "zero-code",
 )
-"""Pages of ``docs/`` that are shipped: those that are text alone. Pictures would weigh more than all
-the rest of the package."""
+"""Pages of ``docs/`` that are shipped, without their pictures, which would weigh more than all the rest of
+the package."""
 
-_COMMENT = re.compile(r"<!--.*?-->\n*", re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->\n*|^</?(?:details|summary)[^\n]*\n+", re.DOTALL | re.MULTILINE)
 _PICTURE = re.compile(r"^!\[[^\[\]]*\]\([^()\s]+\)\n+", re.MULTILINE)
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^()\s]+)\)")
 

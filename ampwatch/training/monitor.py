@@ -84,7 +84,7 @@ def monitor(
         model: The model, a list of models, or ``None``; or an ``accelerate.Accelerator``, which has
             prepared them, and has the scaler.
         scaler: The GradScaler, enabled or not, or an object that holds one; an engine or an
-            optimizer of a framework that scales by itself (docs/scalers.md), or a ``LossScaler``;
+            optimizer of a framework that scales by itself (docs/using.md), or a ``LossScaler``;
             or ``None`` (bfloat16, float32). A GradScaler that steps an optimizer of the model although
             nobody handed it in takes over.
         optimizer: The optimizers; those that step through the scaler, or that hold

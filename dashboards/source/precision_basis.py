@@ -26,7 +26,7 @@ def absent() -> tuple[Panel, ...]:
                 shows="How many ranks of a run have each measurement, and if not, for what reason."
                 " A value that is not known is absent from the panels above, never zero.",
                 good="supported, for all ranks of the run.",
-                act="the reason says what to change; docs/precision.md has the details.",
+                act="the reason says what to change; docs/lab.md has the details.",
                 metrics=[_CAPABILITY],
             ),
             unit="none",

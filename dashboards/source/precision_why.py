@@ -45,7 +45,7 @@ def fallbacks() -> tuple[Panel, ...]:
                 shows="Ops of the forward pass, and their share of the FLOPs of the run, in counted"
                 f" iterations of {OVER}. {FORWARD_ONLY}",
                 good="empty, or no FLOPs anywhere. Ops of the float32 list are many and cost little.",
-                act="above 1 % of the FLOPs: `ampwatch ops --by op` names the ops, docs/precision.md"
+                act="above 1 % of the FLOPs: `ampwatch ops --by op` names the ops, docs/lab.md"
                 " says what each reason means and what to change.",
                 metrics=[_OPS, _FLOPS, _ALL_FLOPS],
             ),

@@ -1,4 +1,4 @@
-"""Tests that docs/fleet.md says what is so."""
+"""Tests that what docs/operate.md says of fleets is so."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.workshop.clocks import Clock
 from tests.workshop.fleets import put
 from tests.workshop.records import H100, identity
 
-TEXT = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+TEXT = (Path(__file__).parents[2] / "docs" / "operate.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"^```yaml\n(scrape_configs:\n.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 DROPPED = {
     "ampwatch_finding_steps_total",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TESTS = ALERTS / "ampwatch.fleet.rules.test.yml"
 REMOTE = re.compile(r"(run|instance_run):ampwatch_.*")
-"""Names that are written to a central server, as docs/fleet.md and deploy/ say."""
+"""Names that are written to a central server, as docs/operate.md and deploy/ say."""
 
 ONLY_HERE = {"instance_run_le:ampwatch_step_duration_seconds_bucket:rate5m"}
 """Only other rules read these."""

@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT, pages
 from tests.report.links import anchors
 from tools.site.hooks import BESIDE, WEB, expanded, fetched, followed, rewritten, slug
 
-DOORS = ("I train", "I operate", "I change ampwatch")
+DOORS = ("Train", "Operate", "Change")
 
 
 def config() -> dict[str, Any]:
@@ -41,7 +41,7 @@ def test_every_page_stands_behind_one_door() -> None:
 @pytest.mark.parametrize(
     ("link", "source", "leads"),
     [
-        ("metrics.md#labels", "deploy.md", "metrics.md#labels"),
+        ("metrics.md#labels", "operate.md", "metrics.md#labels"),
         ("../gpu.md", "runbooks/AmpwatchGpuFault.md", "../gpu.md"),
         ("../benchmarks/README.md#gpu", "gpu.md", "benchmarks.md#gpu"),
         ("../../deploy/systemd", "runbooks/README.md", f"{WEB}deploy/systemd"),
@@ -50,7 +50,7 @@ def test_every_page_stands_behind_one_door() -> None:
         ("docs/decisions/0050-what-ci-installs.md", "contributing.md", "decisions/0050-what-ci-installs.md"),
         ("../docs/diagnoses/README.md", "examples.md", "diagnoses/README.md"),
         ("../README.md", "cost.md", "index.md"),
-        ("decisions", "limits.md", f"{WEB}docs/decisions"),
+        ("decisions", "support.md", f"{WEB}docs/decisions"),
         ("#here", "cost.md", "#here"),
         ("https://pytorch.org", "cost.md", "https://pytorch.org"),
     ],

@@ -17,7 +17,7 @@ from tests.docs.pages import blocks
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGES = ("README.md", "docs/index.md", "docs/using.md", "docs/acting.md", "docs/float16.md")
+PAGES = ("README.md", "docs/index.md", "docs/using.md", "docs/callbacks.md", "docs/float16.md")
 """The pages whose Python is for any training. Those of kinds are run by `tests/diagnoses`."""
 
 pytestmark = [
@@ -63,6 +63,7 @@ def of_a_reader() -> dict[str, Any]:
         "optimizer": optimizer,
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1),
         "scaler": torch.amp.GradScaler("cpu"),
+        "opt": optimizer,
         "loss_fn": nn.CrossEntropyLoss(),
         "device": "cpu",
         "data": [(torch.randn(3, 4), torch.tensor([0, 1, 1])) for _ in range(3)],

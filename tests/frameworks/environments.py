@@ -195,7 +195,7 @@ ENVIRONMENTS = (
     ),
 )
 
-FOUND_BY_ITSELF = "found by itself under `ampwatch run`: [scalers.md](scalers.md#frameworks)"
+FOUND_BY_ITSELF = "found by `ampwatch run`: [scalers](using.md#frameworks)"
 
 RECIPES = (
     Recipe(
@@ -207,7 +207,7 @@ RECIPES = (
     Recipe("fairseq, Metaseq", f"`ampwatch.monitor(model)`, or {FOUND_BY_ITSELF}"),
     Recipe(
         "Any other loss scaler",
-        "`ampwatch.monitor(model, ampwatch.LossScaler(...))`: [scalers.md](scalers.md)",
+        "`ampwatch.monitor(model, ampwatch.LossScaler(...))`: [scalers](using.md#scalers-that-are-not-torchs)",
     ),
     Recipe(
         "Composer",
@@ -220,7 +220,9 @@ RECIPES = (
     Recipe(
         "Transformer Engine",
         "`ampwatch.monitor(model)` before the loop; its kernels cast and multiply out of sight:"
-        " [FP8](precision.md#fp8)",
+        " [FP8](lab.md#fp8)",
     ),
-    Recipe("ROCm, Intel XPU, Apple MPS", "As for a plain loop; [what is measured where](gpu.md)"),
+    Recipe(
+        "ROCm, Intel XPU, Apple MPS", "As for a plain loop; [what has run](#what-has-run-on-what)"
+    ),
 )

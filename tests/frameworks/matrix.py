@@ -1,82 +1,62 @@
-"""Prints docs/support.md: the support matrix, made from what the tests have found.
+"""The support matrix of docs/support.md, made from what the tests have found.
 
-Written by ``make docs``; ``make check`` compares.
+``python -m tests.frameworks.matrix`` prints the page with it, ``--write`` writes it; ``make check`` compares.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from tests.frameworks.environments import ENVIRONMENTS, RECIPES, Environment
 from tests.frameworks.judging import COLUMNS, NO, PARTLY, YES, Cell
 from tests.frameworks.results import RESULTS, Result, read
 
+PAGE = Path(__file__).parents[2] / "docs" / "support.md"
+BEGIN, END = (
+    f"<!-- {word} of what tests/frameworks/matrix.py writes -->" for word in ("begin", "end")
+)
 SIGNS = {YES: "yes", PARTLY: "partly", NO: "**no**"}
 VERSIONS = RESULTS / "pytorch-versions.json"
-
-HEAD = """\
-# Where it works
-
-Generated from what the tests have found (`tests/frameworks/results`): `make test-frameworks ARGS=--write`, then `make docs`.
-Each row of the first two tables is [a program](https://github.com/ampwatch/ampwatch/tree/main/tests/frameworks/programs) that trains with that framework. It runs bare,
-with one edit, and unedited under `ampwatch run`; each time healthy, with an overflow planted in one module, and with an infinite
-gradient planted in one parameter. All of it on a CPU, with float16 and a small model; processes of one training talk over gloo.
-The programs train for less than a second, so the budget of samples is lifted for them (`AMPWATCH_OVERHEAD_BUDGET=1`): a cell says what
-ampwatch can see there. How soon it looks in a training of your length is in [the first steps](decisions/0051-an-opening-in-advance.md).
-
-| column | a yes means |
-| --- | --- |
-| names | every module and parameter in series and findings is called as in the `state_dict` of the bare model |
-| scale and skips | loss scale, its growths, and skipped steps of every iteration are those that the framework itself counts |
-| ops | ops are counted by dtype beyond the first iteration, float16 matmuls among them, on every rank |
-| ranges | gradients and outputs are measured on every rank, gradients of each module that has parameters |
-| overflow found | every rank names the module, with a kind of finding that fits, and accuses nothing else |
-| gradient found | every rank names the parameter, with a kind of finding that fits, and accuses nothing else |
-| quiet | nothing but information is said of the healthy training |
-| identical | weights and loss scales end bit by bit as without ampwatch, in all three trainings |
-| clean exit | exit status 0, no traceback, not a word on stdout, no sensor that failed, no file left in shared memory |
-
-A cell that becomes worse than it stands here fails the tests: in CI, where the row says CI, else by hand, at the date of the row.
-"""
-
-ABOUT_TABLES = {
-    "edit": "## With one edit\n\nThe edit is in [the last table of programs](#the-edits).",
-    "zero edits": "## With no edit\n\n`ampwatch run` in front of the command: [zero-code.md](zero-code.md).",
-}
+USUAL_EDIT = "`ampwatch.monitor(model, scaler)` before the loop"
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page with what is generated of it."""
     results = {row: read(row.name) for row in ENVIRONMENTS}
-    notes: list[str] = []
-    parts = [HEAD]
-    for way, heading in ABOUT_TABLES.items():
-        parts += [heading, "", *_table(way, results, notes), ""]
-    if notes:
-        parts += ["What is missing:", ""]
-        parts += [f"{number}. {note}" for number, note in enumerate(notes, 1)]
-        parts.append("")
-    parts += _edits(results)
-    parts += _pytorch_versions()
-    parts += _recipes()
-    return "\n".join(parts)
+    parts = [*_table(results), "", *_pytorch_versions(), *_recipes()]
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return "".join([before, begin, "\n\n", "\n".join(parts), "\n", end, after])
 
 
-def _table(way: str, results: dict[Environment, Result | None], notes: list[str]) -> list[str]:
-    """Return a table of all environments, watched in one way; new notes are appended to ``notes``."""
-    lines = [
-        f"| environment | {' | '.join(COLUMNS)} | tried |",
-        f"| --- |{' --- |' * len(COLUMNS)} --- |",
-    ]
+def _table(results: dict[Environment, Result | None]) -> list[str]:
+    """Return a table of all environments: the edit, and what is not a yes."""
+    versions = {(r.versions["torch"], r.versions["python"]) for r in results.values() if r}
+    ran = "; ".join(f"torch {torch}, Python {python}" for torch, python in sorted(versions))
+    lines = [f"Run with {ran}. An empty edit is {USUAL_EDIT}.", ""]
+    lines += ["| environment | edit | all yes, except | tried |", "| --- | --- | --- | --- |"]
     for row, result in results.items():
+        edit = "" if row.edit == USUAL_EDIT else row.edit
         if result is None:
-            lines.append(f"| {row.title} |{' |' * len(COLUMNS)} not yet |")
+            lines.append(f"| {row.title} | {edit} | | not yet |")
             continue
-        cells = [_cell(result.ways[way][column], notes) for column in COLUMNS]
         tried = f"{row.where.value}, {result.date}"
-        lines.append(f"| {_title(row, result)} | {' | '.join(cells)} | {tried} |")
+        lines.append(f"| {_title(row, result)} | {edit} | {_exceptions(result)} | {tried} |")
     return lines
+
+
+def _exceptions(result: Result) -> str:
+    """Return the cells that are not a yes, and those that are other ones under ``ampwatch run``."""
+    edited, bare = result.ways["edit"], result.ways["zero edits"]
+    said = [_cell(c, edited[c]) for c in COLUMNS if edited[c].answer != YES]
+    said += [f"under `ampwatch run` {_cell(c, bare[c])}" for c in COLUMNS if bare[c] != edited[c]]
+    return "; ".join(said)
+
+
+def _cell(column: str, cell: Cell) -> str:
+    return f"{column} {SIGNS[cell.answer]}" + (f": {cell.note}" if cell.note else "")
 
 
 def _title(row: Environment, result: Result) -> str:
@@ -84,36 +64,12 @@ def _title(row: Environment, result: Result) -> str:
     return f"{row.title} ({', '.join(packages)})" if packages else row.title
 
 
-def _cell(cell: Cell, notes: list[str]) -> str:
-    if not cell.note:
-        return SIGNS[cell.answer]
-    if cell.note not in notes:
-        notes.append(cell.note)
-    return f"{SIGNS[cell.answer]} ({notes.index(cell.note) + 1})"
-
-
-def _edits(results: dict[Environment, Result | None]) -> list[str]:
-    lines = ["## The edits", "", "| environment | edit | program | torch | Python |"]
-    lines.append("| --- | --- | --- | --- | --- |")
-    lines += [
-        f"| {row.title} | {row.edit} | `{' '.join(row.program)}`"
-        f" | {result.versions['torch'] if result else ''} | {result.versions['python'] if result else ''} |"
-        for row, result in results.items()
-    ]
-    on_cpu = (
-        "transformers and accelerate give no float16 to a CPU, so that their programs put a"
-        ' `GradScaler("cpu")` in by hand; Lightning takes it as a plugin; DeepSpeed is told that the'
-        " CPU can do float16. On a GPU none of that is needed."
-    )
-    return [*lines, "", on_cpu, ""]
-
-
 def _pytorch_versions() -> list[str]:
     rows = json.loads(VERSIONS.read_text()) if VERSIONS.exists() else []
     lines = [
-        "## Versions of PyTorch",
+        "### Versions of PyTorch",
         "",
-        "The whole suite of tests, not the programs above.",
+        "The test suite, not the programs above.",
         "",
         "| torch | Python | result | tried |",
         "| --- | --- | --- | --- |",
@@ -122,23 +78,14 @@ def _pytorch_versions() -> list[str]:
     return [*lines, ""]
 
 
-UNTRIED = (
-    "Nothing of this has been run. It is what the documentation and the source of the others say."
-    " Launchers, Ray Train and MONAI, which were run by hand: [recipes](recipes.md)."
-)
-
-
 def _recipes() -> list[str]:
-    lines = [
-        "## Untried",
-        "",
-        UNTRIED,
-        "",
-        "| environment | how |",
-        "| --- | --- |",
-    ]
+    lines = ["### Not tried", "", "From the documentation and source of the others:", ""]
+    lines += ["| environment | how |", "| --- | --- |"]
     return [*lines, *(f"| {recipe.title} | {recipe.how} |" for recipe in RECIPES), ""]
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    if "--write" in sys.argv:
+        PAGE.write_text(page(), encoding="utf-8")
+    else:
+        sys.stdout.write(page())

@@ -1,4 +1,4 @@
-"""Queries that docs/precision.md gives people, asked of a Prometheus."""
+"""Queries that docs/lab.md gives people, asked of a Prometheus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 
-DOCS = Path(__file__).parents[2] / "docs" / "precision.md"
+DOCS = Path(__file__).parents[2] / "docs" / "lab.md"
 QUERIES = re.findall(
     r"^```promql\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
 )

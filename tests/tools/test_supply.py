@@ -38,6 +38,7 @@ from tools.release import (
 ROOT = Path(__file__).parents[2]
 LOCKS = (
     "constraints-dev.txt",
+    "constraints-demo.txt",
     "constraints-grafana.txt",
     "constraints-release.txt",
     "constraints-site.txt",
@@ -90,7 +91,7 @@ def test_a_version_with_hashes_is_that_of_constraints_txt(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "extra"), [(LOCKS[0], "dev"), (LOCKS[0], "ui"), (LOCKS[0], "web"), (LOCKS[1], "grafana"), (LOCKS[2], "release")]
+    ("path", "extra"), [(LOCKS[0], "dev"), (LOCKS[0], "ui"), (LOCKS[1], "ui"), (LOCKS[0], "web"), (LOCKS[2], "grafana"), (LOCKS[3], "release")]
 )  # fmt: skip
 def test_what_an_extra_names_is_there(path: str, extra: str) -> None:
     """`make lock` was run after pyproject.toml was changed."""

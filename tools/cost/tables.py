@@ -257,23 +257,6 @@ def _answer(answer: Measured) -> str:
     return "yes" if answer["right"] else "another one"
 
 
-def quoted(kept: dict[str, Measured]) -> str:
-    """Return what each tool said, word by word, cut where it is long."""
-    heads = ("", *QUESTIONS)
-    rows = [
-        (name, *(_quote(it["answers"][question]["said"]) for question in QUESTIONS))
-        for name, it in kept["bench-peers"]["told"].items()
-        if name != BARE
-    ]
-    return _markdown(heads, rows)
-
-
-def _quote(said: str) -> str:
-    """Return a text as code in a cell, no longer than fits."""
-    words = re.sub(r"[`|]", " ", re.sub(r"/\S*/", "", said)).strip()
-    return f"`{words[:90]}{'...' if len(words) > 90 else ''}`" if words else ""
-
-
 TABLES: dict[str, Callable[[dict[str, Measured]], str]] = {
     "origin": lambda kept: origin(kept, "bench"),
     "origin-of-peers": lambda kept: origin(kept, "bench-peers"),
@@ -284,6 +267,5 @@ TABLES: dict[str, Callable[[dict[str, Measured]], str]] = {
     "failing": failing,
     "peers": peers,
     "told": told,
-    "quoted": quoted,
 }
 """What can stand between comments of a page, by its name there."""

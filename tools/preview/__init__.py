@@ -1,6 +1,6 @@
 """Draws the dashboards without Grafana: their own JSON, answers of a real Prometheus, Plotly.
 
-A tool for those who change a dashboard, and where the pictures of docs/dashboards.md come from::
+A tool for those who change a dashboard, and where the pictures of docs/operate.md come from::
 
     python -m tools.preview.scene /tmp/scene          # a run to look at: some five minutes
     python -m tools.preview --prometheus URL --out docs/images

@@ -80,7 +80,7 @@ LABELS: dict[str, str] = {
     + ": as they are, with some power of two as scale, with none.",
     "phase": "Of a step: "
     + _values(phase.label for phase in StepPhase)
-    + ": docs/step-time.md says what belongs to each.",
+    + ": docs/page.md says what belongs to each.",
     "clock": _values((HOST, DEVICE))
     + ": the time of the training thread, which is ahead of a device, or that between marks on the stream of the device.",
     "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most so many modules as the setting `module_series` says, chosen once.",

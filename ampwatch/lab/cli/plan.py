@@ -29,7 +29,7 @@ trained: of a training that runs, which is asked for it between two iterations, 
 report. Nothing of the training is changed; but one that runs tells from then on if it
 leaves the plan (the finding plan_left), in the place of an older plan, and its page shows
 the plan on the map of the model. --no-follow only looks.
-docs/plan.md says how a loss is foretold.
+docs/lab.md says how the noise is predicted.
 """
 
 HELP = "plan which layer can train in which number format"

@@ -4,7 +4,7 @@ A plain store into a map ends the process by SIGBUS where the file was cut, or i
 gone or full. The kernel's own store, ``process_vm_writev`` to the calling process itself, fails
 with an errno there. It needs no descriptor, obeys no limit on the size of files, and by way of
 ``ctypes.PyDLL`` does not hand over the interpreter lock in the middle of a training step, as
-``os.pwrite`` does. Decision 0048 says what else there was.
+``os.pwrite`` does. Decision 0002 says what else there was.
 
 Where a kernel or a sandbox refuses the call, stores are plain ones.
 """

@@ -192,7 +192,7 @@ def test_gzip_that_is_refused_is_not_sent(served: Served) -> None:
     [
         ("/explain/forward_overflow", "an op turns finite numbers into infinity"),
         ("/runbooks/AmpwatchLossScaleCollapsed.md", "Keep the newest checkpoint"),
-        ("/docs/", "Watching without an edit"),
+        ("/docs/", "Run without edits"),
     ],
 )
 def test_pages_to_read_are_served(served: Served, path: str, words: str) -> None:

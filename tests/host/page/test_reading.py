@@ -128,13 +128,13 @@ def test_a_link_out_of_what_is_served_leads_to_the_repository(tmp_path: Path) ->
     """Deployment files lie beside the pages on disk, and are not the daemon's to serve."""
     reader = made_up(
         tmp_path,
-        "# x\n\n[a](../../deploy/systemd) [b](../alerts.md#how) [c](README.md)"
+        "# x\n\n[a](../../deploy/systemd) [b](../operate.md#how) [c](README.md)"
         " [d](#x) [e](https://a.example/)\n",
     )
 
     assert reader.links[-5:] == [
         f"{REPOSITORY}deploy/systemd",
-        "/docs/alerts#how",
+        "/docs/operate#how",
         "/explain/",
         "#x",
         "https://a.example/",

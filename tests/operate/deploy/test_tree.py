@@ -63,7 +63,9 @@ def test_without_options_the_files_are_those_of_the_checkout(plain: dict[str, st
         without += len(paragraphs) - len(said)
         assert text == stamp + "\n\n".join(said), path
 
-    assert without == len(list((ROOT / "docs/images/kinds").glob("*.png")))
+    guides = [(ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in GUIDES]
+    of_kinds = len(list((ROOT / "docs/images/kinds").glob("*.png")))
+    assert without == of_kinds + sum(text.count("\n![") for text in guides)
 
 
 def test_everything_is_there_that_is_started_or_read(plain: dict[str, str]) -> None:
@@ -235,7 +237,7 @@ def test_an_incomplete_installation_is_reported(
 
     for name in ("dashboards/alerts", "deploy", "docs"):
         (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(AmpwatchError, match=r"expected to read .*acting.md"):
+    with pytest.raises(AmpwatchError, match=r"expected to read .*callbacks.md"):
         tree(DeployOptions())
 
     for name in GUIDES:

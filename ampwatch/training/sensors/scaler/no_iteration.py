@@ -41,7 +41,7 @@ MAX_FORWARDS = 128
 
 _GONE = "{} backward passes have come and their gradients have gone without the end of an iteration"
 
-HAND = "call watch.end_iteration(loss_scale=..., skipped=...) after each step (docs/scalers.md)"
+HAND = "call watch.end_iteration(loss_scale=..., skipped=...) after each step (docs/using.md)"
 
 
 class NoIteration(Sensor):

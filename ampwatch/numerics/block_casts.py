@@ -19,10 +19,11 @@ Source:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.numerics.blocks import NUM_DISTANCES, NUM_LEVELS, NUM_MANTISSAS, BlockLevel
 from ampwatch.numerics.formats import FORMATS
@@ -54,8 +55,7 @@ _POINTS = 9
 from its multiples by all of 9 different distances."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockOutcome:
+class BlockOutcome(Struct, frozen=True):
     """What a cast to a block-scaled format does to the elements of measured blocks.
 
     Attributes:
@@ -184,8 +184,7 @@ def _of_level(level: BlockLevel, fmt: FloatFormat) -> _Totals:
     return total
 
 
-@dataclass(slots=True)
-class _Totals:
+class _Totals(Struct):
     """Sums over elements; signal and noise in units of a power of two, squared."""
 
     signal: float = 0.0
@@ -285,8 +284,7 @@ def _below_maxima(level: BlockLevel, count: float) -> list[float]:
     return [count * weight / total for weight in weights] if total else []
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(Struct, frozen=True):
     """What a cast does to a value, where the largest of its block has the exponent 0.
 
     Attributes:
@@ -388,8 +386,7 @@ class ScaleFit(str, Enum):
     TOO_LARGE = "too_large"
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleOutcome:
+class ScaleOutcome(Struct, frozen=True):
     """Scales of the blocks of a measured tensor, in the format of scales.
 
     Attributes:

@@ -12,9 +12,10 @@ taken for the bins at its ends.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.numerics.exponents import times_power_of_two
 
@@ -32,8 +33,7 @@ TOLERATED = 1e-3
 """Share of the non-zero gradients that a recommended loss scale may flush to zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class CastOutcome:
+class CastOutcome(Struct, frozen=True):
     """Elements of a histogram by what a cast does to them.
 
     Attributes:
@@ -184,8 +184,7 @@ def flushed_zeros(
     return histogram.zeros if plausible else 0
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleWindow:
+class ScaleWindow(Struct, frozen=True):
     """The power-of-two scales under which values fit a format.
 
     Attributes:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.replicas import KEPT_CHECKS
 from ampwatch.diagnosis.news import Reason, is_worse
@@ -40,8 +41,7 @@ MOST_SLOTS = 8192
 """Slots that are read in one go: a ring of the usual size."""
 
 
-@dataclass(slots=True)
-class _Ring:
+class _Ring(Struct):
     """The ring of another rank, and the newest that it says."""
 
     reader: RingReader

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.report.logged import METRICS, TOTALS, flat, markdown
 from ampwatch.wire.blackbox import Recorder

@@ -11,9 +11,10 @@ import math
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
 from ampwatch.guard import Log
@@ -95,8 +96,7 @@ NOT_STEPPED = -1
 """Number of an optimizer whose gradients were unscaled and that was not stepped."""
 
 
-@dataclass(slots=True)
-class Clock:
+class Clock(Struct):
     """The source of time; tests inject their own.
 
     Attributes:
@@ -141,8 +141,7 @@ class Judge(Protocol):
         """Return what should be observed more closely in the next iteration."""
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(Struct):
     """The facts about the open iteration that are on the host, besides its losses.
 
     Attributes:
@@ -166,8 +165,7 @@ class _Draft:
     has_ended: bool = False
 
 
-@dataclass(slots=True)
-class _LateScale:
+class _LateScale(Struct):
     """The scale after an iteration, where only the next loss shows it.
 
     Attributes:

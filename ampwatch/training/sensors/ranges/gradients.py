@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.flat import parts_of
@@ -35,8 +36,7 @@ SCALED = How(scaled=True, with_norms=True)
 UNSCALED = How(with_norms=True)
 
 
-@dataclass(slots=True)
-class _Handled:
+class _Handled(Struct):
     """Optimizers that were handled in the open iteration, by identity.
 
     Attributes:

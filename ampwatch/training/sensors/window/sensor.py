@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 
 from ampwatch.diagnosis.evidence.ops import Window
 from ampwatch.guard import Account, is_of_a_signal
@@ -82,8 +82,7 @@ FAILED = "nobody answers here any more: a sensor has failed, as the log says"
 ELSEWHERE = "this training runs in a thread that is not the main one; only that is profiled"
 
 
-@dataclass(slots=True)
-class _OpenWindow:
+class _OpenWindow(Struct):
     """The open window.
 
     Attributes:

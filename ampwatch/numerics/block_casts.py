@@ -83,11 +83,6 @@ class BlockOutcome(Struct, frozen=True):
         """Elements that become zero among those that are not zero; 0 if there are none."""
         return self.flushed / self.nonzero if self.nonzero else 0.0
 
-    @property
-    def subnormal_share(self) -> float:
-        """Elements that become subnormal among those that are not zero; 0 if there are none."""
-        return self.subnormal / self.nonzero if self.nonzero else 0.0
-
 
 def cast_blocks(
     blocks: BlockHistogram, fmt: FloatFormat, histogram: ExponentHistogram | None = None

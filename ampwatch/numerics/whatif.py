@@ -64,11 +64,6 @@ class CastOutcome(Struct, frozen=True):
         """Elements that become zero among the non-zero ones; 0 if there are none."""
         return self._share(self.underflow)
 
-    @property
-    def subnormal_share(self) -> float:
-        """Elements that become subnormal among the non-zero ones; 0 if there are none."""
-        return self._share(self.subnormal)
-
     def _share(self, count: int) -> float:
         return count / self.nonzero if self.nonzero else 0.0
 
@@ -195,11 +190,6 @@ class ScaleWindow(Struct, frozen=True):
 
     low: int | None
     high: int | None
-
-    @property
-    def usable(self) -> bool:
-        """Whether there are both limits and a scale between them, so one can be recommended."""
-        return self.low is not None and self.high is not None and self.low <= self.high
 
     def allows(self, exponent: int) -> bool:
         """Return whether a scale of ``2**exponent`` breaks neither limit."""

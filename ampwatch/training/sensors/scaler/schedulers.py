@@ -74,6 +74,7 @@ class SchedulerSensor(Sensor):
     """
 
     name = "schedulers"
+    batched = frozenset({"step_began"})
 
     def __init__(self, context: Context) -> None:
         self._bus = context.bus

@@ -181,7 +181,7 @@ class WindowSensor(Sensor):
     def iteration_closed(self, event: IterationClosed) -> None:
         """Open or close a window, and add the results of one to the iteration."""
         iteration = event.iteration
-        if iteration.step % SELDOM and self._waits_for_requests():
+        if iteration.step + 1 < self._step + SELDOM and self._waits_for_requests():
             return
         was_open = self._open is not None
         sampled = bool(self._governor.wanted)
@@ -193,6 +193,11 @@ class WindowSensor(Sensor):
         if self._census is not None or self._evidence is not None:
             iteration.census = iteration.census or self.census(iteration.step)
             iteration.window = self.take(iteration.step)
+
+    @property
+    def batched(self) -> frozenset[str]:
+        """The end of an iteration, where no window is open or opens by itself."""
+        return frozenset({"iteration_closed"} if self._waits_for_requests() else ())
 
     def _waits_for_requests(self) -> bool:
         """Whether none opens by itself, and none was ever opened."""

@@ -76,6 +76,9 @@ class StateError(AmpwatchError, RuntimeError):
     """The call is right but comes at the wrong moment."""
 
 
+CLOSED = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
+
+
 class RingError(AmpwatchError, OSError):
     """A ring file cannot be created, opened or understood."""
 

@@ -22,11 +22,11 @@ import tempfile
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleet import child, said
+from msgspec.structs import replace
 from selenium import webdriver
 
 from ampwatch import __version__

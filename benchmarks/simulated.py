@@ -12,8 +12,9 @@ import random
 import selectors
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ampwatch.numerics.units.ops import Fallback, OpKind
 from ampwatch.wire.records import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from alone import context_of
 from conditions import QUIET_ENVIRONMENT, kept, restart_in_quiet_environment, write
+from msgspec.structs import replace
 from workloads import WORKLOADS, Training
 
 from ampwatch.training.sensors.window import sensor as window_module

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.evidence.known import Known
@@ -39,8 +40,7 @@ def takes(
     return declare
 
 
-@dataclass(slots=True)
-class Shared:
+class Shared(Struct):
     """What the detectors of one training have in common.
 
     Attributes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.wire.records import Severity
 
@@ -24,8 +25,7 @@ class Reason(Enum):
     CHANGED = "changed"
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(Struct, frozen=True):
     """A finding, and why it is passed on.
 
     Attributes:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
+
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.detector import Detector, Shared
@@ -56,8 +58,7 @@ class LastStep:
     skipped_optimizers: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class SelfCost:
+class SelfCost(Struct):
     """Cost and gaps of ampwatch itself, so far.
 
     Attributes:

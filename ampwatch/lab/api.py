@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.errors import SettingsError, StateError
+from ampwatch.errors import CLOSED, SettingsError, StateError
 from ampwatch.lab.budget import ErrorBudget
 from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
 from ampwatch.lab.precision.planner import plan_of, records_of
@@ -68,8 +68,7 @@ def error_budget(
     if lab is None:
         return ErrorBudget(why_not=_why_none(watch))
     if watch.closed:
-        msg = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
-        raise StateError(msg)
+        raise StateError(CLOSED)
     if not (model is None or any(model is one for one in watch.models)):
         msg = f"expected `model` to be a watched one, got another {type(model).__name__}"
         raise SettingsError(msg)

@@ -19,10 +19,11 @@ Source:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.numerics.blocks import NUM_DISTANCES, NUM_LEVELS, NUM_MANTISSAS, BlockLevel
 from ampwatch.numerics.formats import FORMATS
@@ -54,8 +55,7 @@ _POINTS = 9
 from its multiples by all of 9 different distances."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockOutcome:
+class BlockOutcome(Struct, frozen=True):
     """What a cast to a block-scaled format does to the elements of measured blocks.
 
     Attributes:
@@ -82,11 +82,6 @@ class BlockOutcome:
     def flushed_share(self) -> float:
         """Elements that become zero among those that are not zero; 0 if there are none."""
         return self.flushed / self.nonzero if self.nonzero else 0.0
-
-    @property
-    def subnormal_share(self) -> float:
-        """Elements that become subnormal among those that are not zero; 0 if there are none."""
-        return self.subnormal / self.nonzero if self.nonzero else 0.0
 
 
 def cast_blocks(
@@ -184,8 +179,7 @@ def _of_level(level: BlockLevel, fmt: FloatFormat) -> _Totals:
     return total
 
 
-@dataclass(slots=True)
-class _Totals:
+class _Totals(Struct):
     """Sums over elements; signal and noise in units of a power of two, squared."""
 
     signal: float = 0.0
@@ -285,8 +279,7 @@ def _below_maxima(level: BlockLevel, count: float) -> list[float]:
     return [count * weight / total for weight in weights] if total else []
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(Struct, frozen=True):
     """What a cast does to a value, where the largest of its block has the exponent 0.
 
     Attributes:
@@ -388,8 +381,7 @@ class ScaleFit(str, Enum):
     TOO_LARGE = "too_large"
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleOutcome:
+class ScaleOutcome(Struct, frozen=True):
     """Scales of the blocks of a measured tensor, in the format of scales.
 
     Attributes:

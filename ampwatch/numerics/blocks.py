@@ -17,8 +17,9 @@ Blocks are told apart by how loud they are, since noise matters next to the valu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,8 +56,7 @@ MANY_MEASURED = 8192
 """Elements of which no fewer are measured where that is one in 8 or less: 256 blocks of 32."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockLevel:
+class BlockLevel(Struct, frozen=True):
     """Blocks whose largest magnitudes have the same exponent, or about the same.
 
     Attributes:
@@ -73,8 +73,7 @@ class BlockLevel:
         return sum(self.maxima)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHistogram:
+class BlockHistogram(Struct, frozen=True):
     """The elements of the blocks of a tensor, or of several, by level and distance.
 
     Blocks with an element that is not finite are in none of these numbers, nor are elements behind

@@ -8,8 +8,9 @@ rounding, and no subnormal number is lost where the processor flushes them to ze
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
 from ampwatch.numerics.formats import FORMATS
@@ -21,8 +22,7 @@ DTYPES = tuple(fmt.name for fmt in FORMATS.values() if fmt.is_measured)
 """The dtypes that can be measured, by the names of PyTorch; those of 8 bits come last."""
 
 
-@dataclass(frozen=True, slots=True)
-class Encoding:
+class Encoding(Struct, frozen=True):
     """The bits of one dtype.
 
     Attributes:

@@ -10,8 +10,9 @@ well, so bins are buckets.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,8 +45,7 @@ def nearest_exponent(scale: float) -> int:
     return round(math.log2(scale))
 
 
-@dataclass(frozen=True, slots=True)
-class ExponentHistogram:
+class ExponentHistogram(Struct, frozen=True):
     """The magnitudes of one tensor, or of several, by binary exponent.
 
     A histogram may rest on a subsample: then the bins and ``zeros`` count ``binned``

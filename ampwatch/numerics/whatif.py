@@ -12,9 +12,10 @@ taken for the bins at its ends.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.numerics.exponents import times_power_of_two
 
@@ -32,8 +33,7 @@ TOLERATED = 1e-3
 """Share of the non-zero gradients that a recommended loss scale may flush to zero."""
 
 
-@dataclass(frozen=True, slots=True)
-class CastOutcome:
+class CastOutcome(Struct, frozen=True):
     """Elements of a histogram by what a cast does to them.
 
     Attributes:
@@ -63,11 +63,6 @@ class CastOutcome:
     def underflow_share(self) -> float:
         """Elements that become zero among the non-zero ones; 0 if there are none."""
         return self._share(self.underflow)
-
-    @property
-    def subnormal_share(self) -> float:
-        """Elements that become subnormal among the non-zero ones; 0 if there are none."""
-        return self._share(self.subnormal)
 
     def _share(self, count: int) -> float:
         return count / self.nonzero if self.nonzero else 0.0
@@ -184,8 +179,7 @@ def flushed_zeros(
     return histogram.zeros if plausible else 0
 
 
-@dataclass(frozen=True, slots=True)
-class ScaleWindow:
+class ScaleWindow(Struct, frozen=True):
     """The power-of-two scales under which values fit a format.
 
     Attributes:
@@ -196,11 +190,6 @@ class ScaleWindow:
 
     low: int | None
     high: int | None
-
-    @property
-    def usable(self) -> bool:
-        """Whether there are both limits and a scale between them, so one can be recommended."""
-        return self.low is not None and self.high is not None and self.low <= self.high
 
     def allows(self, exponent: int) -> bool:
         """Return whether a scale of ``2**exponent`` breaks neither limit."""

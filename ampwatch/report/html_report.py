@@ -7,10 +7,11 @@ escaped where it is put in (``markup.py``), and the browser is told to run and l
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict, replace
 
 from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.numerics.exponents import nearest_exponent
@@ -268,7 +269,7 @@ def _rank_details(box: Box) -> Markup:
         "backoffs of the scale": summary.backoffs,
         "iterations with a NaN or infinite loss": summary.nonfinite_losses,
     }
-    origin = {f.name: getattr(who, f.name) for f in fields(who)} | {"started": when(who.started_ns)}
+    origin = asdict(who) | {"started": when(who.started_ns)}
     return element(
         "details",
         element("summary", f"Rank {who.rank}: totals, versions, settings, the steps around"),
@@ -297,7 +298,7 @@ def _steps(box: Box) -> Markup | None:
     alarms = [f.first_step for f in box.findings if f.severity is not Severity.INFO]
     middle = min(alarms, default=box.steps[-1].step)
     shown = [s for s in box.steps if abs(s.step - middle) <= MAX_ROWS // 2] or box.steps[-MAX_ROWS:]
-    names = [f.name for f in fields(StepRecord)]
+    names = StepRecord.__struct_fields__
     head = element("tr", *[element("th", name.replace("_", " ")) for name in names])
     body = [element("tr", *[element("td", _cell(getattr(s, n))) for n in names]) for s in shown]
     return element("div", element("table", head, *body, class_="steps"), class_="scroll")

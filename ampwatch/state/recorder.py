@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from ampwatch.state.rank import RankState
 from ampwatch.wire.blackbox.box import Box
 from ampwatch.wire.blackbox.culprit import module_of
@@ -148,7 +150,7 @@ class Recorder(RankState):
         key = record.topic, record.module
         if not record.blocks and key in self._ranges:
             # Blocks are measured in some of the samples: the newest there are stay.
-            record = replace(record, blocks=self._ranges[key].blocks)
+            record = structs.replace(record, blocks=self._ranges[key].blocks)
         if key in self._ranges or len(self._ranges) < MAX_MEASURED:
             self._ranges[key] = record
         # The first measurement after a finding may be the one that shows it.

@@ -70,7 +70,8 @@ class PinningError(RuntimeError):
 def accelerators() -> tuple[str, ...]:
     """Return the types of the accelerators that PyTorch brings, and of one that was registered."""
     name = str(privateuse1_name())
-    return (*_BUILT_IN, name) if hasattr(torch, name) else _BUILT_IN
+    # Not `hasattr`: what torch lacks it looks for in Python, and this is asked at each call of a model.
+    return (*_BUILT_IN, name) if name in vars(torch) else _BUILT_IN
 
 
 def autocast_types() -> tuple[str, ...]:

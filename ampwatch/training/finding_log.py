@@ -9,6 +9,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.guard import Guard, Log
 from ampwatch.report.one_line import address, level_of, one_line
@@ -123,7 +125,7 @@ def is_worth_a_line(news: News) -> bool:
 
 def _snapshot(news: News) -> News:
     """Return news of a finding as it stands now: it is written later, and goes on changing."""
-    return replace(news, finding=_copy(news.finding), root=_copy(news.root))
+    return structs.replace(news, finding=_copy(news.finding), root=_copy(news.root))
 
 
 def _copy(finding: Finding) -> Finding:

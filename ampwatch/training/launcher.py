@@ -13,9 +13,11 @@ import sys
 import sysconfig
 import time
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.runtime import (
@@ -45,8 +47,7 @@ HARMFUL_VARIABLES = frozenset({"LD_PRELOAD", "PYTHONINSPECT", "PYTHONSTARTUP", "
 """Variables that are meant for the training process and would profile, stop or break the daemon."""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonStatus:
+class DaemonStatus(Struct, frozen=True):
     """The outcome of the search for a daemon.
 
     Attributes:

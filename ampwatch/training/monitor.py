@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ampwatch import laboratory
 from ampwatch.diagnosis.pipeline import LastStep
-from ampwatch.errors import LIMITS, RAISE_THE_LIMIT, StateError, did_you_mean
+from ampwatch.errors import CLOSED, LIMITS, RAISE_THE_LIMIT, StateError, did_you_mean
 from ampwatch.guard import Guard, Log, is_of_a_signal
 from ampwatch.report import notebook
 from ampwatch.report.html_report import render_html
@@ -560,8 +560,7 @@ class Monitor:
 
     def _require_open(self) -> None:
         if self._closed and self.settings.level != "off":
-            msg = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
-            raise StateError(msg)
+            raise StateError(CLOSED)
 
     def _close(self, state: RunState, reason: str) -> None:
         if self._closed:

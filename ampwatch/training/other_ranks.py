@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.replicas import KEPT_CHECKS
 from ampwatch.diagnosis.news import Reason, is_worse
@@ -36,12 +37,11 @@ if TYPE_CHECKING:
 JUST_NS = 2 * 10**9
 """Time after its end for which a rank counts: ranks that fail together are done within it. Unit: ns."""
 
-MOST_SLOTS = 8192
+MAX_SLOTS = 8192
 """Slots that are read in one go: a ring of the usual size."""
 
 
-@dataclass(slots=True)
-class _Ring:
+class _Ring(Struct):
     """The ring of another rank, and the newest that it says."""
 
     reader: RingReader
@@ -99,7 +99,7 @@ class OtherRanks:
         identity: RunIdentity,
         *kinds: RecordKind,
         directories: Sequence[Path] = (),
-        most: int = MOST_SLOTS,
+        most: int = MAX_SLOTS,
     ) -> None:
         self.directories = directories
         self.rank = identity.rank
@@ -139,21 +139,16 @@ class OtherRanks:
 
     def read(self) -> list[_Ring]:
         """Read what is new; return the rings of the ranks that live, or have just ended in order."""
+        for path, ring in self._rings.items():
+            if ring is not None and not ring.read(self._most):
+                ring.reader.close()
+                self._rings[path] = None
         for directory in self.directories:
             with Suppress(OSError):
                 for path in directory.iterdir():
                     if path.suffix == RING_SUFFIX and path not in self._rings:
                         self._open(path)
-        counted = []
-        for path, ring in self._rings.items():
-            if ring is None:
-                continue
-            if ring.read(self._most):
-                counted.append(ring)
-            else:
-                ring.reader.close()
-                self._rings[path] = None
-        return counted
+        return [ring for ring in self._rings.values() if ring is not None]
 
     def close(self) -> None:
         """Let go of the rings."""
@@ -163,7 +158,7 @@ class OtherRanks:
         self.directories, self._rings = (), {}
 
     def _open(self, path: Path) -> None:
-        """Take in a ring, if it is of another rank of this job."""
+        """Take in a ring and what it says, if it is of another rank of this job."""
         # Of a ring of this process the lock would be lost: see ``wire/ring/lock.py``.
         if path.stem.rsplit("-", 2)[-2:-1] == [str(os.getpid())]:
             self._rings[path] = None
@@ -185,7 +180,9 @@ class OtherRanks:
             self._rings[path] = None
 
     def _is_of_job(self, ring: _Ring) -> bool:
-        if ring.read(self._most) and ring.is_alive:
+        if not ring.read(self._most):
+            return False
+        if ring.is_alive:
             return _launcher_of(ring.reader.writer_pid) == os.getppid()
         return ring.ended_ns >= self._identity.started_ns
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = Log()
 
-MOST_SLOTS_IN_STEP = 2048
+MAX_SLOTS_IN_STEP = 2048
 """Slots of another rank's ring that are read in one go within a step: checks of weights are some hundred apart."""
 
 _warned: set[str] = set()
@@ -64,7 +64,7 @@ class Outlet:
         self._ring: RingWriter | None = None
         self._had_daemon = False
         self.others = OtherRanks(
-            identity, RecordKind.CHECKSUM, RecordKind.CULPRIT, most=MOST_SLOTS_IN_STEP
+            identity, RecordKind.CHECKSUM, RecordKind.CULPRIT, most=MAX_SLOTS_IN_STEP
         )
         # What all ranks of a machine come to, such as trouble with the daemon, the first one reports.
         self._is_first = is_first(identity.rank, identity.world_size)

@@ -61,8 +61,6 @@ from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     import torch
 
     from ampwatch.settings import Settings
@@ -217,30 +215,32 @@ class Session:
             Notices: self._notices,
             Regions: context.regions,
         }
-        self._makers: dict[object, Callable[[], Sensor]] = {
-            Programs: partial(Programs, context, self.diagnosis.book),
-            ScalerSuccession: partial(
-                ScalerSuccession, context, partial(bus.call_at_boundary, self._change_scaler)
-            ),
-        }
+        make = partial(
+            families.make,
+            context=context,
+            made=self._made,
+            makers={
+                Programs: partial(Programs, context, self.diagnosis.book),
+                ScalerSuccession: partial(
+                    ScalerSuccession, context, partial(bus.call_at_boundary, self._change_scaler)
+                ),
+            },
+        )
         if samples is not None:
             self._made[RangeSamples] = samples
-        first = self._make(families.FIRST)
-        self._of_scaler = self._make(families.OF_SCALER)
+        first = make(families.FIRST)
+        self._of_scaler = make(families.OF_SCALER)
         self.part = self._make_part(lab, outlet)
-        of_values = self._make(families.OF_VALUES)
+        of_values = make(families.OF_VALUES)
         of_part = () if self.part is None else self.part.sensors
         self._made |= {type(sensor): sensor for sensor in of_part}
-        of_steps = self._make(families.OF_STEPS)
+        of_steps = make(families.OF_STEPS)
         for sensor in (*first, *self._of_scaler, *of_values, *of_part, *of_steps):
             bus.add(sensor)
         # At `deep` every op is observed, and its region with it.
         bus.may_rest = settings.level != "deep"
         self._attachments: list[Attachment] = []
         self._complaints: set[str] = set()
-
-    def _make(self, rows: Iterable[families.Row]) -> list[Sensor]:
-        return families.make(rows, self._context, self._made, self._makers)
 
     def _make_part(self, lab: PartModule | None, outlet: Outlet) -> Part | None:
         """Return the laboratory's part; ``None`` where it is off, or nothing is measured."""
@@ -260,7 +260,7 @@ class Session:
         old = self._of_scaler
         for sensor in old:
             del self._made[type(sensor)]
-        self._of_scaler = self._make(families.OF_SCALER)
+        self._of_scaler = families.make(families.OF_SCALER, self._context, self._made, {})
         self.bus.exchange(old, self._of_scaler)
         replay = self._one(ReplaySensor)
         if replay is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import nn
 from torch.optim import Optimizer
 
@@ -19,8 +19,7 @@ from ampwatch.training.scalers.rows import Row, grad_scaler_in, living, row_of
 logger = Log()
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
+class Targets(Struct, frozen=True):
     """The objects to watch.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ampwatch.diagnosis.evidence.births import BadInput
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+
+from msgspec.structs import asdict
 
 from ampwatch.runtime import DAEMON_LOCK
 from ampwatch.wire.rendezvous.lock import DaemonInfo, read_info

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ampwatch.numerics.exponents import ExponentHistogram, merged, times_power_of_two
 from tests.numerics.oracle import float32_values, histogram_of

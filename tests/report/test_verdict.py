@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW
 from ampwatch.diagnosis.kinds.registry import ROWS
@@ -99,7 +100,7 @@ def test_a_calm_run_is_healthy_and_says_its_step_its_scale_and_its_skips() -> No
 def test_a_probe_within_reach_is_counted_and_named() -> None:
     """A user sees at once that the skip was the harmless sort."""
     records = calm(50, total_growths=1)
-    records[40] = replace(records[40], skip_class=SkipClass.PROBE)
+    records[40] = structs.replace(records[40], skip_class=SkipClass.PROBE)
 
     assert told(records) == (
         "healthy",
@@ -110,7 +111,7 @@ def test_a_probe_within_reach_is_counted_and_named() -> None:
 def test_a_skip_long_ago_is_not_reported_as_news() -> None:
     """Only the last thousand steps count for the headline."""
     records = calm(1100, total_growths=1)
-    records[40] = replace(records[40], skip_class=SkipClass.PROBE)
+    records[40] = structs.replace(records[40], skip_class=SkipClass.PROBE)
 
     assert told(records)[1].endswith("no step skipped in the last 1 000")
 

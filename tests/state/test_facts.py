@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.state import RankState
 from ampwatch.state.facts import LOGGED, WHOLE_RUN, flat, markdown

@@ -1,8 +1,7 @@
 """Tests of how values lie in the format that they have to fit."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.state.limits import finite_amax, headroom, limit_of, lost_share

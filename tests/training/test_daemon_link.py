@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import ampwatch
 from ampwatch.errors import DaemonError

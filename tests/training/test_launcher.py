@@ -7,11 +7,11 @@ import signal
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch import __version__
 from ampwatch.runtime import DAEMON_LOG

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
 from ampwatch.diagnosis.steps.steps import StepVerdict

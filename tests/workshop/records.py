@@ -7,8 +7,9 @@ and benchmarks.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ampwatch.numerics.blocks import (
     NUM_DISTANCES,

@@ -29,7 +29,7 @@ MAX_NAMES = 4
 def report_error(book: FindingBook, seen: Raised) -> None:
     """Report what is known of an exception; nothing if it has nothing to do with AMP."""
     for known in KNOWN:
-        match = known.message.search(seen.message)
+        match = re.search(known.message, seen.message)
         if match is not None and seen.type_name in known.types:
             _report(book, seen, known, match)
             return

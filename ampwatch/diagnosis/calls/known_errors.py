@@ -11,7 +11,7 @@ class KnownError(NamedTuple):
 
     Attributes:
         types: Names of its class.
-        message: What its message matches.
+        message: Pattern that its message matches; compiled when an exception has come.
         op: The op or method at fault; empty if the message or the traceback names it.
         phase: Its phase; empty if it is where it was raised.
         meaning: What it means.
@@ -19,7 +19,7 @@ class KnownError(NamedTuple):
     """
 
     types: tuple[str, ...]
-    message: re.Pattern[str]
+    message: str
     op: str
     phase: str
     meaning: str
@@ -27,7 +27,7 @@ class KnownError(NamedTuple):
 
 
 def _known(types: str, message: str, op: str, phase: str, meaning: str, remedy: str) -> KnownError:
-    return KnownError(tuple(types.split()), re.compile(message), op, phase, meaning, remedy)
+    return KnownError(tuple(types.split()), message, op, phase, meaning, remedy)
 
 
 _UNSCALE_ONCE = (
@@ -126,7 +126,7 @@ OF_NONFINITE = (
 
 def refuses_nonfinite(message: str) -> bool:
     """Whether an exception with this message is one of these."""
-    return any(known.message.search(message) for known in OF_NONFINITE)
+    return any(re.search(known.message, message) for known in OF_NONFINITE)
 
 
 KNOWN = (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,8 +95,7 @@ class Values(NamedTuple):
         return self.neginf and not (self.nans or self.posinf)
 
 
-@dataclass(slots=True)
-class Birth:
+class Birth(Struct):
     """Non-finite values where they are seen first.
 
     Attributes:
@@ -169,8 +169,7 @@ class Birth:
         return max(known, default=math.nan)
 
 
-@dataclass(slots=True)
-class OpTrace:
+class OpTrace(Struct):
     """Births in one iteration that was traced op by op.
 
     Attributes:

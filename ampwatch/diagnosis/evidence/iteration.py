@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.time import NO_TIME
 
@@ -82,8 +83,7 @@ class SamplingCost(NamedTuple):
     device_ns: int
 
 
-@dataclass(slots=True)
-class Iteration:
+class Iteration(Struct):
     """One iteration; complete once its values have reached the host.
 
     Not frozen: it is begun when the iteration ends and completed when the values of

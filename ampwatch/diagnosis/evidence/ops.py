@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
 
 from ampwatch.wire.records import CensusSource
 
@@ -44,8 +45,7 @@ class OpKey(NamedTuple):
     fallback: Fallback
 
 
-@dataclass(slots=True)
-class OpTally:
+class OpTally(Struct):
     """Ops with one key.
 
     Attributes:
@@ -99,8 +99,7 @@ class LoneForward(NamedTuple):
     calls: int
 
 
-@dataclass(slots=True)
-class OpCensus:
+class OpCensus(Struct):
     """Every op of one iteration, or of the part of it that was seen.
 
     Attributes:
@@ -219,8 +218,7 @@ class KernelTime(NamedTuple):
     seconds: float
 
 
-@dataclass(slots=True)
-class Window:
+class Window(Struct):
     """One valid profiler window on a GPU.
 
     Attributes:

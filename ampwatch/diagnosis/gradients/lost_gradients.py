@@ -9,8 +9,9 @@ flushed, without the loss scale: shifted to the scale of now it says what must b
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.numerics.exponents import merged, nearest_exponent
@@ -93,8 +94,7 @@ class _Memory(NamedTuple):
         return self.amax * loss / self.loss if 0.0 < loss < self.loss else self.amax
 
 
-@dataclass(slots=True)
-class Gradient:
+class Gradient(Struct):
     """One gradient of a sample, and what is known of its zeros.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.diagnosis.performance.kinds import CAST_OVERHEAD, NO_MEMORY_GAIN
 from ampwatch.diagnosis.performance.op_shares import FORWARD, TRAINING, by_module, heaviest, ops_in
@@ -44,8 +45,7 @@ WORTH_A_WORD = 1 << 17
 """Copies of weights from which memory may be a problem. Unit: bytes."""
 
 
-@dataclass(slots=True)
-class _Sums:
+class _Sums(Struct):
     """Sums over the ops of a census.
 
     Attributes:

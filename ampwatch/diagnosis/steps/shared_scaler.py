@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
@@ -50,8 +51,7 @@ FORGET_AFTER = 200
 """Steps of an optimizer in a row that end what was held against it. Unit: steps."""
 
 
-@dataclass(slots=True)
-class _Account:
+class _Account(Struct):
     """Account of what happened to one optimizer.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.wire.records import SKIP_CLASSES, SkipClass
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.steps.skips import SkipClassifier
 
 
-@dataclass(slots=True)
-class StepVerdict:
+class StepVerdict(Struct):
     """Verdict on one iteration: how the scale moved, and whether a step was skipped.
 
     Attributes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import fmean, median, pstdev
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
 
 from ampwatch.wire.records import StepPhase
 
@@ -51,8 +52,7 @@ def _moment_of(iteration: Iteration) -> _Moment:
     return _Moment(iteration.step, time.cpu_ns, time.run_delay_ns, iteration.time_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """The times of consecutive steps.
 
     Attributes:

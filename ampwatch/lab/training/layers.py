@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import weakref
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 

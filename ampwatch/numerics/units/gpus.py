@@ -8,8 +8,9 @@ Source:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.errors import SettingsError, did_you_mean
 from ampwatch.numerics.formats import FormatFamily
@@ -26,8 +27,7 @@ _BLOCK_SCALED_FROM = (10, 0)
 _FP4_PER_HALF = {(10, 0): 4.0, (10, 3): 6.0}
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """A GPU.
 
     Attributes:

@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
 
 from ampwatch.errors import SettingsError
 from ampwatch.numerics.units.kernels.kernel_patterns import DTYPES
@@ -76,8 +77,7 @@ _NOT_NVIDIA = re.compile(r"\bAMD\b|Instinct|Radeon|\bgfx\d|Intel|\bMoore|\bMTT\b
 _REMEDY = "set peak_flops to what its datasheet says"
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
+class Peaks(Struct, frozen=True):
     """The peaks of a device.
 
     Attributes:
@@ -170,8 +170,7 @@ def _parse_peak(entry: str) -> tuple[str, float]:
     return dtype, flops
 
 
-@dataclass(frozen=True, slots=True)
-class IdealTime:
+class IdealTime(Struct, frozen=True):
     """The least time that a device needs.
 
     Attributes:

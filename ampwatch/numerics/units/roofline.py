@@ -7,7 +7,8 @@ promise to a matmul with an inner dimension of 64, memory does not let it keep.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 ATTAINABLE = 0.75
 """The share of the peak that the best kernels reach in practice: 77 % were measured for cuBLASLt on
@@ -17,8 +18,7 @@ MEMORY = "memory"
 ARITHMETIC = "arithmetic"
 
 
-@dataclass(frozen=True, slots=True)
-class Matmul:
+class Matmul(Struct, frozen=True):
     """The shape of one matmul: ``batch`` times (``rows``, ``inner``) @ (``inner``, ``columns``).
 
     Attributes:
@@ -48,8 +48,7 @@ class Matmul:
         return self.flops / self.traffic if self.traffic else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(Struct, frozen=True):
     """The most that a better kernel would save.
 
     Attributes:

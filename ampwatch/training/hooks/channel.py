@@ -27,6 +27,10 @@ class Sleeper(Protocol):
 
     is_dormant: bool
 
+    @property
+    def batched(self) -> frozenset[str]:
+        """Names of events of which the newest of several will do (``Sensor``)."""
+
 
 class Subscriber(NamedTuple):
     """One sensor that wants one kind of event.

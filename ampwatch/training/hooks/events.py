@@ -456,11 +456,11 @@ class IterationClosed(NamedTuple):
 
 
 class IterationOpened(NamedTuple):
-    """The next iteration begins.
+    """The next iteration begins; or has begun, where those before it were alike and nobody was told.
 
     Attributes:
         step: Its index.
-        duration_s: Wall time of the one before; NaN for the first. Unit: s.
+        duration_s: Wall time of the one before, or of all since the one that was told last; NaN for the first. Unit: s.
         attention: What the diagnosis asks for.
     """
 

@@ -26,6 +26,9 @@ class Sensor:
         rests: Whether it wants the events of each step (``EACH_STEP``) in some iterations only: what a
             program does wrong in its calls it does again.
         times: Events of which it wants to know when they happen, and no more: see ``Bus.time``.
+        batched: Names of the events that it need not be told of in each iteration where these are alike
+            (``PlainSteps``): of a loss and a step through the scaler that went well, and, of the end of one and the
+            beginning of the next, the newest of several will do. May change from one event to the next.
         deaf_to: Names of events that it has methods for and does not want in this training.
         guard: Its fail-open boundary, where it does work that no event begins; else the bus
             makes one.
@@ -40,6 +43,11 @@ class Sensor:
     times: frozenset[type] = frozenset()
     deaf_to: frozenset[str] = frozenset()
     guard: Guard | None = None
+
+    @property
+    def batched(self) -> frozenset[str]:
+        """Names of events, as above."""
+        return frozenset()
 
     def installed(self) -> None:
         """Begin; the hooks are placed. At set-up, so what it raises reaches the user."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from ampwatch.errors import StateError
 
@@ -54,8 +55,7 @@ class Peers(Protocol):
         """Return the newest checks of the other ranks, the oldest first. Never raises."""
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     """The parts that the sensors of one training share.
 
     Attributes:

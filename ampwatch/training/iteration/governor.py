@@ -200,7 +200,7 @@ class Governor:
     """
 
     def __init__(self, settings: Settings, purse: Purse) -> None:
-        self._is_recorded: Callable[[int], bool] = lambda _step: False
+        self._is_recorded: Callable[[int], bool] | None = None
         self._level = settings.level
         self.observes_skips = settings.level in SAMPLED
         self._every = settings.sample_every
@@ -338,25 +338,42 @@ class Governor:
         self._checked_until = max(self._checked_until, self.step + FIRST_CHECKS_APART)
         return first
 
-    def next(self, duration_s: float, look_every: int = 0) -> None:
+    def next(self, duration_s: float, look_every: int = 0, num: int = 1) -> None:
         """Account for the iteration that has ended, and plan the next one.
 
         Args:
             duration_s: Wall time of the one that has ended; NaN for the first. Unit: s.
             look_every: Iterations of which one is wanted as a look; 0 for none.
+            num: Iterations that have ended, in ``duration_s`` altogether: at most ``quiet`` of before.
         """
-        spent = self._purse.spent_ns
-        cost_ns = float(spent - self._spent_before)
-        self._spent_before = spent
-        self._settle(cost_ns, duration_s * 1e9)
-        self.step += 1
+        self.pass_by(duration_s, num)
         self._look_every = look_every
         self.wanted = self._plan()
 
-    def _settle(self, cost_ns: float, duration_ns: float) -> None:
+    def pass_by(self, duration_s: float, num: int) -> None:
+        """Account for iterations that have ended, as ``next`` does, and plan nothing: less than ``quiet`` are over."""
+        spent = self._purse.spent_ns
+        cost_ns = float(spent - self._spent_before)
+        self._spent_before = spent
+        self._settle(cost_ns, duration_s * 1e9, num)
+        self.step += num
+
+    @property
+    def quiet(self) -> int:
+        """Iterations, the open one included, before one in which something may be wanted; 0 if each counts."""
+        step, every = self.step, self._look_every
+        if self.wanted or self.is_opening or self.follows_ops or step < self._alarmed_until:
+            return 0
+        period = self._period
+        due = self._sampled_at + self._every if self._every else step - step % period + period
+        if every:
+            due = min(due, step + every - (step - 1) % every)
+        return 0 if self._is_recorded is not None else due - step
+
+    def _settle(self, cost_ns: float, duration_ns: float, num: int) -> None:
         quiet_ns = 0.0
         if self._quiet_ns and (self.wanted or self._is_settling or self.follows_ops):
-            quiet_ns = median(self._quiet_ns)
+            quiet_ns = median(self._quiet_ns) * num
         if self.wanted:
             # A sample is charged with what it adds to the cost of the sensors that are always on.
             own_ns = max(cost_ns - quiet_ns, 0.0)
@@ -365,7 +382,7 @@ class Governor:
             cost_ns += price_ns - own_ns
             self._judge(self.wanted, price_ns)
         else:
-            self._quiet_ns.append(cost_ns)
+            self._quiet_ns.append(cost_ns / num)
         due_ns = max(cost_ns - quiet_ns, 0.0) if self._is_settling else cost_ns
         if self.follows_ops:
             # Following is not what is paid for: what samples add to it is.
@@ -376,8 +393,8 @@ class Governor:
         if math.isnan(duration_ns):
             self._owed_ns += due_ns
         else:
-            self._bare_ns.append(max(duration_ns - cost_ns, 0.0))
-            self._pay(due_ns, duration_ns)
+            self._bare_ns.append(max(duration_ns - cost_ns, 0.0) / num)
+            self._pay(due_ns, duration_ns, num)
 
     def _price(self, own_ns: float, duration_ns: float) -> float:
         """Return what a sample costs: its own account, or what its iterations take longer.
@@ -396,16 +413,19 @@ class Governor:
             self._ops_ns = price_ns
         return price_ns
 
-    def _pay(self, cost_ns: float, duration_ns: float) -> None:
+    def _pay(self, cost_ns: float, duration_ns: float, num: int) -> None:
         # No credit is kept: what quiet hours saved must not be spent in one burst.
-        self._owed_ns = max(self._owed_ns + cost_ns - self._budget * duration_ns, 0.0)
+        paid_ns, owed_ns = self._budget * duration_ns - cost_ns, self._owed_ns
+        self._owed_ns = max(owed_ns - paid_ns, 0.0)
         if self._is_settling:
             most_ns = MAX_ADVANCE * self._budget * self._usual_ns
             self._owed_ns = 0.0 if self._is_unnoticed else min(self._owed_ns, most_ns)
         if self._is_free:
             self._owed_ns = 0.0
         if self._paid_at is None and self._may_spend(0.0):
-            self._paid_at = self.step
+            # Of several iterations each has paid as much.
+            share = min(owed_ns / paid_ns, 1.0) if paid_ns > 0.0 else 0.0
+            self._paid_at = self.step + int(share * (num - 1))
 
     @property
     def _usual_ns(self) -> float:
@@ -484,7 +504,7 @@ class Governor:
         wanted = self._plan_samples()
         # What is recorded is asked for, whatever it costs, and the same in each run.
         may_count = self.counts_one_by_one and not self.is_held and self._level in SAMPLED
-        if may_count and self._is_recorded(self.step):
+        if may_count and self._is_recorded is not None and self._is_recorded(self.step):
             return wanted | OPS
         if self._takes_look() and not wanted & OPS:
             return wanted | LOOK

@@ -11,9 +11,10 @@ import math
 import time
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.iteration import Iteration, ScalerSettings
 from ampwatch.guard import Log
@@ -26,7 +27,7 @@ from ampwatch.training.hooks.events import (
     IterationsArriving,
 )
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.iteration.plain import BEGAN, CALLED, UPDATING, WITHIN, PlainSteps
+from ampwatch.training.iteration.plain import BEGAN, CALLED, NAMES, UPDATING, WITHIN, PlainSteps
 from ampwatch.training.model.scaler import STEPPED
 from ampwatch.training.private import (
     DECIDES_ON_DEVICE,
@@ -95,8 +96,7 @@ NOT_STEPPED = -1
 """Number of an optimizer whose gradients were unscaled and that was not stepped."""
 
 
-@dataclass(slots=True)
-class Clock:
+class Clock(Struct):
     """The source of time; tests inject their own.
 
     Attributes:
@@ -120,6 +120,13 @@ class Samples(Protocol):
     def discard(self, sample: Sample) -> None:
         """Let go of a sample that nobody will ask for."""
 
+    @property
+    def quiet(self) -> int:
+        """Iterations, the open one included, before one in which something may be measured."""
+
+    def pass_by(self, num: int, duration_s: float) -> None:
+        """Account for ``num`` quiet iterations that have ended, and took so long altogether (unit: s)."""
+
 
 class Schedulers(Protocol):
     """The sensor of schedulers, as the ledger knows it."""
@@ -141,8 +148,7 @@ class Judge(Protocol):
         """Return what should be observed more closely in the next iteration."""
 
 
-@dataclass(slots=True)
-class _Draft:
+class _Draft(Struct):
     """The facts about the open iteration that are on the host, besides its losses.
 
     Attributes:
@@ -166,8 +172,7 @@ class _Draft:
     has_ended: bool = False
 
 
-@dataclass(slots=True)
-class _LateScale:
+class _LateScale(Struct):
     """The scale after an iteration, where only the next loss shows it.
 
     Attributes:
@@ -215,6 +220,7 @@ class IterationLedger(Sensor):
     """
 
     name = "steps"
+    batched = frozenset(NAMES)
 
     def __init__(  # noqa: PLR0913 - all by keyword
         self,
@@ -255,6 +261,7 @@ class IterationLedger(Sensor):
         self._late: _LateScale | None = None
         self._newest = (-1, math.nan)
         self._ended_ns = 0
+        self._begun = (iteration.step, 0)
         self._delivered_ns = 0
         self._alarming = False
         self._verdict: tuple[int, tuple[int, ...]] = (-1, ())
@@ -262,15 +269,13 @@ class IterationLedger(Sensor):
         self._key: int | None = None
         self._stage: object = None
         self._plain: PlainSteps | None = None
-        # Where nothing is measured: a sample belongs to its iteration.
-        if samples is None and schedulers is not None and PlainSteps.may_be(clock):
+        if schedulers is not None and PlainSteps.may_be(clock):
             self._plain = PlainSteps(
                 lambda: self.guard.run(self._resume),
                 lambda: self.guard.run(self._turn),
                 bus,
                 iteration,
                 schedulers.has_moved,
-                (self, schedulers),
                 int(BATCH_SECONDS * 1e9),
             )
             bus.replace_listener = self._plain.replace_listener
@@ -580,12 +585,18 @@ class IterationLedger(Sensor):
         if not (well and has_room) or sample is not None or not self._can_wait(row):
             self.deliver_arrived()
         self._bus.begin_iteration(step + 1)
-        if self._plain is not None and self._bus.is_resting and self._plain.may_begin():
+        self._begin(now)
+        if self._plain is not None and self._next_turn() > step + 1 and self._plain.may_begin():
             self._begin_plain(self._plain, frame)
+
+    def _begin(self, ended_ns: int) -> None:
+        """Say that the open iteration begins, when the one before it ended."""
+        step, (_, before) = self._iteration.step, self._begun
+        self._begun = step, ended_ns
         # At `light` nobody wants to know, and the diagnosis is not asked.
         if self._opened.subscribers:
-            attention = self._judge.attention()
-            self._opened.emit(IterationOpened(step + 1, frame.duration_s, attention))
+            duration_s = (ended_ns - before) / 1e9 if before else math.nan
+            self._opened.emit(IterationOpened(step, duration_s, self._judge.attention()))
 
     def _note_verdict(self, draft: _Draft) -> None:
         # Only if all verdicts are of optimizers that are called or not: of a fused one nobody knows
@@ -616,8 +627,7 @@ class IterationLedger(Sensor):
                 plain, spent_ns = self._plain.ended()
                 self._bus.account.add(spent_ns)
                 self._tell_times(plain)
-                for iteration in plain if self._arrived.subscribers else ():
-                    self._arrive(iteration, is_alarming=False)
+                self._arrive(plain[-1], is_alarming=False)
                 # Nothing between these: an interrupt before finds them all, and after it they are judged.
                 self._plain.drop(len(plain))
                 self._judge.deliver_alike(plain)
@@ -678,22 +688,37 @@ class IterationLedger(Sensor):
         if key is None or reference is None or self._readback.in_flight or not is_plain:
             plain.wait()
             return
-        if not self._bus.is_resting:
+        turn = self._next_turn()
+        if turn <= self._iteration.step:
             return  # who was told of what had arrived has closed the monitor, or woken a sensor
-        plain.turn_at(self._bus.next_turn)
+        plain.turn_at(turn)
         plain.begin(last, scaler, key, reference, self._stage, self._ended_ns)
 
+    def _next_turn(self) -> int:
+        """Return the first iteration from the open one on of which a sensor may want more than others do."""
+        step = self._iteration.step
+        if not self._bus.is_resting:
+            return step
+        turn = self._bus.next_turn
+        # A sample belongs to its iteration.
+        return turn if self._samples is None else min(turn, step + self._samples.quiet)
+
     def _turn(self) -> None:
-        """Judge what was taken down natively if it is time, and let sensors rest or wake."""
+        """Judge what was taken down natively if it is time, and let sensors rest, wake or measure."""
         plain = self._plain
-        if plain is not None and plain.is_due:
+        if plain is None:
+            return
+        if plain.is_due:
+            if self._closed.subscribers:
+                self._closed.emit(IterationClosed(plain.newest()))
             self.deliver_arrived()
         self._bus.begin_iteration(self._iteration.step)
-        if plain is not None and plain.is_on:
-            if self._bus.is_resting:
-                plain.turn_at(self._bus.next_turn)
-            else:
-                self._resume()
+        self._begin(plain.ended_ns)
+        turn = self._next_turn()
+        if turn > self._iteration.step and plain.may_begin():
+            plain.turn_at(turn)
+        elif plain.is_on:
+            self._resume()
 
     def _take_over(self) -> None:
         if self._plain is not None and self._plain.is_on:
@@ -728,6 +753,14 @@ class IterationLedger(Sensor):
                 row.values[SCALE_BEFORE] = form.like.loss_scale
                 row.values[FOUND_INF] = 0.0
                 draft.found_inf_of.append(index)
+        self._pass_by()
+
+    def _pass_by(self) -> None:
+        """Account for iterations of whose ends nobody was told, in the middle of the open one."""
+        (step, begun_ns), now = self._begun, self._iteration.step
+        if self._samples is not None and step != now:
+            self._samples.pass_by(now - step, (self._ended_ns - begun_ns) / 1e9)
+            self._begun = now, self._ended_ns
 
 
 def _is_alarming(iteration: Iteration) -> bool:

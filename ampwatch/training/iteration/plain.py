@@ -15,6 +15,7 @@ import torch
 
 from ampwatch.diagnosis.evidence.iteration import Iteration
 from ampwatch.guard import is_of_a_signal
+from ampwatch.training.hooks.bus import handler_name
 from ampwatch.training.hooks.events import (
     IterationClosed,
     IterationClosing,
@@ -54,7 +55,10 @@ HEARD = (Scaled, StepBegan, StepEnded, OptimizerStepping, OptimizerStepped, Upda
 """Events that are not made of what is taken down, in the order of steps.c."""
 
 ENDS = (IterationClosing, IterationClosed, IterationOpened)
-"""Events between two iterations: where anybody is to be told of one, the ledger ends the iteration."""
+"""Events between two iterations: where anybody is to be told of each, the ledger ends the iteration."""
+
+NAMES = tuple(handler_name(kind) for kind in (*HEARD, *ENDS))
+"""Names by which sensors know them."""
 
 NOTED = (*HEARD[:-1], IterationClosed)
 """What is noted of each; of the first and of the last but one nothing is."""
@@ -107,7 +111,6 @@ class PlainSteps:
         bus: Notes what happens; has nobody told of it.
         iteration: The open iteration; is moved on here as well.
         has_moved: Whether a scheduler has moved the learning rate of an optimizer that steps.
-        told: The sensors whose part is done here.
         batch_ns: Time from one judgement to the next. Unit: ns.
 
     Attributes:
@@ -122,7 +125,6 @@ class PlainSteps:
         bus: Bus,
         iteration: OpenIteration,
         has_moved: Callable[[Optimizer], bool],
-        told: tuple[object, ...],
         batch_ns: int,
     ) -> None:
         of_torch = torch.Tensor, torch.strided, is_functorch_wrapped, tracing_state
@@ -134,7 +136,6 @@ class PlainSteps:
             self._steps.listener
         )
         self._iteration = iteration
-        self._told = told
         self._begins_at = self._begun_at = 0
         self.form: Form | None = None
 
@@ -172,12 +173,10 @@ class PlainSteps:
         """Whether the open iteration may be taken down here, as far as others are concerned."""
         if self._iteration.step < self._begins_at:
             return False
-        for channel in self._channels:
+        for name, channel in zip(NAMES, self._channels, strict=True):
             for sensor, guard, _, wakes in channel.subscribers:
                 is_wanted = not guard.off and (wakes or not sensor.is_dormant)
-                if is_wanted and (
-                    sensor not in self._told or channel in self._channels[-len(ENDS) :]
-                ):
+                if is_wanted and name not in sensor.batched:
                     return False
         return True
 
@@ -243,6 +242,10 @@ class PlainSteps:
         if self._iteration.step == self._begun_at:
             self.wait()
         return Noted(*self._steps.end())
+
+    def newest(self) -> Iteration:
+        """Return the newest that has ended."""
+        return self.ended()[0][-1]
 
     def ended(self) -> tuple[list[Iteration], int]:
         """Return those that have ended and were not dropped, and what it took to take them down (unit: ns).

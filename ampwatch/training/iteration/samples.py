@@ -38,6 +38,7 @@ class DeferredReads(Sensor):
     """
 
     name = "deferred"
+    batched = frozenset({"iteration_closed"})
 
     def __init__(self, context: Context) -> None:
         self._deferred = context.deferred
@@ -64,11 +65,12 @@ class Planner(Sensor):
     """
 
     name = "governor"
+    batched = frozenset({"iteration_opened"})
 
     def __init__(self, context: Context) -> None:
         self._governor = context.governor
         self._bus = context.bus
-        self._step = 0
+        self._step = self._first_step = context.iteration.step
         self._was_quiet = False
         self._sampled_scale = math.nan
 
@@ -82,7 +84,8 @@ class Planner(Sensor):
         governor = self._governor
         self._step = event.step
         attention = event.attention
-        governor.next(event.duration_s, attention.look_every)
+        num = event.step - self._first_step - governor.step
+        governor.next(event.duration_s, attention.look_every, num)
         is_looking = governor.is_opening or governor.follows_ops
         wants_ops = is_looking or bool(governor.wanted & OF_OPS)
         is_quiet = not (governor.wanted or is_looking or attention.is_closer)
@@ -138,6 +141,15 @@ class RangeSamples(Sensor):
     def failed(self) -> None:
         """Have no ranges measured any more: nobody would take them in."""
         self._governor.stop()
+
+    @property
+    def quiet(self) -> int:
+        """Iterations, the open one included, before one in which something may be measured."""
+        return self._governor.quiet
+
+    def pass_by(self, num: int, duration_s: float) -> None:
+        """Account for ``num`` quiet iterations that have ended, and took so long altogether (unit: s)."""
+        self._guard.run(self._governor.pass_by, duration_s, num)
 
     def seal(self) -> Sample | None:
         """Send off what was measured; ``None`` if nothing was."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from msgspec import Struct
 
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
@@ -85,8 +85,7 @@ _ZERO = _FLOAT32.mask >> _FLOAT32.mantissa_bits
 """Bin in which ``bincount`` counts zeros, relative to ``_FIRST_WORD``."""
 
 
-@dataclass(slots=True)
-class _Row:
+class _Row(Struct):
     """A row while it is filled; the extremes are keys of the dtype that is measured."""
 
     words: Tensor

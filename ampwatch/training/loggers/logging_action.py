@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct
 
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.guard import Log
@@ -47,8 +48,7 @@ CLOSE_SECONDS = 5.0
 Parcel = Point | Note | Summary
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """Where the numbers come from. None of it waits for a device.
 
     Attributes:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from ampwatch.wire.records import Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Exponents:
+class Exponents(Struct, frozen=True):
     """How many gradient elements have which magnitude, without the loss scale.
 
     Attributes:
@@ -32,8 +32,7 @@ class Exponents:
         return tuple(range(self.first - 1, self.first + len(self.counts)))
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """The numbers of one iteration.
 
     Attributes:
@@ -50,8 +49,7 @@ class Point:
     exponents: tuple[Exponents, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """A finding as it stood.
 
     Attributes:
@@ -73,8 +71,7 @@ class Note:
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Struct, frozen=True):
     """The numbers at the end of the run.
 
     Attributes:

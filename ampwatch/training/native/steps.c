@@ -182,13 +182,6 @@ static int take_step_before(Steps *self, PyObject *const *args)
     return 1;
 }
 
-static int take_step_after(Steps *self, PyObject *const *args)
-{
-    if (self->open.stage != CALLED) return 0;
-    self->open.stage = ENDED;
-    return note_and_set(self, STEP_AFTER, s_is_stepping, Py_False);
-}
-
 static int take_optimizer_before(Steps *self, PyObject *const *args)
 {
     if (self->open.stage != BEGAN) return 0;
@@ -203,7 +196,6 @@ static int take_optimizer_after(Steps *self, PyObject *const *args)
     return note_and_set(self, OPTIMIZER_AFTER, s_is_optimizer_stepping, Py_False);
 }
 
-/* Whether the scaler has the one state of the form, with a verdict that all is finite. */
 static int is_finite_verdict(Steps *self, PyObject *states)
 {
     if (!PyDict_Check(states) || PyDict_Size(states) != 1) return 0;
@@ -222,6 +214,25 @@ static int is_finite_verdict(Steps *self, PyObject *states)
     return is > 0 ? value == 0.0 : is;
 }
 
+/* Whether the scaler has the one state of the form, with a verdict that all is finite. */
+static int has_finite_verdict(Steps *self, PyObject *scaler)
+{
+    PyObject *states = PyObject_GetAttr(scaler, s_states);
+    int is = states ? is_finite_verdict(self, states) : -1;
+    Py_XDECREF(states);
+    return PyErr_Occurred() ? -1 : is;
+}
+
+static int take_step_after(Steps *self, PyObject *const *args)
+{
+    if (self->open.stage != CALLED) return 0;
+    /* A fused optimizer is called in skipped steps as well, whose gradients are looked at now. */
+    int is = has_finite_verdict(self, args[0]);
+    if (is <= 0) return is;
+    self->open.stage = ENDED;
+    return note_and_set(self, STEP_AFTER, s_is_stepping, Py_False);
+}
+
 /* Whether the loss scale is what it was, and where it was: `.data` of a tensor may be set. */
 static int has_scale(Steps *self)
 {
@@ -236,11 +247,7 @@ static int take_update_before(Steps *self, PyObject *const *args)
     if (!has_nothing(args[1], args[2], 0) || self->open.stage != ENDED) return 0;
     int is = is_same(args[0], s_enabled, Py_True);
     if (is > 0) is = has_scale(self);
-    if (is <= 0) return is;
-    PyObject *states = PyObject_GetAttr(args[0], s_states);
-    is = states ? is_finite_verdict(self, states) : -1;
-    Py_XDECREF(states);
-    if (PyErr_Occurred()) return -1;
+    if (is > 0) is = has_finite_verdict(self, args[0]);
     if (is > 0) self->open.stage = UPDATING;
     return is;
 }

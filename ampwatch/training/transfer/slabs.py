@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import math
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from msgspec import Struct
 
 from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
@@ -58,8 +58,7 @@ class RowLabel(NamedTuple):
     numel: int
 
 
-@dataclass(frozen=True, slots=True)
-class Landing:
+class Landing(Struct, frozen=True):
     """The rows of one measurement. Tensors are not kept: they may be freed before it arrives.
 
     Attributes:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -176,11 +175,11 @@ def _of_finding(finding: Finding) -> dict[str, Any]:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    return {f.name: _plain(getattr(record, f.name)) for f in fields(record)}
+    return {name: _plain(getattr(record, name)) for name in type(record).__match_args__}
 
 
 def _table(kind: type[Any], records: Sequence[Any]) -> dict[str, Any]:
-    columns = [f.name for f in fields(kind)]
+    columns = kind.__match_args__
     return {"columns": columns, "rows": [*map(_row, map(attrgetter(*columns), records))]}
 
 
@@ -248,7 +247,7 @@ def _read(kind: type[R], value: object) -> R:
     """Return the record of a type that ``value`` describes."""
     # Fields that this release does not know are passed over, so that a newer report can be read.
     given = {**_ADDED.get(kind, {}), **_object(value)}
-    return kind(**{f.name: _CHECKS[str(f.type)](given[f.name]) for f in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{name: _CHECKS[kept](given[name]) for name, kept in kind.__annotations__.items()})
 
 
 def _finding(value: object) -> Finding:

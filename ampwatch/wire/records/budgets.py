@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from ampwatch.wire.records.fields import Count
 
@@ -13,8 +13,7 @@ MAX_BUDGETED = 512
 """Modules of a budget that the daemon gets, the least exact ones: a ring keeps some thousand records."""
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetRecord:
+class BudgetRecord(Struct, frozen=True):
     """How far what one module has returned is from the exact result, in one batch.
 
     Attributes:

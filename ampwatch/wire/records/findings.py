@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from msgspec import Struct
+
 from ampwatch.wire.records.fields import Count
 from ampwatch.wire.records.remedies import Tried, words_of
 
@@ -98,8 +100,7 @@ class Finding:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FindingRecord:
+class FindingRecord(Struct, frozen=True):
     """A finding that was made or has changed; the newest of one key holds.
 
     Attributes:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ampwatch.wire.records.fields import Count, KernelUnit, Name
 
@@ -72,8 +73,7 @@ class KernelRow(NamedTuple):
     nanoseconds: Count
 
 
-@dataclass(slots=True)
-class WindowRecord:
+class WindowRecord(Struct):
     """Profiler windows: totals so far, and the kernels of the newest.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
+
+from msgspec import Struct, field
 
 from ampwatch.numerics.blocks import BlockHistogram
 from ampwatch.numerics.exponents import ExponentHistogram
@@ -32,8 +33,7 @@ PHASE_BEGINS = (0, 64, 1024, 16384)
 over orders of magnitude of steps. The newest measurement of each phase is kept."""
 
 
-@dataclass(slots=True)
-class OperandRecord:
+class OperandRecord(Struct):
     """The newest measurement of an operand in a phase of the training.
 
     Attributes:
@@ -51,8 +51,7 @@ class OperandRecord:
     histogram: ExponentHistogram
 
 
-@dataclass(slots=True)
-class LayerRecord:
+class LayerRecord(Struct):
     """A module without children, as it was called.
 
     Attributes:

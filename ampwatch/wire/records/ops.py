@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from ampwatch.numerics.units.ops import FP8_DTYPES, Fallback, OpKind, Phase
 from ampwatch.wire.records.fields import Count, LargeCount, Name
@@ -119,8 +120,7 @@ class OpRow(NamedTuple):
         return is_fp8 and bool(self.inputs) and FP8_DTYPES.isdisjoint(inputs)
 
 
-@dataclass(slots=True)
-class CensusRecord:
+class CensusRecord(Struct):
     """Census of ops and their dtypes: totals so far, and the table of the newest census.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ampwatch.wire.records.fields import Count
 
@@ -30,8 +31,7 @@ def formats_of_words(words: str) -> tuple[str, str]:
     return left, right or left
 
 
-@dataclass(frozen=True, slots=True)
-class PlanRecord:
+class PlanRecord(Struct, frozen=True):
     """The formats that a plan has chosen for one of its layers.
 
     Attributes:

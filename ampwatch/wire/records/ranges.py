@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 from ampwatch.numerics.blocks import BlockHistogram
 from ampwatch.numerics.exponents import ExponentHistogram
@@ -35,8 +36,7 @@ ALL_MODULES = "*"
 """Stands for all modules together, where a record names a module."""
 
 
-@dataclass(slots=True)
-class RangeRecord:
+class RangeRecord(Struct):
     """The exponents of one module's tensors, or of all together, in a sampled iteration.
 
     Attributes:
@@ -81,8 +81,7 @@ class RangeRecord:
     histogram: ExponentHistogram
 
 
-@dataclass(slots=True)
-class SamplingRecord:
+class SamplingRecord(Struct):
     """Totals of sampling so far; written after each sampled iteration.
 
     Attributes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, NamedTuple
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from ampwatch.wire.records.fields import Count, CountOrUnknown, Label, Name
 
@@ -20,8 +19,7 @@ class RunState(str, Enum):
     STALE = "stale"
 
 
-@dataclass(frozen=True, slots=True)
-class RunIdentity:
+class RunIdentity(Struct, frozen=True):
     """Identity of the writer of a ring; fixed for the life of the file.
 
     Attributes:
@@ -45,8 +43,7 @@ class RunIdentity:
     version: Label
 
 
-@dataclass(frozen=True, slots=True)
-class FactsRecord:
+class FactsRecord(Struct, frozen=True):
     """Facts that do not change from step to step; written at the start and on change.
 
     Attributes:
@@ -57,8 +54,7 @@ class FactsRecord:
     facts: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class EndRecord:
+class EndRecord(Struct, frozen=True):
     """The last record of a run that could still write one.
 
     Attributes:
@@ -110,8 +106,7 @@ class PlaceMemory(NamedTuple):
     limit: CountOrUnknown
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRecord:
+class MemoryRecord(Struct, frozen=True):
     """Memory that a training takes; the newest holds.
 
     Attributes:
@@ -125,8 +120,7 @@ class MemoryRecord:
     places: tuple[PlaceMemory, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChecksumRecord:
+class ChecksumRecord(Struct, frozen=True):
     """Checksums of a part of the weights in two iterations that follow one another.
 
     Attributes:
@@ -151,8 +145,7 @@ class ChecksumRecord:
     then: tuple[Count, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CulpritRecord:
+class CulpritRecord(Struct, frozen=True):
     """Parameter whose gradient was not finite in skipped steps, where other ranks do not have it.
 
     Attributes:
@@ -164,8 +157,7 @@ class CulpritRecord:
     parameter: Name
 
 
-@dataclass(frozen=True, slots=True)
-class SensorFailureRecord:
+class SensorFailureRecord(Struct, frozen=True):
     """Exceptions of one sensor that were kept from training; the newest of a sensor holds.
 
     Attributes:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
+
+from msgspec import Struct
 
 from ampwatch.wire.records.fields import Count, CountOrUnknown, OptimizerIndex
 
@@ -94,8 +95,7 @@ NO_PHASES: Phases = (0.0,) * 10
 # long to make, on the training thread.
 
 
-@dataclass(slots=True)
-class StepRecord:
+class StepRecord(Struct):
     """Record of an iteration: everything between two updates of the scaler.
 
     Without an enabled scaler an iteration ends with the step of the first
@@ -161,8 +161,7 @@ class StepRecord:
     run_delay_ns: CountOrUnknown = -1
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePhasesRecord:
+class DevicePhasesRecord(Struct, frozen=True):
     """Record of where the time of one iteration went on its device.
 
     Attributes:
@@ -177,8 +176,7 @@ class DevicePhasesRecord:
     phases: Phases
 
 
-@dataclass(slots=True)
-class OptimizerRecord:
+class OptimizerRecord(Struct):
     """Totals of one optimizer so far; written after iterations that used it, of several alike after the last.
 
     Attributes:

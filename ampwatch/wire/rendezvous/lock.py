@@ -11,8 +11,10 @@ import errno
 import fcntl
 import json
 import os
-from dataclasses import MISSING, asdict, dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import NODEFAULT, Struct
+from msgspec.structs import asdict, fields
 
 from ampwatch.errors import DaemonError, remedy_of
 from ampwatch.runtime import DAEMON_LOCK
@@ -27,8 +29,7 @@ RESIGNED = b'{"resigned": true}\n'
 """Content of the file after a daemon that was to end: it is not to be brought back."""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonInfo:
+class DaemonInfo(Struct, frozen=True):
     """Self-description of a daemon in its lock file.
 
     Attributes:
@@ -232,7 +233,7 @@ def _info(content: bytes) -> DaemonInfo | None:
         values = {
             f.name: said[f.name]
             for f in fields(DaemonInfo)
-            if f.default is MISSING or f.name in said
+            if f.default is NODEFAULT or f.name in said
         }
         values["ring_directories"] = tuple(values.get("ring_directories", ()))
         values |= {flag: values.get(flag) is True for flag in ("auto", "wants_token")}

@@ -11,9 +11,10 @@ import ipaddress
 import os
 import shlex
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,8 +29,7 @@ OVERFLOW_UID = 65534
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-@dataclass(frozen=True, slots=True)
-class PortOwner:
+class PortOwner(Struct, frozen=True):
     """The holder of a listening socket.
 
     Attributes:

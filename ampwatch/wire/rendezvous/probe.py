@@ -14,9 +14,11 @@ import os
 import socket
 import ssl
 import time
-from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ampwatch.runtime import service_uid
 from ampwatch.wire.rendezvous import token
@@ -59,8 +61,7 @@ CERTIFICATE_ALERTS = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "BAD_CERTIFIC
 it the second (RFC 5246, 7.4.6) or, of servers in Go, the third."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Result of a probe of a port.
 
     Attributes:

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import fields
 from math import inf, isnan
 from operator import attrgetter, index
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -177,7 +176,7 @@ class _Form:
 
     def __init__(self, record: type[Any], check: Callable[[Any], None] | None = None) -> None:
         self._record = record
-        self._names = [f.name for f in fields(record)]
+        self._names = record.__match_args__
         self._values = attrgetter(*self._names)
         self._check = check
         hints = get_type_hints(record, include_extras=True)
@@ -550,7 +549,7 @@ _BLOCKS = Annotated[tuple[_BLOCK, ...], Meta(max_length=len(BLOCK_SIZES))]
 
 _ENCODER = msgpack.Encoder(enc_hook=_number)
 _JSON_ENCODER = json.Encoder(enc_hook=_number)
-_HISTOGRAM = [f.name for f in fields(ExponentHistogram)]
+_HISTOGRAM = ExponentHistogram.__struct_fields__
 _HISTOGRAM_VALUES = attrgetter(*_HISTOGRAM)
 _FINDING = _TextForm(Finding)
 _FORMS: tuple[tuple[RecordKind, type[Any], _Form], ...] = (

@@ -13,9 +13,10 @@ import secrets
 import stat
 from base64 import b64decode, b64encode
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from ampwatch.runtime import RING_SUFFIX
 from ampwatch.wire.records import MAX_PLANNED, KernelTotal, PlanRecord
@@ -42,8 +43,7 @@ NO_LAB = "the laboratory is off; ampwatch.monitor(..., lab=True) or AMPWATCH_LAB
 """Answer to all of them but a trace, where that is so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """Request to a training.
 
     Attributes:
@@ -66,8 +66,7 @@ class Request:
     plan: tuple[PlanRecord, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """Answer to a request: what became of it.
 
     Attributes:

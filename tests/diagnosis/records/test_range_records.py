@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf, nan
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.diagnosis.records import range_records
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.errors import ReportError
 from ampwatch.host.daemon.remains import VANISHED, WAS_RUNNING, find_remains, jobs, read_path

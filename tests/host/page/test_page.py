@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ampwatch.host.fleet import Fleet, History
 from ampwatch.host.page.broadcast import merge_patch

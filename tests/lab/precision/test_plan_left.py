@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared

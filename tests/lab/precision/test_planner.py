@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from ampwatch.errors import SettingsError
 from ampwatch.lab.precision.evidence import OPERANDS

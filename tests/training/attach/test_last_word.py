@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from ampwatch.settings import Settings
 from ampwatch.training.attach.last_word import MAX_SECONDS, last_word
@@ -119,9 +120,9 @@ def test_what_an_earlier_start_or_another_run_has_left_is_not_of_this_one(
     """Nor what another machine has, in a directory that they share."""
     old = box(1, "optimizer:0", at_s=-1)
     others = [
-        replace(old, identity=replace(old.identity, started_ns=BEGAN_NS - 10**11)),
-        replace(box(2, "optimizer:0"), identity=replace(box(2).identity, host="elsewhere")),
-        replace(box(3, "optimizer:0"), identity=replace(box(3).identity, world_size=2)),
+        replace(old, identity=structs.replace(old.identity, started_ns=BEGAN_NS - 10**11)),
+        replace(box(2, "optimizer:0"), identity=structs.replace(box(2).identity, host="elsewhere")),
+        replace(box(3, "optimizer:0"), identity=structs.replace(box(3).identity, world_size=2)),
         replace(box(3, "optimizer:0", at_s=1), state=RunState.RUNNING, ended_ns=0),
     ]
     for other in others:
@@ -134,7 +135,7 @@ def test_what_an_earlier_start_or_another_run_has_left_is_not_of_this_one(
 def test_two_jobs_of_one_name_each_print_theirs(settings: Settings) -> None:
     """Whose the other ranks are nobody knows; twice is better than never."""
     mine, other = box(0, "optimizer:0"), box(0, "optimizer:0", at_s=99)
-    other = replace(other, identity=replace(other.identity, pid=7))
+    other = replace(other, identity=structs.replace(other.identity, pid=7))
     files.write(files.report_directory(settings.report_dir), other, 64)
 
     assert told(settings, mine)[0].startswith("ampwatch report: run gpt, rank 0")
@@ -144,7 +145,7 @@ def test_two_jobs_of_one_name_each_print_theirs(settings: Settings) -> None:
 def test_a_rank_that_leaves_no_box_waits_for_nobody(ranks: int, settings: Settings) -> None:
     """The only one of a run; one of several whose box could not be written, or with serve=False."""
     mine = box(0, "optimizer:0")
-    mine = replace(mine, identity=replace(mine.identity, world_size=ranks))
+    mine = replace(mine, identity=structs.replace(mine.identity, world_size=ranks))
     if ranks == 1:
         files.write(files.report_directory(settings.report_dir), mine, 64)
     text = last_word(mine, settings, lambda: pytest.fail("it waits"))

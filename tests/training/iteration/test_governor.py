@@ -43,7 +43,8 @@ class Training:
 
     ``drag_s``: how much longer PyTorch itself takes where each op is seen. ``costs``: what parts of
     samples cost, where that is not the same for all. ``noise``: share by which iterations vary.
-    ``look_every``: iterations of which one is asked for as a look.
+    ``look_every``: iterations of which one is asked for as a look. ``together``: whether quiet iterations are
+    accounted for when they are over.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Training:
         costs: dict[Topic | Observation, float] | None = None,
         noise: float = 0.0,
         look_every: int = 0,
+        together: bool = False,  # noqa: FBT001, FBT002 - by name
         **settings: object,
     ) -> None:
         self.step_s, self.cost_s, self.always_s = step_s, cost_s, always_s
         self.drag_s, self.costs, self.noise = drag_s, costs, noise
-        self.look_every = look_every
+        self.look_every, self.together = look_every, together
+        self.waiting: list[float] = []
         self.rng = random.Random(0)
         self.extra_s: list[float] = []
         self.spent_ns = 0
@@ -82,7 +85,10 @@ class Training:
             self.seconds += step_s + cost_s + drag_s
             # The first has no duration: nobody knows when it began.
             known = math.nan if governor.step == 0 else step_s + cost_s + drag_s
-            governor.next(known, self.look_every)
+            self.waiting.append(known)
+            if not self.together or len(self.waiting) >= governor.quiet:
+                governor.next(sum(self.waiting), self.look_every, len(self.waiting))
+                self.waiting.clear()
         return self
 
     @property
@@ -95,6 +101,20 @@ class Training:
     @property
     def sampled(self) -> list[int]:
         return [step for step, _, _ in self.samples]
+
+
+@pytest.mark.parametrize("look_every", [0, 48])
+@pytest.mark.parametrize("every", [0, 20])
+@pytest.mark.parametrize(("step_s", "always_s"), [(0.1, 0.0), (0.001, 5e-6), (0.03, 2e-4)])
+def test_quiet_iterations_may_be_accounted_for_together(
+    step_s: float, always_s: float, every: int, look_every: int
+) -> None:
+    """The same iterations are sampled, but for some while the training settles."""
+    given: Any = {"always_s": always_s, "look_every": look_every, "sample_every": every}
+    one, many = (Training(step_s, together=t, **given).run(4000) for t in (False, True))
+
+    assert abs(len(one.samples) - len(many.samples)) <= 1
+    assert one.sampled[-30:] == many.sampled[-30:]
 
 
 @pytest.mark.parametrize("level", ["standard", "deep"])

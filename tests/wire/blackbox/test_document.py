@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec import structs
 
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox.box import joined
@@ -47,7 +48,7 @@ def test_what_not_every_run_has_is_written_where_there_is_any() -> None:
     given = box()
     assert {"failures", "device_phases"}.isdisjoint(document()["ranks"][0])
     before = histogram(-300, 1, 2, amax=1e-89, amin=1e-90)
-    given.ranges = [replace(given.ranges[0], flushed=3, before_step=7, before=before)]
+    given.ranges = [structs.replace(given.ranges[0], flushed=3, before_step=7, before=before)]
     given.failures = [failure("scale", 7, 40, "KeyError: 'x'")]
     given.device_phases = [device_phases(7, 9, (*NO_PHASES[1:], 0.5))]
     (read,) = from_json(to_json([given]), "a file")
@@ -80,7 +81,7 @@ def test_a_report_of_an_older_release_is_read() -> None:
     (read,) = from_json(OLD.read_bytes(), "a file")
     meant = box()
     # What was not asked then is not known.
-    meant.ranges = [replace(r, flushed=-1, norm=math.nan) for r in meant.ranges]
+    meant.ranges = [structs.replace(r, flushed=-1, norm=math.nan) for r in meant.ranges]
     meant.findings = [replace(f, tried=()) for f in meant.findings]
 
     assert repr(read) == repr(meant)

@@ -6,11 +6,11 @@ import os
 import resource
 import stat
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.errors import ReportError
 from ampwatch.wire.blackbox import files

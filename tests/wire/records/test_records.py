@@ -1,10 +1,10 @@
 """Tests of the record types."""
 
-import dataclasses
 import pickle
 import typing
 
 import pytest
+from msgspec import Struct
 
 from ampwatch.wire import records
 from ampwatch.wire.records import (
@@ -20,7 +20,7 @@ from ampwatch.wire.records import (
 )
 from ampwatch.wire.records.remedies import words_of
 
-TYPES = [v for v in vars(records).values() if dataclasses.is_dataclass(v) and isinstance(v, type)]
+TYPES = [v for v in vars(records).values() if isinstance(v, type) and issubclass(v, Struct)]
 MODULE = Tried(Measure.MODULE_IN_FLOAT32, "blocks.2", 7, cures=True)
 SUMS = Tried(Measure.SUMS_IN_FLOAT32, "", 7, cures=False)
 BFLOAT16 = Tried(Measure.BFLOAT16, "", 7, cures=True)

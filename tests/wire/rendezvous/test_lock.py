@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import asdict
 
 from ampwatch.errors import DaemonError
 from ampwatch.runtime import DAEMON_LOCK

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +84,8 @@ def step(index: int) -> StepRecord:
 
 def changed(record: Any, **change: Any) -> Any:
     """``record`` with fields that may be of any type, as a mistaken sensor would put it."""
-    return replace(record, **change)
+    names = type(record).__match_args__
+    return type(record)(**{name: getattr(record, name) for name in names} | change)
 
 
 NAN_STEP: StepRecord = changed(

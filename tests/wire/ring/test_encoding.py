@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import asdict, astuple, replace
 from math import inf, nan
 from operator import attrgetter
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec import msgpack
+from msgspec.structs import asdict, astuple
 
 from ampwatch.wire.records import (
     EndRecord,
@@ -103,10 +103,10 @@ def test_the_identity_comes_back_as_it_was() -> None:
 def test_floats_come_back_bit_for_bit(bits: int) -> None:
     """NaN of any payload and sign, negative zero, infinities, in MessagePack and in a struct."""
     (value,) = struct.unpack("=d", struct.pack("=Q", bits))
-    found = replace(finding().finding, evidence={"amax": value})
+    found = changed(finding().finding, evidence={"amax": value})
 
     for record, read_back in (
-        (replace(step(1), loss=value), attrgetter("loss")),
+        (changed(step(1), loss=value), attrgetter("loss")),
         (FindingRecord(found), lambda record: record.finding.evidence["amax"]),
     ):
         read = read_back(decode(*encode(record, LIMIT)))
@@ -185,7 +185,7 @@ def test_text_that_a_terminal_would_obey_is_made_harmless(written: str, read: st
     kind, payload = encode(EndRecord(RunState.FAILED, written, 1), LIMIT)
 
     assert decode(kind, payload) == EndRecord(RunState.FAILED, read, 1)
-    found = replace(finding().finding, tried=(TRIED[1]._replace(module=written),))
+    found = changed(finding().finding, tried=(TRIED[1]._replace(module=written),))
     came = decode(*encode(FindingRecord(found), LIMIT))
     assert came.finding.tried == (TRIED[1]._replace(module=read),)  # type: ignore[union-attr]
 
@@ -254,7 +254,7 @@ def test_fields_of_another_type_are_refused(record: Any, change: dict[str, Any])
         "FactsRecord": RecordKind.FACTS,
         "EndRecord": RecordKind.END,
     }.get(type(record).__name__, RecordKind.FAILURE)
-    values = asdict(record) | change
+    values = {name: getattr(record, name) for name in type(record).__match_args__} | change
 
     with pytest.raises(ValueError, match=r"[Ee]xpected|Invalid enum value"):
         decode(kind, msgpack.encode(list(values.values())))

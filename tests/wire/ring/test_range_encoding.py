@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import msgpack
+from msgspec.structs import replace
 
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT, NUM_BINS, ExponentHistogram
 from ampwatch.wire.records import RangeRecord, Topic

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack
+from msgspec.structs import replace
 
 from ampwatch.wire.records import FactsRecord, FindingRecord
 from ampwatch.wire.ring import RingReader, RingWriter

@@ -8,12 +8,12 @@ import random
 import struct
 import tracemalloc
 import zlib
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.wire.records import (

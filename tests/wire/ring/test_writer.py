@@ -7,12 +7,12 @@ import os
 import signal
 import stat
 import threading
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.errors import RingError
 from ampwatch.wire.records import EndRecord, FactsRecord, Record, RunState

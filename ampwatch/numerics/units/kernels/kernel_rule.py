@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,9 +14,10 @@ if TYPE_CHECKING:
     from ampwatch.numerics.units.kernels.symbols import Symbol
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """Patterns of a name, and the class of kernels that match.
+
+    Patterns are compiled when the first kernel is seen, which most trainings have none of.
 
     Attributes:
         id: Name of the rule.
@@ -33,16 +35,16 @@ class Rule:
     family: str
     unit: Unit
     why: str
-    function: re.Pattern[str]
-    inside: re.Pattern[str] | None = None
+    function: str
+    inside: str = ""
     dtype: str | Callable[[Symbol], str] = ""
     arch: int | None = None
     gemv: bool = False
 
     def matches(self, symbol: Symbol) -> bool:
         """Return whether the rule applies."""
-        return self.function.search(symbol.function) is not None and (
-            self.inside is None or self.inside.search(symbol.template) is not None
+        return bool(
+            re.search(self.function, symbol.function) and re.search(self.inside, symbol.template)
         )
 
     def read_dtype(self, symbol: Symbol) -> str:
@@ -50,7 +52,7 @@ class Rule:
         return self.dtype if isinstance(self.dtype, str) else self.dtype(symbol)
 
 
-def like(pattern: str) -> re.Pattern[str]:
+def like(pattern: str) -> str:
     """Return a pattern that takes ASCII letters in either case."""
     # Without ASCII, a k in the pattern would match the sign of Kelvin as well.
-    return re.compile(pattern, re.IGNORECASE | re.ASCII)
+    return f"(?ia){pattern}"

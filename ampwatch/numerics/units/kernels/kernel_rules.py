@@ -10,8 +10,6 @@ the general-purpose cores, then names that tell tensor cores, then all other mat
 
 from __future__ import annotations
 
-import re
-
 from ampwatch.numerics.units.kernels import name_fields as fields
 from ampwatch.numerics.units.kernels.helper_rules import HELPERS
 from ampwatch.numerics.units.kernels.kernel_name import Unit
@@ -28,7 +26,7 @@ _AMD = (
         Unit.TENSOR,
         "Tensile (rocBLAS, hipBLASLt) writes the matrix instruction as MI16x16x1; kernels "
         "for the vector units have none. Matrix cores multiply float32 and float64 too.",
-        re.compile(r"Cijk_A\w+_MI\d+x\d+x\d+"),
+        r"Cijk_A\w+_MI\d+x\d+x\d+",
         dtype=fields.tensile_dtype,
     ),
     Rule(
@@ -36,7 +34,7 @@ _AMD = (
         "tensile",
         Unit.UNKNOWN,
         "Without the instruction: short names of hand-written kernels leave it out as well.",
-        re.compile(r"Cijk_A\w"),
+        r"Cijk_A\w",
         dtype=fields.tensile_dtype,
     ),
     Rule(

@@ -92,6 +92,7 @@ class CallKeeper:
         self._memory = memory
         self._count = count
         self._room = 0
+        self._step = -1
         self._open: list[KeptCall] = []
         self._open_bytes = self._kept_bytes = 0
         self._is_over = False
@@ -114,6 +115,10 @@ class CallKeeper:
         Raises:
             ReplayRefusedError: If it cannot be kept.
         """
+        if step != self._step:
+            # Of iterations that were well, and of whose ends nobody was told.
+            self._step, self._is_over = step, False
+            self.take_open()
         draws = self.random.at_call(self._home.devices)
         call = KeptCall(event.module, event.args, event.kwargs, draws)
         self.newest.keep(step, call, event.module)

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.events import OpsBegan, OpsEnded
     from ampwatch.training.sensors.births.kept_calls import KeptCall
 
+OF_WHAT_IS_WELL = frozenset({"scaled", "iteration_closing", "iteration_closed", "iteration_opened"})
+"""Events of iterations in which nothing fails."""
+
 
 class ReplaySensor(Sensor):
     """Keeps what the models are called with, and makes the calls of a failed step again on a twin.
@@ -91,6 +94,11 @@ class ReplaySensor(Sensor):
         self._num_heard = 0
         self._refusals: dict[str, int] = {}
         self.why_not = ""
+
+    @property
+    def batched(self) -> frozenset[str]:
+        """What does not concern it where nothing fails; a replay goes on from one iteration to the next."""
+        return frozenset() if self._inquiry.is_running else OF_WHAT_IS_WELL
 
     def installed(self) -> None:
         """Begin to hear the calls of the models."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import Struct, field
 
 from ampwatch.training.private import version_of
 from ampwatch.training.transfer.readback import host_scalar
@@ -25,8 +25,7 @@ BY_NORM = "clip_grad_norm_"
 BY_VALUE = "clip_grad_value_"
 
 
-@dataclass(slots=True, eq=False)
-class ClipCall:
+class ClipCall(Struct, eq=False):
     """One call of a clipping function.
 
     Attributes:

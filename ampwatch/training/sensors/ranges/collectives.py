@@ -23,6 +23,7 @@ class CollectiveSensor(Sensor):
 
     name = "collectives"
     is_thread_safe = True
+    batched = frozenset({"iteration_opened"})
     _num_listening: ClassVar[int] = 0
 
     def __init__(self, _context: Context) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.flat import parts_of
@@ -35,8 +36,7 @@ SCALED = How(scaled=True, with_norms=True)
 UNSCALED = How(with_norms=True)
 
 
-@dataclass(slots=True)
-class _Handled:
+class _Handled(Struct):
     """Optimizers that were handled in the open iteration, by identity.
 
     Attributes:
@@ -69,13 +69,10 @@ class _Gradients(Sensor):
         self._governor = context.governor
         self._measuring = context.measuring
         self._last = _Handled()
-        # By optimizer, the iteration in which it was to unscale gradients in its own step.
-        self._ready: dict[int, int] = {}
 
     def removed(self) -> None:
         """Forget the open iteration."""
         self._last = _Handled()
-        self._ready.clear()
 
     @property
     def _open(self) -> _Handled:
@@ -106,6 +103,14 @@ class ScaledGradientSensor(_Gradients):
     or after the step, unless the verdict is on a device and no step was skipped lately.
     """
 
+    batched = frozenset({"step_began", "step_ended"})
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._iteration = context.iteration
+        # By optimizer, the iteration in which the user has unscaled its gradients.
+        self._unscaled: dict[int, int] = {}
+
     def unscaling(self, event: Unscaling) -> None:
         """Measure the gradients that the user is about to have unscaled."""
         if Topic.GRADIENT in self._governor.wanted:
@@ -116,16 +121,12 @@ class ScaledGradientSensor(_Gradients):
 
         Clipping by a norm that is NaN makes every element NaN.
         """
+        self._unscaled[id(event.optimizer)] = self._iteration.step
         self._observe_skips(event.scaler, event.optimizer)
 
     def step_began(self, event: StepBegan) -> None:
         """Measure the gradients that the scaler, or the optimizer itself, is about to unscale."""
         scaler, optimizer = event
-        if getattr(optimizer, DECIDES_ON_DEVICE, False):
-            # Its stage says afterwards only that it has stepped.
-            self._ready[id(optimizer)] = (
-                self._governor.step if stage_of(scaler, optimizer) == READY else -1
-            )
         if Topic.GRADIENT in self._governor.wanted:
             self._measure_scaled(scaler, optimizer)
 
@@ -154,7 +155,8 @@ class ScaledGradientSensor(_Gradients):
 
     def _stays_scaled(self, optimizer: Optimizer) -> bool:
         """Whether an optimizer unscales gradients in its own step, so not on a skip."""
-        return self._ready.get(id(optimizer)) == self._governor.step
+        is_fused = bool(getattr(optimizer, DECIDES_ON_DEVICE, False))
+        return is_fused and self._unscaled.get(id(optimizer)) != self._iteration.step
 
 
 class DirectGradientSensor(_Gradients):

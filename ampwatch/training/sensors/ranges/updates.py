@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, UPDATE_SPAN, LostSquares
 from ampwatch.numerics.formats import FORMATS, HALF
@@ -71,8 +71,7 @@ class _Group(NamedTuple):
     values: Tensor
 
 
-@dataclass(slots=True)
-class _Snapshot:
+class _Snapshot(Struct):
     """Some elements of the parameters of one optimizer.
 
     Attributes:
@@ -89,8 +88,7 @@ class _Snapshot:
         return mine == [(g.names, g.sizes, g.values.device) for g in other.groups]
 
 
-@dataclass(slots=True)
-class _SnapshotHistory:
+class _SnapshotHistory(Struct):
     """The snapshots of one optimizer.
 
     Attributes:

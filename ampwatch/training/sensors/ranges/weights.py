@@ -61,6 +61,11 @@ class WeightSensor(Sensor):
         self._iteration = context.iteration
         self._suspects: list[tuple[list[_Part], Tensor]] = []
 
+    @property
+    def batched(self) -> frozenset[str]:
+        """The end of an iteration in which nothing is measured, unless parameters are to be looked at again."""
+        return frozenset() if self._suspects else frozenset({"iteration_closing"})
+
     def installed(self) -> None:
         """Tell which buffers are sound: what is not finite by then is meant to be so. Note parameters that are NaN.
 

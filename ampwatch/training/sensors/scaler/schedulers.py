@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampwatch.training.hooks.events import SchedulerStepped
@@ -36,8 +36,7 @@ MAX_TURNS = 0.25
 """Share of the moves that turn round, up to which they are. Rates that follow the size of a batch turn at half of them."""
 
 
-@dataclass(slots=True)
-class _Course:
+class _Course(Struct):
     """Moves of a learning rate that no scheduler has made.
 
     Attributes:
@@ -75,6 +74,7 @@ class SchedulerSensor(Sensor):
     """
 
     name = "schedulers"
+    batched = frozenset({"step_began"})
 
     def __init__(self, context: Context) -> None:
         self._bus = context.bus

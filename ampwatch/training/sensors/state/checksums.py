@@ -12,11 +12,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections import deque
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ampwatch.diagnosis.evidence.replicas import GROUPS, KEPT_CHECKS, CheckedWeights
 from ampwatch.training.devices import HOST, is_capturing
@@ -65,8 +66,7 @@ a float64, the only number that Prometheus has, all."""
 _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(Struct, frozen=True):
     """Elements of a parameter, in the order in which they lie in memory."""
 
     name: str
@@ -75,8 +75,7 @@ class _Span:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(Struct, frozen=True):
     """The division of the weights into parts and groups.
 
     Attributes:

@@ -6,9 +6,10 @@ ten times as much. Only methods of events are called that torch 2.6 has already.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import Struct, field
 
 from ampwatch.training.private import DeviceType
 
@@ -43,8 +44,7 @@ MIN_LINKED = 0.5
 Inputs = tuple[str, ...]
 
 
-@dataclass(slots=True)
-class Spent:
+class Spent(Struct):
     """Runs of one kernel or op.
 
     Attributes:
@@ -75,8 +75,7 @@ class KernelLaunch(NamedTuple):
     inputs: Inputs
 
 
-@dataclass(slots=True)
-class DeviceWork:
+class DeviceWork(Struct):
     """Work of GPUs in a recording.
 
     Attributes:

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 import os
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 
 from ampwatch.diagnosis.evidence.ops import Window
 from ampwatch.guard import Account, is_of_a_signal
@@ -82,8 +82,7 @@ FAILED = "nobody answers here any more: a sensor has failed, as the log says"
 ELSEWHERE = "this training runs in a thread that is not the main one; only that is profiled"
 
 
-@dataclass(slots=True)
-class _OpenWindow:
+class _OpenWindow(Struct):
     """The open window.
 
     Attributes:
@@ -182,7 +181,7 @@ class WindowSensor(Sensor):
     def iteration_closed(self, event: IterationClosed) -> None:
         """Open or close a window, and add the results of one to the iteration."""
         iteration = event.iteration
-        if iteration.step % SELDOM and self._waits_for_requests():
+        if iteration.step + 1 < self._step + SELDOM and self._waits_for_requests():
             return
         was_open = self._open is not None
         sampled = bool(self._governor.wanted)
@@ -194,6 +193,11 @@ class WindowSensor(Sensor):
         if self._census is not None or self._evidence is not None:
             iteration.census = iteration.census or self.census(iteration.step)
             iteration.window = self.take(iteration.step)
+
+    @property
+    def batched(self) -> frozenset[str]:
+        """The end of an iteration, where no window is open or opens by itself."""
+        return frozenset({"iteration_closed"} if self._waits_for_requests() else ())
 
     def _waits_for_requests(self) -> bool:
         """Whether none opens by itself, and none was ever opened."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.ops import KernelTime
 from ampwatch.numerics.units.kernels.classifier import classify as classify_name
@@ -32,8 +33,7 @@ CPU = "cpu"
 """Unit of ops on a CPU."""
 
 
-@dataclass(slots=True)
-class Found:
+class Found(Struct):
     """The kernels of one window, on a CPU the ops.
 
     Attributes:
@@ -140,8 +140,7 @@ def _time(
     )
 
 
-@dataclass(slots=True)
-class WindowTotals:
+class WindowTotals(Struct):
     """Totals of all windows; ``WindowRecord`` documents each."""
 
     windows: int = 0

@@ -16,6 +16,7 @@ from ampwatch.training.sensors.births.kept_calls import (
     KeptCall,
     RandomNumbers,
     ReplayRefusedError,
+    own_bytes,
 )
 
 Pair = namedtuple("Pair", "first second")  # noqa: PYI024 - such a pair comes from old code
@@ -95,8 +96,10 @@ def test_a_tensor_without_plain_memory_is_refused(make: Any) -> None:
 def test_a_tensor_that_lies_there_twice_is_counted_once() -> None:
     """What is kept from being freed is memory, not tensors."""
     x = torch.ones(256)
+    call = kept(x, x[:3], y=x.view(16, 16))
+    del x
 
-    assert kept(x, x[:3], y=x.view(16, 16)).nbytes == 1024
+    assert own_bytes([call]).host == 1024
 
 
 def test_autocast_is_kept_as_it_was() -> None:

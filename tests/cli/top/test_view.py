@@ -122,7 +122,7 @@ def test_enter_opens_the_story_of_a_rank() -> None:
     """The four lines, its numbers, then each finding as reports have it: evidence and advice."""
     state = many_ranks(8, broken=5)
     state = changed(
-        state, "gpt", 0, links={"its dashboard": "https://g/d/ampwatch-run?var-run=gpt"}
+        state, "gpt", 5, links={"its dashboard": "https://g/d/ampwatch-run?var-run=gpt"}
     )
     view = view_of(state)
     view.press("<enter>")

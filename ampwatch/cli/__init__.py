@@ -1,6 +1,6 @@
 """The command line: one file per verb, each loaded when the parser is made.
 
-A verb has ``register(subparsers)``, which adds its parser and sets ``func``; what it
+A verb has ``HELP``, ``DESCRIPTION``, ``EPILOG``, ``add_arguments(parser)`` and ``run(args)``; what it
 needs to run is imported when it runs, so that ``ampwatch --help`` is quick.
 """
 
@@ -12,7 +12,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ampwatch import __version__
+from ampwatch import __version__, laboratory
 from ampwatch.cli.completion import ASKED, answer
 from ampwatch.errors import AmpwatchError, did_you_mean
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer(parser)
     args = parser.parse_args(ours, argparse.Namespace(program=program))
     if "func" not in args:
-        parser.print_help()
+        args.parser.print_help()
         return 0
     try:
         return int(args.func(args))
@@ -109,7 +109,35 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"ampwatch {__version__}")
+    parser.set_defaults(parser=parser)
     subparsers = parser.add_subparsers(title="commands", metavar="<command>")
     for verb in VERBS:
-        import_module(f"ampwatch.cli.{verb}").register(subparsers)
+        add_verb(subparsers, verb, import_module(f"ampwatch.cli.{verb}"))
+    # Their old place, until the next release; help does not list them.
+    for verb in laboratory.VERBS:
+        add_verb(subparsers, verb, laboratory.load(f"cli.{verb}"), is_listed=False)
     return parser
+
+
+def add_verb(
+    subparsers: argparse._SubParsersAction[Any],
+    verb: str,
+    module: Any,
+    *,
+    is_listed: bool = True,
+) -> None:
+    """Add a verb to a command line.
+
+    Args:
+        subparsers: Those of the command line.
+        verb: Its name.
+        module: Its module.
+        is_listed: Whether help lists it.
+    """
+    listed = {"help": module.HELP} if is_listed else {}
+    epilog = getattr(module, "EPILOG", None)
+    parser = subparsers.add_parser(verb, **listed, description=module.DESCRIPTION, epilog=epilog)
+    parser.set_defaults(parser=parser)
+    if hasattr(module, "run"):  # others have verbs of their own
+        parser.set_defaults(func=module.run)
+    module.add_arguments(parser)

@@ -10,6 +10,8 @@ from ampwatch.errors import AmpwatchError
 if TYPE_CHECKING:
     import argparse
 
+HELP = "print what your shell completes commands by"
+
 DESCRIPTION = """\
 Print the script by which your shell completes ampwatch's commands, options and names.
 
@@ -33,16 +35,9 @@ ASKED = "_ARGCOMPLETE"
 """Environment variable with which argcomplete's script asks a program what may come next."""
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="print what your shell completes commands by",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument("shell", choices=SHELLS, help="the shell")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

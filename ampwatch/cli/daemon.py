@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 
+HELP = "serve the page and the metrics of this machine's runs"
+
 DESCRIPTION = """\
 Serve the runs of this machine: the page, Prometheus metrics, service discovery.
 
@@ -50,14 +52,8 @@ or in a private one, by the names of this machine and those of --web.external-ad
 """
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "daemon",
-        help="serve the page and the metrics of this machine's runs",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add = parser.add_argument
     add("--host", help="address to listen on (AMPWATCH_HOST)")
     add("--port", help="port to listen on, 0 for any free one (AMPWATCH_PORT)")
@@ -120,7 +116,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     # Of the launcher: end when idle; go on holding a lock and detach.
     add("--auto", action="store_true", help=argparse.SUPPRESS)
     add("--lock-fd", type=int, help=argparse.SUPPRESS)
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 ONE_LINE = "watch = ampwatch.monitor(model, scaler)"
 
+HELP = "train a small model that breaks, and see what ampwatch says"
+
 DESCRIPTION = """\
 Train a small model, let it break, and see what ampwatch says about it.
 
@@ -44,14 +46,8 @@ examples:
 """
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="train a small model that breaks, and see what ampwatch says",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add = parser.add_argument
     add("--steps", type=_count, metavar="N", help="end after N steps at the latest")
     add(
@@ -73,7 +69,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     fault.add_argument(
         "--fault-after-steps", type=_count, metavar="N", help="plant the fault after N steps"
     )
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

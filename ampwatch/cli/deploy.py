@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from ampwatch.operate.deploy.options import DeployOptions
     from ampwatch.operate.deploy.writing import Plan, Theirs
 
+HELP = "write the files that start Prometheus, Alertmanager and Grafana around it"
+
 DESCRIPTION = """\
 Write everything that an operator starts: Docker Compose, Kubernetes and systemd files, the
 configurations of Prometheus, Alertmanager and Grafana, dashboards, alert rules and runbooks.
@@ -40,14 +42,8 @@ MAX_LISTED = 12
 """Files that are named in a message; of more, the number alone."""
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "deploy",
-        help="write the files that start Prometheus, Alertmanager and Grafana around it",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add = parser.add_argument
     add("directory", metavar="DIR", help="where to write; made if missing")
     add(
@@ -92,7 +88,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--keep", action="store_true", help="leave what somebody has changed, write the rest"
     )
     changed.add_argument("--force", action="store_true", help="overwrite what somebody has changed")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

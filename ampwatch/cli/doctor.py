@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     Examination = Mapping[str, list[Check]]
 
+HELP = "say what this machine can and cannot measure, and why"
+
 DESCRIPTION = """\
 Say what ampwatch can and cannot measure on this machine, why, and what to do about it.
 
@@ -51,16 +53,9 @@ MAX_WIDTH = 110
 INDENT = 36
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="say what this machine can and cannot measure, and why",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument("--json", action="store_true", help="print JSON, for a script")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

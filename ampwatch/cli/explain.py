@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from ampwatch.report.pages import Page
 
+HELP = "say what a kind of finding or an alert means, and what to do"
+
 DESCRIPTION = """\
 Say what a kind of finding means and what to change, with a program that shows it and the
 remedy; what to do about an alert; or print a guide. With --run: what a run of this machine,
@@ -49,14 +51,8 @@ MAX_WIDTH = 100
 NO_PAGE = 2
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "explain",
-        help="say what a kind of finding or an alert means, and what to do",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     names = parser.add_argument(
         "names",
         nargs="*",
@@ -69,7 +65,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="RUN|PATH",
         help="a run of this machine, or a report: explain its own findings",
     )
-    parser.set_defaults(func=run)
 
 
 def _page_names(**_asked: object) -> list[str]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ampwatch.operate.grafana.server import GrafanaServer
     from ampwatch.operate.grafana.work import Change
 
+HELP = "put the dashboards into a Grafana, or say what differs"
+
 DESCRIPTION = """\
 Put the dashboards into a Grafana (10.4 or newer), say what differs there, or write what it
 has into files.
@@ -55,14 +57,8 @@ ones. Files of these names are replaced. `push --dashboards DIR` takes them back
 """
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "grafana",
-        help="put the dashboards into a Grafana, or say what differs",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     verbs = parser.add_subparsers(title="commands", metavar="<command>", required=True)
     for name, description, does, function in (
         ("push", PUSH, "make Grafana have the dashboards", push),

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from ampwatch.wire.records import CensusRecord, RunIdentity
 
+HELP = "show which ops of a training ran in which dtype, and why"
+
 DESCRIPTION = """\
 Show which ops of a training ran in which dtype: calls, FLOPs, bytes, casts, and why some
 ran in float32 although autocast is used.
@@ -29,19 +31,12 @@ examples:
 """
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "ops",
-        help="show which ops of a training ran in which dtype, and why",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add = parser.add_argument
     add("--run", help="name of the run; the one that was started last if not given")
     add("--rank", type=int, help="global rank; the lowest on this machine if not given")
     add("--by", choices=("op", "module", "dtype"), default="op", help="what a line stands for")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ampwatch.settings import Settings
     from ampwatch.wire.blackbox import Box
 
+HELP = "say what went wrong in a run, also after it is gone"
+
 DESCRIPTION = """\
 Say what went wrong in a training: what broke, where, since when, how sure that is, and what
 to change.
@@ -48,14 +50,8 @@ MAX_WIDTH = 100
 MIN_WIDTH = 40
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "report",
-        help="say what went wrong in a run, also after it is gone",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add = parser.add_argument
     add(
         "run",
@@ -72,7 +68,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     which.add_argument(
         "--all", action="store_true", help="a line for each run instead of the newest run"
     )
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

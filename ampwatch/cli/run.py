@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+HELP = "run a training program as it is, and watch it"
+
 DESCRIPTION = """\
 Run a program as it is, and watch every optimizer and GradScaler that it makes, as if
 ampwatch.monitor() had been called for them. The program keeps its numbers, its output, its
@@ -45,15 +47,9 @@ NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "run",
-        help="run a training program as it is, and watch it",
-        usage="ampwatch run [options] (SCRIPT.py | -m MODULE | PROGRAM) [arguments ...]",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
+    parser.usage = "ampwatch run [options] (SCRIPT.py | -m MODULE | PROGRAM) [arguments ...]"
     add = parser.add_argument
     add("--level", metavar="L", help="off, light, standard or deep (AMPWATCH_LEVEL)")
     add("--run", metavar="NAME", dest="run_name", help="name of the run (AMPWATCH_RUN)")
@@ -62,7 +58,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="no page, no metrics: findings on stderr only",
     )
-    parser.set_defaults(func=run, parser=parser)
 
 
 def cut(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -16,6 +16,8 @@ from ampwatch.errors import AskError
 if TYPE_CHECKING:
     from ampwatch.wire.ring.requests import Answer
 
+HELP = "have a running training profile itself now, and write the trace"
+
 DESCRIPTION = """\
 Ask a training that runs under ampwatch to profile its next iterations, and write what
 torch.profiler has seen as a Chrome trace: open it in https://ui.perfetto.dev.
@@ -37,14 +39,8 @@ iteration ended in time, the training ended. No file is left behind then.
 """
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "trace",
-        help="have a running training profile itself now, and write the trace",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add = parser.add_argument
     add("output", type=_output, metavar="OUTPUT", help="where to write: FILE.json or FILE.json.gz")
     add(
@@ -56,7 +52,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add_choice(parser)
     add("--force", action="store_true", help="replace a file that is there")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

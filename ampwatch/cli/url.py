@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from ampwatch.settings import Settings
 
+HELP = "print the address of the page, with the token it asks for"
+
 DESCRIPTION = """\
 Print the address of the page of this user's daemon, with the token that it asks for.
 
@@ -34,14 +36,8 @@ shown for ten minutes; after that `ampwatch report` says what went wrong in it.
 """
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "url",
-        help="print the address of the page, with the token it asks for",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument("--run", default="", metavar="NAME", help="the run that the page shows")
     parser.add_argument("--rank", type=int, metavar="R", help="a rank of it")
     parser.add_argument("--step", type=int, metavar="N", help="a step that the charts mark")
@@ -53,7 +49,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         action="store_true",
         help="print the header by which a program sends the token instead",
     )
-    parser.set_defaults(func=run, parser=parser)
 
 
 def run(args: argparse.Namespace) -> int:

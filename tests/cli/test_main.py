@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 class Verb:
     """A verb that does as it is told."""
 
+    HELP = DESCRIPTION = "act"
+
     def __init__(self, outcome: int | BaseException) -> None:
         self.outcome = outcome
 
-    def register(self, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-        subparsers.add_parser("act").set_defaults(func=self.run)
+    def add_arguments(self, _: argparse.ArgumentParser) -> None:
+        """It has none."""
 
     def run(self, _: argparse.Namespace) -> int:
         if isinstance(self.outcome, BaseException):
@@ -49,8 +51,8 @@ def test_the_exit_status_says_how_it_went(
     status: int,
 ) -> None:
     """An error of ours is one line, without a traceback."""
-    monkeypatch.setattr(cli, "VERBS", ("verb",))
-    monkeypatch.setitem(sys.modules, "ampwatch.cli.verb", Verb(outcome))
+    monkeypatch.setattr(cli, "VERBS", ("act",))
+    monkeypatch.setitem(sys.modules, "ampwatch.cli.act", Verb(outcome))
 
     assert main(["act"]) == status
 
@@ -60,8 +62,8 @@ def test_the_exit_status_says_how_it_went(
 
 def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug must not look like a wrong argument."""
-    monkeypatch.setattr(cli, "VERBS", ("verb",))
-    monkeypatch.setitem(sys.modules, "ampwatch.cli.verb", Verb(ZeroDivisionError()))
+    monkeypatch.setattr(cli, "VERBS", ("act",))
+    monkeypatch.setitem(sys.modules, "ampwatch.cli.act", Verb(ZeroDivisionError()))
 
     with pytest.raises(ZeroDivisionError):
         main(["act"])
@@ -90,7 +92,7 @@ def test_the_version_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "told"),
     [
         ("dance", "'daemon'"),
-        ("reports", "'url'); did you mean 'report'?"),
+        ("reports", "'plan'); did you mean 'report'?"),
         ("grafana pushes", "did you mean 'push'?"),
         ("daemon --log-level warnings", "did you mean 'warning'?"),
         ("demo --steps 0", "--steps: expected a whole number of steps >= 1, got '0'"),

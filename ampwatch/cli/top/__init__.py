@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from ampwatch.report.rank_list import RankList
 
+HELP = "show how all ranks on this machine go, trouble first, live"
+
 DESCRIPTION = """\
 Show how the trainings of this machine go: a line for each rank, trouble first, with what is
 wrong, loss scale and loss of late, and the GPU. It asks the daemon that trainings start by
@@ -45,16 +47,9 @@ WIDTH = 120
 MIN_WIDTH = 40
 
 
-def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "top",
-        help="show how all ranks on this machine go, trouble first, live",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument("--once", action="store_true", help="print one table and end")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
 
 DESCRIPTION = """\
 Hold two runs that trained on the same batches against each other: float32 against float16,
@@ -43,25 +45,13 @@ MAX_WIDTH = 100
 MIN_WIDTH = 40
 
 
-def register(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-    **help: Any,  # noqa: A002 - as argparse calls it
-) -> None:
-    """Add the verb to a command line; ``help`` is what a list of verbs says of it."""
-    parser = subparsers.add_parser(
-        "diff",
-        **help,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add = parser.add_argument
     add("a", metavar="A", help="a tape, or a directory of tapes")
     add("b", metavar="B", help="the one to hold against it")
     add("--elements", action="store_true", help="compare one step element by element, too")
     add("--json", action="store_true", help="everything, for programs")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
-from typing import Any
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
 from ampwatch.errors import AskError
@@ -40,19 +39,8 @@ ampwatch.lab.error_budget(watch) returns it, also where the loss is computed out
 """
 
 
-def register(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-    **help: Any,  # noqa: A002 - as argparse calls it
-) -> None:
-    """Add the verb to a command line; ``help`` is what a list of verbs says of it."""
-    parser = subparsers.add_parser(
-        "errors",
-        **help,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add_choice(parser)
     parser.add_argument(
         "--lines",
@@ -68,7 +56,6 @@ def register(
         help="have products of layers multiply operands that were cast to this format, or 'plan'",
     )
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

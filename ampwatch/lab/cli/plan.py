@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ampwatch.cli.asking import add_choice, ask, choose, empty_file, running
 from ampwatch.cli.progress import progress
 from ampwatch.errors import AskError, ReportError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -52,19 +52,8 @@ ampwatch.lab.plan(watch) returns it.
 """
 
 
-def register(
-    subparsers: argparse._SubParsersAction[argparse.ArgumentParser],
-    **help: Any,  # noqa: A002 - as argparse calls it
-) -> None:
-    """Add the verb to a command line; ``help`` is what a list of verbs says of it."""
-    parser = subparsers.add_parser(
-        "plan",
-        **help,
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     add = parser.add_argument
     add(
         "report",
@@ -98,7 +87,6 @@ def register(
         "--code", choices=("torchao", "te", "autocast"), help="print it as a Python module"
     )
     add_choice(parser)
-    parser.set_defaults(func=run)
 
 
 def run(args: argparse.Namespace) -> int:

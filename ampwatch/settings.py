@@ -304,8 +304,8 @@ def checked_base(label: str, text: str) -> str:
         SettingsError: If it is none.
     """
     url = checked_url(label, text)
-    if re.search(r"[?#]|//[^/]*@", url):
-        msg = f"{label}: expected an address to which a path can be added, as https://example.com/a/, got {text!r}; leave out what begins with ? or #, and name and password"
+    if re.search(r"[?#$]|//[^/]*@", url):
+        msg = f"{label}: expected an address to which a path can be added, as https://example.com/a/, got {text!r}; leave out what begins with ? or #, dollar signs, name and password"
         raise SettingsError(msg)
     return url if url.endswith("/") else f"{url}/"
 
@@ -391,7 +391,7 @@ def markdown() -> str:
     """Return the text of ``docs/settings.md``: five settings, and the others in groups that are folded."""
     groups = {
         "What is measured": "sample_every op_census compiled_census replay memory_bytes window_seconds max_modules peak_flops kernel_patterns",
-        "The daemon": "host readers poll_seconds stale_seconds grace_seconds gpu gpu_link_throughput runtime_dir ring_dir ring_slots report_files",
+        "The daemon": "host external_url grafana_url alertmanager_url readers poll_seconds stale_seconds grace_seconds gpu gpu_link_throughput runtime_dir ring_dir ring_slots report_files",
         "Prometheus series of modules": "module_series module_series_ranks",
         "The laboratory": "lab record_dir record_first record_every record_elements",
     }

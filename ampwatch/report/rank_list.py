@@ -1,18 +1,20 @@
 """The ranks of a machine in a row each, as the daemon hands them to the terminal.
 
-One type for both ends: the daemon encodes it, ``ampwatch top`` decodes it. The words in it are made where
-they are made for the page and reports.
+One type for both ends: the daemon encodes it, ``ampwatch top`` decodes it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from ampwatch.report.stories import Story  # noqa: TC001 - read by msgspec, like the next
 from ampwatch.report.verdict import Level  # noqa: TC001
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Lines = tuple[str, str, str, str]
 """A verdict in four lines (``headline.Headline.lines``)."""
@@ -101,7 +103,7 @@ def packed(ranks: RankList) -> bytes:
     return msgspec.msgpack.encode(ranks)
 
 
-def unpacked(body: bytes, clean: Any = str) -> RankList:
+def unpacked(body: bytes, clean: Callable[[str], str] = str) -> RankList:
     """Return the list that a daemon has sent.
 
     Args:
@@ -114,7 +116,7 @@ def unpacked(body: bytes, clean: Any = str) -> RankList:
     return msgspec.convert(_cleaned(msgspec.msgpack.decode(body), clean), RankList)
 
 
-def _cleaned(value: Any, clean: Any) -> Any:
+def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, dict):

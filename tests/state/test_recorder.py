@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ampwatch.host.fleet import RankView
 from ampwatch.state import Recorder
 from ampwatch.state.findings import MAX_FINDINGS
-from ampwatch.state.rank import MAX_FACTS, MAX_SENSORS
+from ampwatch.state.rank import _PUT, MAX_FACTS, MAX_SENSORS
 from ampwatch.state.recorder import MAX_RANGES, recorded
 from ampwatch.wire.records import (
     FactsRecord,
@@ -120,3 +121,10 @@ def test_of_each_sensor_that_failed_the_newest_exception_is_kept() -> None:
     recorder = recorded(IDENTITY, [first, other, newest, newest], steps=16)
 
     assert box_of(recorder).failures == [newest, other]
+
+
+def test_what_takes_in_a_record_is_there_in_either_half() -> None:
+    """It is found by its name: one that is misspelt would take in nothing, without a word."""
+    assert [
+        name for name in _PUT.values() if not (hasattr(Recorder, name) or hasattr(RankView, name))
+    ] == []

@@ -271,47 +271,49 @@ class ScaleDynamics(Detector):
         self._book.report_change(finding)
 
     def _check_below_one(self, iteration: Iteration, verdict: StepVerdict) -> None:
-        # A scale that the user put there is the user's business.
-        if not (verdict.scale_before < 1.0 and self._brought_low):
+        low = self._low
+        if verdict.scale_before >= 1.0:
             self._below_one = 0
-            if self._low.finding is not None and not self._low.finding.is_gone:
-                self._book.end(self._low.finding, iteration.step)
+            if low.finding is not None and not low.finding.is_gone:
+                self._describe_over(low.finding, iteration)
+                self._book.end(low.finding, iteration.step)
             return
+        # A scale that the user put there is the user's business.
+        if not self._brought_low:
+            self._below_one = 0
+            return
+        if not self._below_one and (low.finding is None or low.finding.is_gone):
+            low.since = iteration.step
         self._below_one += 1
-        self._low.deepest = min(self._low.deepest, verdict.scale_before)
-        worst = self._culprits.worst
+        low.deepest = min(low.deepest, verdict.scale_before)
         # The worst parameter changes from step to step; the place is that of the first finding, or
         # each step would make a new one.
-        where = f"param:{worst}" if worst else _optimizers_of(iteration)
-        made = self._book.of_kind(SCALE_BELOW_ONE.slug)
-        where = made[-1].where if made else where
-        if made:
-            self._is_back(made[-1])
-            self._describe_low(made[-1], iteration)
-            self._book.again(made[-1], iteration.step)
+        if low.finding is not None:
+            self._describe_low(low.finding, iteration)
+            self._is_back(low.finding)
+            self._book.again(low.finding, iteration.step)
             return
         if self._below_one < BELOW_ONE_STEPS:
             return
-        first = iteration.step - self._below_one + 1
-        finding = SCALE_BELOW_ONE.finding(
-            where,
+        worst = self._culprits.worst
+        low.finding = SCALE_BELOW_ONE.finding(
+            f"param:{worst}" if worst else _optimizers_of(iteration),
             iteration.step,
             summary="",
-            first_step=first,
+            first_step=low.since,
             phase="backward",
             count=self._below_one,
         )
-        self._low.finding = finding
-        self._describe_low(finding, iteration)
-        self._book.make(finding)
+        self._describe_low(low.finding, iteration)
+        self._book.make(low.finding)
 
     def _describe_low(self, finding: Finding, iteration: Iteration) -> None:
         """Put the scale as it stands below one, and what is known of the gradients, into the finding."""
         low, scale = self._low, iteration.loss_scale
         finding.evidence = {"loss_scale": scale, "newest_step": float(iteration.step)}
         says = (
-            f"Steps are taken at a loss scale below 1 since step {finding.first_step}, and it is"
-            f" {scale_text(scale)} at step {iteration.step}: below 1 the loss is being shrunk"
+            f"The loss scale is below 1 since step {low.since}, {scale_text(scale)} at step"
+            f" {iteration.step}: below 1 the loss is being shrunk"
         )
         finding.kind_advice = SCALE_BELOW_ONE.advice
         if low.amax > 0.0:
@@ -338,34 +340,36 @@ class ScaleDynamics(Detector):
                 )
         finding.summary = says
 
+    def _describe_over(self, finding: Finding, iteration: Iteration) -> None:
+        """Put that the scale is back at 1 or above, and how low it was, into the finding."""
+        low, scale = self._low, iteration.loss_scale
+        finding.summary = (
+            f"The loss scale was below 1 between steps {low.since} and {finding.last_step},"
+            f" {scale_text(low.deepest)} at the lowest; it has come back to {scale_text(scale)} by step"
+            f" {iteration.step}"
+        )
+        finding.kind_advice = SCALE_BELOW_ONE.advice  # there is nothing to raise by hand any more
+        gone = {name: at for name, at in finding.evidence.items() if name == GONE_STEP}
+        finding.evidence = {
+            "loss_scale": scale,
+            "loss_scale_lowest": low.deepest,
+            "newest_step": float(iteration.step),
+            **gone,
+        }
+
     def _renew_below_one(self, finding: Finding, iteration: Iteration) -> None:
         """Bring what is said of a scale below one up to date: the scale has moved."""
-        scale, step = iteration.loss_scale, iteration.step
-        is_back = self._growths_in_a_row >= RECOVERED_GROWTHS and scale >= 1.0
+        is_above = iteration.loss_scale >= 1.0
         if finding.severity is Severity.INFO:
             return
-        if not is_back:
-            if finding.is_gone:
-                return
-            self._describe_low(finding, iteration)
-        else:
+        if is_above and self._growths_in_a_row >= RECOVERED_GROWTHS:
             finding.severity = Severity.INFO
-            finding.kind_advice = (
-                SCALE_BELOW_ONE.advice
-            )  # there is nothing to raise by hand any more
-            finding.summary = (
-                f"The loss scale was below 1 between steps {finding.first_step} and"
-                f" {finding.last_step}, {scale_text(self._low.deepest)} at the lowest; it has come back to"
-                f" {scale_text(scale)} by step {step}"
-            )
-            # Where the last growth brought it back, no step was taken above yet.
-            gone = {name: at for name, at in finding.evidence.items() if name == GONE_STEP}
-            finding.evidence = {
-                "loss_scale": scale,
-                "loss_scale_lowest": self._low.deepest,
-                "newest_step": float(step),
-                **gone,
-            }
+        if is_above and (finding.is_gone or finding.severity is Severity.INFO):
+            self._describe_over(finding, iteration)
+        else:
+            if finding.is_gone:
+                self._low.since = iteration.step
+            self._describe_low(finding, iteration)
         self._book.report_change(finding)
 
     def _check_runaway(self, iteration: Iteration) -> None:
@@ -445,6 +449,7 @@ class _Low:
 
     Attributes:
         finding: The finding about it; ``None`` before it has been made.
+        since: The iteration since which it is below one this time.
         deepest: The smallest scale that a step was taken with.
         amax: The largest magnitude of a gradient in the newest sample in which all were finite, without
             the loss scale; 0 before.
@@ -453,6 +458,7 @@ class _Low:
 
     def __init__(self) -> None:
         self.finding: Finding | None = None
+        self.since = 0
         self.deepest = 1.0
         self.amax = 0.0
         self.measured = 0

@@ -88,7 +88,7 @@ class Handler:
             return
         self.command, self.path = request.method.decode(), request.target.decode()
         # One reverse proxy sends on the path that it was asked for, another one takes its own part out.
-        if self.path.startswith(f"{server.site.prefix}/"):
+        if self.path.startswith(f"{server.site.prefix}/") and not server.site.has(self.path):
             self.path = self.path.removeprefix(server.site.prefix)
         for name, value in request.headers:
             self.headers[name.decode()] = value.decode("latin-1")

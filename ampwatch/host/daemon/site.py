@@ -177,6 +177,10 @@ class Site:
         # Of pages to read their lists are enough: there are a hundred.
         self._listed = sorted(self._routes.keys() - {path for path in pages if path[-1] != "/"})
 
+    def has(self, path: str) -> bool:
+        """Return whether there is anything at ``path``, whatever is asked for in its query."""
+        return path.partition("?")[0] in self._routes
+
     def answer(self, request: Request) -> Response:
         """Return the answer to a GET or HEAD request."""
         route = self._routes.get(request.path)

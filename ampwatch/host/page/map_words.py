@@ -59,7 +59,7 @@ def sentence(known: KnownMap, rows: Sequence[bytes]) -> str:
         plural(len(known.names), "module"),
         f"{number(troubled)} of them in trouble at some time" if troubled else "none in trouble",
     ]
-    if following := sum(FOLLOWING in row for row in rows):
+    if following := sum(max(row, default=0) == FOLLOWING for row in rows):
         parts.append(f"{number(following)} only follow the culprit")
     if known.left_out:
         left_out = plural(known.left_out, "module")

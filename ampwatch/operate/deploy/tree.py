@@ -128,12 +128,12 @@ def _substitutions(options: DeployOptions) -> Iterator[Substitution]:
             # To systemd a percent sign begins a specifier.
             yield Substitution(r"deploy/systemd/.*\.service", variable, url.replace("%", "%%"))
     if seconds := options.scrape_seconds:
-        interval = (
-            r"( (?:scrape_interval|evaluation_interval|timeInterval|interval|scrapeInterval): )10s"
-        )
+        interval = r"(?m)((?:^| )(?:scrape_interval|evaluation_interval|timeInterval|interval|scrapeInterval): )10s"
         yield Substitution(_SCRAPERS, interval, f"{seconds}s")
         timeout = min(SCRAPE_TIMEOUT_SECONDS, seconds)
-        yield Substitution(_SCRAPERS, r"( (?:scrape_timeout|scrapeTimeout): )10s", f"{timeout}s")
+        yield Substitution(
+            _SCRAPERS, r"(?m)((?:^| )(?:scrape_timeout|scrapeTimeout): )10s", f"{timeout}s"
+        )
     if options.port != DEFAULT_PORT:
         yield Substitution(_SAYS_THE_PORT, rf"\b{DEFAULT_PORT}\b", str(options.port))
     if options.token_file:

@@ -111,8 +111,13 @@ def test_a_scale_below_one_holds_until_a_step_is_taken_above_it_and_says_which()
 
     run.run([OK] * 11)
     assert (below.severity, below.last_seen) == (Severity.WARNING, "over since step 117")
-    run.run([INF, OK, OK])
+    assert below.summary == (
+        "The loss scale was below 1 between steps 17 and 116, 2^-1 at the lowest; it has come back to 1 by step 117"
+    )
+    run.run([INF])
     assert not below.is_gone
+    assert below.summary.startswith("The loss scale is below 1 since step 118, 2^-1 at step 118")
+    run.run([OK, OK])
     run.run([OK] * 400)
     assert (below.severity, below.last_seen) == (Severity.INFO, "over since step 219")
 

@@ -68,6 +68,16 @@ def test_without_options_the_files_are_those_of_the_checkout(plain: dict[str, st
     assert without == of_kinds + sum(text.count("\n![") for text in guides)
 
 
+def test_a_scrape_interval_is_put_wherever_there_is_one() -> None:
+    interval = re.compile(r"\b(?:scrape_?[iI]nterval|evaluation_interval|timeInterval): 10s")
+
+    assert [
+        path
+        for path, text in tree(ASKED).items()
+        if path.startswith("deploy/") and interval.search(text)
+    ] == []
+
+
 def test_everything_is_there_that_is_started_or_read(plain: dict[str, str]) -> None:
     """No code of dashboards, no test of Python, no cache is handed on."""
     assert {path.split("/")[0] for path in plain} == {"ampwatch", "dashboards", "deploy", "docs"}

@@ -149,7 +149,11 @@ function copyButton(f, key) {
   button.addEventListener("click", async () => {
     const link = document.getElementById(key).querySelector("a.permalink")?.href ?? location.href;
     const text = [`${f.severity}: ${f.kind} in ${f.place}, since step ${f.first_step}`, f.summary, f.advice && `What to change: ${f.advice}`, link];
-    await navigator.clipboard.writeText(text.filter(Boolean).join("\n"));
+    try {
+      await navigator.clipboard.writeText(text.filter(Boolean).join("\n"));
+    } catch {
+      return; // the browser was told not to
+    }
     setText(button, "copied");
   });
   return button;

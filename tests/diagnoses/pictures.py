@@ -107,7 +107,7 @@ def _recorded(job: tuple[str, str]) -> str:
 def _daemon_of(place: str) -> Daemon:
     """Return a daemon that has read the ring in ``place``, of a training that goes on."""
     (path,) = Path(place).glob("*.ring")
-    ring = Ring.read(path, lives=True)
+    ring = Ring.read(path, {0.0: True})
     ring.records = [
         (at, record) for at, record in ring.records if not isinstance(record, EndRecord)
     ]

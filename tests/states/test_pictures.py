@@ -36,7 +36,7 @@ TALL = Shot("storm", "tall-laptop", "light")
 
 FAULTS = {
     "a tile is not there": (LAPTOP, "#figures > :nth-child(3) { visibility: hidden }"),
-    "a tile has nothing in it": (DESKTOP, "#figures > :nth-child(9) > * { visibility: hidden }"),
+    "a tile has nothing in it": (DESKTOP, "#figures > :nth-child(5) > * { visibility: hidden }"),
     "tiles have changed places": (PHONE, "#figures > :nth-child(2) { order: -1 }"),
     "the state has the colour of health": (DESKTOP, ".level { color: #1a6e3c !important }"),
     "the edge of the headline has it": (DESKTOP, "#headline { border-color: #6fcf97 !important }"),

@@ -279,6 +279,7 @@ class IterationLedger(Sensor):
                 int(BATCH_SECONDS * 1e9),
             )
             bus.replace_listener = self._plain.replace_listener
+            iteration.take_over = lambda: self.guard.run(self._take_over)
 
     @property
     def verdict(self) -> tuple[int, tuple[int, ...]]:

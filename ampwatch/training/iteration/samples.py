@@ -84,7 +84,7 @@ class Planner(Sensor):
         governor = self._governor
         self._step = event.step
         attention = event.attention
-        num = event.step - self._first_step - governor.step
+        num = max(event.step - self._first_step - governor.step, 1)
         governor.next(event.duration_s, attention.look_every, num)
         is_looking = governor.is_opening or governor.follows_ops
         wants_ops = is_looking or bool(governor.wanted & OF_OPS)

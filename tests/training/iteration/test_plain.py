@@ -48,7 +48,7 @@ class Program:
 
     level = "light"
 
-    def __init__(self, *, interval: int = 2000, fused: bool = False) -> None:
+    def __init__(self, *, interval: int = 2000, fused: bool = False, sample_every: int = 5) -> None:
         torch.manual_seed(0)
         programs.forget()
         self.model = nn.Linear(4, 2)
@@ -56,7 +56,7 @@ class Program:
         self.other = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 10)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=interval)
-        settings: Any = {"level": self.level, "sample_every": 5, "op_census": "window"}
+        settings: Any = {"level": self.level, "sample_every": sample_every, "op_census": "window"}
         self.watch = ampwatch.monitor(self.model, self.scaler, serve=False, **settings)
         self.seen: list[Any] = []
 
@@ -112,6 +112,14 @@ class Program:
 
     def clipped(self) -> None:
         self.backward()
+        self.scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.step()
+
+    def clipped_overflow(self) -> None:
+        """Clipping by an infinite norm makes NaN and zeros of what was measured before."""
+        self.backward()
+        self.model.weight.grad[0, 0] = float("inf")  # type: ignore[index] # made by backward
         self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.step()
@@ -188,8 +196,10 @@ class Program:
         box = self.watch.box()
         steps = [tuple(getattr(step, name) for name in COMPARED) for step in box.steps]
         findings = [(f.key, f.count, f.first_step, f.last_step, f.summary) for f in box.findings]
+        known = self.watch.metrics().items()
+        numbers = [(k, v) for k, v in known if not k.endswith(("_seconds", "_bytes"))]
         self.watch.close()
-        return repr(steps), box.optimizers, findings, repr(self.seen)
+        return repr(steps), box.optimizers, findings, repr(self.seen), repr(numbers)
 
 
 def _raise(*_args: object) -> None:
@@ -220,6 +230,24 @@ def test_whatever_is_done_once_is_told_as_ever(
         return program.said()
 
     assert play() == _said_without(play, monkeypatch)
+
+
+def test_a_skip_between_two_samples_is_measured_before_it_is_clipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once, and of its own iteration."""
+
+    def play() -> tuple[Any, ...]:
+        program = Program(sample_every=100)
+        program.take(*["clipped"] * 60)
+        plain = program.watch._session._ledger._plain
+        is_in_c.append(plain is not None and plain.is_on)
+        program.take("clipped_overflow", *["clipped"] * 3)
+        return program.said()
+
+    is_in_c: list[bool] = []
+    assert play() == _said_without(play, monkeypatch)
+    assert is_in_c == [True, False]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -147,7 +147,10 @@ class ScaledGradientSensor(_Gradients):
             if found_inf.device.type != "cpu":
                 if self._governor.is_alert:
                     self._measure(optimizer, How(self._stays_scaled(optimizer), gate=found_inf))
-            elif host_scalar(found_inf) and id(optimizer) not in self._open.skipped:
+            elif host_scalar(found_inf):
+                self._iteration.take_over()
+                if id(optimizer) in self._open.skipped:
+                    continue
                 self._open.skipped.add(id(optimizer))
                 # Reading the verdict was free, measuring is not: the governor limits a streak.
                 if self._governor.takes_skip():

@@ -71,7 +71,8 @@ class Findings:
         """Take in ``finding``, last seen at Unix time ``time_ns``.
 
         One that is as it was changes nothing: the ring repeats it for readers that come late. In the
-        training process each finding is one object, which is updated in place.
+        training process each finding is one object, which is updated in place: its totals and its time stay those
+        of the first report there, and nobody reads them.
         """
         known = self.by_key.get(finding.key)
         if known is finding:

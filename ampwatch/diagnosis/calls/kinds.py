@@ -138,7 +138,7 @@ API_ERROR = Kind(
     certainty=certain(
         "the exception that was raised says so itself, or an op that PyTorch refuses elsewhere was seen"
     ),
-    advice="Read the exception: ampwatch has left it as it was.",
+    advice="ampwatch has left the exception as it was.",
     explained_by=(
         at_fault(fits=_is_of_that_step)
         + since("nonfinite_input", fits=_is_of_that_step)

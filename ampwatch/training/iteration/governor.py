@@ -351,7 +351,7 @@ class Governor:
         self.wanted = self._plan()
 
     def pass_by(self, duration_s: float, num: int) -> None:
-        """Account for iterations that have ended, as ``next`` does, and plan nothing: less than ``quiet`` are over."""
+        """Account for iterations that have ended, as ``next`` does, and plan nothing: no more than ``quiet`` are over."""
         spent = self._purse.spent_ns
         cost_ns = float(spent - self._spent_before)
         self._spent_before = spent

@@ -144,6 +144,8 @@ def test_what_somebody_unfolds_is_unfolded_next_time(trainer: Trainer, page: Pag
     assert not page.run("return document.getElementById('ranks-box').checkVisibility()")
 
     page.click("#precision summary")
+    kept = "return localStorage.getItem('ampwatch-unfolded')"
+    eventually(lambda: page.run(kept) == "map precision", "what was unfolded is kept")
     page.browser.refresh()
     page.says("#run h1", "at step 29")
 

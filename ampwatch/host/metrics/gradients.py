@@ -9,7 +9,6 @@ from ampwatch.host.metrics.metric import Metric
 from ampwatch.host.metrics.scopes import PER_RANK, TOTALS, NewestRecord, each, exported, part
 from ampwatch.numerics.whatif import Fit
 from ampwatch.state import facts
-from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from ampwatch.host.fleet import RankView
@@ -56,18 +55,6 @@ def _in_blocks(rank: RankView) -> dict[str, BlockOutcome]:
 
 _BLOCKS = part(_in_blocks)
 
-
-def _checked(elements: int) -> int | None:
-    """Return a count of elements; ``None`` for -1, which stands for "not checked yet"."""
-    return elements if elements >= 0 else None
-
-
-def _underflow(rank: RankView) -> float | None:
-    newest = rank.ranges.newest(Topic.GRADIENT)
-    return None if newest is None else rank.ranges.lost_share(newest)
-
-
-_NEWEST = NewestRecord(lambda rank: rank.ranges.newest(Topic.GRADIENT))
 
 GRADIENTS: tuple[Metric, ...] = (
     *exported(facts.GRADIENTS),

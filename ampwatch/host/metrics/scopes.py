@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         CensusRecord,
         RangeRecord,
         SamplingRecord,
-        StepRecord,
         WindowRecord,
     )
 
@@ -229,9 +228,6 @@ PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)
 
 PER_INSTANCE: Scope[Instance] = Scope((*GPU_LABELS, "gpu_instance"), _instances)
 """The GPU instances of GPUs in MIG mode."""
-
-STEP: NewestRecord[StepRecord] = NewestRecord(lambda rank: rank.newest)
-"""The newest step."""
 
 TOTALS: NewestRecord[SamplingRecord] = NewestRecord(lambda rank: rank.totals)
 """The newest totals of sampling."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from ampwatch.host.metrics.metric import Metric
-from ampwatch.host.metrics.scopes import PER_OPTIMIZER, PER_RANK, exported, part
+from ampwatch.host.metrics.scopes import PER_OPTIMIZER, PER_RANK, exported
 from ampwatch.state import facts
 from ampwatch.wire.records import SKIP_CLASSES
 
@@ -40,18 +38,6 @@ STEPS_AND_LOSS: tuple[Metric, ...] = (
     ),
 )
 
-
-def _number(text: str) -> float | None:
-    """Return a fact that should be a finite number; ``None`` if it is not: a ring can hold any text."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-_FACTS = part(lambda rank: rank.facts)
-
 LOSS_SCALING: tuple[Metric, ...] = (
     *exported(facts.SCALE),
     Metric(
@@ -60,15 +46,6 @@ LOSS_SCALING: tuple[Metric, ...] = (
         PER_RANK.one(lambda rank: rank.loss_scale_min),
     ),
 )
-
-
-def _seconds(nanoseconds: int) -> float | None:
-    return nanoseconds / 1e9 if nanoseconds >= 0 else None
-
-
-def _told(count: int) -> float | None:
-    return count if count >= 0 else None
-
 
 TIMES: tuple[Metric, ...] = (
     *exported(facts.TIMES),

@@ -11,6 +11,7 @@ from ampwatch import __version__
 from ampwatch.host.fleet.gpu_users import users
 from ampwatch.host.fleet.gpus import Feature, Reason
 from ampwatch.host.page.figures import figures
+from ampwatch.host.page.page import MAX_AGE_SECONDS
 from ampwatch.report.headline import headline
 from ampwatch.report.links import Links
 from ampwatch.report.rank_list import RankList, RankRow, RunRow, packed
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
 MAX_SPANS = 60
 """Newest spans of steps of a rank's course: as many as a line has room for."""
-
-MAX_AGE_SECONDS = 5.0
-"""Age up to which a list is sent again where making one takes long. Unit: s."""
 
 GIB = 1 << 30
 

@@ -95,9 +95,7 @@ class Reader(NamedTuple):
 
     Attributes:
         labels: Names of all labels, those of the scope first.
-        walk: Yields the members of the scope, each with the values of the labels of the scope. A
-            member never changes: it is one that is not equal, as soon as ``read`` makes anything
-            else of it.
+        walk: Yields the members of the scope, each with the values of the labels of the scope.
         read: Returns the samples of a member, under the values of the other labels.
     """
 

@@ -7,6 +7,7 @@ scrape from the catalog, no value is kept between scrapes, and whatever else use
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
@@ -20,7 +21,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Exemplar
 
 from ampwatch.host.metrics.catalog import CATALOG
-from ampwatch.host.metrics.exposition import END, Exposition, TextFamily, bucket_label
 from ampwatch.host.metrics.metric import Exemplified, ScrapeState
 
 if TYPE_CHECKING:
@@ -46,10 +46,6 @@ _USUAL = (
 )
 """What a Prometheus asks for, of any version of it."""
 
-_REWRITTEN = ("escaping=dots", "escaping=values")
-"""Ways of escaping that rewrite names of ours; few ask for them, and the library knows how."""
-
-
 class FleetCollector:
     """Gives the families of the catalog, as the fleet is right now.
 
@@ -59,7 +55,8 @@ class FleetCollector:
             writes it holds ``fleet.lock``.
 
     Cost:
-        Holds ``fleet.lock`` while the samples are made: about 0.15 ms per 100 series.
+        Holds ``fleet.lock`` while the samples are made: about 0.15 ms per 100 series. The library
+        takes about 1.4 ms more for the text of 100 series, without the lock.
     """
 
     def __init__(self, fleet: Fleet, passes: Mapping[str, CollectorPass]) -> None:
@@ -105,7 +102,7 @@ def _filled(metric: Metric, samples: Samples) -> Any:
             family.add_metric(labels, {})
         elif metric.type == "histogram":
             buckets, total = value
-            family.add_metric(labels, [(bucket_label(b), n) for b, n in buckets], total)
+            family.add_metric(labels, [(_bucket(b), n) for b, n in buckets], total)
         elif isinstance(value, Exemplified):
             exemplar = Exemplar(value.labels, 1, value.time_s)
             family.add_metric(labels, value.value, exemplar=exemplar)
@@ -114,14 +111,9 @@ def _filled(metric: Metric, samples: Samples) -> Any:
     return family
 
 
-class _Empty:
-    """A registry of one family without samples."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterable[Family]:
-        return [_family(self._metric)]
+def _bucket(bound: float) -> str:
+    """Return the label ``le`` of the bucket up to ``bound``."""
+    return "+Inf" if math.isinf(bound) else repr(bound)
 
 
 class PrometheusExporter:
@@ -133,14 +125,8 @@ class PrometheusExporter:
     """
 
     def __init__(self, fleet: Fleet, passes: Mapping[str, CollectorPass]) -> None:
-        self._fleet = fleet
-        self._passes = passes
-        self._collector = FleetCollector(fleet, passes)
         self._registry = CollectorRegistry()
-        self._registry.register(self._collector)
-        text, openmetrics = (choose_encoder(accept)[0] for accept in ("", _OPENMETRICS))
-        self._text = Exposition(_family_by(text, exemplars=False), end=b"")
-        self._openmetrics = Exposition(_family_by(openmetrics, exemplars=True), end=END)
+        self._registry.register(FleetCollector(fleet, passes))
         self._usual = {_negotiated(accept)[1] for accept in _USUAL}
 
     def usual(self, accept: str, names: Sequence[str]) -> str | None:
@@ -159,16 +145,8 @@ class PrometheusExporter:
             names: Names of the samples to return (the ``name[]`` parameters); all if empty.
         """
         encode, content_type = _negotiated(accept)
-        if names:
-            return encode(self._registry.restricted_registry(names)), content_type
-        # The library for what is rare, the own writer, ten times as fast, for every scrape.
-        if content_type.endswith(_REWRITTEN):
-            return encode(self._registry), content_type
-        with self._fleet.lock:
-            state = ScrapeState(self._fleet, self._passes)
-            if content_type.startswith(_OPENMETRICS):
-                return self._openmetrics.render(state), content_type
-            return self._text.render(state), content_type
+        registry = self._registry.restricted_registry(names) if names else self._registry
+        return encode(registry), content_type
 
 
 def _negotiated(accept: str) -> tuple[Callable[[Any], bytes], str]:
@@ -177,9 +155,3 @@ def _negotiated(accept: str) -> tuple[Callable[[Any], bytes], str]:
         return choose_encoder(" ".join(accept.split()))
     except (TypeError, ValueError):  # a version that is no number, or one of 5000 digits
         return choose_encoder("")
-
-
-def _family_by(
-    encode: Callable[[Any], bytes], *, exemplars: bool
-) -> Callable[[Metric], TextFamily]:
-    return lambda metric: TextFamily(metric, encode(_Empty(metric)), exemplars=exemplars)

@@ -63,20 +63,15 @@ class Scope(Generic[T]):
     Args:
         labels: As the attribute.
         walk: Yields the values of these labels and the member, for each there is.
-        of_records: Members never change: where there is something new, there is another member.
-            Then one that is as it was is not read again; of others the values are compared.
     """
 
     def __init__(
         self,
         labels: tuple[str, ...],
         walk: Callable[[ScrapeState], Iterable[tuple[tuple[str, ...], T]]],
-        *,
-        of_records: bool = False,
     ) -> None:
         self.labels = labels
         self._walk = walk
-        self._of_records = of_records
 
     def one(self, read: Callable[[T], Value | None]) -> Reader:
         """Return a reader of one value per member.
@@ -84,17 +79,7 @@ class Scope(Generic[T]):
         Args:
             read: Returns the value; ``None`` if it is not known.
         """
-
-        def values_now(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Value | None]]:
-            for values, member in state.members(self._walk):
-                yield values, read(member)
-
-        def of_record(member: T) -> Table:
-            return _table(read(member))
-
-        if self._of_records:
-            return Reader(self.labels, self._walk, of_record)
-        return Reader(self.labels, values_now, _table)
+        return self.by(read=lambda member: _table(read(member)))
 
     def by(self, *labels: str, read: Callable[[T], Table]) -> Reader:
         """Return a reader of several values per member, under further labels.
@@ -104,14 +89,7 @@ class Scope(Generic[T]):
             read: Returns their values, in the same order, and the number, for each sample. No
                 two have the same label values: Prometheus refuses a scrape in which they have.
         """
-
-        def tables_now(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Table]]:
-            for values, member in state.members(self._walk):
-                yield values, tuple(read(member))
-
-        if self._of_records:
-            return Reader((*self.labels, *labels), self._walk, read)
-        return Reader((*self.labels, *labels), tables_now, tuple)
+        return Reader((*self.labels, *labels), self._walk, read)
 
 
 def _table(value: Value | None) -> Table:
@@ -120,17 +98,16 @@ def _table(value: Value | None) -> Table:
 
 
 def part(find: Callable[[RankView], T]) -> Scope[T]:
-    """Return a part of each rank as a scope, so that it is read again only when it has changed.
+    """Return a part of each rank as a scope.
 
     Args:
-        find: Returns the part of a rank, which nothing changes: a record, a number, a tuple of
-            these. A new state of it is another object.
+        find: Returns the part of a rank.
     """
 
     def walk(state: ScrapeState) -> list[tuple[tuple[str, ...], T]]:
         return [(values, find(rank)) for values, rank in state.ranks]
 
-    return Scope(_RANK, walk, of_records=True)
+    return Scope(_RANK, walk)
 
 
 class NewestRecord(Generic[T]):
@@ -205,7 +182,7 @@ def per_module(topic: Topic) -> Scope[RangeRecord]:
                 if record is not None:
                     yield (*values, module or ROOT_MODULE), record
 
-    return Scope((*_RANK, "module"), walk, of_records=True)
+    return Scope((*_RANK, "module"), walk)
 
 
 def _instances(state: ScrapeState) -> Iterator[tuple[tuple[str, ...], Instance]]:
@@ -221,7 +198,7 @@ ONCE: Scope[ScrapeState] = Scope((), lambda state: [((), state)])
 """Whatever there is one of on a machine: the daemon. Its member is the whole state."""
 
 PER_RANK: Scope[RankView] = Scope(_RANK, lambda state: state.ranks)
-PER_OPTIMIZER: Scope[OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers, of_records=True)
+PER_OPTIMIZER: Scope[OptimizerRecord] = Scope((*_RANK, "optimizer"), _optimizers)
 
 PER_GPU: Scope[Gpu] = Scope(GPU_LABELS, lambda state: state.gpus)
 """The GPUs that were ever seen; one that has gone has no readings."""

@@ -24,6 +24,9 @@ SESSIONS = Path("/run/user")
 SERVICE_RUNTIME = Path("/run/ampwatch")
 """Runtime directory of the system's own daemon, made by systemd for its user (``deploy/systemd``)."""
 
+ANNOUNCEMENT = "ampwatch-machine.lock"
+"""File in which the daemon of a machine says where it serves."""
+
 RING_SUFFIX = ".ring"
 DAEMON_LOCK = "daemon.lock"
 DAEMON_LOG = "daemon.log"
@@ -111,11 +114,13 @@ def runtime_paths(configured: str = "") -> list[Path]:
     A daemon that was started in a login session has another place than a batch job.
 
     Args:
-        configured: The setting ``runtime_dir``, empty for the default.
+        configured: The setting ``runtime_dir``; if given, it is the only place.
     """
+    if configured:
+        return [Path(configured)]
     places = []
     with suppress(RingError):
-        places.append(runtime_path(configured))
+        places.append(runtime_path())
     places.append(SESSIONS / str(os.geteuid()) / "ampwatch")
     with suppress(RingError):
         places.append(_temporary_directory() / f"ampwatch-{os.geteuid()}")
@@ -164,6 +169,17 @@ def ring_directories(ring_dir: str = "", runtime_dir: str = "") -> list[Path]:
     with suppress(RingError):  # whoever needs a daemon is told by runtime_directory()
         places.append(runtime_path(runtime_dir))
     return places
+
+
+def announcement_path(ring_dir: str = "") -> Path:
+    """Return where the daemon of a machine says where it serves.
+
+    It is where the rings are: containers that are watched from outside share that place.
+
+    Args:
+        ring_dir: The setting ``ring_dir``.
+    """
+    return Path(ring_dir or SHARED_MEMORY) / ANNOUNCEMENT
 
 
 def search_ring_directories() -> Iterator[Path | None]:

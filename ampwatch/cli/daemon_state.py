@@ -20,16 +20,16 @@ from ampwatch.errors import DaemonError, ReportError
 from ampwatch.report.rank_list import unpacked
 from ampwatch.runtime import runtime_directory
 from ampwatch.wire.blackbox.files import paths, report_directory
-from ampwatch.wire.rendezvous.lock import reachable, serving
-from ampwatch.wire.rendezvous.probe import ask
-from ampwatch.wire.rendezvous.token import TOKEN_FILE, read_token
+from ampwatch.wire.rendezvous.lock import reachable
+from ampwatch.wire.rendezvous.machine import find_daemon, readers_token
+from ampwatch.wire.rendezvous.token import TOKEN_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ampwatch.report.rank_list import RankList
     from ampwatch.settings import Settings
+    from ampwatch.wire.rendezvous.machine import Found
 
 TIMEOUT_SECONDS = 10.0
 """Time for the daemon to answer: with many ranks on a busy machine it takes seconds. Unit: s."""
@@ -52,6 +52,7 @@ class _Place(NamedTuple):
         host: Address.
         port: Port.
         token: What it wants; empty for nothing.
+        token_file: Where that is.
         password: Name and password, with a colon between them, once it has asked for them; empty for none.
     """
 
@@ -59,6 +60,7 @@ class _Place(NamedTuple):
     host: str
     port: int
     token: str = ""
+    token_file: str = ""
     password: str = ""
 
     @property
@@ -78,12 +80,11 @@ class DaemonState:
     """Asks the daemon that shows the runs of this user, be it this user's or that of the machine.
 
     Args:
-        settings: Where its lock is, and which port it has.
+        settings: Where its lock is.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._directory = runtime_directory(settings.runtime_dir)
 
     def read(self, clean: Callable[[str], str] = str) -> RankList:
         """Return the newest list of ranks.
@@ -115,25 +116,15 @@ class DaemonState:
             raise DaemonError(_of_another_release(place)) from error
 
     def _place(self) -> _Place:
-        info = serving(self._directory)
-        if info is not None:
-            token = (read_token(self._directory) or "") if info.wants_token else ""
-            if info.wants_token and not token:
-                msg = f"expected a token in {str(self._directory / TOKEN_FILE)!r} that only this user can read, found none; end the daemon with `kill {info.pid}`, and the next one makes it"
-                raise DaemonError(msg)
-            return _Place(info.scheme, info.host, info.port, token)
-        return self._of_the_machine(self._directory)
-
-    def _of_the_machine(self, directory: Path) -> _Place:
-        """Return the daemon that somebody put in charge of this machine, if that one answers."""
-        host, port = self._settings.host, self._settings.port
-        answer = ask(host, port, [directory]) if port else None
-        if answer is None or not answer.is_daemon:
-            places = f"{str(directory)!r} nor on port {port}" if port else repr(str(directory))
-            msg = f"expected a daemon that shows your runs, found none in {places}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there{of_ended_runs(self._settings)}"
+        found = find_daemon(self._settings)
+        if found is None:
+            directory = runtime_directory(self._settings.runtime_dir)
+            msg = f"expected a daemon that shows your runs, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one{of_ended_runs(self._settings)}"
             raise DaemonError(msg)
-        # No token is sent: the one of this user opens nothing there.
-        return _Place(answer.url.partition(":")[0], host, port)
+        info = found.info
+        token = token_of(found)
+        token_file = str(found.directory / TOKEN_FILE) if token and found.directory else ""
+        return _Place(info.scheme, info.host, info.port, token, token_file)
 
     def _refused(self, place: _Place, body: bytes) -> str:
         said = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
@@ -141,9 +132,21 @@ class DaemonState:
             name = place.password.partition(":")[0]
             return f"expected the daemon on {place.address} to take the password of {name!r} in {_netrc_file()!r}, got a refusal: {said!r}"
         if place.token:
-            path = str(self._directory / TOKEN_FILE)
-            return f"expected the daemon on {place.address} to take the token in {path!r}, got a refusal; end that daemon, and the next one takes it"
+            return f"expected the daemon on {place.address} to take the token in {place.token_file!r}, got a refusal; end that daemon, and the next one takes it"
         return f"expected the daemon on {place.address} to answer without a password, got: {said!r}; give name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+
+
+def token_of(found: Found) -> str:
+    """Return the token that a daemon wants of readers; empty if it wants none.
+
+    Raises:
+        DaemonError: If there is no token that only this user can read.
+    """
+    token = readers_token(found)
+    if token is None:
+        msg = f"expected a token in {str(found.directory and found.directory / TOKEN_FILE)!r} that only this user can read, found none; end the daemon with `kill {found.info.pid}`, and the next one makes it"
+        raise DaemonError(msg)
+    return token
 
 
 def _of_another_release(place: _Place) -> str:

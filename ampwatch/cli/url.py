@@ -58,39 +58,39 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         DaemonError: If no daemon of this user serves, there is no token, or the daemon shows no such run.
     """
-    from ampwatch.cli.daemon_state import of_ended_runs  # noqa: PLC0415 - --help must be quick
+    from ampwatch.cli.daemon_state import of_ended_runs, token_of  # noqa: PLC0415 - --help must be quick
     from ampwatch.errors import DaemonError  # noqa: PLC0415 - likewise
     from ampwatch.report.one_line import address  # noqa: PLC0415 - likewise
     from ampwatch.runtime import runtime_directory  # noqa: PLC0415 - likewise
     from ampwatch.settings import Settings  # noqa: PLC0415 - likewise
-    from ampwatch.wire.rendezvous.lock import serving  # noqa: PLC0415 - likewise
-    from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, read_token  # noqa: PLC0415
+    from ampwatch.wire.rendezvous.machine import find_daemon  # noqa: PLC0415 - likewise
+    from ampwatch.wire.rendezvous.token import TOKEN_FIELD  # noqa: PLC0415 - likewise
 
     if not args.run and (args.rank is not None or args.step is not None or args.finding):
         args.parser.error(
             "expected --run NAME with --rank, --step or --finding, which are of a run"
         )
     settings = Settings.resolve()
-    directory = runtime_directory(settings.runtime_dir)
-    # Whom the lock names, and nobody else: who just listens on the port must not get the token.
-    info = serving(directory)
-    if info is None:
-        msg = f"expected a daemon of this user that serves, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there{of_ended_runs(settings)}"
+    # Whom a lock names, and nobody else: who just listens on the port must not get the token.
+    found = find_daemon(settings)
+    if found is None:
+        directory = runtime_directory(settings.runtime_dir)
+        msg = f"expected a daemon that serves, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one{of_ended_runs(settings)}"
         raise DaemonError(msg)
-    token = read_token(directory)
-    wants = args.header or info.wants_token
-    if wants and token is None:
-        msg = f"expected a token in {str(directory / TOKEN_FILE)!r} that only this user can read, found none; end the daemon with `kill {info.pid}`, and the next one makes it"
-        raise DaemonError(msg)
+    token = token_of(found)
     if args.header:
+        if not token:
+            msg = (
+                f"expected a daemon that wants a token, got one at {found.info.url} that wants none"
+            )
+            raise DaemonError(msg)
         print(f"Authorization: Bearer {token}")
     elif args.run:
         _check_is_shown(args.run, settings)
-        secret = token if wants and token is not None else ""
         wanted = {"rank": args.rank, "step": args.step, "finding": args.finding}
-        print(address(info.url, args.run, token=secret, **wanted))
+        print(address(found.info.url, args.run, token=token, **wanted))
     else:
-        print(f"{info.url}?{TOKEN_FIELD}={token}" if wants else info.url)
+        print(f"{found.info.url}?{TOKEN_FIELD}={token}" if token else found.info.url)
     return 0
 
 

@@ -14,10 +14,9 @@ from ampwatch.demo.corpus import Corpus
 from ampwatch.demo.course import moments
 from ampwatch.demo.meter import Meter
 from ampwatch.demo.model import CharacterGPT
-from ampwatch.runtime import runtime_path
 from ampwatch.settings import Settings
-from ampwatch.wire.rendezvous.lock import serving
-from ampwatch.wire.rendezvous.token import TOKEN_FIELD, read_token
+from ampwatch.wire.rendezvous.machine import find_daemon, readers_token
+from ampwatch.wire.rendezvous.token import TOKEN_FIELD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,10 +102,9 @@ def prepare_device() -> torch.device:
 
 def _page(url: str) -> str:
     """Return what to open: on a terminal, which keeps nothing, with the token of a new browser."""
-    directory = runtime_path(Settings.resolve(warns=False).runtime_dir)
-    token, info = read_token(directory), serving(directory)
-    is_ours = info is not None and info.url == url and info.wants_token
-    if is_ours and token is not None and sys.stdout.isatty():
+    found = find_daemon(Settings.resolve(warns=False))
+    is_ours = found is not None and found.info.url == url and sys.stdout.isatty()
+    if found is not None and is_ours and (token := readers_token(found)):
         return f"{url}?{TOKEN_FIELD}={token}"
     return f"{url}  (in a new browser: `ampwatch url`)"
 

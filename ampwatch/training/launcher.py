@@ -12,12 +12,12 @@ import subprocess
 import sys
 import sysconfig
 import time
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.runtime import (
@@ -25,13 +25,12 @@ from ampwatch.runtime import (
     ring_directories,
     runtime_directory,
     runtime_path,
-    runtime_paths,
 )
 from ampwatch.settings import ENVIRONMENT_PREFIX
 from ampwatch.version import __version__
-from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at, read_info
-from ampwatch.wire.rendezvous.probe import Answer
+from ampwatch.wire.rendezvous.machine import find_daemon
+from ampwatch.wire.rendezvous.port_owner import port_owner
 from ampwatch.wire.rendezvous.token import read_token
 from ampwatch.wire.ring.layout import LAYOUT
 
@@ -54,7 +53,8 @@ class DaemonStatus(Struct, frozen=True):
         url: Address of the page, empty if there is none.
         state: ``running`` before, ``started`` now, or ``unavailable``.
         message: What the user should know, in a sentence; empty if all is well.
-        info: What the lock file says of it; ``None`` for one that has no lock of this user's.
+        info: What the lock file in the runtime directory says of it; ``None`` for one whose lock is
+            elsewhere.
     """
 
     url: str
@@ -85,17 +85,12 @@ def daemon_is_running(settings: Settings) -> bool:
     """Return whether a daemon runs right now that reads the rings of these settings.
 
     Cost:
-        Well below a ms with a daemon of this user, a few ms without.
+        Well below a ms.
     """
-    info = None
-    with suppress(AmpwatchError, OSError):  # no daemon of this user has ever run
-        info = look_at(runtime_path(settings.runtime_dir)).info
+    found = find_daemon(settings)
     try:
-        if info is not None:
-            return _ring_directory(settings) in info.ring_directories
-        # Whoever answers on the port does not say which directories it reads.
-        return _is_usual(settings) and _ask(settings).is_daemon
-    except (AmpwatchError, OSError):
+        return found is not None and _reads(settings, found.info)
+    except AmpwatchError:  # no place for rings
         return False
 
 
@@ -149,15 +144,14 @@ def _ring_directory(settings: Settings) -> str:
 
 
 def _is_usual(settings: Settings) -> bool:
-    """Return whether rings are where a daemon without any settings reads them."""
+    """Return whether rings are where the daemon of a machine looks for them."""
     return _ring_directory(settings) == os.path.realpath(ring_directories()[0])
 
 
-def _ask(settings: Settings) -> Answer:
-    """Ask who answers on the port, where there is one to ask at."""
-    if settings.port == 0:
-        return Answer("", taken=False)
-    return probe.ask(settings.host, settings.port, runtime_paths(settings.runtime_dir))
+def _reads(settings: Settings, info: DaemonInfo) -> bool:
+    """Return whether a daemon reads the rings of these settings."""
+    is_machines = info.scope == "machine" and _is_usual(settings)
+    return is_machines or _ring_directory(settings) in info.ring_directories
 
 
 def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
@@ -166,7 +160,10 @@ def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
         lock = DaemonLock.take(directory)
         if lock is not None:
             try:
-                return _elsewhere(settings) or _start(settings, directory, lock)
+                # Its lock is in another place of this user, or it is the machine's.
+                if (found := find_daemon(settings)) is not None:
+                    return replace(_running(settings, found.info), info=None)
+                return _start(settings, directory, lock)
             finally:
                 lock.let_go()
         # Somebody holds the lock. Without an address it is still starting: wait for that.
@@ -179,11 +176,15 @@ def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
 
 
 def _running(settings: Settings, info: DaemonInfo) -> DaemonStatus:
-    message = _mismatch(info.version, info.layout, f"`kill {info.pid}`")
-    place = _ring_directory(settings)
-    if not message and place not in info.ring_directories:
-        message = f"expected a daemon that reads the rings in {place!r}, found one at {info.url} that reads {', '.join(info.ring_directories)} and does not show this run; set AMPWATCH_RING_DIR to the same for both, or end it with `kill {info.pid}` and start the run again"
-    return DaemonStatus(info.url, "running", message or _other_port(settings, info), info)
+    is_machines = info.scope == "machine"
+    how_to_end = "the service manager" if is_machines else f"`kill {info.pid}`"
+    message = _mismatch(info.version, info.layout, how_to_end)
+    if not message and not _reads(settings, info):
+        places = ", ".join(info.ring_directories)
+        message = f"expected a daemon that reads the rings in {_ring_directory(settings)!r}, found one at {info.url} that reads {places} and does not show this run; set AMPWATCH_RING_DIR to the same for both, or end it with {how_to_end} and start the run again"
+    if not message and not is_machines:
+        message = _other_port(settings, info)
+    return DaemonStatus(info.url, "running", message, info)
 
 
 def _other_port(settings: Settings, info: DaemonInfo) -> str:
@@ -193,10 +194,10 @@ def _other_port(settings: Settings, info: DaemonInfo) -> str:
     """
     if settings.port in (0, info.port):
         return ""
-    answer = _ask(settings)
-    if not answer.taken:
+    owner = port_owner(settings.port)
+    if owner is None:
         return f"expected the daemon on port {settings.port}, found it at {info.url} already; that one is used"
-    return f"expected port {settings.port} for the ampwatch daemon, got: it is held by {answer}; this run is at {info.url}, set AMPWATCH_PORT to a free port to have it elsewhere"
+    return f"port {settings.port} is in use by {owner}: this run is at {info.url}; set AMPWATCH_PORT to a free port to have it elsewhere"
 
 
 def _mismatch(version: str, layout: int, how_to_end: str) -> str:
@@ -206,30 +207,6 @@ def _mismatch(version: str, layout: int, how_to_end: str) -> str:
     if version != __version__:
         return f"expected a daemon of ampwatch {__version__}, got {version}; it can read this run, end it with {how_to_end} to have that one"
     return ""
-
-
-def _elsewhere(settings: Settings) -> DaemonStatus | None:
-    """Return the status if a daemon is on the port although the lock is free; ``None`` if none is.
-
-    Whoever else is there is left alone: the daemon takes another port then.
-    """
-    answer = _ask(settings)
-    if not answer.is_daemon:
-        return None
-    message = ""
-    if answer.version:  # one with a password does not tell it
-        # One of this user's was started with another runtime directory.
-        how_to_end = "the service manager" if answer.scope == "machine" else "`kill`"
-        message = _mismatch(answer.version, answer.layout, how_to_end)
-    url = answer.external_url or answer.url
-    return DaemonStatus(url, "running", message or _doubt(settings, answer.url))
-
-
-def _doubt(settings: Settings, url: str) -> str:
-    """Return the message about a daemon whose settings are not known; empty if ours are the usual."""
-    if _is_usual(settings):
-        return ""
-    return f"expected the daemon at {url} to read the rings in {settings.ring_dir!r}, and cannot tell whether it does; it shows this run only if AMPWATCH_RING_DIR is the same for both"
 
 
 def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatus:

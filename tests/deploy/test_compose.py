@@ -172,6 +172,8 @@ def test_the_training_is_where_the_daemon_looks() -> None:
 
     assert (training["network_mode"], training["ipc"]) == ("service:daemon", "service:daemon")
     assert daemon["ipc"] == "shareable"
+    dockerfile = (DEPLOY / "container" / "Dockerfile").read_text(encoding="utf-8")
+    assert "AMPWATCH_RUNTIME_DIR=/dev/shm/" in dockerfile  # the lock, by which it is found
     assert not {"user"} & {*daemon, *training}
     assert daemon["ports"] == [f"127.0.0.1:{DEFAULT_PORT}:{DEFAULT_PORT}"]
     assert demo.fault_after < demo.seconds

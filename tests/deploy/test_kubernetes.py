@@ -93,19 +93,29 @@ def test_the_daemon_of_a_node_has_one_right_and_sees_the_rings() -> None:
     assert not spec["automountServiceAccountToken"]
 
 
-def test_a_training_reaches_the_daemon_of_its_own_node() -> None:
-    """The Service, the policy and the namespace fit the DaemonSet."""
+def test_prometheus_alone_reaches_the_daemon_of_a_node() -> None:
+    """The policy and the namespace fit the DaemonSet."""
     things = kustomized(DIRECTORIES["daemonset"])
     labels = pod(only(things, "DaemonSet"))["metadata"]["labels"].items()
-    service, policy = only(things, "Service"), only(things, "NetworkPolicy")
+    policy = only(things, "NetworkPolicy")
 
-    assert service["spec"]["selector"].items() <= labels
-    assert service["spec"]["internalTrafficPolicy"] == "Local"
-    assert service["spec"]["ports"][0]["port"] == DEFAULT_PORT
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels
     assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": "ampwatch"}]
     names = {t["metadata"].get("namespace", t["metadata"]["name"]) for t in things}
     assert names == {"ampwatch"}
+
+
+def test_a_training_finds_its_sidecar_by_the_lock() -> None:
+    """In a directory of the /dev/shm that both have."""
+    spec = pod(only(kustomized(DIRECTORIES["training"]), "Job"))["spec"]
+    places = [
+        next(e["value"] for e in container["env"] if e["name"] == "AMPWATCH_RUNTIME_DIR")
+        for container in (*spec["initContainers"], *spec["containers"])
+    ]
+
+    assert len(places) == 2
+    assert {place.rpartition("/")[0] for place in places} == {"/dev/shm"}
+    assert len(set(places)) == 1
 
 
 @pytest.mark.parametrize("name", OF_KUBERNETES)

@@ -8,7 +8,7 @@ from msgspec.structs import asdict
 
 from ampwatch.runtime import DAEMON_LOCK
 from ampwatch.wire.rendezvous.lock import DaemonInfo, read_info
-from ampwatch.wire.rendezvous.token import TOKEN_FILE, proof, proves, read_token
+from ampwatch.wire.rendezvous.token import TOKEN_FILE, read_token
 from tests.fuzz.engine import scratch
 
 INFO = DaemonInfo(12, "http", "127.0.0.1", 10917, "0.1.0", 6, ("/dev/shm/ampwatch-0",))
@@ -30,7 +30,5 @@ def one(data: bytes) -> object:
         assert info.url.startswith(info.scheme)
         assert all(isinstance(each, str) for each in info.ring_directories)
     token = read_token(directory)
-    if token is not None:
-        assert proves(proof(token, "challenge", 1), token, "challenge", 1)
-        assert not proves(data.decode("latin-1"), token, "challenge", 1)
+    assert token is None or token.encode() == data.strip()
     return info is None, token is None

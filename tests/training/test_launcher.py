@@ -18,11 +18,10 @@ from ampwatch.runtime import DAEMON_LOG
 from ampwatch.settings import Settings
 from ampwatch.training import launcher
 from ampwatch.training.launcher import daemon_is_running, ensure_daemon, start_daemon
-from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
+from ampwatch.wire.rendezvous.machine import Found
 from ampwatch.wire.ring.layout import LAYOUT
 from tests.host.daemon.parts import ROOT, Place, ask, eventually
-from tests.wire.rendezvous.impostors import NOBODY, another_users, answering, health, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,8 +33,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     place = Place(tmp_path)
     for name, value in place.environment.items():
         monkeypatch.setenv(name, value)
-    # A busy machine is none that answers nothing.
-    monkeypatch.setattr(probe, "TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(launcher, "START_SECONDS", 60.0)
     yield place
     if (info := place.info()) is not None and info.pid != os.getpid():
@@ -188,8 +185,10 @@ def test_a_daemon_is_recognised_by_where_its_links_lead(place: Place, tmp_path: 
 
 @pytest.mark.rotating
 def test_a_port_held_by_another_program_is_left_to_it_and_another_one_taken(place: Place) -> None:
-    """The run is watched; the one sentence says by whom, where the page is, and what to do."""
-    with answering(None) as port:
+    """Whatever that would answer. One sentence says who it is, where the page is, and what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        assert not daemon_is_running(settings(port=port))
         status = ensure_daemon(settings(port=port))
         again = ensure_daemon(settings(port=port))
 
@@ -199,75 +198,41 @@ def test_a_port_held_by_another_program_is_left_to_it_and_another_one_taken(plac
         assert ask(("127.0.0.1", place.info().port), "/healthz").status == 200
         # Of the ranks of a job one says it.
         assert status.message == again.message
-        assert f"pid {os.getpid()}" in status.message
-        assert f"this run is at {status.url}, set AMPWATCH_PORT" in status.message
+        assert f"port {port} is in use by pid {os.getpid()}" in status.message
+        assert f"this run is at {status.url}; set AMPWATCH_PORT" in status.message
         assert daemon_is_running(settings(port=port))
 
 
-@pytest.mark.nightly
-def test_a_port_held_by_a_silent_program_costs_time_outs_and_not_the_run(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changes", "ring_dir", "running", "said"),
+    [
+        ({"scope": "machine"}, "", True, ""),
+        ({"scope": "machine"}, "rings", False, "set AMPWATCH_RING_DIR to the same"),
+        ({"scope": "machine", "layout": LAYOUT + 1}, "", True, "service manager"),
+        ({}, "", False, "set AMPWATCH_RING_DIR to the same"),
+    ],
+)
+def test_a_daemon_with_its_lock_elsewhere_is_used(
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    ring_dir: str,
+    *,
+    running: bool,
+    said: str,
 ) -> None:
-    """One that accepts and says nothing is another program."""
-    monkeypatch.setattr(probe, "TIMEOUT_SECONDS", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        status = ensure_daemon(settings(port=silent.getsockname()[1]))
+    """That of the machine, and of this user in a login session beside a batch job."""
+    info = DaemonInfo(7, "http", "127.0.0.1", 4321, __version__, LAYOUT, ("/elsewhere",))
+    monkeypatch.setattr(launcher, "find_daemon", lambda _: Found(replace(info, **changes), None))
+    own = settings(port=4321, ring_dir=ring_dir and str(place.rings))
 
-    assert status.state == "started"
-    assert f"pid {os.getpid()}" in status.message
+    status = ensure_daemon(own)
 
-
-@pytest.mark.rotating
-@needs_root
-@pytest.mark.parametrize("scope", ["user", "machine"])
-def test_an_impostor_is_not_taken_for_the_daemon(place: Place, scope: str) -> None:
-    """Another user's process that says it is the machine's daemon, or this user's own."""
-    with another_users(health(scope=scope, uid=os.geteuid())) as port:
-        before = daemon_is_running(settings(port=port, ring_dir=""))
-        status = ensure_daemon(settings(port=port))
-
-        assert not before
-        assert status.state == "started"
-        assert ask(("127.0.0.1", place.info().port), "/healthz").json["pid"] == place.info().pid
-        assert f"of uid {NOBODY}" in status.message
-        assert status.url in status.message
-        assert status.message.isprintable()
-
-
-@needs_root
-def test_the_machine_wide_daemon_is_used(place: Place) -> None:
-    """It reads every user's rings, and the kernel says that it is root's."""
-    with answering(health(scope="machine")) as port:
-        status = ensure_daemon(settings(port=port, ring_dir=""))
-        running = daemon_is_running(settings(port=port, ring_dir=""))
-
-    assert (status.state, status.message) == ("running", "")
-    assert status.url == f"http://127.0.0.1:{port}/"
-    assert running
-
-
-def test_a_machine_wide_daemon_of_another_layout_is_a_warning(place: Place) -> None:
-    """It cannot read this run, and the user cannot end it."""
-    with answering(health(scope="machine", layout=LAYOUT + 1), place.secret()) as port:
-        status = ensure_daemon(settings(port=port))
-
-    assert "service manager" in status.message
-
-
-@pytest.mark.parametrize("scope", ["user", "machine"])
-def test_a_daemon_that_does_not_say_where_it_looks_is_used_with_a_warning_if_that_matters(
-    place: Place, scope: str
-) -> None:
-    """As between a login session and a batch job; shared memory is the same for both."""
-    with answering(health(scope=scope), place.secret()) as port:
-        usual = ensure_daemon(settings(port=port, ring_dir=""))
-        set_apart = ensure_daemon(settings(port=port))
-        running = [daemon_is_running(settings(port=port, **r)) for r in ({"ring_dir": ""}, {})]
-
-    assert (usual.state, usual.message) == ("running", "")
-    assert set_apart.state == "running"
-    assert "AMPWATCH_RING_DIR is the same for both" in set_apart.message
-    assert running == [True, False]
+    assert (status.state, status.url, status.info) == ("running", "http://127.0.0.1:4321/", None)
+    assert said in status.message
+    assert bool(said) == bool(status.message)
+    assert daemon_is_running(own) == running
+    assert place.info() is None
 
 
 def test_a_daemon_that_does_not_start_says_why(place: Place) -> None:

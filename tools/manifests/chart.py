@@ -179,7 +179,6 @@ def chart() -> dict[Path, str]:
     daemon, training = "daemonset/", "training/"
     made = {
         "daemonset": templated(base(f"{daemon}daemonset.yaml"), DAEMONSET, "daemonset", release),
-        "service": templated(base(f"{daemon}service.yaml"), (PORT,), "daemonset", release),
         "networkpolicy": templated(
             base(f"{daemon}networkpolicy.yaml"), POLICY, "networkPolicy", release
         ),

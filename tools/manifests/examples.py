@@ -108,8 +108,8 @@ spec:
               - name: ray-worker
                 image: registry.example.com/training-ray:0.1.0
                 env:
-                  - name: AMPWATCH_PORT # where the sidecar listens
-                    value: "10917"
+                  - name: AMPWATCH_RUNTIME_DIR # where the sidecar has its lock, by which it is found
+                    value: /dev/shm/ampwatch
                   - name: AMPWATCH_RUN
                     value: training # the same for all ranks, and after a restart
                 volumeMounts:

@@ -16,8 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import DaemonError
-from ampwatch.host.daemon.site import Response, sentence
-from ampwatch.wire.rendezvous.probe import realm
+from ampwatch.host.daemon.site import SERVICE, Response, sentence
 from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, ensure_token
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ class Access:
     def _unauthorized(
         self, headers: HTTPMessage, *, has_users: bool, wants_token: bool
     ) -> Response:
-        name = realm(self._scope)
+        name = f"{SERVICE} {self._scope}"
         wanted, challenges = list[str](), list[str]()
         if has_users:
             wanted.append("a user name and password of basic_auth_users")

@@ -34,10 +34,14 @@ from ampwatch.host.daemon.watcher import Rescue, RingWatcher
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.gpu.collector import gpu_collector
-from ampwatch.runtime import DAEMON_READ, ring_directories, runtime_directory
+from ampwatch.runtime import (
+    DAEMON_READ,
+    announcement_path,
+    ring_directories,
+    runtime_directory,
+)
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, look_at
-from ampwatch.wire.rendezvous.probe import prover
-from ampwatch.wire.rendezvous.token import SECRET_FILE, ensure_token, read_token
+from ampwatch.wire.rendezvous.machine import Announcement
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -150,11 +154,6 @@ class Daemon:
         )
         self._access = Access(site.scope, settings.readers, directory)
         self._server = self._listening(site, web)
-        secret = ensure_token(directory, SECRET_FILE)
-        # As the file has it now: trainings read it there, also after it was replaced.
-        self._server.prove = prover(
-            lambda: read_token(directory, SECRET_FILE) or secret, self._server.server_port
-        )
         self._pusher = None
         if options.otlp is not None:
             machine = socket.gethostname()
@@ -200,6 +199,7 @@ class Daemon:
             auto=self._options.auto,
             wants_token=self.wants_token,
             external_url=settings.external_url,
+            scope="machine" if self._options.machine else "user",
         )
 
     @property
@@ -382,7 +382,22 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
         )
     if daemon.wants_token:
         logger.info("it asks for a token: `ampwatch url` prints the address with it")
-    daemon.run(lock)
+    place = announcement_path(settings.ring_dir)
+    announcement = _announced(place, info) if options.machine else None
+    try:
+        daemon.run(lock)
+    finally:
+        if announcement is not None:
+            announcement.retract()
+
+
+def _announced(place: Path, info: DaemonInfo) -> Announcement | None:
+    """Announce the daemon to all users, or say that trainings will not find it."""
+    try:
+        return Announcement(place, info)
+    except DaemonError as error:
+        logger.warning("%s; until then each user's trainings start a daemon of their own", error)
+        return None
 
 
 def _lock(directory: Path, lock_fd: int | None) -> DaemonLock:

@@ -14,8 +14,7 @@ from urllib.parse import parse_qs
 
 import h11
 
-from ampwatch.host.daemon.site import Request, Response, sentence
-from ampwatch.wire.rendezvous.probe import CHALLENGE_HEADER, SERVICE
+from ampwatch.host.daemon.site import SERVICE, Request, Response, sentence
 
 if TYPE_CHECKING:
     from ampwatch.host.daemon.server import Server
@@ -184,7 +183,6 @@ class Handler:
         if response.stream is None:
             headers["Content-Length"] = str(len(response.body))
         # Whatever the answer: who may not read may still ask whose daemon this is.
-        headers |= self.server.prove(self.headers.get(CHALLENGE_HEADER, ""))
         if self.ends:
             headers["Connection"] = "close"
         headers |= self.server.protection.web.headers

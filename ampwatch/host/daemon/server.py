@@ -32,10 +32,10 @@ from ampwatch.host.daemon.protection import Protection
 from ampwatch.host.daemon.site import LANES, sentence
 from ampwatch.host.daemon.stream import CHUNK, Stream
 from ampwatch.host.daemon.turns import Turns
-from ampwatch.wire.rendezvous import probe
+from ampwatch.wire.rendezvous.port_owner import port_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
     from ampwatch.host.daemon.access import Access
     from ampwatch.host.daemon.site import Response, Site
@@ -95,7 +95,6 @@ class Server:
         server_port: The port that it listens on.
         is_loopback: Only this machine can connect.
         is_tls: Connections are TLS.
-        prove: Returns the headers that answer a challenge; none by default.
     """
 
     def __init__(
@@ -108,7 +107,6 @@ class Server:
         access: Access,
     ) -> None:
         self.site = site
-        self.prove: Callable[[str], dict[str, str]] = lambda _: {}
         self.access = access
         self.protection = Protection(web)
         self.is_tls = web.tls is not None
@@ -456,7 +454,7 @@ def _is_address(host: str) -> bool:
 def _why_not_bound(host: str, port: int, error: OSError) -> str:
     expected = f"expected to listen on {host}:{port}, got: "
     if error.errno == errno.EADDRINUSE:
-        return f"{expected}the port is held by {probe.ask(host, port)}; end that, or choose another port with --port or AMPWATCH_PORT"
+        return f"{expected}the port is held by {port_owner(port) or 'another program'}; end that, or choose another port with --port or AMPWATCH_PORT"
     if error.errno == errno.EACCES:
         return f"{expected}uid {os.geteuid()} may not; ports below 1024 are for root, choose another with --port or AMPWATCH_PORT"
     if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):

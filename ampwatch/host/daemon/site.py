@@ -27,7 +27,6 @@ from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
 from ampwatch.host.page.rank_lists import RankLists
 from ampwatch.host.page.whatif_state import FARTHEST, Asked, WhatIfs
-from ampwatch.wire.rendezvous.probe import SERVICE
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
 
     from ampwatch.host.fleet import Fleet
     from ampwatch.host.fleet.passes import CollectorPass
+
+SERVICE = "ampwatch"
 
 LANES = {"metrics": 512, "health": 512, "login": 32, "page": 512, "rest": 512, "rare": 512}
 """The kinds of answers, each with a thread: what floods one of them delays no other. By each, how

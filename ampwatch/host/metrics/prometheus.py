@@ -46,6 +46,7 @@ _USUAL = (
 )
 """What a Prometheus asks for, of any version of it."""
 
+
 class FleetCollector:
     """Gives the families of the catalog, as the fleet is right now.
 

@@ -44,6 +44,7 @@ class DaemonInfo(Struct, frozen=True):
         wants_token: Readers need the token of its user. Older versions, which know of none, do not
             say.
         external_url: Address by which others open the page; empty if nobody gave one.
+        scope: ``user`` or ``machine``: whose runs it shows.
     """
 
     pid: int
@@ -56,6 +57,7 @@ class DaemonInfo(Struct, frozen=True):
     auto: bool = False
     wants_token: bool = False
     external_url: str = ""
+    scope: str = "user"
 
     @property
     def url(self) -> str:
@@ -133,7 +135,7 @@ class DaemonLock:
         """Write where the daemon serves."""
         # Written over the old content and then cut: a reader meanwhile sees something that is no
         # JSON, which counts as nothing.
-        content = json.dumps(asdict(info)).encode() + b"\n"
+        content = encoded(info)
         os.pwrite(self.fd, content, 0)
         os.ftruncate(self.fd, len(content))
 
@@ -189,7 +191,9 @@ def look_at(directory: Path) -> Sight:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Sight(is_held=True, info=_info(os.pread(fd, MAX_CONTENT, 0)), has_resigned=False)
+            return Sight(
+                is_held=True, info=info_of(os.pread(fd, MAX_CONTENT, 0)), has_resigned=False
+            )
         content = os.pread(fd, len(RESIGNED) + 1, 0)
         return Sight(is_held=False, info=None, has_resigned=content == RESIGNED)
     finally:
@@ -203,7 +207,7 @@ def read_info(directory: Path) -> DaemonInfo | None:
     except OSError:
         return None
     try:
-        return _info(os.pread(fd, MAX_CONTENT, 0))
+        return info_of(os.pread(fd, MAX_CONTENT, 0))
     except OSError:
         return None
     finally:
@@ -226,7 +230,13 @@ def _opened(path: Path) -> int:
     raise PermissionError(errno.EPERM, "it is somebody else's", str(path))
 
 
-def _info(content: bytes) -> DaemonInfo | None:
+def encoded(info: DaemonInfo) -> bytes:
+    """Return the content of a lock file."""
+    return json.dumps(asdict(info)).encode() + b"\n"
+
+
+def info_of(content: bytes) -> DaemonInfo | None:
+    """Return what a lock file says, ``None`` if nothing that makes sense."""
     try:
         said = parse_json(content)
         # A daemon of an older release does not say all of it.
@@ -241,23 +251,9 @@ def _info(content: bytes) -> DaemonInfo | None:
         return None
     numbers = (values["pid"], values["port"], values["layout"])
     texts = (values["scheme"], values["host"], values["version"], *values["ring_directories"])
-    texts += (values.get("external_url", ""),)
+    texts += (values.get("external_url", ""), values.get("scope", ""))
     is_info = all(isinstance(n, int) for n in numbers) and all(isinstance(t, str) for t in texts)
     return DaemonInfo(**values) if is_info else None
-
-
-def serving(directory: Path) -> DaemonInfo | None:
-    """Return what the daemon that holds the lock in ``directory`` says; ``None`` if nobody does.
-
-    Raises:
-        DaemonError: If the lock file cannot be opened or looked at.
-    """
-    try:
-        return look_at(directory).info
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DaemonError(_trouble(directory / DAEMON_LOCK, error)) from error
 
 
 def _trouble(path: Path, error: OSError) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.host.daemon.access import Access
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, read_info
-from ampwatch.wire.rendezvous.token import SECRET_FILE, ensure_token, read_token
+from ampwatch.wire.rendezvous.token import read_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,11 +111,6 @@ class Place:
             lock.release()
             return None
         return read_info(self.runtime)
-
-    def secret(self) -> str:
-        """The secret by which a daemon of this place is known."""
-        self.runtime.mkdir(mode=0o700, exist_ok=True)
-        return ensure_token(self.runtime, SECRET_FILE)
 
     @contextmanager
     def daemon(self, *arguments: str, **environment: str) -> Iterator[Daemon]:

@@ -20,8 +20,7 @@ import pytest
 
 from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.web_config import WebConfig
-from ampwatch.wire.rendezvous import probe
-from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token, proof
+from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token
 from tests.host.daemon import test_http
 from tests.host.daemon.parts import ROOT, ask, eventually
 from tests.host.daemon.test_tls import basic
@@ -161,7 +160,7 @@ def test_nobody_is_sent_to_another_host(served: Served, slashes: str) -> None:
     assert b"\r\nLocation: ./\r\n" in answer
 
 
-def test_the_cookie_is_not_the_token_and_proves_nothing(served: Served) -> None:
+def test_the_cookie_is_not_the_token(served: Served) -> None:
     """A browser sends it to every port of the host: whoever gets it there can read, no more."""
     _, _, value = served.entered().partition("=")
 
@@ -169,8 +168,6 @@ def test_the_cookie_is_not_the_token_and_proves_nothing(served: Served) -> None:
     assert value == hmac.new(served.token.encode(), b"cookie", hashlib.sha256).hexdigest()
     assert served.ask("/", Authorization=f"Bearer {value}").status == HTTPStatus.UNAUTHORIZED
     assert served.ask(f"/?token={value}").status == HTTPStatus.UNAUTHORIZED
-    # A proof of the daemon's is made for a challenge that anybody may choose.
-    assert value not in {proof(served.token, word, served.port) for word in ("", "cookie", "\0")}
 
 
 def test_who_serves_can_be_asked_without_a_token(served: Served) -> None:
@@ -181,7 +178,6 @@ def test_who_serves_can_be_asked_without_a_token(served: Served) -> None:
     assert health.json.keys() == {
         *("service", "status", "version", "layout", "scope", "uid", "pid", "external_url"),
     }
-    assert probe.ask("127.0.0.1", served.port).is_daemon
 
 
 def test_a_person_is_told_on_a_page_and_can_enter_the_token_there(served: Served) -> None:
@@ -352,5 +348,5 @@ def test_the_command_says_where_there_is_no_daemon_and_no_token(place: Place) ->
     assert (misused.returncode, told_then) == (2, "")
     assert "expected --run NAME with --rank, --step or --finding" in why_then
     assert (process.returncode, told) == (1, "")
-    assert "expected a daemon of this user that serves, found none" in why
+    assert "expected a daemon that serves, found none" in why
     assert url == daemon.info.url

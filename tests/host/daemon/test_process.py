@@ -23,8 +23,7 @@ from ampwatch.host.daemon.app import Daemon, DaemonOptions, is_of_own_user
 from ampwatch.host.daemon.web_config import WebConfig
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.lock import DaemonLock, look_at, read_info
-from ampwatch.wire.rendezvous.probe import PROOF_HEADER
-from ampwatch.wire.rendezvous.token import SECRET_FILE, proves
+from ampwatch.wire.rendezvous.machine import find_daemon
 from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import ROOT, eventually
 from tests.workshop.records import end, identity
@@ -133,7 +132,6 @@ def test_a_port_of_another_daemon_is_an_error_that_names_it(
 
     assert second.returncode == 1
     assert "ampwatch" in said
-    assert f"user daemon of uid {os.geteuid()}" in said
     assert f"pid {first.info.pid}" in said
 
 
@@ -234,21 +232,6 @@ def test_a_daemon_knows_until_when_the_one_before_it_was_there(
     assert shown == [[], ["gpt"] if hours_away else []]
 
 
-def test_a_secret_that_was_replaced_is_the_one_that_is_proved(place: Place) -> None:
-    """Trainings read the file, and would not believe a daemon that knows the one before."""
-    daemon = Daemon(
-        Settings(port=0, ring_dir=str(place.rings), runtime_dir=str(place.runtime)), DaemonOptions()
-    )
-    port = daemon.info(0).port
-    (place.runtime / SECRET_FILE).unlink()
-    new = place.secret()
-    answer = daemon._server.prove("abc")
-    daemon._watcher.close()
-    daemon._server.server_close()
-
-    assert proves(answer[PROOF_HEADER], new, "abc", port)
-
-
 def test_a_daemon_whose_http_server_died_ends_with_an_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,13 +323,18 @@ def test_an_external_address_without_sense_is_refused(address: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may read every user's rings")
-def test_a_machine_wide_daemon_says_so(place: Place) -> None:
-    """The launchers of all users accept it as theirs."""
+def test_a_machine_wide_daemon_says_so(place: Place, tmp_path: Path) -> None:
+    """The launchers of all users find it, for as long as it serves."""
+    own = Settings(ring_dir=str(place.rings), runtime_dir=str(tmp_path / "another-users"))
     with place.daemon("--machine") as daemon:
         answer = daemon.ask("/healthz")
+        found = eventually(lambda: find_daemon(own), "its announcement")
 
     assert answer.status == HTTPStatus.OK
     assert answer.json["scope"] == "machine"
+    assert (found.info, found.directory) == (daemon.info, None)
+    assert daemon.info.scope == "machine"
+    assert find_daemon(own) is None
 
 
 def test_a_daemon_that_the_system_ends_is_still_needed() -> None:

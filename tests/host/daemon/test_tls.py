@@ -12,7 +12,6 @@ import pytest
 
 from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.web_config import load
-from ampwatch.wire.rendezvous import probe
 from ampwatch.wire.rendezvous.token import ensure_token
 from tests.host.daemon import test_http
 from tests.host.daemon.parts import ask
@@ -50,9 +49,7 @@ def trusting(certificates: Path, who: str = "") -> ssl.SSLContext:
     return context
 
 
-def test_tls_and_a_password_are_both_asked_for(
-    place: Place, certificates: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_and_a_password_are_both_asked_for(place: Place, certificates: Path) -> None:
     """Every route wants the password; the certificate is the one of the file."""
     path = web_config(certificates, TLS + users())
     with place.daemon("--web.config.file", path) as daemon:
@@ -63,10 +60,6 @@ def test_tls_and_a_password_are_both_asked_for(
             for route in ("/", "/metrics", "/healthz", "/sd", "/events", "/static/app.js", "/x")
         }
         wrong = ask(address, "/metrics", context=context, Authorization=basic("alice", "x"))
-        answer = probe.ask(*address, [place.runtime])
-        # Where the kernel does not say whose it is, it still proves it, without a password.
-        monkeypatch.setattr(probe, "listening_uids", lambda *_: frozenset())
-        proved = probe.ask(*address, [place.runtime])
 
     assert daemon.info.scheme == "https"
     assert right.status == HTTPStatus.OK
@@ -74,10 +67,6 @@ def test_tls_and_a_password_are_both_asked_for(
     assert {r.status for r in refused.values()} == {HTTPStatus.UNAUTHORIZED}
     assert refused["/"].headers["WWW-Authenticate"].startswith("Basic realm=")
     assert wrong.status == HTTPStatus.UNAUTHORIZED
-    # The launcher must know it for what it is, without any password.
-    assert (answer.is_daemon, answer.scope, answer.url[:5]) == (True, "user", "https")
-    assert not answer.wants_certificate
-    assert proved.is_daemon
 
 
 def test_a_plain_client_gets_nothing_from_a_tls_port(certificates: Path, tmp_path: Path) -> None:
@@ -107,23 +96,6 @@ def test_only_a_client_with_a_certificate_of_the_authority_is_served(certificate
         known = ask(address, "/metrics", context=trusting(certificates, "client"))
 
     assert known.status == HTTPStatus.OK
-
-
-@pytest.mark.parametrize("version", ["TLS13", pytest.param("TLS12", marks=pytest.mark.nightly)])
-def test_a_daemon_that_wants_a_certificate_is_not_taken_for_just_anybody(
-    place: Place, certificates: Path, version: str
-) -> None:
-    """Without one it cannot say who it is, but that it wants one is told, each time."""
-    only = f"min_version: {version}, max_version: {version}}}"
-    path = web_config(certificates, MUTUAL.replace("}", f", {only}"))
-    with place.daemon("--web.config.file", path) as daemon:
-        answers = {probe.ask("127.0.0.1", daemon.info.port) for _ in range(20)}
-
-    (answer,) = answers
-    assert (answer.taken, answer.wants_certificate, answer.is_daemon) == (True, True, False)
-    assert answer.url == daemon.info.url
-    assert f"pid {daemon.info.pid} " in str(answer)
-    assert "speaks TLS and seems to want a client certificate" in str(answer)
 
 
 def test_the_daemon_does_not_start_on_a_web_config_it_cannot_honour(

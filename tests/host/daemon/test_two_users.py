@@ -22,7 +22,7 @@ from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.page.page import Feed
 from ampwatch.settings import Settings
 from tests.host.daemon.parts import ROOT
-from tests.wire.rendezvous.impostors import NOBODY, needs_root
+from tests.wire.rendezvous.test_machine import NOBODY, needs_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,6 @@ from ampwatch.wire.rendezvous.lock import (
     look_at,
     reachable,
     read_info,
-    serving,
 )
 
 if TYPE_CHECKING:
@@ -79,11 +78,11 @@ def test_who_serves_is_asked_of_the_one_that_holds_the_lock(tmp_path: Path) -> N
     """What one that was killed has left there leads to a stranger by now."""
     lock = DaemonLock.take(tmp_path)
     lock.publish(INFO)
-    assert serving(tmp_path) == INFO
+    assert look_at(tmp_path).info == INFO
     lock.let_go()
     (tmp_path / DAEMON_LOCK).write_text(json.dumps(asdict(INFO)))
 
-    assert serving(tmp_path) is None
+    assert look_at(tmp_path).info is None
 
 
 def test_a_shorter_publication_leaves_nothing_of_the_longer_one(tmp_path: Path) -> None:
@@ -144,8 +143,6 @@ def test_a_lock_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
 
     with pytest.raises(PermissionError, match="somebody else's"):
         look_at(tmp_path)
-    with pytest.raises(DaemonError, match="somebody else's"):
-        serving(tmp_path)
     assert read_info(tmp_path) is None
     lock.let_go()
 

@@ -1,9 +1,7 @@
-"""The secret of one user: made once, readable by that user alone, never sent to prove itself."""
+"""The token of one user: made once, readable by that user alone."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -11,14 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ampwatch.errors import DaemonError
-from ampwatch.wire.rendezvous.token import (
-    SECRET_FILE,
-    TOKEN_FILE,
-    ensure_token,
-    proof,
-    proves,
-    read_token,
-)
+from ampwatch.wire.rendezvous.token import TOKEN_FILE, ensure_token, read_token
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,12 +33,6 @@ def test_all_that_make_it_at_once_have_the_same(tmp_path: Path) -> None:
 
     assert tokens == {read_token(tmp_path)}
     assert [path.name for path in tmp_path.glob("daemon*")] == [TOKEN_FILE]
-
-
-def test_what_is_sent_is_not_what_is_proved_by(tmp_path: Path) -> None:
-    """Who collects a token, on the port of a daemon that is away, is not the daemon."""
-    assert ensure_token(tmp_path) != ensure_token(tmp_path, SECRET_FILE)
-    assert read_token(tmp_path, SECRET_FILE) == ensure_token(tmp_path, SECRET_FILE)
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
@@ -89,16 +74,3 @@ def test_what_has_its_name_and_is_no_token_is_refused(tmp_path: Path, kind: str)
     assert read_token(tmp_path) is None
     with pytest.raises(DaemonError, match="expected"):
         ensure_token(tmp_path)
-
-
-def test_a_proof_is_the_hmac_of_port_and_challenge() -> None:
-    """Against the standard library, and good for this question alone."""
-    expected = hmac.new(b"secret", b"10917 why", hashlib.sha256).hexdigest()
-
-    assert proof("secret", "why", 10917) == expected
-    assert proves(expected, "secret", "why", 10917)
-    assert not proves(expected, "secret", "why", 10918)
-    assert not proves(expected, "secret", "why not", 10917)
-    assert not proves(expected, "Secret", "why", 10917)
-    assert not proves("", "secret", "why", 10917)
-    assert not proves("\udcff", "secret", "why", 10917)

@@ -80,8 +80,8 @@ class Attached:
             self._subscribe(*answer)
         self._answers.append(answer)
 
-    def begin(self, model: Any, scaler: Any) -> None:
-        """Watch a training that begins, unless it is watched already."""
+    def begin(self, model: Any, scaler: Any, step: int) -> None:
+        """Watch a training that begins at ``step``, unless it is watched already."""
         # A training that was given up without a word: of a batch that did not fit, for one.
         self.end()
         mine = monitor_of(*(model if isinstance(model, list) else [model]), scaler)
@@ -93,7 +93,7 @@ class Attached:
         try:
             if mine is None:
                 self.watch, self._is_mine = (
-                    ampwatch.monitor(model, scaler, **self._settings),
+                    ampwatch.monitor(model, scaler, step=step, **self._settings),
                     True,
                 )
                 _of_callbacks.add(self.watch)

@@ -132,7 +132,7 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
     def _begin(self, trainer: Any, pl_module: Any) -> None:
         self._stop, self._logged_at = False, -1
         plugin = trainer.precision_plugin
-        self._attached.begin(pl_module, getattr(plugin, "scaler", None))
+        self._attached.begin(pl_module, getattr(plugin, "scaler", None), trainer.global_step)
         if not self._attached.is_unscaled:
             return
         if getattr(plugin, "precision", "").startswith("16"):

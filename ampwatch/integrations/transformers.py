@@ -81,7 +81,7 @@ class AmpwatchCallback(TrainerCallback):  # type: ignore[misc] # its base may no
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin to watch."""
-        self._guard.run(self._begin, args, kwargs.get("model"), kwargs.get("optimizer"))
+        self._guard.run(self._begin, args, state, kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
         """End the training, where a finding has asked for it."""
@@ -112,12 +112,13 @@ class AmpwatchCallback(TrainerCallback):  # type: ignore[misc] # its base may no
         self.__dict__.update(state)
         self._guard = Guard("the callback of transformers")
 
-    def _begin(self, args: Any, model: Any, optimizer: Any) -> None:
+    def _begin(self, args: Any, state: Any, given: dict[str, Any]) -> None:
         self.end()
         self._stop = False
         self._attached.stops = self._note_stop if getattr(args, "world_size", 1) == 1 else None
         # accelerate's wrapper of the optimizer has the scaler that it steps through.
-        self._attached.begin(model, getattr(optimizer, "scaler", None))
+        scaler = getattr(given.get("optimizer"), "scaler", None)
+        self._attached.begin(given.get("model"), scaler, state.global_step)
         if self._attached.is_unscaled:
             self._say_what_is_not_seen(args)
         trainer = self._go_first()

@@ -124,7 +124,9 @@ def breakdown(
     of_device = [record for record in timed if record.step >= newest[0].step]
     told: Sequence[StepRecord | DevicePhasesRecord] = of_device or newest
     known = [(record.step, record.phases) for record in told if any(record.phases)]
-    settled = [phases for step, phases in known if step >= OPENING_STEPS]
+    # Of the first iteration nobody knows how long it took.
+    first = newest[0].step if math.isnan(newest[0].duration_s) else 0
+    settled = [phases for step, phases in known if step >= first + OPENING_STEPS]
     taken = settled or [phases for _, phases in known]
     if not taken:
         return None

@@ -27,7 +27,7 @@ from ampwatch.report.standing import render_json
 from ampwatch.settings import Settings, unknown_variables
 from ampwatch.state.facts import LOGGED, WHOLE_RUN
 from ampwatch.training.actions.base import Subscription
-from ampwatch.training.arguments import check_flag
+from ampwatch.training.arguments import check_count, check_flag
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
 from ampwatch.training.model.facts import ranks
 from ampwatch.training.outlet import Outlet
@@ -58,7 +58,7 @@ __all__ = ["LastStep", "Monitor", "monitor"]
 
 logger = Log()
 
-ARGUMENTS = ("model", "scaler", "optimizer", "serve")
+ARGUMENTS = ("model", "scaler", "optimizer", "serve", "step")
 """Arguments of ``monitor`` that are no settings."""
 
 _open: list[Monitor] = []
@@ -73,6 +73,7 @@ def monitor(
     level: str | None = None,
     run: str | None = None,
     serve: bool = True,
+    step: int = 0,
     **settings: Any,
 ) -> Monitor:
     """Watch a mixed-precision training until it ends; the training loop stays as it is.
@@ -94,6 +95,8 @@ def monitor(
         serve: Whether to write a ring and to start the host's daemon if none runs.
             Without it nothing leaves the process: no file (unless ``report_dir`` is given), no
             port, findings only, of which each of several ranks writes a line of its own.
+        step: Index of the first iteration: of a training that goes on from a checkpoint the steps
+            it has taken, so that findings, charts and metrics count as the program does.
         settings: Any setting of ``ampwatch.settings.Settings`` by name.
 
     Returns:
@@ -102,7 +105,7 @@ def monitor(
 
     Raises:
         AttachError: If an argument cannot be watched.
-        SettingsError: If a setting, ``serve`` or an ``AMPWATCH_*`` variable is not usable.
+        SettingsError: If a setting, ``serve``, ``step`` or an ``AMPWATCH_*`` variable is not usable.
         StateError: If there is no memory, or no descriptor, for a monitor.
 
     Cost:
@@ -116,12 +119,13 @@ def monitor(
     given = {"level": level, "run": run, **settings}
     resolved = Settings.resolve(given, beside=ARGUMENTS, warns=False)
     serve = check_flag("serve", serve)
+    check_count("step", step, least=0)
     targets = check_targets(model, scaler, optimizer)
     Monitor.num_asked_for += 1
     for other in tuple(_open):
         other._make_room_for(targets)  # noqa: SLF001 - same module
     try:
-        return Monitor(targets, resolved, serve=serve)
+        return Monitor(targets, resolved, serve=serve, step=int(step))
     except (MemoryError, OSError) as error:  # while its parts are made: nothing is attached yet
         # What is imported only where it is needed wants a descriptor.
         if isinstance(error, OSError) and error.errno not in LIMITS:

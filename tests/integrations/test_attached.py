@@ -48,7 +48,7 @@ def test_a_slip_in_a_setting_is_refused_where_it_is_written() -> None:
 
 def test_a_training_is_watched_from_begin_to_end(attached: Attached, model: nn.Module) -> None:
     """Another one has a monitor of its own."""
-    attached.begin(model, None)
+    attached.begin(model, None, 0)
     first = attached.watch
     assert first is not None
     assert monitor_of(model) is first
@@ -57,7 +57,7 @@ def test_a_training_is_watched_from_begin_to_end(attached: Attached, model: nn.M
     assert first.closed
     assert (attached.metrics(), attached.is_open) == ({}, False)
 
-    attached.begin(model, None)
+    attached.begin(model, None, 0)
     assert attached.watch is not first
 
 
@@ -65,9 +65,9 @@ def test_a_training_that_was_given_up_ends_when_the_next_begins(
     attached: Attached, model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As after a batch that did not fit: it is no second callback, and no word is lost on it."""
-    attached.begin(model, None)
+    attached.begin(model, None, 0)
     first = attached.watch
-    attached.begin(model, None)
+    attached.begin(model, None, 0)
 
     assert first is not None
     assert first.closed
@@ -79,9 +79,9 @@ def test_a_second_callback_does_nothing_and_says_so(
     attached: Attached, model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What the first one watches stays watched by it."""
-    attached.begin(model, None)
+    attached.begin(model, None, 0)
     second = Attached(WORDS, serve=False, settings={})
-    second.begin(model, None)
+    second.begin(model, None, 0)
     second.end(RuntimeError("planted"))
 
     assert second.watch is None
@@ -95,7 +95,7 @@ def test_a_monitor_of_the_user_is_used_and_left_open(
     """Its numbers are logged; how it ends is not for the callback to say."""
     scaler = torch.amp.GradScaler("cpu")
     with ampwatch.monitor(None, scaler, serve=False, level="light") as watch:
-        attached.begin(model, scaler)
+        attached.begin(model, scaler, 0)
         assert attached.watch is watch
         attached.end()
         assert not watch.closed
@@ -107,7 +107,7 @@ def test_what_cannot_be_watched_is_one_sentence(
 ) -> None:
     """Also at the second training: nothing is raised, and nothing is said twice."""
     for _ in range(2):
-        attached.begin("a model", None)
+        attached.begin("a model", None, 0)
     assert not attached.is_open
     (sentence,) = said(caplog)
     assert "training goes on" in sentence
@@ -118,7 +118,7 @@ def test_what_a_training_raises_is_how_its_monitor_ends(
     attached: Attached, model: nn.Module
 ) -> None:
     """The exception is in the report, with the frames it came from."""
-    attached.begin(model, None)
+    attached.begin(model, None, 0)
     try:
         int("planted")
     except ValueError as error:
@@ -137,7 +137,7 @@ def test_stop_is_the_way_of_the_framework_where_it_has_one(
     attached = Attached(WORDS, serve=False, settings={"level": "deep"})
     attached.stops = stopped.append
     attached.on_finding(ampwatch.actions.stop(), "critical", None)
-    attached.begin(model, None)
+    attached.begin(model, None, 0)
     attached.on_finding(heard.append, None, None)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     assert attached.watch is not None
@@ -157,7 +157,7 @@ def test_stop_is_the_way_of_the_framework_where_it_has_one(
 
 def test_a_copy_is_not_watched(attached: Attached, model: nn.Module) -> None:
     """Frameworks copy callbacks, and send them to other processes."""
-    attached.begin(model, None)
+    attached.begin(model, None, 0)
     other = copy.deepcopy(attached)
 
     assert (other.watch, other.is_open) == (None, False)

@@ -29,7 +29,8 @@ class Act:
     Attributes:
         name: Name of the state.
         run: Name of the run, that of the state unless two share one.
-        steps: Steps that are trained.
+        first: Index of the first step: that of the checkpoint it goes on from.
+        steps: Index of the step before which it ends.
         look: When somebody looks: after the last step while it still runs, after its end, or
             after it has been silent for long.
         later: Scripted time from the last step until then. Unit: s.
@@ -52,6 +53,7 @@ class Act:
 
     name: str
     run: str = ""
+    first: int = 0
     steps: int = 300
     look: Look = "running"
     later: float = 4.0
@@ -83,7 +85,7 @@ class Act:
 
     def time_of(self, step: int) -> float:
         """Return the Unix time at which a step begins. Unit: s."""
-        return START + self.starts + (step + 1) * STEP_SECONDS
+        return START + self.starts + (step - self.first + 1) * STEP_SECONDS
 
     @property
     def last_step(self) -> int:
@@ -162,6 +164,24 @@ _ALL = (
         steps=150,
         starts=300.0,
         beside=Act(name="first_restarted", run="restarted", steps=120, killed=(0, 100)),
+    ),
+    # From the checkpoint of step 90, as the program counts.
+    Act(
+        name="resumed",
+        dtype="bfloat16",
+        scaler=None,
+        starts=300.0,
+        first=90,
+        steps=340,
+        breaks=190,
+        beside=Act(
+            name="first_resumed",
+            run="resumed",
+            dtype="bfloat16",
+            scaler=None,
+            steps=120,
+            killed=(0, 100),
+        ),
     ),
     Act(name="broken_weight", dtype="bfloat16", scaler=None, breaks=100),
     Act(

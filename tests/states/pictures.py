@@ -153,7 +153,7 @@ for (const fold of document.querySelectorAll(".fold")) fold.open = arguments[0] 
 """
 """Unfolds all of the page, or what is unfolded at first."""
 
-LIKE_OTHERS = ("restarted", "broken_weight", "ended_unseen")
+LIKE_OTHERS = ("restarted", "resumed", "broken_weight", "ended_unseen")
 """States whose pages have nothing that those of others have not: of these there are no pictures."""
 
 

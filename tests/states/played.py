@@ -128,7 +128,8 @@ class Played:
     @cached_property
     def rings(self) -> list[Ring]:
         lives = {
-            t.time_of(-1): self.act.look != "ended" and not t.killed for t in self.act.trainings
+            t.time_of(t.first - 1): self.act.look != "ended" and not t.killed
+            for t in self.act.trainings
         }
         return [Ring.read(p, lives) for p in sorted((self.place / "rings").glob("*.ring"))]
 

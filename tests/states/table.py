@@ -320,6 +320,24 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "restarted": (
         Row(run="restarted", level="healthy", silent=("AmpwatchRunFailed",), denies=COLLAPSING),
     ),
+    "resumed": (
+        Row(
+            run="resumed",
+            level="failing",
+            root=Root(
+                kinds=("param_nonfinite",),
+                where=None,
+                place="",
+                op="",
+                since=range(190, 191),
+                severity="critical",
+            ),
+            lost=None,
+            scale=None,
+            fires=(("AmpwatchParametersNotFinite",),),
+            silent=(*_SCALE_ALERTS, "AmpwatchRunFailed"),
+        ),
+    ),
     "broken_weight": (
         Row(
             run="broken-weight",

@@ -131,7 +131,7 @@ def train(
     log = logging.getLogger("ampwatch")
     log.setLevel(logging.INFO)
     log.addHandler(notes)
-    clock.put(act.time_of(-1))
+    clock.put(act.time_of(act.first - 1))
     torch.manual_seed(0)
     net: nn.Module = Net()
     if act.world_size > 1:
@@ -143,12 +143,14 @@ def train(
     optimizer = SlowSGD(net.parameters(), lr=act.lr, momentum=0.9)
     optimizer.clock = clock
     scaler = None if act.scaler is None else torch.amp.GradScaler("cpu", **act.scaler)
-    watch = ampwatch.monitor(net, scaler, run=act.run_name, level=act.level, ring_slots=32768)
+    watch = ampwatch.monitor(
+        net, scaler, run=act.run_name, level=act.level, step=act.first, ring_slots=32768
+    )
     watch.on_finding(notes.found)
     sender = ampwatch.actions.webhook(hook)
     watch.on_finding(sender)
     data = iter(DataLoader(Batches(act, rank, clock), batch_size=None))
-    for step in range(act.steps):
+    for step in range(act.first, act.steps):
         notes.step = step
         clock.put(act.time_of(step))
         if act.killed == (rank, step):

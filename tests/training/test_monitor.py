@@ -93,6 +93,35 @@ def test_before_the_first_step_there_is_no_last_step() -> None:
         assert watch.last_step == ampwatch.LastStep(step=-1, loss_scale=8.0)
 
 
+def test_a_training_that_goes_on_is_counted_as_its_program_counts() -> None:
+    """From its checkpoint's step on, be it recorded in C or not; whoever looks too early gets the step before."""
+    model, first = nn.Linear(4, 1), 1000
+    optimizer, scaler_ = torch.optim.SGD(model.parameters(), lr=1e-3), scaler(init_scale=16.0)
+    with ampwatch.monitor(model, scaler_, step=first, level="light", serve=False) as watch:
+        assert watch.last_step.step in {-1, first - 1}
+        for step in range(first, first + 150):
+            loss = model(torch.ones(1, 4)).sum() * (math.inf if step >= first + 140 else 1.0)
+            scaler_.scale(loss).backward()
+            scaler_.step(optimizer)
+            scaler_.update()
+            optimizer.zero_grad()
+            assert watch.last_step.step == step
+        steps = [record.step for record in watch.box().steps]
+        found = {finding.kind: finding for finding in watch.findings}
+
+    assert steps == list(range(first, first + 150))[-len(steps) :]
+    assert len(steps) > 100
+    assert found["scale_collapse"].first_step == first + 140
+    # At `light` no gradient is measured, so that nothing is said of any.
+    assert "gradient" not in found["scale_runaway"].summary
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, "3", True])
+def test_a_first_step_that_is_no_count_is_refused(step: Any) -> None:
+    with pytest.raises(ampwatch.SettingsError, match="`step`: expected a whole number"):
+        ampwatch.monitor(None, scaler(), step=step, serve=False)
+
+
 def test_two_optimizers_are_told_apart() -> None:
     """One of them overflows and is skipped, the other one steps."""
     models = [nn.Linear(2, 1), nn.Linear(2, 1)]

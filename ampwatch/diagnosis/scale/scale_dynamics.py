@@ -86,7 +86,8 @@ class ScaleDynamics(Detector):
         self._growths_in_a_row = 0
         self._below_one = 0
         self._brought_low = False
-        self._gradients: tuple[float | None, int] = (None, 0)
+        # The largest scaled gradient of the newest sample, and its iteration; None before the first.
+        self._gradients: tuple[float | None, int] | None = None
         self._fell_from = math.nan
         self._largest_applied = 0.0
         self._falls: dict[str, Fall] = {}
@@ -379,14 +380,17 @@ class ScaleDynamics(Detector):
             "loss_scale": iteration.loss_scale,
             "growths_in_a_row": float(self._growths_in_a_row),
         }
-        amax, measured = self._gradients
-        evidence["measured_step"] = float(measured)
-        if amax is not None:
-            evidence["largest_scaled_gradient"] = amax
+        seen = ""
+        if self._gradients is not None:
+            amax, measured = self._gradients
+            evidence["measured_step"] = float(measured)
+            if amax is not None:
+                evidence["largest_scaled_gradient"] = amax
+            seen = gradients_seen(amax, measured)
         says = (
             f"The loss scale has grown {counted(self._growths_in_a_row, 'time')} in a row to"
             f" {scale_text(iteration.loss_scale)} at step {iteration.step} and never met an overflow"
-            f"{gradients_seen(amax, measured)}"
+            f"{seen}"
         )
         self._book.report(
             SCALE_RUNAWAY, "api", iteration.step, summary=says, phase="backward", evidence=evidence

@@ -38,6 +38,9 @@ class WatchingCost:
 
     Of a run that was not read from its first iteration on, what came before is in none of them.
 
+    Attributes:
+        steady_from: Index of the first iteration after the opening.
+
     Args:
         started_ns: Unix time at which the rank began to be watched. Unit: ns.
 
@@ -48,6 +51,7 @@ class WatchingCost:
     def __init__(self, started_ns: int) -> None:
         self._started_ns = started_ns
         self._before: StepRecord | None = None
+        self.steady_from = OPENING_STEPS
         self._failed_at = -math.inf
         self._overhead_ns = dict.fromkeys(Phase, 0)
         self._elapsed_ns = dict.fromkeys(Phase, 0)
@@ -57,8 +61,10 @@ class WatchingCost:
         before, self._before = self._before, record
         if _has_failed(record, before):
             self._failed_at = record.step
-        if before is None and record.step > 0:
-            return  # nothing says how the time and the overhead so far were spent
+        if before is None:
+            if not math.isnan(record.duration_s):
+                return  # not the first: nothing says how the time and the overhead so far were spent
+            self.steady_from = record.step + OPENING_STEPS
         time_ns = self._started_ns if before is None else before.time_ns
         elapsed_ns = record.time_ns - time_ns
         spent_ns = record.overhead_ns - (0 if before is None else before.overhead_ns)
@@ -75,7 +81,7 @@ class WatchingCost:
 
     def _phase(self, step: int) -> Phase:
         # The opening is one whatever happens in it: a failure adds little to looking at everything.
-        if step < OPENING_STEPS:
+        if step < self.steady_from:
             return Phase.OPENING
         return Phase.FAILURE if step - self._failed_at <= AFTERMATH_STEPS else Phase.STEADY
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.host.fleet.watching import OPENING_STEPS, Phase
+from ampwatch.host.fleet.watching import Phase
 from ampwatch.numerics.written import is_in_digits
 from ampwatch.report.op_shares import (
     casts_per_op,
@@ -240,6 +240,6 @@ def _cost(rank: RankView) -> Figure:
     first, *others = (f"{_COSTS[phase]} {100 * share:.2g} %" for phase, share in shares.items())
     if Phase.FAILURE not in shares:
         others.append("no failure so far")
-    if Phase.STEADY not in shares and newest.step < OPENING_STEPS:
-        others.append(f"steady from step {OPENING_STEPS} on")
+    if Phase.STEADY not in shares and newest.step < cost.steady_from:
+        others.append(f"steady from step {cost.steady_from} on")
     return Figure(first, ", ".join(["of the training thread's time", *others, *notes]))

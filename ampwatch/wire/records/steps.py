@@ -102,7 +102,7 @@ class StepRecord(Struct):
     optimizer that was seen.
 
     Attributes:
-        step: Index of the iteration since ``monitor()``, from 0.
+        step: Index of the iteration since ``monitor()``, from its ``step`` on.
         time_ns: Unix time at the end of the iteration. Unit: ns.
         duration_s: Wall time since the end of the iteration before. Unit: s.
             NaN for the first one.

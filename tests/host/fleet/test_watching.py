@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from ampwatch.host.fleet.watching import AFTERMATH_STEPS, OPENING_STEPS, Phase, WatchingCost
 from ampwatch.training.iteration import governor
@@ -46,6 +47,15 @@ def test_a_calm_run_has_an_opening_and_steady_steps() -> None:
     told = shares(cost_of(run_of(200)))
 
     assert told == {Phase.OPENING: 0.2, Phase.FAILURE: None, Phase.STEADY: 0.01}
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_has_its_opening_there() -> None:
+    """Its first step is not the first of all: it is the one of which nobody knows how long it took."""
+    records = [replace(record, step=record.step + 5000) for record in run_of(200)]
+    cost = cost_of(records)
+
+    assert shares(cost) == shares(cost_of(run_of(200)))
+    assert cost.steady_from == 5000 + OPENING_STEPS
 
 
 @pytest.mark.parametrize("skip", [SkipClass.UNPROVOKED, SkipClass.STORM])

@@ -64,6 +64,7 @@ class FlushedGradientSensor(Sensor):
         self._scaler = context.some_scaler
         self._registry = context.registry
         self._names = context.names
+        self._iteration = context.iteration
         self._governor = context.governor
         self._deferred = context.deferred
         self._observe = context.observe
@@ -111,7 +112,7 @@ class FlushedGradientSensor(Sensor):
             shares.argmax(),
             shares.amax(),
         )
-        step, names = self._governor.step, before.names
+        step, names = self._iteration.step, before.names
 
         def judge(read: list[float]) -> None:
             compared, lost, above, kept, worst, share = read

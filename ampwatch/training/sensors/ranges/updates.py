@@ -145,6 +145,7 @@ class UpdateSensor(Sensor):
         self._deferred = context.deferred
         self._registry = context.registry
         self._names = context.names
+        self._iteration = context.iteration
         self._governor = context.governor
         self._measuring = context.measuring
         self._memory = context.memory
@@ -307,7 +308,7 @@ class UpdateSensor(Sensor):
                 self._compare_squares(_Squares(name, values, numerators, moved[name] / rate, eps))
 
     def _compare_squares(self, compared: _Squares) -> None:
-        step, name, eps = self._governor.step, compared.name, compared.eps
+        step, name, eps = self._iteration.step, compared.name, compared.eps
         squares = thinned(compared.values.detach(), MAX_ELEMENTS)
         numerators = [thinned(n.detach(), MAX_ELEMENTS).abs().float() for n in compared.numerators]
         is_divided = torch.stack(numerators).amax(0) >= MIN_RATIO * eps

@@ -101,7 +101,7 @@ class Access:
             asks_who: The web-config asks for a password or a certificate.
             place: What tells this daemon from others of the same host: the port that the client came by, which
                 a tunnel may have changed, and a path that a reverse proxy has put it below.
-            is_tls: The connection is TLS.
+            is_tls: The connection of the client is TLS.
         """
         wants_token = self.wants_token(asks_who=asks_who)
         if not wants_token and auth is None:

@@ -142,7 +142,8 @@ class Handler:
             auth=self.server.protection.auth,
             asks_who=self.server.asks_who,
             place=f"{address[1] or self.server.standard_port}{_NO_WORD.sub('-', self.server.site.prefix)}",
-            is_tls=self.server.is_tls,
+            # Of who comes by the name of a reverse proxy that has TLS, the connection to that is meant.
+            is_tls=self.server.is_tls or address[0] == self.server.site.tls_host,
         )
 
     def _unknown(self, host: str) -> str:

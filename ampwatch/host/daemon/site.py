@@ -132,6 +132,7 @@ class Site:
 
     Attributes:
         prefix: Path of that address, below which a reverse proxy may send requests on.
+        tls_host: Host of that address, if it has TLS.
     """
 
     def __init__(
@@ -159,7 +160,9 @@ class Site:
         self._is_stuck = is_stuck
         self._https = https
         self._external_url = external_url
-        self.prefix = urlsplit(external_url).path.rstrip("/")
+        external = urlsplit(external_url)
+        self.prefix = external.path.rstrip("/")
+        self.tls_host = external.hostname if external.scheme == "https" else None
         pages = find_pages()
         self._assets = find_assets() | pages
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)

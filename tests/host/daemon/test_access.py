@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -145,10 +146,18 @@ def test_a_browser_is_sent_on_to_the_address_without_the_token(served: Served) -
 def test_daemons_below_paths_of_one_name_take_no_cookie_from_one_another(tmp_path: Path) -> None:
     """A reverse proxy has them all at one port."""
     access, url = Access("user", "auto", tmp_path), "https://train.example.com/node-a/"
-    with test_http.serving(access=access, external_url=url) as served:
-        answer = served.ask(f"/node-a/?token={ensure_token(tmp_path)}", Host="localhost:443")
+    names = frozenset({"train.example.com"})
+    with test_http.serving(access=access, external_url=url, names=names) as served:
+        ask = partial(served.ask, f"/node-a/?token={ensure_token(tmp_path)}")
+        cookies = [
+            ask(Host=host).headers["Set-Cookie"]
+            for host in ("localhost:443", "train.example.com:443")
+        ]
 
-    assert answer.headers["Set-Cookie"].startswith("ampwatch-443-node-a=")
+    for cookie in cookies:
+        assert cookie.startswith("ampwatch-443-node-a=")
+    # Over plain HTTP a browser would send back no cookie that is for TLS.
+    assert ["Secure" in cookie for cookie in cookies] == [False, True]
 
 
 @pytest.mark.parametrize("slashes", ["//", "/\\", "\\\\", "//\\//"])

@@ -8,6 +8,8 @@ from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import torch
+
 from ampwatch.diagnosis.calls.known_errors import refuses_nonfinite
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
 from ampwatch.diagnosis.evidence.known import Known
@@ -61,8 +63,6 @@ from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
 
 if TYPE_CHECKING:
-    import torch
-
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.sensor import Sensor
     from ampwatch.training.outlet import Outlet
@@ -79,6 +79,9 @@ SAMPLED_LEVELS = ("standard", "deep")
 
 READBACK_SLOTS = 64
 """Iterations whose values may be on their way from the device; more are dropped and counted."""
+
+MAX_PROBES = 256
+"""Names of tensors that are measured: a name made of the step would be another one each time."""
 
 DRAIN_SECONDS = 1.0
 """How long the end waits for values that are still on the device: a device that hangs
@@ -241,6 +244,7 @@ class Session:
         bus.may_rest = settings.level != "deep"
         self._attachments: list[Attachment] = []
         self._complaints: set[str] = set()
+        self._probes: set[str] = set()
 
     def _make_part(self, lab: PartModule | None, outlet: Outlet) -> Part | None:
         """Return the laboratory's part; ``None`` where it is off, or nothing is measured."""
@@ -411,6 +415,23 @@ class Session:
         self.bus.emit(EndReturned(scale, False if outcome is None else outcome))
         if self.bus.at_boundary:
             self.bus.settle()
+
+    def probed(self, name: str, tensor: object) -> None:
+        """Measure a tensor that the program has named, if this iteration measures outputs. Never raises."""
+        sensor = self._one(ActivationSensor)
+        if sensor is None or sensor.guard is None:
+            return
+        if not isinstance(tensor, torch.Tensor) or not (isinstance(name, str) and name):
+            given = f"{name!r} and {type(tensor).__name__}"
+            self._complain(
+                "probe()", f"expected a name and a tensor, got {given}; it is not measured"
+            )
+        elif name in self._probes or len(self._probes) < MAX_PROBES:
+            self._probes.add(name)
+            sensor.guard.run(sensor.probe, name, tensor)
+        else:
+            expected = f"expected {MAX_PROBES} names at most, got {name!r} as well"
+            self._complain("probe() of many names", f"{expected}; it is not measured")
 
     def _complain(self, about: str, sentence: str) -> None:
         # Once about the same thing: what is wrong with it may be another number in each iteration.

@@ -11,6 +11,7 @@ from ampwatch.training.hooks.events import ForwardReturned
 from ampwatch.training.hooks.places import before_node
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.tensors import tensors_in
+from ampwatch.training.ops.values import is_plain
 from ampwatch.training.private import graph_task
 from ampwatch.training.transfer.measuring import INPUT, MAX_ELEMENTS, OUTPUT, How, Item
 from ampwatch.wire.records import Topic
@@ -117,6 +118,17 @@ class ActivationSensor(Sensor):
         leaf = self._leaves.get(id(event.module))
         if leaf is not None and leaf[2]() is event.module:
             self._measure(leaf[0], leaf[1], event)
+
+    def probe(self, name: str, tensor: torch.Tensor) -> None:
+        """Measure a tensor that the program has named, as the output of a module of that name."""
+        wanted = self._governor.wanted
+        if wanted.isdisjoint(MODULES) or not tensor.is_floating_point() or not is_plain(tensor):
+            return
+        if Topic.ACTIVATION in wanted and not self._is_repeated(name):
+            self._measuring.measure(Topic.ACTIVATION, [Item(name, name, tensor)], OUTPUT)
+        # Hooks on nodes stay out of graphs that compiled code has made.
+        if Topic.ACTIVATION_GRADIENT in wanted and self._is_observing:
+            self._listen(name, tensor)
 
     def not_seen(self) -> Iterator[str]:
         """Yield, in sentences, whose outputs are not measured."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.calls.known_errors import OF_NONFINITE
 from ampwatch.diagnosis.kinds.kind import (
+    AT_FAULT,
     Kind,
     KindFamily,
     at_fault,
@@ -99,7 +100,9 @@ CLIP_NONFINITE_NORM = Kind(
         " torch.isfinite(norm): optimizer.step()`; or have it raised with"
         " error_if_nonfinite=True. Then find what made this gradient non-finite."
     ),
-    explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
+    explained_by=(
+        AT_FAULT + since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")
+    ),
 )
 
 BACKWARD_UNDER_AUTOCAST = Kind(

@@ -6,13 +6,29 @@ from typing import NamedTuple
 
 
 class SoundBuffers(NamedTuple):
-    """Floating-point buffers without NaN and infinities, before the first iteration.
+    """Floating-point buffers before the first iteration.
 
     Attributes:
-        names: Their names.
+        names: Names of those without NaN and infinities.
+        broken: Names of the others.
     """
 
     names: frozenset[str]
+    broken: frozenset[str] = frozenset()
+
+
+class BadOption(NamedTuple):
+    """An option of an optimizer that is NaN or infinite, as a schedule may make it.
+
+    Attributes:
+        name: Its name in the parameter group: ``lr``, ``weight_decay``.
+        value: Its value.
+        optimizer: Number of the optimizer.
+    """
+
+    name: str
+    value: float
+    optimizer: int
 
 
 class BrokenWeights(NamedTuple):

@@ -149,6 +149,10 @@ def _judge(birth: Birth, descent: Descent) -> Diagnosed | None:
     if birth.phase is Phase.BACKWARD and not birth.is_hook:
         return _judge_backward(birth, descent)
     found = _judge_reduced(birth, descent)
+    if found is None and birth.is_hook and fault_of(birth) is Fault.POINT:
+        # A hook of the user's that divides by the norm of a gradient of zeros. What is added up there is no
+        # hook's: it may be left over from the step before.
+        return _judge_backward(birth, descent) if descent.parameters(birth) else None
     is_metric = birth.phase is Phase.EVAL and not birth.is_inside
     if found is None and birth.phase in (Phase.FORWARD, Phase.EVAL) and not is_metric:
         found = _judge_made(birth, descent) if birth.parents else _judge_forward(birth, descent)
@@ -244,6 +248,8 @@ def _is_in_loss(birth: Birth, descent: Descent) -> bool:
 
 def _judge_made(birth: Birth, descent: Descent) -> Diagnosed | None:
     """Judge NaN that were made of infinities."""
+    if _is_handled(birth, descent.trace):
+        return None
     parents = descent.parents(birth)
     is_empty_row = birth.op in SOFTMAX and all(p.out.is_negative_only for p in parents)
     if is_empty_row and (_spoils(birth, descent) or not birth.absorbed_by):
@@ -256,6 +262,15 @@ def _judge_made(birth: Birth, descent: Descent) -> Diagnosed | None:
     if all(_is_number(parent) for parent in parents):
         return Diagnosed(INVALID_OPERATION, birth, birth.place, _phase(birth))
     return None
+
+
+def _is_handled(birth: Birth, trace: OpTrace) -> bool:
+    """Whether the program has replaced it, and neither the loss nor a gradient was not finite for it.
+
+    A row that is all padding is NaN after softmax, and so is its gradient, which the mask then stops.
+    """
+    has_passed = trace.has_trained and not trace.is_replay and trace.loss_nonfinite is False
+    return bool(birth.absorbed_by) and has_passed and not trace.bad_gradients
 
 
 def _is_plain_mask(birth: Birth) -> bool:

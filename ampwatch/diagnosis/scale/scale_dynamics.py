@@ -312,6 +312,8 @@ class ScaleDynamics(Detector):
         """Put the scale as it stands below one, and what is known of the gradients, into the finding."""
         low, scale = self._low, iteration.loss_scale
         finding.evidence = {"loss_scale": scale, "newest_step": float(iteration.step)}
+        if low.since != finding.first_step:  # it was at 1 or above in between
+            finding.evidence["again_first_step"] = float(low.since)
         says = (
             f"The loss scale is below 1 since step {low.since}, {scale_text(scale)} at step"
             f" {iteration.step}: below 1 the loss is being shrunk"

@@ -40,6 +40,11 @@ def _is_root(_buffer: Finding, batch: Finding) -> bool:
     return batch.root
 
 
+def _was_there(_weights: Finding, buffer: Finding) -> bool:
+    """Whether a buffer was not finite before the first step, so that no step has made it so."""
+    return buffer.phase == "config"
+
+
 PARAM_NONFINITE = Kind(
     slug="param_nonfinite",
     number=19,
@@ -48,8 +53,8 @@ PARAM_NONFINITE = Kind(
     severities=(Severity.CRITICAL,),
     certainty=certain("NaN and infinities in the weights were counted"),
     advice=(
-        "Stop, and restore the last good checkpoint. Then find what broke them: the finding this one"
-        " is attached to, or the first non-finite loss or gradient before it."
+        "Stop, and restore the last good checkpoint. Then find what broke them: look at the first"
+        " non-finite loss or gradient before that step."
     ),
     explained_by=(
         before("fp8_scale_nonfinite", "optimizer_eps_underflow")
@@ -61,6 +66,7 @@ PARAM_NONFINITE = Kind(
             "shared_scaler_desync",
             "rank_found_inf_mismatch",
         )
+        + since("buffer_nonfinite", fits=_was_there)
         + during("compile_backward_autocast", "divergence")
     ),
     precedence=Precedence.IF_BLOWN_UP,

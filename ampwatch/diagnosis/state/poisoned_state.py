@@ -8,7 +8,7 @@ from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.births import OpTrace
 from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
-from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.evidence.state import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
 from ampwatch.diagnosis.state.kinds import (
     BUFFER_NONFINITE,
@@ -46,6 +46,18 @@ MOVED_BY_HAND = (
     " is not finite."
 )
 """Advice where weights were moved outside of an optimizer's step, as the ascent of SAM does."""
+
+OPTION_NOT_FINITE = (
+    "Stop, and restore the last good checkpoint. Then look at what sets {name}: a scheduler that divides by zero steps"
+    " of warm-up, a power of a negative number, a value out of a file."
+)
+"""Advice where an option of the optimizer is not finite; ``name`` is the option."""
+
+BUFFER_WAS_THERE = (
+    "Reset the running statistics (module.reset_running_stats()), or load a checkpoint in which they are finite: look"
+    " at the file that load_state_dict was given."
+)
+"""Advice where a buffer was not finite before the first step."""
 
 FROM_ELSEWHERE = (
     ". This dtype holds such squares: they were in float16 before, in a checkpoint perhaps"
@@ -109,6 +121,8 @@ class PoisonedState(Detector):
         self._seen: set[str] = set()
         self._sentinels: set[str] = set()
         self._sound: frozenset[str] = frozenset()
+        self._unsound: frozenset[str] = frozenset()
+        self._bad_option: BadOption | None = None
         self._suspects: set[str] = set()
         self._poisoned: set[str] = set()
         self._moved: tuple[int, Birth] | None = None
@@ -120,6 +134,12 @@ class PoisonedState(Detector):
     def observe_sound(self, sound: SoundBuffers) -> None:
         """Take in which buffers were finite before the first step."""
         self._sound |= sound.names
+        self._unsound |= sound.broken
+
+    @takes(BadOption)
+    def observe_option(self, bad: BadOption) -> None:
+        """Take in an option of an optimizer that is not finite."""
+        self._bad_option = bad
 
     @takes(BrokenWeights)
     def observe_broken(self, broken: BrokenWeights) -> None:
@@ -159,12 +179,17 @@ class PoisonedState(Detector):
             self._gradient_broke = iteration.step
         is_skipped = any(iteration.found_inf.values())
         measured = [r for r in iteration.ranges if r.topic is Topic.BUFFER]
+        self._unsound -= {r.name for r in measured if not r.histogram.nonfinite}
         buffers = [r for r in measured if self._is_poisoned(r, is_skipped=is_skipped)]
         self._poisoned.difference_update(r.name for r in measured)
         self._poisoned.update(r.name for r in buffers)
         broken = self.nonfinite.of(Topic.WEIGHT)
         if Topic.WEIGHT in iteration.topics and len(broken) <= self._were_broken:
             self._is_contained = True
+        # First, where it was there first: it explains weights that break in the first step.
+        if buffers and buffers[0].name in self._unsound:
+            self._say_buffers(iteration, buffers)
+            buffers = []
         if any(r.topic is Topic.WEIGHT and r.histogram.nonfinite for r in iteration.ranges):
             self._say_parameters(iteration, broken)
         # Only where weights were measured at all: no measurement is no proof that they held.
@@ -229,12 +254,20 @@ class PoisonedState(Detector):
                 f". {by.op} outside of any optimizer's step made them of the gradient of"
                 f" {in_words(f'param:{by.gradient}')}, which was not finite"
             )
+        advice = PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND
+        if self._bad_option is not None and not self._gradients_broke_first():
+            option = self._bad_option
+            self._by_hand = (
+                f". {option.name} of optimizer {option.optimizer} is {option.value:g}, so that its step breaks"
+                " weights whatever their gradients are"
+            )
+            advice = OPTION_NOT_FINITE.format(name=option.name)
         self._book.report(
             PARAM_NONFINITE,
             place,
             iteration.step,
             summary=says,
-            kind_advice=PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND,
+            kind_advice=advice,
             op="" if by is None else by.op,
             source="" if by is None else by.source,
             phase="optimizer",
@@ -311,8 +344,15 @@ class PoisonedState(Detector):
         first = bad[0]
         where = f"buffer:{first.name}"
         evidence = _evidence(first, bad)
+        was_there = first.name in self._unsound
 
         def says(since: int) -> str:
+            if was_there:
+                return (
+                    f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements from before the first step"
+                    f" on, the first of them {in_words(where)}: {_words(first)}. What is computed with it is not"
+                    " finite either"
+                )
             return (
                 f"{counted(len(bad), 'buffer')} {_have(bad)} NaN or infinite elements as of step"
                 f" {since}, the first of them {in_words(where)}: {_words(first)}. Skipping the"
@@ -325,7 +365,8 @@ class PoisonedState(Detector):
             self._book.place_of(BUFFER_NONFINITE, where),
             iteration.step,
             summary=says,
-            phase="forward",
+            kind_advice=BUFFER_WAS_THERE if was_there else BUFFER_NONFINITE.advice,
+            phase="config" if was_there else "forward",
             dtype=first.dtype,
             evidence=evidence,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ampwatch.wire.records import MAX_OPTIMIZERS, OTHER_OPTIMIZERS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
     from torch.optim import Optimizer
@@ -70,6 +70,13 @@ class OptimizerRegistry:
             self._remember(optimizer, None)
             return None
         return self._number(optimizer)
+
+    def known(self) -> Iterator[tuple[int, Optimizer]]:
+        """Yield the optimizers of this training that are alive, with their numbers."""
+        for key, index in list(self._indices.items()):
+            optimizer = self._alive[key]()
+            if index is not None and optimizer is not None:
+                yield index, optimizer
 
     def _knows(self, optimizer: Optimizer) -> bool:
         reference = self._alive.get(id(optimizer))

@@ -308,6 +308,26 @@ def test_a_row_that_is_masked_as_a_whole_is_named_at_the_softmax(softmax: str) -
         )
 
 
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, ""),
+        ({"bad": {"w": {1}}}, "masked_row_nan"),
+        ({"loss_nonfinite": True}, "masked_row_nan"),
+    ],
+)
+def test_a_row_that_the_program_replaces_at_once_is_healthy(
+    changes: dict[str, object], kind: str
+) -> None:
+    """Of padding: its gradient is NaN as well, which the mask stops."""
+    mask = born("masked_fill", origin=Origin.CONSTANT, out=MASK)
+    row = born(
+        "_softmax", out=NAN, parents=frozenset({0}), absorbed=["nan_to_num"], in_backward=True
+    )
+
+    assert _kind(mask, row, **changes) == kind
+
+
 def test_a_mask_that_softmax_turns_into_zeros_is_none_of_our_business() -> None:
     """Of the program, of the batch, of a buffer, or computed."""
     for origin in (Origin.CONSTANT, Origin.INPUT, Origin.BUFFER, Origin.OP):
@@ -516,6 +536,15 @@ def test_a_sum_of_gradients_in_a_hook_is_named_by_its_parameter() -> None:
 
     assert found is not None
     assert (found.kind.slug, found.where) == ("reduce_overflow", "param:w")
+
+
+@pytest.mark.parametrize(("op", "kind"), [("div", "backward_nonfinite_any_scale"), ("add_", "")])
+def test_a_hook_that_divides_by_the_norm_of_zeros_is_named(op: str, kind: str) -> None:
+    """And what is added up there is not: it may be left over from the step before."""
+    zero = Values("float32", 8, amax=0.0, amin=0.0)
+    birth = backward(op, is_hook=True, out=Values("float32", 8, nans=True), inputs=(zero, zero))
+
+    assert _kind(birth, bad={"w": {0}}) == kind
 
 
 def test_a_collective_that_overflows_is_one_whatever_its_dtype() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.evidence.state import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Severity, Topic
 from tests.workshop.births import outside, traced
@@ -190,6 +190,36 @@ def test_a_buffer_that_is_set_anew_in_the_first_step_is_healthy() -> None:
     replay.take(measured(Topic.BUFFER, "min_val", [1.0]))
 
     assert replay.roots == []
+
+
+def test_a_buffer_that_was_broken_before_the_first_step_explains_the_weights() -> None:
+    """It came so from a checkpoint, unless it was seen to be finite in between."""
+    for is_written in (False, True):
+        replay = Replay(scaled=False)
+        replay.diagnosis.observe(SoundBuffers(frozenset(), frozenset({"bn.running_var"})))
+        if is_written:
+            replay.take(measured(Topic.BUFFER, "bn.running_var", [1.0]))
+        broken = measured(Topic.WEIGHT, "w", [nan]), measured(Topic.BUFFER, "bn.running_var", [nan])
+        replay.take(*broken)
+
+        (root,) = replay.roots
+        assert root[0] == ("param_nonfinite" if is_written else "buffer_nonfinite")
+        buffer = replay.only("buffer_nonfinite")
+        assert ("from before the first step on" in buffer.summary) is not is_written
+
+
+def test_an_option_of_the_optimizer_that_is_nan_is_named() -> None:
+    """Unless gradients were not finite before the weights were."""
+    for gradients_first in (False, True):
+        replay = Replay(scaled=False)
+        replay.diagnosis.observe(BadOption("lr", nan, 0))
+        if gradients_first:
+            replay.take(measured(Topic.GRADIENT, "w", [nan]), measured(Topic.WEIGHT, "w", [1.0]))
+        replay.take(measured(Topic.WEIGHT, "w", [nan]))
+
+        finding = replay.only("param_nonfinite")
+        assert ("lr of optimizer 0 is nan" in finding.summary) is not gradients_first
+        assert ("what sets lr" in finding.advice) is not gradients_first
 
 
 def test_running_statistics_that_are_infinite_from_the_start_are_poisoned() -> None:

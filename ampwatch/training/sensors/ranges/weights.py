@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.evidence.state import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.model.dtypes import name_of
@@ -59,6 +59,7 @@ class WeightSensor(Sensor):
         self._observe = context.observe
         self._deferred = context.deferred
         self._iteration = context.iteration
+        self._registry = context.registry
         self._suspects: list[tuple[list[_Part], Tensor]] = []
 
     @property
@@ -72,11 +73,12 @@ class WeightSensor(Sensor):
         Cost: a pass over buffers and parameters, without a copy; one wait for each device with buffers, before the first
         step.
         """
-        sound = set[str]()
+        sound, broken = set[str](), set[str]()
         for parts, largest in _largest_by_device(self._buffers()).values():
             numbers = zip(parts, largest.tolist(), strict=True)
-            sound |= {part.name for part, one in numbers if math.isfinite(one)}
-        self._observe(SoundBuffers(frozenset(sound)))
+            for part, one in numbers:
+                (sound if math.isfinite(one) else broken).add(part.name)
+        self._observe(SoundBuffers(frozenset(sound), frozenset(broken)))
         for parts, largest in _largest_by_device(self._trained()).values():
             # Infinities may be meant to be there, in a mask.
             are_nan = largest.isnan()
@@ -113,7 +115,13 @@ class WeightSensor(Sensor):
             self._measure(*governor.part)
 
     def _measure(self, part: int, parts: int) -> None:
-        """Measure one of ``parts`` parts of the trained parameters, and the buffers."""
+        """Measure one of ``parts`` parts of the trained parameters, and the buffers; look at options of optimizers."""
+        for index, optimizer in self._registry.known():
+            for group in optimizer.param_groups:
+                for name, value in group.items():
+                    # Tensors, as a learning rate on a device may be, are not read here.
+                    if type(value) is float and not math.isfinite(value):
+                        self._observe(BadOption(name, value, index))
         parameters = self._trained()[part::parts]
         self._measuring.measure(Topic.WEIGHT, list(_items(parameters)), STATE)
         self._measuring.measure(Topic.BUFFER, list(_items(self._buffers())), STATE)

@@ -13,7 +13,7 @@ from ampwatch.errors import SettingsError
 from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
 from ampwatch.training.loggers.sinks import raw_histogram, recognised
 from ampwatch.wire.records import Severity
-from tests.training.loggers.fakes import Mlflow, MlflowClient, WandbRun, Writer
+from tests.training.loggers.fakes import Mlflow, MlflowClient, TrackioRun, WandbRun, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,6 +157,34 @@ def test_the_module_of_wandb_stands_for_its_run() -> None:
     assert module.run.rows == [POINT.values]
 
 
+def trackio_module(monkeypatch: pytest.MonkeyPatch, run: TrackioRun | None) -> ModuleType:
+    """The module, whose current run is one of a context; ``run`` is a submodule."""
+    module = ModuleType("trackio")
+    contexts = SimpleNamespace(current_run=SimpleNamespace(get=lambda: run))
+    levels = {"ERROR": "error"}
+    vars(module).update(init=print, log=print, run=module, context_vars=contexts, AlertLevel=levels)
+    module.Histogram = lambda *, np_histogram: np_histogram  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    return module
+
+
+@pytest.mark.parametrize("rows_before", [0, 7, 200])
+def test_a_run_of_trackio_keeps_the_steps_that_it_counts(
+    monkeypatch: pytest.MonkeyPatch, rows_before: int
+) -> None:
+    """The user's next row has the step that it would have; without rows, the numbers have their own."""
+    run = TrackioRun()
+    for _ in range(rows_before):
+        run.log({"loss": 1.0})
+    filled(recognised(trackio_module(monkeypatch, run)))
+
+    at = min(99, rows_before - 1) if rows_before else 99
+    histograms = {"amp/gradient_exponents": ([1, 0, 4], [-4, -3, -2, -1]), "amp/gradient_exponents/head": ([1], [-4, -3])}  # fmt: skip
+    assert run.rows[rows_before:] == [(at, POINT.values | histograms), (at, {"amp/steps": 100.0})]
+    assert run.alerts == [("ampwatch critical: scale_collapse", "__It__ broke\n\nMend it", "error", 98)]  # fmt: skip
+    assert run._next_step == (rows_before or 100)
+
+
 @pytest.mark.parametrize("how", ["module", "pair"])
 def test_mlflow_gets_metrics_and_tags(how: str) -> None:
     """Of the run that was active at set-up; the end repeats nothing that the last point had."""
@@ -170,6 +198,7 @@ def test_mlflow_gets_metrics_and_tags(how: str) -> None:
     ]
     assert mlflow.client.tags == {
         "amp/finding/scale_collapse_optimizer_0": "__It__ broke Mend it",
+        "amp/kind/scale_collapse": "critical",
     }
 
 
@@ -220,9 +249,11 @@ def test_what_is_no_logger_is_refused_with_what_to_do(
         recognised(make())
 
 
-def test_the_module_of_wandb_without_a_run_is_refused() -> None:
+def test_a_module_without_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = wandb_module()
     module.run = None  # type: ignore[assignment]
 
     with pytest.raises(SettingsError, match=r"got wandb without a run; call wandb.init\(\) before"):
         recognised(module)
+    with pytest.raises(SettingsError, match=r"got trackio without a run; call trackio.init\(\)"):
+        recognised(trackio_module(monkeypatch, None))

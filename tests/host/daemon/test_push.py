@@ -12,10 +12,15 @@ import pytest
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon.app import Daemon, DaemonOptions
 from ampwatch.host.daemon.push import (
+    BASE,
+    LOGS_EXPORTER,
+    LOGS_SIGNAL,
     NAME,
+    SIGNAL,
     Pusher,
     endpoint_of,
     interval_of,
+    logs_endpoint_of,
     open_pusher,
     without_password,
 )
@@ -152,12 +157,37 @@ class TestFailures:
         assert "404" in caplog.text
         assert not passes[NAME].success
 
+    def test_findings_that_are_not_taken_are_sent_again_and_only_then(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A receiver of metrics alone, as Prometheus is, is said once, and is no push that fails."""
+        with collecting() as collector:
+            pusher, passes = self.pusher(collector.url, monkeypatch)
+            collector.refused = "/v1/logs"
+            pusher.update()
+            pusher.update()
+            refused, collector.refused = len(collector.logs), ""
+            collector.logs.clear()
+            pusher.update()
+            pusher.update()
+            pusher.stop()
+
+        assert passes[NAME].success
+        (line,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+        assert "/v1/logs takes no findings (tried again until it does)" in line
+        assert 0 < len(collector.logs) == refused / 2
+        event = collector.logs[0]
+        assert (event.event_name, event.severity_text) == ("ampwatch.finding", "critical")
+        attributes = {a.key: a.value.string_value for a in event.attributes}
+        assert {"run", "rank", "kind", "where"} <= attributes.keys()
+
     def test_a_fault_of_our_own_does_not_end_the_thread(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Nobody would start it again."""
 
         class Broken:
+            what, target = "metrics", "http://there"
             sent = 0
 
             def send(self) -> str:
@@ -168,7 +198,7 @@ class TestFailures:
                 pass
 
         outlet = Broken()
-        pusher = Pusher(Fleet(Settings()), {}, outlet, "http://there", 0.01)
+        pusher = Pusher(Fleet(Settings()), {}, [outlet], 0.01)
         pusher.start()
         eventually(lambda: outlet.sent > 3, "more tries")
         pusher.stop()
@@ -221,6 +251,24 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     """At the start, by name: later it would be a line in a log."""
     with pytest.raises(DaemonError, match="expected an address as http"):
         endpoint_of(url, {})
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "expected"),
+    [
+        ("http://c:4318", {}, "http://c:4318/v1/logs"),
+        ("http://c/v1/metrics", {LOGS_SIGNAL: "http://l"}, "http://c/v1/logs"),
+        ("", {BASE: "http://e:1"}, "http://e:1/v1/logs"),
+        ("", {LOGS_SIGNAL: "http://l/x"}, "http://l/x"),
+        ("", {SIGNAL: "http://m/x"}, ""),
+        ("http://c", {LOGS_EXPORTER: "none"}, ""),
+    ],
+)
+def test_events_go_beside_the_metrics_or_where_the_variables_say(
+    url: str, environment: dict[str, str], expected: str
+) -> None:
+    """Nowhere where that is not known, or they are not wanted."""
+    assert logs_endpoint_of(url, endpoint_of(url, environment), environment) == expected
 
 
 def test_the_interval_is_the_standard_one() -> None:

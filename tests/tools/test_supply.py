@@ -30,6 +30,7 @@ from tools.release import (
     check_sdist,
     check_wheel,
     expected_in_wheel,
+    notes_of,
     pins,
     sign,
     write_sums,
@@ -188,8 +189,18 @@ def test_a_wheel_with_more_is_refused(change: set[str], words: str) -> None:
     expected = {"ampwatch/a.py"}
     with pytest.raises(ReleaseError, match=words):
         check_wheel(expected | change, expected)
-    with pytest.raises(ReleaseError, match=r"missing: ampwatch/a\.py"):
+    with pytest.raises(ReleaseError, match=r"missing: ampwatch/a\.py, .*/native/_core\.abi3\.so;"):
         check_wheel([], expected)
+
+
+def test_a_release_is_dated_and_has_what_the_changelog_says_of_it_alone() -> None:
+    """No more than one heading; a version without one is refused."""
+    changelog = "# Changelog\n\n## 0.2.0 - 2026-01-31\n\n- New\n\n## 0.1.0 - 2025-12-31\n\n- Old\n"
+
+    assert notes_of(changelog, '__version__ = "0.2.0"\n') == "# ampwatch 0.2.0\n\n- New\n\n"
+    assert notes_of(changelog, '__version__ = "0.1.0"\n') == "# ampwatch 0.1.0\n\n- Old\n"
+    with pytest.raises(ReleaseError, match=r"'## 0\.3\.0 - YYYY-MM-DD' in CHANGELOG\.md, got none"):
+        notes_of(changelog, '__version__ = "0.3.0"\n')
 
 
 def test_a_link_in_an_sdist_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ampwatch.operate.deploy.options import DeployOptions
+from ampwatch.operate.deploy.tree import tree
 from tests.report.links import links
 from tests.services import require
 from tools import audit
@@ -175,6 +178,20 @@ def test_an_index_shows_a_readme_whose_links_lead_somewhere(built: list[Path]) -
     assert [link for link in found if "://" not in link] == []
     assert f"{FILES}docs/images/page-collapsed.png" in found
     assert f"{PAGES}docs/using.md" in found
+
+
+@pytest.mark.nightly
+def test_the_installed_package_deploys_the_same_tree(built: list[Path], tmp_path: Path) -> None:
+    """File for file as the checkout does."""
+    with zipfile.ZipFile(built[0]) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import json; from ampwatch.operate.deploy import options, tree; print(json.dumps([tree.__file__, tree.tree(options.DeployOptions())]))"
+    paths = {"PYTHONPATH": str(tmp_path / "site"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=paths, check=True, capture_output=True)  # fmt: skip
+    source, files = json.loads(done.stdout)
+
+    assert source.startswith(str(tmp_path))
+    assert files == tree(DeployOptions())
 
 
 @pytest.mark.parametrize(

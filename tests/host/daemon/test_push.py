@@ -144,19 +144,6 @@ class TestFailures:
         assert len(caplog.records) == 2
         pusher.stop()
 
-    def test_a_receiver_that_refuses_says_why(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A Prometheus whose receiver is off answers 404."""
-        with collecting() as collector:
-            collector.status = 404
-            pusher, passes = self.pusher(collector.url, monkeypatch)
-            pusher.update()
-            pusher.stop()
-
-        assert "404" in caplog.text
-        assert not passes[NAME].success
-
     def test_findings_that_are_not_taken_are_sent_again_and_only_then(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -175,6 +162,7 @@ class TestFailures:
         assert passes[NAME].success
         (line,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
         assert "/v1/logs takes no findings (tried again until it does)" in line
+        assert "404" in line
         assert 0 < len(collector.logs) == refused / 2
         event = collector.logs[0]
         assert (event.event_name, event.severity_text) == ("ampwatch.finding", "critical")
@@ -221,27 +209,25 @@ class TestFailures:
 
 
 @pytest.mark.parametrize(
-    ("url", "environment", "expected"),
+    ("url", "environment", "metrics", "logs"),
     [
-        ("", {}, "http://localhost:4318/v1/metrics"),
-        ("http://c:4318", {}, "http://c:4318/v1/metrics"),
-        ("http://c:4318/", {}, "http://c:4318/v1/metrics"),
-        ("http://c/v1/metrics", {}, "http://c/v1/metrics"),
-        ("https://p/api/v1/otlp", {}, "https://p/api/v1/otlp/v1/metrics"),
-        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://e:1"}, "http://e:1/v1/metrics"),
-        ("", {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/x"}, "http://m/x"),
-        (
-            "http://c",
-            {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/x"},
-            "http://c/v1/metrics",
-        ),
+        ("", {}, "http://localhost:4318/v1/metrics", "http://localhost:4318/v1/logs"),
+        ("http://c:4318/", {}, "http://c:4318/v1/metrics", "http://c:4318/v1/logs"),
+        ("http://c/v1/metrics", {}, "http://c/v1/metrics", "http://c/v1/logs"),
+        ("https://p/api/v1/otlp", {}, "https://p/api/v1/otlp/v1/metrics", "https://p/api/v1/otlp/v1/logs"),
+        ("", {BASE: "http://e:1"}, "http://e:1/v1/metrics", "http://e:1/v1/logs"),
+        ("", {SIGNAL: "http://m/x"}, "http://m/x", ""),
+        ("", {SIGNAL: "http://m/x", LOGS_SIGNAL: "http://l/x"}, "http://m/x", "http://l/x"),
+        ("http://c", {SIGNAL: "http://m/x", LOGS_SIGNAL: "http://l"}, "http://c/v1/metrics", "http://c/v1/logs"),
+        ("http://c", {LOGS_EXPORTER: "none"}, "http://c/v1/metrics", ""),
     ],
-)
+)  # fmt: skip
 def test_the_address_is_what_is_given_first(
-    url: str, environment: dict[str, str], expected: str
+    url: str, environment: dict[str, str], metrics: str, logs: str
 ) -> None:
-    """The option, the variable of metrics, the variable of all signals, a collector beside it."""
-    assert endpoint_of(url, environment) == expected
+    """The option, the variable of a signal, that of all, a collector beside it; events nowhere if that is not known."""
+    assert endpoint_of(url, environment) == metrics
+    assert logs_endpoint_of(url, metrics, environment) == logs
 
 
 @pytest.mark.parametrize(
@@ -251,24 +237,6 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
     """At the start, by name: later it would be a line in a log."""
     with pytest.raises(DaemonError, match="expected an address as http"):
         endpoint_of(url, {})
-
-
-@pytest.mark.parametrize(
-    ("url", "environment", "expected"),
-    [
-        ("http://c:4318", {}, "http://c:4318/v1/logs"),
-        ("http://c/v1/metrics", {LOGS_SIGNAL: "http://l"}, "http://c/v1/logs"),
-        ("", {BASE: "http://e:1"}, "http://e:1/v1/logs"),
-        ("", {LOGS_SIGNAL: "http://l/x"}, "http://l/x"),
-        ("", {SIGNAL: "http://m/x"}, ""),
-        ("http://c", {LOGS_EXPORTER: "none"}, ""),
-    ],
-)
-def test_events_go_beside_the_metrics_or_where_the_variables_say(
-    url: str, environment: dict[str, str], expected: str
-) -> None:
-    """Nowhere where that is not known, or they are not wanted."""
-    assert logs_endpoint_of(url, endpoint_of(url, environment), environment) == expected
 
 
 def test_the_interval_is_the_standard_one() -> None:

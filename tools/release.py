@@ -2,15 +2,17 @@
 
 What is committed is exported twice, to two directories, and built there under different conditions; both builds have
 to be the same, byte for byte, and so has a wheel that is built from the sdist. Then the wheel is held against the
-repository, and installed where nothing else of ampwatch is. Beside wheel and sdist ``dist/`` gets an SBOM (CycloneDX)
-of what the wheel brings along, and SHA256SUMS, which ``--sign KEY`` signs with ssh-keygen.
+repository, and used with each Python there is, where nothing else of ampwatch is: from a cache, without a network,
+without a compiler, as a user who owns nothing. Beside wheel and sdist ``dist/`` gets an SBOM (CycloneDX) of what the
+wheel brings along, what CHANGELOG.md says of the version, and SHA256SUMS, which ``--sign KEY`` signs with ssh-keygen.
 
-Usage: ``python -m tools.release --tools .venv-release/bin [--out dist] [--sign KEY]``.
+Usage: ``python -m tools.release --tools .venv-release/bin [--out dist] [--sign KEY] [--python PYTHON ...]``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -29,8 +31,11 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tools.native import MODULE
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from email.message import Message
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "constraints-dev.txt"
@@ -39,6 +44,11 @@ EXTRAS = ("ui", "web")
 
 SUMS = "SHA256SUMS"
 SBOM = "sbom.cdx.json"
+NOTES = "CHANGES.md"
+PYTHONS = tuple(f"python3.{minor}" for minor in range(10, 15))
+"""Tried with what is on the PATH of these, beside the Python that runs this."""
+
+NOBODY = "65534"
 NAMESPACE = "ampwatch-release"
 """What signatures are for: one made for something else does not hold for a release (ssh-keygen -Y)."""
 
@@ -46,21 +56,40 @@ NEVER_SHIPPED = re.compile(
     r"(^|/)(tests|benchmarks|shared|__pycache__|\.venv[^/]*|\.git)(/|$)|\.pyc$"
 )
 
-SMOKE = """
-import sys, pathlib, ampwatch, torch
+WHICH = """
+import importlib.util, os, platform, sys
+print(platform.python_version(), os.path.realpath(sys.executable), sep="\\n")
+if importlib.util.find_spec("torch"):
+    import torch
+    print(torch.__version__, os.path.dirname(torch.__path__[0]), sep="\\n")
+"""
+
+IMPORTS = """
+import os, pathlib, shutil, sys, ampwatch
+from ampwatch.training.native import core
 assert pathlib.Path(ampwatch.__file__).is_relative_to(sys.prefix), ampwatch.__file__
+assert core is not None, "the C part is not loaded"
+assert os.getuid() and not shutil.which("cc")
+"""
+
+SMOKE = f"""{IMPORTS}
+import torch
 model = torch.nn.Linear(4, 2)
 optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
-with ampwatch.monitor(model, scaler, serve=False) as watch:
-    for _ in range(4):
+with ampwatch.monitor(model, scaler, serve=False, run="tried") as watch:
+    for step in range(40):
         with torch.autocast("cpu", dtype=torch.float16):
             loss = model(torch.ones(3, 4)).float().square().mean()
         scaler.scale(loss).backward()
+        if step >= 30:
+            model.weight.grad[0, 0] = float("inf")
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
     assert watch.report("html")
-assert watch.last_step.step == 3, watch.last_step
+    pathlib.Path("tried.json").write_text(watch.report("json"))
+assert watch.last_step.step == 39, watch.last_step
+assert [finding.kind for finding in watch.findings] == ["scale_collapse"], watch.findings
 """
 
 
@@ -75,22 +104,34 @@ def main() -> int:
     add("--tools", type=Path, required=True, help="directory of cyclonedx-py")
     add("--out", type=Path, default=ROOT / "dist", help="directory that is made anew")
     add("--sign", type=Path, metavar="KEY", help="private key to sign SHA256SUMS with")
+    add(
+        "--python",
+        action="append",
+        metavar="PYTHON",
+        help="a Python to try the wheel with, and the PyTorch that it has; may be given again; the one that"
+        f" runs this and those on the PATH ({PYTHONS[0]} ...) if not given",
+    )
     args = parser.parse_args()
     try:
-        release(args.out.absolute(), args.tools.absolute(), args.sign)
+        named = [str(Path(p).absolute()) if os.sep in p else p for p in args.python or ()]
+        release(args.out.absolute(), args.tools.absolute(), args.sign, named or _pythons())
     except ReleaseError as error:
         print(f"make release: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def release(out: Path, tools: Path, key: Path | None) -> None:
+def release(out: Path, tools: Path, key: Path | None, pythons: Iterable[str]) -> None:
     """Build, check, sum up and, with a key, sign.
 
     Raises:
         ReleaseError: If something is not as it should be.
     """
     commit = _run("git", "rev-parse", "HEAD", cwd=ROOT).strip()
+    notes = notes_of(
+        _run("git", "show", "HEAD:CHANGELOG.md", cwd=ROOT),
+        _run("git", "show", "HEAD:ampwatch/version.py", cwd=ROOT),
+    )
     if _run("git", "status", "--porcelain", cwd=ROOT):
         print("==> There are changes that are not committed; they are left out")
     epoch = _run("git", "log", "-1", "--format=%ct", cwd=ROOT).strip()
@@ -114,13 +155,17 @@ def release(out: Path, tools: Path, key: Path | None) -> None:
         check_wheel(names, expected_in_wheel(first / "source"))
         check_sdist(sdist)
         check_metadata(wheel)
-        print(f"==> Trying {wheel.name} in an environment of its own")
-        try_out(wheel, Path(scratch, "fresh"))
+        needed = needed_by(wheel)
+        Path(scratch).chmod(0o755)
+        for number, python in enumerate(pythons):
+            print(f"==> Trying {wheel.name} {try_out(wheel, needed, python, first / str(number))}")
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         for path in built:
             shutil.copy(path, out)
-        (out / SBOM).write_text(sbom(tools, wheel, epoch, Path(scratch)), encoding="utf-8")
+        bill = sbom(tools, wheel, needed, epoch, Path(scratch))
+        (out / SBOM).write_text(bill, encoding="utf-8")
+        (out / NOTES).write_text(notes, encoding="utf-8")
     sums = write_sums(out)
     print(
         "".join(f"    {line}\n" for line in sums.read_text(encoding="utf-8").splitlines()), end=""
@@ -131,6 +176,21 @@ def release(out: Path, tools: Path, key: Path | None) -> None:
         )
     else:
         print(f"==> Signed: {sign(sums, key)}. Nothing is published")
+
+
+def notes_of(changelog: str, version: str) -> str:
+    """Return what the changelog says of the version that ``version.py`` names.
+
+    Raises:
+        ReleaseError: If it has no heading with a date for it.
+    """
+    (number,) = re.findall(r'__version__ = "(.+)"', version)
+    heading = rf"^## {re.escape(number)} - \d{{4}}-\d\d-\d\d$"
+    match = re.search(rf"{heading}\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    if match is None:
+        msg = f"expected a heading '## {number} - YYYY-MM-DD' in CHANGELOG.md, got none; date it"
+        raise ReleaseError(msg)
+    return f"# ampwatch {number}\n{match[1]}"
 
 
 def export(to: Path) -> Path:
@@ -228,7 +288,7 @@ def check_wheel(names: Iterable[str], expected: set[str]) -> None:
         ReleaseError: If something is missing, or too much.
     """
     got = {name for name in names if ".dist-info/" not in name}
-    missing, more = sorted(expected - got), sorted(got - expected)
+    missing, more = sorted({*expected, str(MODULE)} - got), sorted(got - expected)
     more += sorted(name for name in got & expected if NEVER_SHIPPED.search(name))
     if missing or more:
         msg = f"expected the wheel to hold the package and what pyproject.toml ships, and no tests; missing: {_few(missing)}; too much: {_few(more)}"
@@ -278,40 +338,79 @@ def check_metadata(wheel: Path) -> None:
         raise ReleaseError(msg)
 
 
-def try_out(wheel: Path, place: Path) -> None:
-    """Install a wheel where nothing else of ampwatch is, and train with it.
+def try_out(wheel: Path, needed: str, python: str, place: Path) -> str:
+    """Install a wheel where nothing else of ampwatch is, and use it: to train, if ``python`` has PyTorch.
 
-    PyTorch and the dependencies are those of this environment, which has them checked by their hashes.
+    What it needs is fetched by its hashes. All else is done without a network, with nothing but the
+    environment on the PATH, and as a user who owns nothing but the directory.
+
+    Args:
+        wheel: The wheel.
+        needed: What it brings along, pinned with hashes.
+        python: The interpreter, whose PyTorch is lent to the environment.
+        place: Directory that is made.
+
+    Returns:
+        With what it was tried, and how.
 
     Raises:
         ReleaseError: If it does not work there.
     """
-    _run(sys.executable, "-m", "venv", str(place))
-    python = place / "bin" / "python"
-    _run(str(python), "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel))
-    purelib = _run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    ours = _run(
-        sys.executable,
-        "-c",
-        "import torch, os; print(os.path.dirname(os.path.dirname(torch.__file__)))",
-    )
-    # Behind the environment's own packages, and as a plain directory, so that no .pth file in it is
-    # read: the one of an editable install would lead back to this checkout.
-    Path(purelib.strip(), "borrowed.pth").write_text(ours)
-    nowhere = place / "nowhere"
-    nowhere.mkdir(mode=0o700)
-    variables = {
-        "PYTHONPATH": "",
-        "XDG_STATE_HOME": str(nowhere),
-        "AMPWATCH_RUNTIME_DIR": str(nowhere),
-    }
-    program = str(place / "bin" / "ampwatch")
-    said = _run(program, "--version", cwd=nowhere, environ=variables).split()
+    place.mkdir()
+    cache = place / "cache"
+    (place / "needed.txt").write_text(needed, encoding="utf-8")
+    fetch = ("-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes")
+    _run(python, *fetch, "--no-deps", "-d", str(cache), "-r", str(place / "needed.txt"))
+    shutil.copy(wheel, cache)
+    number, executable, *torch = _run(python, "-c", WHICH, cwd=place).splitlines()
+    alone, how = _alone(place)
+    program, own = str(place / "bin" / "ampwatch"), str(place / "bin" / "python")
+    _run(*alone, executable, "-m", "venv", str(place), cwd=place)
+    install = ("-m", "pip", "install", "--quiet", "--no-index", "--only-binary=:all:")
+    wanted = f"ampwatch[{','.join(EXTRAS)}]"
+    _run(*alone, own, *install, "--find-links", str(cache), wanted, cwd=place)
+    said = _run(*alone, program, "--version", cwd=place).split()
     if said != ["ampwatch", wheel.name.split("-")[1]]:
         msg = f"expected ampwatch --version to say {wheel.name.split('-')[1]}, got {said}"
         raise ReleaseError(msg)
-    _run(program, "explain", "scale_collapse", cwd=nowhere, environ=variables)
-    _run(str(python), "-c", SMOKE, cwd=nowhere, environ=variables)
+    _run(*alone, program, "explain", "scale_collapse", cwd=place)
+    _run(*alone, own, "-c", IMPORTS, cwd=place)
+    if torch:
+        purelib = _run(own, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        # Behind the environment's own packages, and as a plain directory, so that no .pth file in it is
+        # read: the one of an editable install would lead back to this checkout.
+        Path(purelib, "lent.pth").write_text(torch[1])
+        _run(*alone, own, "-c", SMOKE, cwd=place)
+        _run(*alone, program, "report", "tried.json", "--check", "skips<50%, findings=1", cwd=place)
+    return f"with Python {number} and {f'torch {torch[0]}' if torch else 'no PyTorch'}{how}"
+
+
+def _pythons() -> list[str]:
+    """Return the Python that runs this, and those of ``PYTHONS`` that can be run."""
+    found = [sys.executable]
+    for name in PYTHONS:
+        with contextlib.suppress(ReleaseError):
+            _run(name, "-c", "import venv, ensurepip")
+            found.append(name)
+    return found
+
+
+def _alone(place: Path) -> tuple[list[str], str]:
+    """Return what stands before a command that has to do with ``place`` alone, and what that cannot do."""
+    is_root, how = os.geteuid() == 0, ""
+    apart = ["unshare", "--net"] if is_root else ["unshare", "--map-current-user", "--net"]
+    try:
+        _run(*apart, "true")
+    except ReleaseError:
+        apart, how = [], ", with a network, which could not be taken away"
+    if is_root:
+        for path in (place, *place.rglob("*")):
+            os.chown(path, int(NOBODY), int(NOBODY))
+        # A Python below /root can be read, as if it were anywhere else, and nothing written.
+        caps = ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+        apart += ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *caps]
+    runtime = f"AMPWATCH_RUNTIME_DIR={place}/run"
+    return [*apart, "env", "-i", f"PATH={place}/bin", f"HOME={place}", runtime], how
 
 
 def pins(lock: str) -> dict[str, list[str]]:
@@ -345,25 +444,30 @@ def brought_along(wanted: Iterable[str], lock: Mapping[str, list[str]]) -> list[
     return [block for name in sorted(found) for block in lock[name]]
 
 
-def sbom(tools: Path, wheel: Path, epoch: str, scratch: Path) -> str:
-    """Return the bill of materials of a wheel, in CycloneDX's JSON: what an installation brings along, with hashes.
-
-    The same wheel has the same bill: its number is made from the wheel's hash, its time is that of the commit.
-    """
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        metadata = BytesParser().parsebytes(archive.read(name))
-    requirements = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+def needed_by(wheel: Path) -> str:
+    """Return what an installation of a wheel brings along, extras ``EXTRAS`` included, as a file of pins."""
+    requirements = map(Requirement, _metadata(wheel).get_all("Requires-Dist", []))
     wanted = [
         str(r).partition(";")[0]
         for r in requirements
         if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in ("", *EXTRAS))
     ]
+    return "\n".join(brought_along(wanted, pins(LOCK.read_text(encoding="utf-8")))) + "\n"
+
+
+def _metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return BytesParser().parsebytes(archive.read(name))
+
+
+def sbom(tools: Path, wheel: Path, needed: str, epoch: str, scratch: Path) -> str:
+    """Return the bill of materials of a wheel, in CycloneDX's JSON: what an installation brings along, with hashes.
+
+    The same wheel has the same bill: its number is made from the wheel's hash, its time is that of the commit.
+    """
     listed = scratch / "requirements.txt"
-    listed.write_text(
-        "\n".join(brought_along(wanted, pins(LOCK.read_text(encoding="utf-8")))) + "\n",
-        encoding="utf-8",
-    )
+    listed.write_text(needed, encoding="utf-8")
     command = [
         str(tools / "cyclonedx-py"),
         "requirements",
@@ -376,7 +480,7 @@ def sbom(tools: Path, wheel: Path, epoch: str, scratch: Path) -> str:
     ]
     bill = json.loads(_run(*command))
     bill["metadata"]["component"] |= {
-        "version": metadata["Version"],
+        "version": _metadata(wheel)["Version"],
         "hashes": [{"alg": "SHA-256", "content": _sha256(wheel)}],
     }
     bill["metadata"]["timestamp"] = _run(

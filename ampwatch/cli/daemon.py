@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         nargs="?",
         const="",
-        help="push the metrics by OTLP as well, to URL or where OTEL_EXPORTER_OTLP_ENDPOINT says; "
+        help="push metrics and findings by OTLP as well, to URL or where OTEL_EXPORTER_OTLP_ENDPOINT says; "
         "needs pip install 'ampwatch[otlp]'",
     )
     add("--machine", action="store_true", help="read the rings of every user; needs root")

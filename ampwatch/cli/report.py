@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import shutil
@@ -13,8 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ampwatch.cli.output import encodable, piped
 
 if TYPE_CHECKING:
-    import argparse
-
+    from ampwatch.report.gate import Check
     from ampwatch.settings import Settings
     from ampwatch.wire.blackbox import Box
 
@@ -44,6 +44,8 @@ examples:
       everything that is known of all its ranks, to take along
   ampwatch report gpt.json
       on any machine
+  ampwatch report gpt.json --check "skips<1%, scale>=1024, findings=0"
+      in CI: exit status 0 if each holds on each rank, else 1 and the reason
 """
 
 MAX_WIDTH = 100
@@ -63,6 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="everything, for programs")
     how.add_argument("--short", action="store_true", help="on one screen; with --all of each run")
+    how.add_argument(
+        "--check",
+        type=_checks,
+        metavar="LIMITS",
+        help="whether numbers keep to limits: skips, scale, findings, critical, nonfinite, or keys of"
+        " `watch.metrics()`",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--html", metavar="OUT", help="write a page of its own to OUT")
     which.add_argument(
@@ -70,16 +79,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _checks(expression: str) -> list[Check]:
+    """Return what ``--check`` asks for; argparse says what is wrong with it, and ends with 2."""
+    from ampwatch.errors import SettingsError  # noqa: PLC0415 - --help must be quick
+    from ampwatch.report.gate import parse  # noqa: PLC0415 - likewise
+
+    try:
+        return parse(expression)
+    except SettingsError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def run(args: argparse.Namespace) -> int:
-    """Print the report.
+    """Print the report, or what came of the checks; return the exit status.
 
     Raises:
         SettingsError: If a setting is not usable.
         ReportError: If there is nothing to report on, or the page cannot be written.
     """
+    if args.check:
+        return _check(args)
     with piped():
         _print_report(args)
     return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    """Print whether the checks hold, and of a run in which one does not what went wrong."""
+    from ampwatch.host.daemon.remains import jobs  # noqa: PLC0415 - as above
+    from ampwatch.report.gate import gate  # noqa: PLC0415 - likewise
+
+    found = jobs(boxes_of(args.run, with_healthy=True))
+    held = True
+    with piped():
+        for job in found if args.all else found[-1:]:
+            holds, text = gate(args.check, job)
+            held &= holds
+            print(encodable(text), end="")
+            if not holds and any(box.has_alarm for box in job):
+                print(f"\n{_short(job)}", end="")
+    return 0 if held else 1
 
 
 def _print_report(args: argparse.Namespace) -> None:
@@ -109,8 +148,12 @@ def _print_report(args: argparse.Namespace) -> None:
         _print_text(newest, others=found[:-1])
 
 
-def boxes_of(asked: str | None) -> list[Box]:
+def boxes_of(asked: str | None, *, with_healthy: bool = False) -> list[Box]:
     """Return what there is of a run, or in a path.
+
+    Args:
+        asked: Name of the run or path; of all runs if ``None``.
+        with_healthy: Whether to read runs as well that ended well, as long as their ring is there.
 
     Raises:
         ReportError: If there is nothing.
@@ -121,7 +164,7 @@ def boxes_of(asked: str | None) -> list[Box]:
     if asked is not None and is_path(asked):
         return read_path(Path(asked))
     settings = Settings.resolve()
-    remains = find_remains(settings, asked)
+    remains = find_remains(settings, asked, with_healthy=with_healthy)
     for problem in remains.problems:
         print(f"ampwatch: {problem}", file=sys.stderr)
     if not remains.boxes:

@@ -250,6 +250,8 @@ STEPS: tuple[Fact, ...] = (
         "ampwatch_loss_nonfinite_total",
         "Iterations in which a loss was NaN or infinite.",
         _count(lambda step: step.total_nonfinite_losses),
+        "amp/nonfinite_losses",
+        "iterations",
     ),
 )
 
@@ -483,6 +485,13 @@ FINDINGS: tuple[Fact, ...] = (
         lambda rank: len(rank.findings),
         "amp/findings",
         query="sum by (run, rank) (ampwatch_findings) or 0 * sum by (run, rank) (ampwatch_steps_total)",
+    ),
+    Fact(
+        "",
+        "Those of them that are warnings or worse.",
+        lambda rank: sum(f.severity is not Severity.INFO for f in rank.findings.values()),
+        "amp/alarms",
+        query='sum by (run, rank) (ampwatch_findings{severity!="info"}) or 0 * sum by (run, rank) (ampwatch_steps_total)',
     ),
     Fact(
         "",

@@ -366,10 +366,10 @@ class Monitor:
         each of them shows.
 
         Args:
-            sink: A SummaryWriter (PyTorch's or tensorboardX's), a run of W&B, ``mlflow`` with an
-                active run, ``(client, run_id)`` of MLflow, or ``f(numbers, step)``.
+            sink: A SummaryWriter (PyTorch's or tensorboardX's), a run of W&B or Trackio, ``mlflow`` with
+                an active run, ``(client, run_id)`` of MLflow, or ``f(numbers, step)``.
             every: Iterations from one point to the next.
-            by_module: Whether TensorBoard and W&B get a histogram of the gradients of each module, too,
+            by_module: Whether TensorBoard, W&B and Trackio get a histogram of the gradients of each module, too,
                 not only of all of them.
 
         Raises:

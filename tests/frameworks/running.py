@@ -351,6 +351,8 @@ class Programs:
             "AMPWATCH_OVERHEAD_BUDGET": "1",
             "WANDB_ERROR_REPORTING": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            "TRACKIO_DIR": str(self.store(name)),
+            "HF_HUB_OFFLINE": "1",
         }
         return Start(arguments, given)
 

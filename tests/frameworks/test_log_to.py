@@ -42,7 +42,7 @@ SERVED = {
 
 @pytest.fixture
 def programs(python: str, tmp_path: Path) -> Programs:
-    needs = ("tensorboard", "tensorboardX", "mlflow", "wandb", "lightning")
+    needs = ("tensorboard", "tensorboardX", "mlflow", "wandb", "trackio", "lightning")
     if not has(python, needs):
         pytest.fail(f"expected {', '.join(needs)} in the environment of {python}")
     return Programs(python, tmp_path)
@@ -99,7 +99,15 @@ def differing(kept: dict[str, float], told: dict[str, float]) -> dict[str, tuple
 
 @pytest.mark.parametrize(
     "logger",
-    ["tensorboard", "tensorboardX", "mlflow", "wandb", "lightning_tensorboard", "lightning_csv"],
+    [
+        "tensorboard",
+        "tensorboardX",
+        "mlflow",
+        "wandb",
+        "trackio",
+        "lightning_tensorboard",
+        "lightning_csv",
+    ],
 )
 def test_a_logger_has_the_numbers_of_the_training_and_of_the_daemon(
     programs: Programs, logger: str
@@ -137,8 +145,15 @@ def test_a_logger_has_the_numbers_of_the_training_and_of_the_daemon(
             for row in kept["rows"]
             if f"{tag}/bins" in row
         ]
-    elif logger == "mlflow":
-        texts = [text for name, text in kept["texts"].items() if name.startswith("amp/finding/")]
+    elif logger in {"mlflow", "trackio"}:
+        if logger == "mlflow":
+            found = kept["texts"].items()
+            texts = [text for name, text in found if name.startswith("amp/finding/")]
+            assert kept["texts"]["amp/kind/forward_overflow"] == "critical"
+            assert kept["found"] == 1, "a search by the kind"
+        else:
+            texts = [text for _, text in kept["alerts"]]
+            of_head = kept["histograms"]["amp/gradient_exponents/head"]
         last = {key: values[STEPS - 1] for key, values in points.items() if STEPS - 1 in values}
         assert not differing(last, told["summary"])
     elif logger == "lightning_csv":

@@ -39,11 +39,13 @@ def test_keys_are_unique_and_stand_in_one_group() -> None:
 def test_before_the_first_step_nothing_is_known_but_that_nothing_has_happened() -> None:
     assert set(numbers().values()) == {0.0}
     assert set(numbers()) == {
+        "amp/alarms",
         "amp/backoffs",
         "amp/consecutive_skips",
         "amp/critical_findings",
         "amp/findings",
         "amp/growths",
+        "amp/nonfinite_losses",
         "amp/overhead_seconds",
         "amp/skipped_steps",
         "amp/steps",
@@ -115,9 +117,11 @@ def test_findings_are_counted_by_severity() -> None:
     found = numbers(
         finding(where="a", severity=Severity.CRITICAL),
         finding(where="b", severity=Severity.WARNING),
+        finding(where="c", severity=Severity.INFO),
     )
 
-    assert (found["amp/findings"], found["amp/critical_findings"]) == (2.0, 1.0)
+    of_each = [found[f"amp/{name}"] for name in ("findings", "alarms", "critical_findings")]
+    assert of_each == [3.0, 2.0, 1.0]
 
 
 def test_phases_that_were_not_seen_in_an_iteration_are_absent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from ampwatch.operate.deploy.options import DeployOptions
+from ampwatch.operate.deploy.tree import tree
 from tests.report.links import links
 from tests.services import require
 from tools import audit
@@ -30,6 +33,7 @@ from tools.release import (
     check_sdist,
     check_wheel,
     expected_in_wheel,
+    notes_of,
     pins,
     sign,
     write_sums,
@@ -176,6 +180,20 @@ def test_an_index_shows_a_readme_whose_links_lead_somewhere(built: list[Path]) -
     assert f"{PAGES}docs/using.md" in found
 
 
+@pytest.mark.nightly
+def test_the_installed_package_deploys_the_same_tree(built: list[Path], tmp_path: Path) -> None:
+    """File for file as the checkout does."""
+    with zipfile.ZipFile(built[0]) as archive:
+        archive.extractall(tmp_path / "site")
+    code = "import json; from ampwatch.operate.deploy import options, tree; print(json.dumps([tree.__file__, tree.tree(options.DeployOptions())]))"
+    paths = {"PYTHONPATH": str(tmp_path / "site"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=paths, check=True, capture_output=True)  # fmt: skip
+    source, files = json.loads(done.stdout)
+
+    assert source.startswith(str(tmp_path))
+    assert files == tree(DeployOptions())
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -188,8 +206,18 @@ def test_a_wheel_with_more_is_refused(change: set[str], words: str) -> None:
     expected = {"ampwatch/a.py"}
     with pytest.raises(ReleaseError, match=words):
         check_wheel(expected | change, expected)
-    with pytest.raises(ReleaseError, match=r"missing: ampwatch/a\.py"):
+    with pytest.raises(ReleaseError, match=r"missing: ampwatch/a\.py, .*/native/_core\.abi3\.so;"):
         check_wheel([], expected)
+
+
+def test_a_release_is_dated_and_has_what_the_changelog_says_of_it_alone() -> None:
+    """No more than one heading; a version without one is refused."""
+    changelog = "# Changelog\n\n## 0.2.0 - 2026-01-31\n\n- New\n\n## 0.1.0 - 2025-12-31\n\n- Old\n"
+
+    assert notes_of(changelog, '__version__ = "0.2.0"\n') == "# ampwatch 0.2.0\n\n- New\n\n"
+    assert notes_of(changelog, '__version__ = "0.1.0"\n') == "# ampwatch 0.1.0\n\n- Old\n"
+    with pytest.raises(ReleaseError, match=r"'## 0\.3\.0 - YYYY-MM-DD' in CHANGELOG\.md, got none"):
+        notes_of(changelog, '__version__ = "0.3.0"\n')
 
 
 def test_a_link_in_an_sdist_is_refused(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ spec:
         spec:
           containers:
             - name: ray-head
-              image: registry.example.com/training-ray:0.1.0
+              image: registry.example.com/training-ray:0.2.0
     workerGroupSpecs:
       - groupName: workers
         replicas: 2
@@ -106,7 +106,7 @@ spec:
               runAsGroup: 100
 {sidecar}            containers:
               - name: ray-worker
-                image: registry.example.com/training-ray:0.1.0
+                image: registry.example.com/training-ray:0.2.0
                 env:
                   - name: AMPWATCH_RUNTIME_DIR # where the sidecar has its lock, by which it is found
                     value: /dev/shm/ampwatch
@@ -163,7 +163,7 @@ def _compose() -> str:
 
 def _trainings() -> dict[str, str]:
     job = (BASE / "training" / "job.yaml").read_text(encoding="utf-8").partition("\nspec:\n")[2]
-    job = re.sub(r"(image: )(\S+)", r"\1registry.example.com/\2:0.1.0", job)
+    job = re.sub(r"(image: )(\S+)", r"\1registry.example.com/\2:0.2.0", job)
     job = replaced(
         job,
         (

@@ -87,7 +87,7 @@ class DaemonOptions:
         auto: End when nothing is left to watch.
         web_config_file: Path of the web-config file, empty for none.
         external_address: ``host:port`` under which others reach it, empty if as they come.
-        otlp: Base address to push the metrics to, empty for that of the standard variables of
+        otlp: Base address to push metrics and findings to, empty for that of the standard variables of
             OpenTelemetry; ``None`` to push nothing.
     """
 

@@ -1,4 +1,4 @@
-"""The thread that pushes the metrics by OTLP: when it sends, what it says when it cannot.
+"""The thread that pushes metrics and findings by OTLP: when it sends, what it says when it cannot.
 
 A collector that is away, hangs or refuses costs one line in the log, and is tried again at the
 next interval. Nothing waits for the thread: neither the rings, nor a scrape, nor the end.
@@ -18,7 +18,7 @@ from ampwatch.errors import DaemonError
 from ampwatch.host.fleet.passes import CollectorPass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ampwatch.host.fleet import Fleet
 
@@ -38,19 +38,33 @@ DEFAULT_INTERVAL_SECONDS = 60.0
 
 PATH = "/v1/metrics"
 
+LOGS_SIGNAL = "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT"
+LOGS_EXPORTER = "OTEL_LOGS_EXPORTER"
+LOGS_PATH = "/v1/logs"
+"""The standard variables of where events go, and that none are wanted (``none``)."""
+
 MAX_POINTS = 10_000
 """Points of one request. Collectors refuse bodies over 20 MB, which some 100 000 points are."""
 
 STOP_SECONDS = 2.0
 """Time that the end of the daemon waits for the last push. Unit: s."""
 
-EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
+EXPORTERS = "opentelemetry.exporter.otlp.proto.http"
+"""The package of the exporters, each of which logs by the name of its module."""
 
 logger = logging.getLogger(__name__)
 
 
 class Outlet(Protocol):
-    """What sends, as ``OTLPMetricExporter`` does."""
+    """A way out of the daemon.
+
+    Attributes:
+        what: What it sends, in a word.
+        target: Where to, for the log.
+    """
+
+    what: str
+    target: str
 
     def send(self) -> str:
         """Send everything as it is now; return why that failed, empty if it did not."""
@@ -64,9 +78,8 @@ class Pusher:
 
     Args:
         fleet: Its lock guards ``passes``.
-        passes: Where it is noted how a push went.
-        outlet: What sends.
-        target: Where to, for the log.
+        passes: Where it is noted how a push of the first outlet went.
+        outlets: What sends, one after the other until one of them fails.
         interval_seconds: Time between the beginnings of two pushes. Unit: s.
         clock: A clock that never goes back. Unit: s.
     """
@@ -75,25 +88,26 @@ class Pusher:
         self,
         fleet: Fleet,
         passes: dict[str, CollectorPass],
-        outlet: Outlet,
-        target: str,
+        outlets: Sequence[Outlet],
         interval_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
         self._passes = passes
-        self._outlet = outlet
-        self._target = target
+        self._outlets = outlets
         self._interval_seconds = interval_seconds
         self._clock = clock
-        self._failed = False
+        self._failed: set[str] = set()
         self._stopping = threading.Event()
         # A daemon thread: a collector that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="ampwatch-otlp", daemon=True)
 
     def start(self) -> None:
         """Begin to send."""
-        logger.info("metrics go to %s every %g s", self._target, self._interval_seconds)
+        for outlet in self._outlets:
+            logger.info(
+                "%s go to %s every %g s", outlet.what, outlet.target, self._interval_seconds
+            )
         self._thread.start()
 
     def stop(self) -> None:
@@ -101,34 +115,45 @@ class Pusher:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
-        self._outlet.close()
+        for outlet in self._outlets:
+            outlet.close()
 
     def update(self) -> None:
         """Send once."""
         begin = self._clock()
+        metrics, *others = self._outlets
+        is_sent = self._push(metrics)
+        with self._fleet.lock:
+            self._passes[NAME] = CollectorPass(is_sent, self._clock() - begin)
+        # Events have no pass of their own: a receiver that takes metrics alone is none that fails.
+        if is_sent:
+            for outlet in others:
+                self._push(outlet)
+
+    def _push(self, outlet: Outlet) -> bool:
+        """Send what an outlet has; return whether it has arrived."""
         try:
-            problem = self._outlet.send()
+            problem = outlet.send()
         except Exception as error:
             # A boundary: nothing may end the thread, which nobody would start again.
             logger.debug("a push failed", exc_info=True)
             problem = f"{type(error).__name__}: {error!s:.200}"
-        with self._fleet.lock:
-            self._passes[NAME] = CollectorPass(not problem, self._clock() - begin)
+        what, target = outlet.what, outlet.target
         # Said once, whatever the reason becomes: a collector that starts fails in several ways.
-        if problem and not self._failed:
-            logger.warning(
-                "%s takes no metrics (tried again until it does): %s", self._target, problem
-            )
-        elif self._failed and not problem:
-            logger.info("%s takes metrics again", self._target)
-        self._failed = bool(problem)
+        if problem and what not in self._failed:
+            self._failed.add(what)
+            logger.warning("%s takes no %s (tried again until it does): %s", target, what, problem)
+        elif not problem and what in self._failed:
+            self._failed.remove(what)
+            logger.info("%s takes %s again", target, what)
+        return not problem
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             begin = self._clock()
             self.update()
             self._stopping.wait(max(self._interval_seconds - (self._clock() - begin), 0.0))
-        if not self._failed:
+        if self._outlets[0].what not in self._failed:
             self.update()
 
 
@@ -145,34 +170,50 @@ class _Reasons(logging.Filter):
 
 
 class _Exporter:
-    """An outlet that is OpenTelemetry's own exporter.
+    """An outlet that is one of OpenTelemetry's own exporters.
 
     Args:
-        exporter: An ``OTLPMetricExporter``.
-        take: Returns what is to be sent.
+        what: What it sends, in a word.
+        target: Where to, for the log.
+        exporter: An ``OTLPMetricExporter`` or ``OTLPLogExporter``.
+        take: Returns what is to be sent; nothing is sent if that is empty.
+        keep: Called once it has arrived.
     """
 
-    def __init__(self, exporter: Any, take: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        what: str,
+        target: str,
+        exporter: Any,
+        take: Callable[[], Any],
+        keep: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.what = what
+        self.target = without_password(target)
         self._exporter = exporter
         self._take = take
+        self._keep = keep
         self._reasons = _Reasons()
-        logging.getLogger(EXPORTER_LOGGER).addFilter(self._reasons)
+        self._logger = logging.getLogger(type(exporter).__module__)
+        self._logger.addFilter(self._reasons)
 
     def send(self) -> str:
         self._reasons.newest = ""
-        if self._exporter.export(self._take()).name == "SUCCESS":
-            return ""
-        return self._reasons.newest or "no reason was given"
+        taken = self._take()
+        if taken and self._exporter.export(taken).name != "SUCCESS":
+            return self._reasons.newest or "no reason was given"
+        self._keep()
+        return ""
 
     def close(self) -> None:
         self._exporter.shutdown()
-        logging.getLogger(EXPORTER_LOGGER).removeFilter(self._reasons)
+        self._logger.removeFilter(self._reasons)
 
 
 def open_pusher(
     fleet: Fleet, passes: dict[str, CollectorPass], url: str, instance: str, host: str
 ) -> Pusher:
-    """Return what pushes the metrics of ``fleet``, not yet started.
+    """Return what pushes the metrics and findings of ``fleet``, not yet started.
 
     Args:
         fleet: What is exported.
@@ -185,22 +226,29 @@ def open_pusher(
         DaemonError: If the packages are not there, or a wish makes no sense.
     """
     endpoint = endpoint_of(url, os.environ)
+    logs = logs_endpoint_of(url, endpoint, os.environ)
     interval_seconds = interval_of(os.environ)
     try:
         otlp = import_module("ampwatch.host.metrics.otlp")
-        package = import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+        for_metrics = import_module(f"{EXPORTERS}.metric_exporter").OTLPMetricExporter
+        for_logs = import_module(f"{EXPORTERS}._log_exporter").OTLPLogExporter
     except ImportError as error:
         msg = f"`--otlp`: expected the packages of OpenTelemetry, found no {error.name!r}; pip install 'ampwatch[otlp]'"
         raise DaemonError(msg) from error
+    sender = otlp.resource(instance, host)
+    snapshots = otlp.Snapshots(fleet, passes, sender, time.time_ns)
+    events = otlp.FindingEvents(fleet, sender, time.time_ns)
     try:
-        exporter = package.OTLPMetricExporter(endpoint, max_export_batch_size=MAX_POINTS)
+        exporter = for_metrics(endpoint, max_export_batch_size=MAX_POINTS)
+        outlets = [_Exporter("metrics", endpoint, exporter, snapshots.take)]
+        if logs:
+            exporter = for_logs(logs)
+            outlets.append(_Exporter("findings", logs, exporter, events.take, events.keep))
     except (OSError, ValueError) as error:
         # A certificate that cannot be read, a compression that is none.
         msg = f"`--otlp`: expected variables OTEL_EXPORTER_OTLP_* that can be used, got {error}"
         raise DaemonError(msg) from error
-    snapshots = otlp.Snapshots(fleet, passes, otlp.resource(instance, host), time.time_ns)
-    outlet = _Exporter(exporter, snapshots.take)
-    return Pusher(fleet, passes, outlet, without_password(endpoint), interval_seconds)
+    return Pusher(fleet, passes, outlets, interval_seconds)
 
 
 def endpoint_of(url: str, environment: Mapping[str, str]) -> str:
@@ -215,14 +263,35 @@ def endpoint_of(url: str, environment: Mapping[str, str]) -> str:
     """
     whole = environment.get(SIGNAL, "") if not url else ""
     base = url or environment.get(BASE, "") or DEFAULT_BASE
-    endpoint = whole or (base if base.endswith(PATH) else base.rstrip("/") + PATH)
+    return _checked(whole or (base if base.endswith(PATH) else base.rstrip("/") + PATH))
+
+
+def logs_endpoint_of(url: str, endpoint: str, environment: Mapping[str, str]) -> str:
+    """Return the address to post events to; empty if none are wanted, or it is not known.
+
+    Args:
+        url: Base address that was given; empty if none was.
+        endpoint: That of the metrics, beside which it is.
+        environment: Holds the standard variables.
+
+    Raises:
+        DaemonError: If it is no address of HTTP.
+    """
+    if environment.get(LOGS_EXPORTER, "").strip().lower() == "none":
+        return ""
+    if not url and environment.get(LOGS_SIGNAL):
+        return _checked(environment[LOGS_SIGNAL])
+    return endpoint.removesuffix(PATH) + LOGS_PATH if endpoint.endswith(PATH) else ""
+
+
+def _checked(endpoint: str) -> str:
     try:
         parts = urlsplit(endpoint)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is none, half an IPv6 address
         is_usable = False
     if not is_usable:
-        msg = f"`--otlp`: expected an address as {DEFAULT_BASE}, got {(whole or base)!r}"
+        msg = f"`--otlp`: expected an address as {DEFAULT_BASE}, got {endpoint!r}"
         raise DaemonError(msg)
     return endpoint
 

@@ -1,4 +1,4 @@
-"""The catalog as OpenTelemetry has metrics, and the exporter that sends them by OTLP over HTTP.
+"""The catalog as OpenTelemetry has metrics, and findings as it has events, for OTLP over HTTP.
 
 The mapping is the one of OpenTelemetry's specification, "Prometheus and OpenMetrics
 Compatibility": names are not altered, units become UCUM, a counter a monotonic cumulative sum, an
@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from opentelemetry._logs import LogRecord, SeverityNumber
+from opentelemetry.sdk._logs import ReadableLogRecord
 from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -32,6 +34,8 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from ampwatch import __version__
 from ampwatch.host.metrics.catalog import CATALOG
 from ampwatch.host.metrics.metric import UNITS, Exemplified, ScrapeState
+from ampwatch.state.text import encodable
+from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet.histogram import Distribution
     from ampwatch.host.fleet.passes import CollectorPass
     from ampwatch.host.metrics.metric import Metric
+    from ampwatch.wire.records import Finding
 
     Labels = tuple[str, ...]
     Series = tuple[str, Labels]
@@ -47,6 +52,15 @@ if TYPE_CHECKING:
 CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 _RANK = ("run", "rank")
+
+EVENT = "ampwatch.finding"
+"""Name of the events."""
+
+_LEVELS = {
+    Severity.INFO: SeverityNumber.INFO,
+    Severity.WARNING: SeverityNumber.WARN,
+    Severity.CRITICAL: SeverityNumber.ERROR,
+}
 
 
 class _Course(NamedTuple):
@@ -175,6 +189,62 @@ class Snapshots:
         start_ns = min(start_ns, now_ns)
         courses[series] = _Course(start_ns, value, now_ns)
         return start_ns
+
+
+class FindingEvents:
+    """Makes an event of each finding that is new or has another severity, on each rank.
+
+    What has been made counts as sent once ``keep`` is called; until then it is made again.
+
+    Args:
+        fleet: Whose findings they are.
+        resource: Says which daemon sends.
+        clock_ns: Unix time. Unit: ns.
+    """
+
+    def __init__(self, fleet: Fleet, resource: Resource, clock_ns: Callable[[], int]) -> None:
+        self._fleet = fleet
+        self._resource = resource
+        self._clock_ns = clock_ns
+        self._scope = InstrumentationScope("ampwatch", __version__)
+        self._sent: dict[tuple[Labels, int, str], Severity] = {}
+        self._taken = self._sent
+
+    def take(self) -> list[ReadableLogRecord]:
+        """Return the events there are. Cost: holds ``fleet.lock`` for 1 us a finding."""
+        found = []
+        with self._fleet.lock:
+            now_ns = self._clock_ns()
+            for rank in self._fleet.exported():
+                who = (rank.run, str(rank.identity.rank))
+                for key, finding in rank.findings.items():
+                    seen_ns = rank.finding_totals.last_seen_ns(key)
+                    found.append((who, rank.identity.started_ns, finding, seen_ns))
+        self._taken = {(who, began, f.key): f.severity for who, began, f, _ in found}
+        return [
+            ReadableLogRecord(_event(who, finding, seen_ns, now_ns), self._resource, self._scope)
+            for who, began, finding, seen_ns in found
+            if self._sent.get((who, began, finding.key)) is not finding.severity
+        ]
+
+    def keep(self) -> None:
+        """Note that what was taken has arrived; of ranks that are gone nothing is kept."""
+        self._sent = self._taken
+
+
+def _event(who: Labels, finding: Finding, seen_ns: int, now_ns: int) -> LogRecord:
+    attributes = {name: getattr(finding, name) for name in ("kind", "where", "op", "phase", "dtype", "source", "caused_by")}  # fmt: skip
+    words = {**dict(zip(_RANK, who, strict=True)), **attributes, "advice": finding.advice}
+    return LogRecord(
+        timestamp=seen_ns,
+        observed_timestamp=now_ns,
+        severity_text=finding.severity.value,
+        severity_number=_LEVELS[finding.severity],
+        body=encodable(finding.summary),
+        attributes={name: encodable(text) for name, text in words.items() if text}
+        | {"first_step": finding.first_step, "last_step": finding.last_step},
+        event_name=EVENT,
+    )
 
 
 def resource(instance: str, host: str) -> Resource:

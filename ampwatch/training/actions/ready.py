@@ -72,7 +72,7 @@ def webhook(
     """Post each finding as JSON, ``warning`` and worse unless ``on_finding`` says otherwise.
 
     From a thread that starts with the first finding; training never waits for it. The body is
-    described in docs/callbacks.md. Answers of 5xx, 408, 425 and 429 are tried again, and so are
+    described in docs/callbacks.md; for an address of Slack, Discord or Teams it is a message of theirs. Answers of 5xx, 408, 425 and 429 are tried again, and so are
     errors of the connection; redirects are not followed.
 
     Args:

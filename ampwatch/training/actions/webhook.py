@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import asdict
 from http.client import HTTPException
@@ -15,14 +16,14 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.errors import SettingsError
 from ampwatch.guard import Log
-from ampwatch.report.accounts import place
-from ampwatch.report.one_line import named
+from ampwatch.report.accounts import cut, place
+from ampwatch.report.one_line import named, printable
 from ampwatch.training.actions.base import Action
 from ampwatch.training.courier import Courier
 from ampwatch.wire.records import Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ampwatch.wire.records import Finding, RunIdentity
 
@@ -33,6 +34,16 @@ BODY_VERSION = 1
 
 TRY_AGAIN = (408, 425, 429)
 """Answers below 500 after which the same request may yet succeed."""
+
+
+MAX_CHAT_TITLE = 128
+MAX_CHAT_TEXT = 2000
+"""Characters of a message. Slack takes 150 and 3000; Discord 256 and 4096, of which each may be escaped."""
+
+_DISCORD_MARKS = re.compile(r"([\\*_~`|<>\[\]])")
+"""What Discord reads as Markdown."""
+
+_DISCORD_COLOURS = {"info": 0x3498DB, "warning": 0xF1C40F, "critical": 0xE74C3C}
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -68,6 +79,7 @@ class Webhook(Action):
         self.retried = 0
         self.failed = 0
         self._place = _checked(url)
+        self._shaped = _shape_for(url)
         self._url = url
         self._headers = {"User-Agent": "ampwatch", **headers, "Content-Type": "application/json"}
         self._timeout_s = timeout_seconds
@@ -136,7 +148,7 @@ class Webhook(Action):
             "explained_by": "" if news.root is finding else named(news.root),
             "finding": fields,
         }
-        return json.dumps(body, allow_nan=False).encode()
+        return json.dumps(self._shaped(body), allow_nan=False).encode()
 
     def _deliver(self, body: bytes) -> None:
         for attempt in range(self._retries + 1):
@@ -197,6 +209,70 @@ def _checked(url: str) -> str:
         msg = f"`url`: expected an address without a password, got one for {place}; use headers={{'Authorization': ...}}"
         raise SettingsError(msg)
     return place
+
+
+def _shape_for(url: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what makes a message of a body, for chats that are known by their address."""
+    parts = urlsplit(url)
+    host, path = parts.hostname or "", parts.path
+    if re.fullmatch(r"hooks\.slack(-gov)?\.com", host):
+        return _for_slack
+    if re.fullmatch(r"(\w+\.)?discord(app)?\.com", host) and path.startswith("/api/"):
+        return _for_discord
+    # Teams: webhooks of a channel, and workflows, which have taken their place.
+    if re.search(r"\.(webhook\.office|logic\.azure|api\.powerplatform)\.(com|us)$", host):
+        return _for_teams
+    return lambda body: body
+
+
+def _words(body: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what a body says to people: a title, and paragraphs."""
+    finding, since = body["finding"], body["escalated_from"]
+    title = f"{body['severity'].upper()}: {finding['kind']} in {body['place']}, run {body['run']}"
+    ranks = f", rank {body['rank']} of {body['world_size']}" if body["world_size"] > 1 else ""
+    worse = f"; escalated from {since}" if since else ""
+    since_step = f"first seen at step {finding['first_step']}"
+    paragraphs = [
+        f"Step {finding['last_step']}, {since_step}{ranks}, on {body['host']}{worse}.",
+        finding["summary"],
+        f"Explained by {body['explained_by']}." if body["explained_by"] else "",
+        finding["advice"],
+    ]
+    text = "\n\n".join(printable(paragraph) for paragraph in paragraphs if paragraph)
+    return cut(printable(title), MAX_CHAT_TITLE), cut(text, MAX_CHAT_TEXT)
+
+
+def _for_slack(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return blocks of plain text, in which a name can call nobody, and a title for notices."""
+    title, text = _words(body)
+    notice = title.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    blocks = [
+        {"type": kind, "text": {"type": "plain_text", "text": said}}
+        for kind, said in (("header", title), ("section", text))
+    ]
+    return {"text": notice, "blocks": blocks}
+
+
+def _for_discord(body: Mapping[str, Any]) -> dict[str, Any]:
+    title, text = (_DISCORD_MARKS.sub(r"\\\1", words) for words in _words(body))
+    embed = {"title": title, "description": text, "color": _DISCORD_COLOURS[body["severity"]]}
+    return {"embeds": [embed], "allowed_mentions": {"parse": []}}
+
+
+def _for_teams(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an adaptive card of runs of text, which are read as no Markdown."""
+    title, text = _words(body)
+    runs = [{"text": title, "weight": "Bolder"}, *({"text": said} for said in text.split("\n\n"))]
+    card = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.2",
+        "body": [
+            {"type": "RichTextBlock", "inlines": [{"type": "TextRun", **run}]} for run in runs
+        ],
+    }
+    kind = "application/vnd.microsoft.card.adaptive"
+    return {"type": "message", "attachments": [{"contentType": kind, "content": card}]}
 
 
 def _number(value: float) -> float | str:

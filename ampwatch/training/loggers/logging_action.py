@@ -16,8 +16,14 @@ from ampwatch.training.actions.base import Action
 from ampwatch.training.arguments import check_count, check_flag
 from ampwatch.training.courier import Courier
 from ampwatch.training.finding_log import is_worth_a_line
-from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
-from ampwatch.training.loggers.sinks import ClosedError, recognised
+from ampwatch.training.loggers.sinks import (
+    ClosedError,
+    Exponents,
+    Note,
+    Point,
+    Summary,
+    recognised,
+)
 from ampwatch.wire.blackbox.exception import words_of
 from ampwatch.wire.records import ALL_MODULES, Severity
 

@@ -1,10 +1,15 @@
-"""Loggers of others, each behind the same four calls. None of them is imported here."""
+"""Loggers of others, each behind the same three calls, and the plain values that they are handed.
+
+None of them is imported here. What is handed over is made on the training thread and never changed after.
+"""
 
 from __future__ import annotations
 
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from msgspec import Struct
 
 from ampwatch.errors import SettingsError
 from ampwatch.guard import Log
@@ -13,13 +18,11 @@ from ampwatch.wire.records import Severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
-
 logger = Log()
 
 WANTED = (
-    "a SummaryWriter, a W&B run, mlflow, (client, run_id) of MLflow, or a function that takes the"
-    " numbers as a dict and the step"
+    "a SummaryWriter, a run of W&B or Trackio, mlflow, (client, run_id) of MLflow, or a function that"
+    " takes the numbers as a dict and the step"
 )
 
 MAX_TITLE = 63
@@ -35,7 +38,82 @@ ROWLESS_POINTS = 3
 """Points without a row of the user's own between them, after which W&B's way is explained."""
 
 LEVELS = {Severity.INFO: "INFO", Severity.WARNING: "WARN", Severity.CRITICAL: "ERROR"}
-"""Levels of W&B's alerts."""
+"""Levels of alerts, of W&B and of Trackio."""
+
+
+class Exponents(Struct, frozen=True):
+    """How many gradient elements have which magnitude, without the loss scale.
+
+    Attributes:
+        key: Under which a logger has them.
+        step: Iteration in which they were measured.
+        first: Exponent of the first bin; bin ``e`` has the magnitudes above ``2**(e - 1)``, up to
+            ``2**e``.
+        counts: Elements per bin, consecutive exponents.
+    """
+
+    key: str
+    step: int
+    first: int
+    counts: tuple[int, ...]
+
+    @property
+    def edges(self) -> tuple[int, ...]:
+        """The exponents between which the bins are, one more than bins."""
+        return tuple(range(self.first - 1, self.first + len(self.counts)))
+
+
+class Point(Struct, frozen=True):
+    """The numbers of one iteration.
+
+    Attributes:
+        step: Index of the iteration.
+        time_s: Unix time at which they were taken. Unit: s.
+        values: The numbers by key.
+        exponents: Those of gradients, where they are newer than those of the point before: of all
+            together, and of each module if they were asked for.
+    """
+
+    step: int
+    time_s: float
+    values: dict[str, float]
+    exponents: tuple[Exponents, ...]
+
+
+class Note(Struct, frozen=True):
+    """A finding as it stood.
+
+    Attributes:
+        key: Identity of the finding within its run.
+        kind: Slug of its kind.
+        severity: How bad it is.
+        step: Iteration in which it was last seen.
+        time_s: Unix time. Unit: s.
+        text: What happened, in one line.
+        advice: What to change.
+    """
+
+    key: str
+    kind: str
+    severity: Severity
+    step: int
+    time_s: float
+    text: str
+    advice: str
+
+
+class Summary(Struct, frozen=True):
+    """The numbers at the end of the run.
+
+    Attributes:
+        step: Index of the last iteration; -1 if there was none.
+        time_s: Unix time. Unit: s.
+        values: The numbers by key.
+    """
+
+    step: int
+    time_s: float
+    values: dict[str, float]
 
 
 class ClosedError(Exception):
@@ -156,8 +234,6 @@ class WandbSink:
 
     def __init__(self, run: Any) -> None:
         self.name = f"the W&B run {getattr(run, 'name', None) or getattr(run, 'id', '')}".rstrip()
-        # Looked up, not imported: who made the run has it.
-        self._histogram: Any = getattr(sys.modules.get("wandb"), "Histogram", None)
         self._run = run
         self._row: int | None = None
         self._rowless = 0
@@ -171,28 +247,18 @@ class WandbSink:
             run.define_metric("amp/step", hidden=True)
             run.define_metric("amp/*", step_metric="amp/step")
         self._look_for_rows()
-        run.log({**point.values, **self._histograms(point.exponents)}, commit=False)
+        run.log({**point.values, **_histograms("wandb", point.exponents)}, commit=False)
 
     def tell(self, note: Note) -> None:
         """Send an alert, and keep the line in the summary, where old versions have no alerts."""
         run = self._run
         run.summary.update({f"amp/finding/{note.key}": note.text})
         if hasattr(run, "alert"):
-            # W&B mutes an equal title for a minute; one that has become worse has another.
-            title = f"ampwatch {note.severity.value}: {note.kind}"[:MAX_TITLE]
-            text = f"{note.text}\n\n{note.advice}"
-            run.alert(title=title, text=text, level=LEVELS[note.severity])
+            run.alert(**_alert(note), level=LEVELS[note.severity])
 
     def end(self, summary: Summary) -> None:
         """Put the numbers of the end into the run's summary."""
         self._run.summary.update(dict(summary.values))
-
-    def _histograms(self, exponents: Iterable[Exponents]) -> dict[str, Any]:
-        """Return exponents as W&B takes them: what is counted is log2 of a magnitude."""
-        made = self._histogram
-        if made is None:
-            return {}
-        return {e.key: made(np_histogram=(list(e.counts), list(e.edges))) for e in exponents}
 
     def _look_for_rows(self) -> None:
         """Say once that points take one another's place, where the program logs no rows."""
@@ -208,6 +274,48 @@ class WandbSink:
                 self.name,
                 ROWLESS_POINTS,
             )
+
+
+class TrackioSink:
+    """A run of Trackio.
+
+    Each call of ``run.log`` is a row, and one with a step counts the next step of the user's up to it.
+    So the numbers are logged at the newest step of the user's, if there is one, and at most at their
+    own, which is ``amp/step``. Only then can a program that leaves the steps to Trackio keep its own.
+
+    Args:
+        run: The run.
+    """
+
+    wants_traceback = False
+
+    def __init__(self, run: Any) -> None:
+        self.name = f"the Trackio run {getattr(run, 'name', '')}".rstrip()
+        self._run = run
+        self._newest: Point | None = None
+        self._next = 0
+
+    def log(self, point: Point) -> None:
+        """Log a row of the numbers."""
+        self._newest = point
+        self._row({**point.values, **_histograms("trackio", point.exponents)}, point.step)
+
+    def tell(self, note: Note) -> None:
+        """Send an alert at the step of the finding."""
+        # Looked up, not imported: who made the run has it.
+        level = sys.modules["trackio"].AlertLevel[LEVELS[note.severity]]
+        self._run.alert(**_alert(note), level=level, step=note.step)
+
+    def end(self, summary: Summary) -> None:
+        """Log those numbers of the end that the last point has not had."""
+        self._row(_further(summary, self._newest), max(0, summary.step))
+
+    def _row(self, values: dict[str, Any], step: int) -> None:
+        run = self._run
+        following = getattr(run, "_next_step", 0)
+        is_alone = following in (0, self._next)  # no row but those of this sink
+        run.log(values, step=step if is_alone else min(step, following - 1))
+        self._next = getattr(run, "_next_step", 0) if is_alone else -1
 
 
 class MlflowSink:
@@ -232,16 +340,18 @@ class MlflowSink:
         self._metrics(point.values, point.step, point.time_s)
 
     def tell(self, note: Note) -> None:
-        """Set a tag for the finding; when it becomes worse the tag changes."""
+        """Set a tag for the finding, and one by which runs with that kind are found.
+
+        When it becomes worse the tags change.
+        """
         name = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in note.key)
         text = f"{note.text} {note.advice}"
         self._client.set_tag(self._run_id, f"amp/finding/{name}"[:MAX_TAG_NAME], text[:MAX_TAG])
+        self._client.set_tag(self._run_id, f"amp/kind/{note.kind}", note.severity.value)
 
     def end(self, summary: Summary) -> None:
         """Log those numbers of the end that the last point has not had."""
-        point = self._newest
-        known = point.values if point is not None and point.step == summary.step else {}
-        values = {k: v for k, v in summary.values.items() if known.get(k) != v}
+        values = _further(summary, self._newest)
         self._metrics(values, max(0, summary.step), summary.time_s)
 
     def _metrics(self, values: dict[str, float], step: int, time_s: float) -> None:
@@ -254,6 +364,28 @@ class MlflowSink:
             return
         metrics = [entities.Metric(key, value, time_ms, step) for key, value in values.items()]
         client.log_batch(run, metrics=metrics)
+
+
+def _alert(note: Note) -> dict[str, str]:
+    """Return title and text of an alert."""
+    # W&B mutes an equal title for a minute; one that has become worse has another.
+    title = f"ampwatch {note.severity.value}: {note.kind}"[:MAX_TITLE]
+    return {"title": title, "text": f"{note.text}\n\n{note.advice}"}
+
+
+def _further(summary: Summary, newest: Point | None) -> dict[str, float]:
+    """Return those numbers of the end that the last point has not had."""
+    known = newest.values if newest is not None and newest.step == summary.step else {}
+    return {key: value for key, value in summary.values.items() if known.get(key) != value}
+
+
+def _histograms(package: str, exponents: Iterable[Exponents]) -> dict[str, Any]:
+    """Return exponents as W&B and Trackio take them: what is counted is log2 of a magnitude."""
+    # Looked up, not imported: who made the run has it.
+    made = getattr(sys.modules.get(package), "Histogram", None)
+    if made is None:
+        return {}
+    return {e.key: made(np_histogram=(list(e.counts), list(e.edges))) for e in exponents}
 
 
 def recognised(given: Any) -> Sink:
@@ -273,6 +405,8 @@ def recognised(given: Any) -> Sink:
         return TensorBoardSink(given)
     if _can(given, "log", "define_metric") and hasattr(given, "summary"):
         return WandbSink(given)
+    if _can(given, "log", "alert", "finish"):
+        return TrackioSink(given)
     if not callable(given):
         what = f"{given!r}" if isinstance(given, str) else f"a {type(given).__name__}"
         _refuse(what, "write log_to(lambda numbers, step: ...)")
@@ -292,11 +426,12 @@ def _refuse_what_is_near(given: Any) -> None:
 
 
 def _run_of(module: ModuleType) -> Any:
-    """Return the run of the module of W&B."""
+    """Return the run of the module of W&B or Trackio."""
     name = module.__name__
     if not _can(module, "init", "log"):
         _refuse(f"the module {name}", "hand over its logger, not the module")
-    run = getattr(module, "run", None)
+    contexts = getattr(module, "context_vars", None)  # where Trackio has the run
+    run = contexts.current_run.get() if contexts else getattr(module, "run", None)
     if run is None:
         _refuse(f"{name} without a run", f"call {name}.init() before log_to()")
     return run

@@ -52,6 +52,14 @@ def wandb(place: Path, stack: ExitStack) -> Any:
     )
 
 
+def trackio(_: Path, stack: ExitStack) -> Any:
+    import trackio as module  # noqa: PLC0415
+
+    module.init(project="p", name="r", auto_log_cpu=False, auto_log_gpu=False)
+    stack.callback(module.finish)
+    return module
+
+
 def lightning_tensorboard(place: Path, stack: ExitStack) -> Any:
     from lightning.pytorch.loggers import TensorBoardLogger  # noqa: PLC0415
 
@@ -73,6 +81,7 @@ LOGGERS = {
     "tensorboardX": tensorboard_x,
     "mlflow": mlflow,
     "wandb": wandb,
+    "trackio": trackio,
     "lightning_tensorboard": lightning_tensorboard,
     "lightning_csv": lightning_csv,
 }

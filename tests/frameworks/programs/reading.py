@@ -68,7 +68,29 @@ def read_mlflow(place: Path) -> dict[str, Any]:
             for key in run.data.metrics
         },
         "texts": run.data.tags,
+        "found": len(
+            client.search_runs(
+                [experiment.experiment_id], "tags.`amp/kind/forward_overflow` = 'critical'"
+            )
+        ),
     }
+
+
+def read_trackio(_: Path) -> dict[str, Any]:
+    """Read the one run of the store that ``TRACKIO_DIR`` names."""
+    from trackio.sqlite_storage import SQLiteStorage  # noqa: PLC0415
+
+    numbers: dict[str, dict[int, float]] = {}
+    histograms: dict[str, list[Any]] = {}
+    for row in SQLiteStorage.get_logs("p", "r"):
+        for key in row.keys() - {"step", "timestamp"}:
+            if isinstance(row[key], dict):
+                at = row["amp/sample_step"], row[key]["bins"][1:], row[key]["values"]
+                histograms.setdefault(key, []).append(at)
+            else:
+                numbers.setdefault(key, {})[row["step"]] = float(row[key])
+    alerts = [(alert["step"], alert["text"]) for alert in SQLiteStorage.get_alerts("p")]
+    return {"numbers": numbers, "histograms": histograms, "alerts": alerts}
 
 
 def read_csv(place: Path) -> dict[str, Any]:
@@ -131,6 +153,7 @@ READERS = {
     "tensorboardX": read_tensorboard,
     "mlflow": read_mlflow,
     "wandb": read_wandb,
+    "trackio": read_trackio,
     "lightning_tensorboard": read_tensorboard,
     "lightning_csv": read_csv,
 }

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, NamedTuple
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -20,6 +21,7 @@ from tests.workshop.servers import Quiet, answering
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
     from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint, NumberDataPoint
     from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as Received
 
@@ -38,7 +40,9 @@ class Collector:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self.logs: list[LogRecord] = []
         self.status = 200
+        self.refused = ""
         self.answers = threading.Event()
         self.answers.set()
         self.url = ""
@@ -57,10 +61,14 @@ def collecting(port: int = 0) -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers["Content-Encoding"] == "gzip":
                 body = gzip.decompress(body)
-            content = ExportMetricsServiceRequest.FromString(body)
-            collector.requests.append(Request(self.path, dict(self.headers), content))
+            if self.path.endswith("/v1/logs"):
+                for resource in ExportLogsServiceRequest.FromString(body).resource_logs:
+                    collector.logs += (log for scope in resource.scope_logs for log in scope.log_records)  # fmt: skip
+            else:
+                content = ExportMetricsServiceRequest.FromString(body)
+                collector.requests.append(Request(self.path, dict(self.headers), content))
             collector.answers.wait()
-            self.send_response(collector.status)
+            self.send_response(404 if self.path == collector.refused else collector.status)
             self.send_header("Content-Type", "application/x-protobuf")
             answer = ExportMetricsServiceResponse().SerializeToString()
             self.send_header("Content-Length", str(len(answer)))

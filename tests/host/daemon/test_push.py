@@ -12,10 +12,15 @@ import pytest
 from ampwatch.errors import DaemonError
 from ampwatch.host.daemon.app import Daemon, DaemonOptions
 from ampwatch.host.daemon.push import (
+    BASE,
+    LOGS_EXPORTER,
+    LOGS_SIGNAL,
     NAME,
+    SIGNAL,
     Pusher,
     endpoint_of,
     interval_of,
+    logs_endpoint_of,
     open_pusher,
     without_password,
 )
@@ -139,18 +144,30 @@ class TestFailures:
         assert len(caplog.records) == 2
         pusher.stop()
 
-    def test_a_receiver_that_refuses_says_why(
+    def test_findings_that_are_not_taken_are_sent_again_and_only_then(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A Prometheus whose receiver is off answers 404."""
+        """A receiver of metrics alone, as Prometheus is, is said once, and is no push that fails."""
         with collecting() as collector:
-            collector.status = 404
             pusher, passes = self.pusher(collector.url, monkeypatch)
+            collector.refused = "/v1/logs"
+            pusher.update()
+            pusher.update()
+            refused, collector.refused = len(collector.logs), ""
+            collector.logs.clear()
+            pusher.update()
             pusher.update()
             pusher.stop()
 
-        assert "404" in caplog.text
-        assert not passes[NAME].success
+        assert passes[NAME].success
+        (line,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+        assert "/v1/logs takes no findings (tried again until it does)" in line
+        assert "404" in line
+        assert 0 < len(collector.logs) == refused / 2
+        event = collector.logs[0]
+        assert (event.event_name, event.severity_text) == ("ampwatch.finding", "critical")
+        attributes = {a.key: a.value.string_value for a in event.attributes}
+        assert {"run", "rank", "kind", "where"} <= attributes.keys()
 
     def test_a_fault_of_our_own_does_not_end_the_thread(
         self, caplog: pytest.LogCaptureFixture
@@ -158,6 +175,7 @@ class TestFailures:
         """Nobody would start it again."""
 
         class Broken:
+            what, target = "metrics", "http://there"
             sent = 0
 
             def send(self) -> str:
@@ -168,7 +186,7 @@ class TestFailures:
                 pass
 
         outlet = Broken()
-        pusher = Pusher(Fleet(Settings()), {}, outlet, "http://there", 0.01)
+        pusher = Pusher(Fleet(Settings()), {}, [outlet], 0.01)
         pusher.start()
         eventually(lambda: outlet.sent > 3, "more tries")
         pusher.stop()
@@ -191,27 +209,25 @@ class TestFailures:
 
 
 @pytest.mark.parametrize(
-    ("url", "environment", "expected"),
+    ("url", "environment", "metrics", "logs"),
     [
-        ("", {}, "http://localhost:4318/v1/metrics"),
-        ("http://c:4318", {}, "http://c:4318/v1/metrics"),
-        ("http://c:4318/", {}, "http://c:4318/v1/metrics"),
-        ("http://c/v1/metrics", {}, "http://c/v1/metrics"),
-        ("https://p/api/v1/otlp", {}, "https://p/api/v1/otlp/v1/metrics"),
-        ("", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://e:1"}, "http://e:1/v1/metrics"),
-        ("", {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/x"}, "http://m/x"),
-        (
-            "http://c",
-            {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/x"},
-            "http://c/v1/metrics",
-        ),
+        ("", {}, "http://localhost:4318/v1/metrics", "http://localhost:4318/v1/logs"),
+        ("http://c:4318/", {}, "http://c:4318/v1/metrics", "http://c:4318/v1/logs"),
+        ("http://c/v1/metrics", {}, "http://c/v1/metrics", "http://c/v1/logs"),
+        ("https://p/api/v1/otlp", {}, "https://p/api/v1/otlp/v1/metrics", "https://p/api/v1/otlp/v1/logs"),
+        ("", {BASE: "http://e:1"}, "http://e:1/v1/metrics", "http://e:1/v1/logs"),
+        ("", {SIGNAL: "http://m/x"}, "http://m/x", ""),
+        ("", {SIGNAL: "http://m/x", LOGS_SIGNAL: "http://l/x"}, "http://m/x", "http://l/x"),
+        ("http://c", {SIGNAL: "http://m/x", LOGS_SIGNAL: "http://l"}, "http://c/v1/metrics", "http://c/v1/logs"),
+        ("http://c", {LOGS_EXPORTER: "none"}, "http://c/v1/metrics", ""),
     ],
-)
+)  # fmt: skip
 def test_the_address_is_what_is_given_first(
-    url: str, environment: dict[str, str], expected: str
+    url: str, environment: dict[str, str], metrics: str, logs: str
 ) -> None:
-    """The option, the variable of metrics, the variable of all signals, a collector beside it."""
-    assert endpoint_of(url, environment) == expected
+    """The option, the variable of a signal, that of all, a collector beside it; events nowhere if that is not known."""
+    assert endpoint_of(url, environment) == metrics
+    assert logs_endpoint_of(url, metrics, environment) == logs
 
 
 @pytest.mark.parametrize(

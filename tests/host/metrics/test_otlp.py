@@ -14,9 +14,10 @@ from ampwatch import __version__
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.passes import CollectorPass
 from ampwatch.host.metrics.catalog import CATALOG
-from ampwatch.host.metrics.otlp import Snapshots, resource
+from ampwatch.host.metrics.otlp import FindingEvents, Snapshots, resource
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.settings import Settings
+from ampwatch.wire.records import Severity
 from tests.host.daemon.collector import (
     Request,
     labels_of,
@@ -133,6 +134,25 @@ def test_the_sender_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "deployment.environment.name": "lab",
     }
     assert sent.scope_metrics[0].scope.name == "ampwatch"
+
+
+def test_a_finding_is_an_event_when_it_is_made_and_when_its_severity_changes() -> None:
+    """At the time at which it was last seen; not when it is merely counted further."""
+    fleet = fleet_of()
+    events = FindingEvents(fleet, resource("node1:10917", "node1"), Time())
+    told = []
+    for count, severity in enumerate([Severity.WARNING, Severity.WARNING, Severity.CRITICAL]):
+        news = finding(severity=severity, count=count, last_step=count)
+        put(fleet, "/a.ring", identity(), [step(count), news])
+        told.append([event.log_record for event in events.take()])
+        assert len(events.take()) == len(told[-1]), "as long as it has not arrived"
+        events.keep()
+
+    assert [[e.severity_text for e in each] for each in told] == [["warning"], [], ["critical"]]
+    made = told[0][0]
+    assert made.timestamp == step(0).time_ns
+    assert made.attributes["kind"] == "scale_collapse"
+    assert (made.attributes["run"], made.attributes["rank"]) == ("gpt", "0")
 
 
 def test_an_example_travels_with_its_counter() -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import re
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -48,6 +49,10 @@ def made(
     return Finding(
         kind, severity, "optimizer:0", summary="It broke", kind_advice="Mend it", **changes
     )
+
+
+TEAMS = tuple(f"attachments.0.content.body.{row}.inlines.0.text" for row in range(2))
+"""Where a card of Teams has its title and its first paragraph."""
 
 
 class Server:
@@ -299,6 +304,45 @@ def test_a_root_is_posted_as_bad_as_its_story_and_a_symptom_with_its_root() -> N
     assert (second["place"], second["explained_by"]) == ("parameter fc.weight", "")
     assert (second["severity"], second["escalated_from"]) == ("critical", "warning")
     assert second["finding"]["severity"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("url", "title", "text"),
+    [
+        ("https://hooks.slack.com/services/T/B/SECRET", "blocks.0.text.text", "blocks.1.text.text"),
+        ("https://discord.com/api/webhooks/1/SECRET", "embeds.0.title", "embeds.0.description"),
+        ("https://x.webhook.office.com/webhookb2/SECRET", *TEAMS),
+        ("https://prod-1.westeurope.logic.azure.com:443/workflows/SECRET", *TEAMS),
+        ("https://a.b.environment.api.powerplatform.com/workflows/SECRET", *TEAMS),
+    ],
+)
+def test_a_chat_gets_a_message_that_it_shows(url: str, title: str, text: str) -> None:
+    """Within the limits that Slack and Discord publish; and nothing in a name calls or formats."""
+    with Server().running() as server:
+        hook = patient(url)
+        hook._url = server.url
+        hook.open(identity(run=99 * "g_", rank=3, world_size=8, host="<!channel>"))
+        finding = made(evidence={"a": math.nan})
+        finding.where, finding.summary = "param:a_b*.weight", "@everyone **It** broke" + 3000 * " _"
+        hook(finding)
+        hook.close()
+
+    (body,) = server.bodies
+    said = [body, body]
+    for at, path in enumerate((title, text)):
+        for key in path.split("."):
+            said[at] = said[at][int(key) if isinstance(said[at], list) else key]
+    is_discord, is_slack = "embeds" in body, "blocks" in body
+    assert said[0].replace("\\", "").startswith("CRITICAL: scale_collapse in parameter a_b*.weight")
+    assert "Step 0, first seen at step 0, rank 3 of 8, on" in said[1]
+    assert len(said[0]) <= (256 if is_discord else 150)
+    assert len(said[1]) <= (4096 if is_discord else 3000)
+    if is_discord:
+        assert body["allowed_mentions"] == {"parse": []}
+        assert re.search(r"(?<!\\)[*_<]", said[0] + said[1]) is None
+    if is_slack:
+        assert {block["text"]["type"] for block in body["blocks"]} == {"plain_text"}
+        assert "<" not in body["text"]
 
 
 def test_numbers_that_are_not_finite_are_words_in_the_body() -> None:

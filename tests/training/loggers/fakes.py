@@ -60,6 +60,28 @@ class WandbRun:
         self.alerts.append((title, text, level))
 
 
+class TrackioRun:
+    """A run of Trackio, which counts steps as Trackio does."""
+
+    name = "dainty-sunset-0"
+
+    def __init__(self) -> None:
+        self._next_step = 0
+        self.rows: list[tuple[int, dict[str, Any]]] = []
+        self.alerts: list[tuple[str, str, str, int]] = []
+
+    def log(self, numbers: dict[str, Any], step: int | None = None) -> None:
+        step = self._next_step if step is None else step
+        self._next_step = max(self._next_step, step + 1)
+        self.rows.append((step, numbers))
+
+    def alert(self, *, title: str, text: str, level: str, step: int) -> None:
+        self.alerts.append((title, text, level, step))
+
+    def finish(self) -> None:
+        raise NotImplementedError
+
+
 class MlflowClient:
     """A client of MLflow before it could log a batch."""
 

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.errors import SettingsError
-from ampwatch.training.loggers.parcels import Exponents, Note, Point, Summary
-from ampwatch.training.loggers.sinks import raw_histogram, recognised
+from ampwatch.training.loggers.sinks import (
+    Exponents,
+    Note,
+    Point,
+    Summary,
+    raw_histogram,
+    recognised,
+)
 from ampwatch.wire.records import Severity
-from tests.training.loggers.fakes import Mlflow, MlflowClient, WandbRun, Writer
+from tests.training.loggers.fakes import Mlflow, MlflowClient, TrackioRun, WandbRun, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +37,14 @@ NOTE = Note(
     "Mend it",
 )
 SUMMARY = Summary(99, 1001.0, {"amp/loss_scale": 1024.0, "amp/steps": 100.0})
+
+
+COUNTED = {"amp/gradient_exponents": ([1, 0, 4], [-4, -3, -2, -1]), "amp/gradient_exponents/head": ([1], [-4, -3])}  # fmt: skip
+"""Histograms by their counts and the edges between them: logarithms, as for TensorBoard."""
+
+
+def counted(*, np_histogram: object) -> object:
+    return np_histogram
 
 
 def filled(sink: Any) -> None:
@@ -70,38 +84,21 @@ def test_a_histogram_of_exponents_is_one_of_logarithms() -> None:
     }
 
 
-def test_a_run_of_wandb_keeps_its_own_rows() -> None:
+def test_a_run_of_wandb_keeps_its_own_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers join the row that is being filled, and their x axis is the iteration."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Histogram=counted))
     run = WandbRun()
     run.log({"loss": 1.0})
     filled(recognised(run))
     assert run.step == 1
     run.log({"loss": 0.5})
 
-    assert run.rows[:2] == [{"loss": 1.0}, {**POINT.values, "loss": 0.5}]
+    assert run.rows[:2] == [{"loss": 1.0}, {**POINT.values, **COUNTED, "loss": 0.5}]
     assert run.axes == {"amp/step": None, "amp/*": "amp/step"}
     assert run.alerts == [("ampwatch critical: scale_collapse", "__It__ broke\n\nMend it", "ERROR")]
     assert run.summary == {"amp/finding/scale_collapse@optimizer:0": "__It__ broke"} | (
         SUMMARY.values
     )
-
-
-def test_a_run_of_wandb_gets_histograms_where_its_package_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By their counts and the edges between them: logarithms, as for TensorBoard."""
-    package = SimpleNamespace(Histogram=lambda *, np_histogram: np_histogram)
-    monkeypatch.setitem(sys.modules, "wandb", package)
-    run = WandbRun()
-    recognised(run).log(POINT)
-
-    assert run.rows == [
-        POINT.values
-        | {
-            "amp/gradient_exponents": ([1, 0, 4], [-4, -3, -2, -1]),
-            "amp/gradient_exponents/head": ([1], [-4, -3]),
-        }
-    ]
 
 
 def test_a_run_of_wandb_without_alerts_has_findings_in_its_summary() -> None:
@@ -157,6 +154,33 @@ def test_the_module_of_wandb_stands_for_its_run() -> None:
     assert module.run.rows == [POINT.values]
 
 
+def trackio_module(monkeypatch: pytest.MonkeyPatch, run: TrackioRun | None) -> ModuleType:
+    """The module, whose current run is one of a context; ``run`` is a submodule."""
+    module = ModuleType("trackio")
+    contexts = SimpleNamespace(current_run=SimpleNamespace(get=lambda: run))
+    levels = {"ERROR": "error"}
+    vars(module).update(init=print, log=print, context_vars=contexts)
+    vars(module).update(run=module, AlertLevel=levels, Histogram=counted)
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    return module
+
+
+@pytest.mark.parametrize("rows_before", [0, 7, 200])
+def test_a_run_of_trackio_keeps_the_steps_that_it_counts(
+    monkeypatch: pytest.MonkeyPatch, rows_before: int
+) -> None:
+    """The user's next row has the step that it would have; without rows, the numbers have their own."""
+    run = TrackioRun()
+    for _ in range(rows_before):
+        run.log({"loss": 1.0})
+    filled(recognised(trackio_module(monkeypatch, run)))
+
+    at = min(99, rows_before - 1) if rows_before else 99
+    assert run.rows[rows_before:] == [(at, POINT.values | COUNTED), (at, {"amp/steps": 100.0})]
+    assert run.alerts == [("ampwatch critical: scale_collapse", "__It__ broke\n\nMend it", "error", 98)]  # fmt: skip
+    assert run._next_step == (rows_before or 100)
+
+
 @pytest.mark.parametrize("how", ["module", "pair"])
 def test_mlflow_gets_metrics_and_tags(how: str) -> None:
     """Of the run that was active at set-up; the end repeats nothing that the last point had."""
@@ -170,6 +194,7 @@ def test_mlflow_gets_metrics_and_tags(how: str) -> None:
     ]
     assert mlflow.client.tags == {
         "amp/finding/scale_collapse_optimizer_0": "__It__ broke Mend it",
+        "amp/kind/scale_collapse": "critical",
     }
 
 
@@ -220,9 +245,11 @@ def test_what_is_no_logger_is_refused_with_what_to_do(
         recognised(make())
 
 
-def test_the_module_of_wandb_without_a_run_is_refused() -> None:
+def test_a_module_without_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = wandb_module()
     module.run = None  # type: ignore[assignment]
 
     with pytest.raises(SettingsError, match=r"got wandb without a run; call wandb.init\(\) before"):
         recognised(module)
+    with pytest.raises(SettingsError, match=r"got trackio without a run; call trackio.init\(\)"):
+        recognised(trackio_module(monkeypatch, None))

@@ -195,7 +195,7 @@ def test_a_lone_surrogate_smuggled_in_as_bytes_is_refused() -> None:
     payload = msgpack.encode(("failed", "surrogate", 1))
     payload = payload.replace(b"\xa9surrogate", b"\xa3\xed\xa0\x80")
 
-    with pytest.raises(ValueError, match="utf-8"):
+    with pytest.raises(ValueError, match=r"(?i)utf-8"):
         decode(RecordKind.END, payload)
 
 

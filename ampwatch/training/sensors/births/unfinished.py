@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.training.ops.operands import (
@@ -38,21 +39,10 @@ LARGE = 1e4
 Note = TypeVar("Note")
 
 
-class _Result(NamedTuple, Generic[Note]):
+@dataclass(frozen=True)  # Python 3.10 has no named tuples that are generic
+class _Result(Generic[Note]):
     tensor: weakref.ref[Tensor]
     storage: WeakStorage
-    note: Note
-
-
-class Finished(NamedTuple, Generic[Note]):
-    """A result of a collective that an op has met.
-
-    Attributes:
-        tensor: The result, or, where it does not live any more, the view that the op has met.
-        note: What was noted of it when the collective began.
-    """
-
-    tensor: Tensor
     note: Note
 
 
@@ -113,9 +103,10 @@ class Unfinished(Generic[Note]):
             return False
         return self._is_foreign(call.args[1])
 
-    def met_by(self, call: OpCall) -> list[Finished[Note]]:
-        """Return the results that an op has met, and wait for them no longer.
+    def met_by(self, call: OpCall) -> list[tuple[Tensor, Note]]:
+        """Return the results that an op has met with what was noted of each, and wait for them no longer.
 
+        In the place of a result that does not live any more stands the view that the op has met.
         What the op has written itself is left out, unless all that is not finite in it must have
         been there before.
         """
@@ -131,7 +122,7 @@ class Unfinished(Generic[Note]):
             if tensor.dtype in FLOATS and self._key_of(tensor) not in written
         )
         return [
-            Finished(_alive(result, touched[key]), result.note)
+            (_alive(result, touched[key]), result.note)
             for key in keys
             for result in self._results.pop(key)
             if (keeps or key not in written) and not _is_freed(result)

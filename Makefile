@@ -18,6 +18,8 @@ LOCK := uv pip compile --quiet --no-python-downloads --universal --generate-hash
 	--default-index https://pypi.org/simple --custom-compile-command 'make lock' --no-emit-package torch -c constraints.txt
 GRAFANA_VENV := .venv-grafana
 GRAFANA_INSTALLED := $(GRAFANA_VENV)/.installed
+GRAFANA_PACKAGES := .npm-grafana
+GRAFANA_PAGE := $(GRAFANA_PACKAGES)/site/index.html
 RELEASE_VENV := .venv-release
 RELEASE_INSTALLED := $(RELEASE_VENV)/.installed
 SITE_VENV := .venv-site
@@ -74,6 +76,23 @@ $(GRAFANA_INSTALLED): pyproject.toml constraints-grafana.txt
 	$(GRAFANA_VENV)/bin/python $(LOCKED) -r constraints-grafana.txt
 	$(GRAFANA_VENV)/bin/python $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
+
+# The packages of Grafana's frontend, 400 MB, for the page in which tools/grafana draws dashboards. One of them names
+# another React than the others do, which matters to its query editor alone.
+$(GRAFANA_PACKAGES)/.installed: tools/grafana/package.json tools/grafana/package-lock.json
+	@echo "==> Installing the packages of Grafana's frontend in $(GRAFANA_PACKAGES)"
+	mkdir -p $(GRAFANA_PACKAGES)
+	cp $^ $(GRAFANA_PACKAGES)
+	cd $(GRAFANA_PACKAGES) && npm ci --ignore-scripts --legacy-peer-deps --no-audit --no-fund --loglevel=error
+	@touch $@
+
+$(GRAFANA_PAGE): tools/grafana/panels.jsx tools/grafana/index.html $(GRAFANA_PACKAGES)/.installed
+	cp $(wordlist 1,2,$^) $(GRAFANA_PACKAGES)
+	cd $(GRAFANA_PACKAGES) && npm run --silent site
+	@touch $@
+
+.PHONY: grafana-page
+grafana-page: $(GRAFANA_PAGE) ## Install the packages of Grafana's frontend from npm, for what draws the dashboards; 400 MB
 
 # The frameworks bring packages that nothing else here needs, at versions that suit one another.
 $(FRAMEWORKS_INSTALLED): $(FRAMEWORKS)/constraints.txt constraints.txt
@@ -139,6 +158,7 @@ test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests of a commit, some twelv
 .PHONY: test-all
 test-all: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run every test, those of frameworks included; much longer (ARGS="--times=benchmarks/results/tests.jsonl")
 	@$(BEFORE_TESTS)
+	@$(MAKE) grafana-page || echo "==> Without the packages of Grafana's frontend; what draws the dashboards is skipped"
 	@echo "==> Running every test"
 	$(PYTEST) $(ARGS)
 	$(MAKE) test-frameworks ARGS=
@@ -276,6 +296,6 @@ gpu-packages: $(INSTALLED) ## Fetch what the Python of a GPU machine without net
 
 .PHONY: clean
 clean: ## Remove .venv and everything the tools have left
-	rm -rf $(VENV) $(DEMO_VENV) $(GRAFANA_VENV) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(PEERS_VENV) $(SITE_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DEMO_VENV) $(GRAFANA_VENV) $(GRAFANA_PACKAGES) $(RELEASE_VENV) $(FRAMEWORKS_VENV) $(PEERS_VENV) $(SITE_VENV) $(GPU_PACKAGES) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -f ampwatch/training/native/*.so
 	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +

@@ -60,7 +60,7 @@ def errors() -> tuple[Panel, ...]:
             ),
             unit="none",
             no_value="No XID error since the daemons began to listen",
-            keys=(*KEYS, Key(label="xid", title="Code", mappings=(_XIDS,), wrap=True)),
+            keys=(*KEYS, Key(label="xid", title="Code", mappings=(_XIDS,))),
             columns=(
                 Column(
                     title="Newest",

@@ -126,7 +126,9 @@ def _overflow() -> tuple[Panel, ...]:
             keys=KEYS,
             columns=(
                 Column(title="Output headroom", expr=_OF_OUTPUTS, decimals=1, thresholds=HEADROOM),
-                Column(title="Largest output", expr=worst("max", _ACTIVATION), unit="sci"),
+                Column(
+                    title="Largest output", expr=worst("max", _ACTIVATION), unit="sci", decimals=2
+                ),
                 Column(
                     title="Output dtype",
                     expr=worst("min", _ACTIVATION_LIMIT),
@@ -144,7 +146,9 @@ def _overflow() -> tuple[Panel, ...]:
                     decimals=1,
                     thresholds=GRADIENT_HEADROOM,
                 ),
-                Column(title="Largest gradient", expr=worst("max", _GRADIENT), unit="sci"),
+                Column(
+                    title="Largest gradient", expr=worst("max", _GRADIENT), unit="sci", decimals=2
+                ),
             ),
             sort_by="Output headroom",
             height=10,

@@ -193,7 +193,10 @@ class Heatmap(Panel):
             cell_gap=1,
             cell_values=heatmap.CellValues(unit="short"),
             y_axis=heatmap.YAxisConfig(
-                unit=self.unit, axis_placement=common.AxisPlacement.LEFT, reverse=False
+                unit=self.unit,
+                decimals=self.decimals,
+                axis_placement=common.AxisPlacement.LEFT,
+                reverse=False,
             ),
             legend=heatmap.HeatmapLegend(show=True),
             tooltip=heatmap.HeatmapTooltip(

@@ -53,7 +53,7 @@ def fallbacks() -> tuple[Panel, ...]:
             no_value=f"No op ran in float32 under autocast within {OVER}, or none was counted",
             keys=(
                 RUN,
-                Key(label="reason", title="Why", mappings=(_REASONS,), wrap=True),
+                Key(label="reason", title="Why", mappings=(_REASONS,)),
             ),
             columns=(
                 Column(

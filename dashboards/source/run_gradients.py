@@ -60,6 +60,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_magnitude"],
             ),
             unit="sci",
+            decimals=1,
             no_value=NO_MAGNITUDE,
             queries=(Query(f"sum by (le) ({increase(_MAGNITUDE)})", legend="{{le}}"),),
             interval="1m",
@@ -83,6 +84,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 ],
             ),
             unit="sci",
+            decimals=1,
             no_value=NO_MAGNITUDE,
             queries=(
                 Query(_quantile(0.99), legend="99 % below {{run}}"),
@@ -174,6 +176,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
                 metrics=["ampwatch_gradient_norm"],
             ),
             unit="sci",
+            decimals=1,
             no_value=NO_NORM,
             queries=(
                 Query(f"max by (run) ({of('ampwatch_gradient_norm')})", legend="norm {{run}}"),

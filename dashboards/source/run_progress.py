@@ -64,6 +64,7 @@ def learning() -> tuple[TimeSeries, ...]:
                 ),
             ),
             minimum=0,
+            reaches_to=1,
             thresholds=NONE_IS_GOOD,
             area=True,
         ),

@@ -122,7 +122,7 @@ FINDING_KEYS = (
 )
 """Labels by which findings differ, beside the run."""
 
-ADVICE_KEY = Key(label="advice", title="What to change", mappings=(ADVICE_WORDS,), wrap=True)
+ADVICE_KEY = Key(label="advice", title="What to change", mappings=(ADVICE_WORDS,))
 
 
 def finding_columns(by: str) -> tuple[Column, ...]:

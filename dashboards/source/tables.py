@@ -24,7 +24,8 @@ class Key:
         mappings: Other words in place of the values.
         links: Where a click leads.
         width: Of the column, in pixels.
-        wrap: Whether long text takes several lines.
+        wrap: Whether long text takes several lines. Not with ``mappings``: Grafana 13 makes a row as
+            high as the value needs that the mapping replaces.
         colored: Whether the text has the colour of its mapping.
         no_value: What a row without the label says; else it would say what the empty table does.
     """

@@ -1,6 +1,6 @@
 """The trainings of the scene: a small GPT in float16 with a GradScaler, or in bfloat16.
 
-Started by ``tools.preview.scene``, the float16 one on two ranks by torchrun. What goes wrong is
+Started by ``tools.grafana.scene``, the float16 one on two ranks by torchrun. What goes wrong is
 planted by ``ampwatch.inject``, is a slow rank, or an exception; the loop is an ordinary one.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
@@ -30,26 +30,12 @@ CRASH = 0.2
 """Share of the training after which the one dies that is made to."""
 
 
-class PlannedFault(NamedTuple):
-    """Something that goes wrong.
-
-    Attributes:
-        share: When: how much of the training is over.
-        rank: Where it is planted; everywhere if negative.
-        arguments: Of ``ampwatch.inject``.
-    """
-
-    share: float
-    rank: int
-    arguments: dict[str, object]
-
-
 EVENTS = (
-    PlannedFault(0.40, 1, {"kind": "stalled_step", "seconds": 3.0}),
-    PlannedFault(0.50, -1, {"kind": "collapsed_scale", "steps": 24}),
-    PlannedFault(0.75, -1, {"kind": "inf_activation", "module": "blocks.2.mlp", "steps": 4}),
+    (0.40, 1, {"kind": "stalled_step", "seconds": 3.0}),
+    (0.50, None, {"kind": "collapsed_scale", "steps": 24}),
+    (0.75, None, {"kind": "inf_activation", "module": "blocks.2.mlp", "steps": 4}),
 )
-
+"""Share of the training after which a fault is planted, its rank (``None`` for all), and what ``ampwatch.inject`` gets."""
 
 READING_SECONDS = 0.03
 """Time that it takes to read a batch: a part of each step that is seen on the dashboards. Unit: s."""
@@ -102,10 +88,10 @@ def main() -> None:
             if arguments.crash and share >= CRASH:
                 msg = "this training was made to die"
                 raise RuntimeError(msg)
-            while due and _agreed(share >= due[0].share, ranks):
-                event = due.pop(0)
-                if event.rank in (-1, rank):
-                    ampwatch.inject(watch, **event.arguments)  # type: ignore[arg-type]
+            while due and _agreed(share >= due[0][0], ranks):
+                _, where, fault = due.pop(0)
+                if where in (None, rank):
+                    ampwatch.inject(watch, **fault)  # type: ignore[arg-type]
             inputs, targets = next(batches)
             watch.batch(samples=len(inputs), tokens=inputs.numel())
             with torch.autocast("cpu", dtype=dtype):

@@ -1,6 +1,6 @@
 """Something to look at: two real trainings, one of which breaks, and a Prometheus that saw it.
 
-    python -m tools.preview.scene DIR [--minutes 8]
+    python -m tools.grafana.scene DIR [--minutes 8]
 
 A float16 training on two ranks, which ``ampwatch.inject`` breaks half way, a healthy one in bfloat16
 and one that dies early; the daemon with GPUs that do not exist; a Prometheus that scrapes every five
@@ -21,14 +21,11 @@ import time
 import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 ROOT = Path(__file__).parents[2]
+RULES = ROOT / "dashboards" / "alerts" / "*.rules.yml"
 SCRAPE_SECONDS = 5.0
 
 LAST_SECONDS = 15.0
@@ -38,7 +35,7 @@ CONFIG = """\
 global:
   scrape_interval: {scrape:g}s
   evaluation_interval: {scrape:g}s
-rule_files: [{rules}]
+rule_files: ['{rules}']
 scrape_configs:
   - job_name: ampwatch
     static_configs:
@@ -46,54 +43,31 @@ scrape_configs:
 """
 
 
-def main(given: Sequence[str] | None = None) -> int:
-    """Play the scene and stay until Ctrl-C.
-
-    Args:
-        given: The arguments of the command line.
-    """
+def main() -> None:
+    """Train, then keep Prometheus until Ctrl-C."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, help="where everything lies; made if it is missing")
     parser.add_argument("--minutes", type=float, default=8.0, help="how long it trains")
-    parser.add_argument(
-        "--rules",
-        type=Path,
-        nargs="*",
-        default=sorted((ROOT / "dashboards" / "alerts").glob("*.rules.yml")),
-        help="files of rules (default: those of dashboards/alerts)",
-    )
-    arguments = parser.parse_args(given)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        play(arguments.directory, arguments.minutes * 60, arguments.rules)
+        with suppress(KeyboardInterrupt):
+            _play(arguments.directory, arguments.minutes * 60)
     except AmpwatchError as error:
-        print(f"scene: {error}", file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(f"scene: {error}")
 
 
-def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
-    """Train, then keep Prometheus until Ctrl-C.
-
-    Args:
-        directory: Where everything lies; made if it is missing.
-        seconds: How long the trainings take. Unit: s.
-        rules: Files of rules that Prometheus evaluates.
-
-    Raises:
-        AmpwatchError: If Prometheus is not installed, or a part of it ends early.
-    """
+def _play(directory: Path, seconds: float) -> None:
     program = shutil.which("prometheus")
     if program is None:
         msg = "expected the program prometheus on the PATH, found none; on Debian: apt-get install prometheus"
         raise AmpwatchError(msg)
     directory.mkdir(parents=True, exist_ok=True)
-    daemon_port = _free_port()
-    prometheus_port = _free_port()
+    daemon_port, prometheus_port = _free_port(), _free_port()
     config = directory / "prometheus.yml"
-    files = ", ".join(f"'{file.resolve()}'" for file in rules)
-    config.write_text(CONFIG.format(scrape=SCRAPE_SECONDS, rules=files, daemon=daemon_port))
+    config.write_text(CONFIG.format(scrape=SCRAPE_SECONDS, rules=RULES, daemon=daemon_port))
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "AMPWATCH_RUNTIME_DIR": str(directory / "runtime"),
@@ -104,7 +78,7 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
         "GLOO_SOCKET_IFNAME": "lo",
     }
     python = sys.executable
-    actor = ["-m", "tools.preview.actors", "--seconds", str(seconds)]
+    actor = ["-m", "tools.grafana.actors", "--seconds", str(seconds)]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     begin = time.time()
     with ExitStack() as stack:
@@ -133,14 +107,13 @@ def play(directory: Path, seconds: float, rules: Sequence[Path]) -> None:
                 msg = f"expected the trainings to end well, got exit status {training.returncode}; what it said is above"
                 raise AmpwatchError(msg)
         print(
-            f"Prometheus answers until Ctrl-C. Draw with:\n  python -m tools.preview"
+            f"Prometheus answers until Ctrl-C. Draw with:\n  python -m tools.grafana"
             f" --prometheus http://127.0.0.1:{prometheus_port} --scrape-seconds {SCRAPE_SECONDS:g}"
-            f" --start {begin:.0f} --end {time.time() - LAST_SECONDS:.0f} --set ampwatch-run.run=gpt-fp16 --out docs/images",
+            f" --start {begin:.0f} --end {time.time() - LAST_SECONDS:.0f}"
+            " --set ampwatch-run.run=gpt-fp16 --set ampwatch-layers.run=gpt-fp16 --out docs/images",
             flush=True,
         )
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        with suppress(KeyboardInterrupt):
-            signal.pause()
+        signal.pause()
 
 
 def _free_port() -> int:
@@ -150,21 +123,14 @@ def _free_port() -> int:
     return port
 
 
-def _await(url: str, seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not _answers(url):
-        if time.monotonic() > end:
-            msg = f"expected an answer at {url} within {seconds:g} s, got none"
-            raise AmpwatchError(msg)
+def _await(url: str) -> None:
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=1):  # noqa: S310 - loopback
+            return
         time.sleep(0.1)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=1):  # noqa: S310 - loopback
-            return True
-    except OSError:
-        return False
+    msg = f"expected an answer at {url} within 30 s, got none"
+    raise AmpwatchError(msg)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -173,4 +139,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -77,7 +77,7 @@ class StateError(AmpwatchError, RuntimeError):
     """The call is valid, but not now: the monitor is closed, or there is no memory."""
 
 
-CLOSED = "expected an open monitor, got a closed one; call ampwatch.monitor() again"
+CLOSED = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
 
 
 class RingError(AmpwatchError, OSError):

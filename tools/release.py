@@ -1,7 +1,7 @@
 """A release, built and checked, and published nowhere: ``make release``.
 
 What is committed is exported twice, to two directories, and built there under different conditions; both builds have
-to be the same, byte for byte, and so has a wheel that is built from the sdist. Then the wheel is held against the
+to be the same, byte for byte, and so has a wheel that is built from the sdist. Then the wheel is compared with the
 repository, and installed where nothing else of ampwatch is. Beside wheel and sdist ``dist/`` gets an SBOM (CycloneDX)
 of what the wheel brings along, and SHA256SUMS, which ``--sign KEY`` signs with ssh-keygen.
 

@@ -75,12 +75,12 @@ def run(args: argparse.Namespace) -> int:
     # Whom the lock names, and nobody else: who just listens on the port must not get the token.
     info = serving(directory)
     if info is None:
-        msg = f"expected a daemon of this user that serves, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one, `ampwatch doctor` says who else is there{of_ended_runs(settings)}"
+        msg = f"no daemon of this user serves (none in {str(directory)!r}); start one with a training or `ampwatch daemon`; `ampwatch doctor` shows what else listens{of_ended_runs(settings)}"
         raise DaemonError(msg)
     token = read_token(directory)
     wants = args.header or info.wants_token
     if wants and token is None:
-        msg = f"expected a token in {str(directory / TOKEN_FILE)!r} that only this user can read, found none; end the daemon with `kill {info.pid}`, and the next one makes it"
+        msg = f"there is no token in {str(directory / TOKEN_FILE)!r} that only this user can read; end the daemon with `kill {info.pid}`, and the next one makes it"
         raise DaemonError(msg)
     if args.header:
         print(f"Authorization: Bearer {token}")
@@ -120,5 +120,5 @@ def _check_is_shown(run: str, settings: Settings) -> None:
         otherwise = "a run is there once its training has called ampwatch.monitor()"
         advice = did_you_mean(run, shown, otherwise)
     there = ", ".join(sorted(map(printable, shown))) or "no run"
-    msg = f"expected a run that the daemon shows, got {run!r}: it shows {there}{advice}"
+    msg = f"the daemon does not show run {run!r}: it shows {there}{advice}"
     raise DaemonError(msg)

@@ -295,7 +295,7 @@ def _run_of(module: ModuleType) -> Any:
     """Return the run of the module of W&B."""
     name = module.__name__
     if not _can(module, "init", "log"):
-        _refuse(f"the module {name}", "hand over its logger, not the module")
+        _refuse(f"the module {name}", "pass its logger, not the module")
     run = getattr(module, "run", None)
     if run is None:
         _refuse(f"{name} without a run", f"call {name}.init() before log_to()")

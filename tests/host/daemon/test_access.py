@@ -352,5 +352,5 @@ def test_the_command_says_where_there_is_no_daemon_and_no_token(place: Place) ->
     assert (misused.returncode, told_then) == (2, "")
     assert "expected --run NAME with --rank, --step or --finding" in why_then
     assert (process.returncode, told) == (1, "")
-    assert "expected a daemon of this user that serves, found none" in why
+    assert "no daemon of this user serves" in why
     assert url == daemon.info.url

@@ -142,9 +142,9 @@ def test_a_lock_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     lock.publish(INFO)
     os.chown(tmp_path / DAEMON_LOCK, 4242, 4242)
 
-    with pytest.raises(PermissionError, match="somebody else's"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         look_at(tmp_path)
-    with pytest.raises(DaemonError, match="somebody else's"):
+    with pytest.raises(DaemonError, match="belongs to another user"):
         serving(tmp_path)
     assert read_info(tmp_path) is None
     lock.let_go()

@@ -1,9 +1,27 @@
-"""ampwatch: a numerical-health monitor for PyTorch mixed-precision training.
+"""A numerical-health monitor for PyTorch mixed-precision training.
 
-``watch = ampwatch.monitor(model, scaler)`` is all; the training loop stays as it is.
+One line is added to a training script, and the training loop stays as it is::
 
-The public names are loaded on first use (PEP 562): importing ``ampwatch`` costs
-no torch, so that the daemon and the command line never load it.
+    watch = ampwatch.monitor(model, scaler)
+
+The names to begin with:
+
+    monitor         watches a training and returns a ``Monitor``
+    Monitor         has the findings, the report and the metrics of that training
+    actions         functions for ``on_finding``: log, send to a webhook, save a checkpoint, stop
+    integrations    callbacks for Lightning, transformers and Accelerate
+    inject          plants a fault, to see what ampwatch reports
+
+The other public names, which ``dir(ampwatch)`` lists as well:
+
+    Finding, Severity, SkipClass, LastStep    what a ``Monitor`` hands out
+    LossScaler                                for a scaler that is not torch's
+    Injection                                 what ``inject`` returns
+    StopTraining                              what ``actions.stop()`` raises
+    AmpwatchError and its other subclasses    all other exceptions: ``ampwatch.errors``
+
+docs/api.md describes all of them. They are loaded on first use (PEP 562): importing
+``ampwatch`` does not load torch, which the daemon and the command line do without.
 """
 
 from __future__ import annotations
@@ -21,51 +39,30 @@ from ampwatch.version import __version__
 
 if TYPE_CHECKING:
     from ampwatch import actions, integrations
-    from ampwatch.errors import (
-        AmpwatchError,
-        AskError,
-        AttachError,
-        DaemonError,
-        DeployError,
-        DiffError,
-        GrafanaError,
-        ReportError,
-        RingError,
-        SettingsError,
-        StateError,
-        StopTraining,
-    )
-    from ampwatch.training.inject.injection import Injection, inject
-    from ampwatch.training.monitor import LastStep, Monitor, monitor
-    from ampwatch.training.scalers.loss_scaler import LossScaler
-    from ampwatch.wire.records import Finding, Severity, SkipClass
+    from ampwatch.errors import AmpwatchError as AmpwatchError
+    from ampwatch.errors import AskError as AskError
+    from ampwatch.errors import AttachError as AttachError
+    from ampwatch.errors import DaemonError as DaemonError
+    from ampwatch.errors import DeployError as DeployError
+    from ampwatch.errors import DiffError as DiffError
+    from ampwatch.errors import GrafanaError as GrafanaError
+    from ampwatch.errors import ReportError as ReportError
+    from ampwatch.errors import RingError as RingError
+    from ampwatch.errors import SettingsError as SettingsError
+    from ampwatch.errors import StateError as StateError
+    from ampwatch.errors import StopTraining as StopTraining
+    from ampwatch.training.inject.injection import Injection as Injection
+    from ampwatch.training.inject.injection import inject
+    from ampwatch.training.monitor import LastStep as LastStep
+    from ampwatch.training.monitor import Monitor, monitor
+    from ampwatch.training.scalers.loss_scaler import LossScaler as LossScaler
+    from ampwatch.wire.records import Finding as Finding
+    from ampwatch.wire.records import Severity as Severity
+    from ampwatch.wire.records import SkipClass as SkipClass
 
-__all__ = [
-    "AmpwatchError",
-    "AskError",
-    "AttachError",
-    "DaemonError",
-    "DeployError",
-    "DiffError",
-    "Finding",
-    "GrafanaError",
-    "Injection",
-    "LastStep",
-    "LossScaler",
-    "Monitor",
-    "ReportError",
-    "RingError",
-    "SettingsError",
-    "Severity",
-    "SkipClass",
-    "StateError",
-    "StopTraining",
-    "__version__",
-    "actions",
-    "inject",
-    "integrations",
-    "monitor",
-]
+__all__ = ["Monitor", "__version__", "actions", "inject", "integrations", "monitor"]
+"""The names to begin with. ``help(ampwatch)`` describes each of them in full; the other public names, of
+``_HOME``, inherit hundreds of lines from ``str``, ``int`` and ``Exception``."""
 
 _HOME = {
     "AmpwatchError": "errors",
@@ -102,7 +99,7 @@ def __getattr__(name: str) -> object:
         return import_module(f"ampwatch.{name}")
     home = _HOME.get(name)
     if home is None:
-        msg = f"module 'ampwatch' has no attribute {name!r}; it has {', '.join(__all__)}"
+        msg = f"module 'ampwatch' has no attribute {name!r}; it has {', '.join(__dir__())}"
         raise AttributeError(msg)
     try:
         return getattr(_load(f"ampwatch.{home}"), name)
@@ -140,4 +137,4 @@ def _load(name: str) -> object:
 
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
-    return list(__all__)
+    return sorted({*__all__, *_HOME})

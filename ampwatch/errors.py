@@ -1,23 +1,24 @@
-"""Exceptions of ampwatch, raised at set-up or by the command line and never in a training step.
+"""Exceptions of ampwatch. Set-up and the command line raise them; a training step never does.
 
-But for one, which is for those who ask for it: ``StopTraining``.
+The exception is ``StopTraining``, which ``actions.stop()`` raises on request.
 
 The tree, each class also a built-in so that ordinary ``except`` clauses work::
 
     AmpwatchError
-    ├── SettingsError   (ValueError)    a setting or an AMPWATCH_* variable is not usable
-    ├── AttachError     (TypeError)     what was handed to monitor() cannot be watched
-    ├── StateError      (RuntimeError)  right call, wrong moment: the monitor is closed, or there is no memory
-    ├── RingError       (OSError)       a ring file cannot be created or understood
-    ├── DaemonError     (RuntimeError)  the daemon cannot start or keep its promises
-    ├── AskError        (RuntimeError)  what was asked of a training cannot be had
-    ├── StopTraining    (RuntimeError)  actions.stop() was asked for, and there is a finding
+    ├── SettingsError   (ValueError)    a setting or an AMPWATCH_* variable is not valid
+    ├── AttachError     (TypeError)     monitor() cannot watch an argument
+    ├── StateError      (RuntimeError)  the monitor is closed, or there is no memory
+    ├── RingError       (OSError)       a ring file cannot be created or read
+    ├── DaemonError     (RuntimeError)  the daemon cannot start, or cannot serve as configured
+    ├── AskError        (RuntimeError)  a running training did not answer a request
+    ├── StopTraining    (RuntimeError)  actions.stop() ends the training at a finding
     ├── ReportError     (OSError)       a report cannot be found, read or written
-    ├── DiffError       (OSError)       two runs cannot be held against each other
-    ├── DeployError     (OSError)       what is to be deployed cannot be had or written
-    └── GrafanaError    (RuntimeError)  Grafana is not reached, or does not do what it was asked
+    ├── DiffError       (OSError)       two runs cannot be compared
+    ├── DeployError     (OSError)       the files of a deployment cannot be read or written
+    └── GrafanaError    (RuntimeError)  Grafana cannot be reached, or refuses a request
 
-Every message says what was expected, what was given and what to do.
+A message says what happened, then what was done about it, then what to do. Where an argument or a setting
+is wrong it says what was expected and what was given.
 """
 
 from __future__ import annotations
@@ -61,38 +62,38 @@ def remedy_of(error: OSError, otherwise: str) -> str:
 
 
 class AmpwatchError(Exception):
-    """Base of everything ampwatch raises on purpose."""
+    """Base of all exceptions that ampwatch raises."""
 
 
 class SettingsError(AmpwatchError, ValueError):
-    """A keyword setting or an ``AMPWATCH_*`` environment variable is not usable."""
+    """A keyword setting or an ``AMPWATCH_*`` environment variable is not valid."""
 
 
 class AttachError(AmpwatchError, TypeError):
-    """An object handed to ``ampwatch.monitor`` cannot be watched."""
+    """An argument of ``ampwatch.monitor`` cannot be watched."""
 
 
 class StateError(AmpwatchError, RuntimeError):
-    """The call is right but comes at the wrong moment."""
+    """The call is valid, but not now: the monitor is closed, or there is no memory."""
 
 
 CLOSED = "expected an open monitor, got one that is closed; call ampwatch.monitor() again"
 
 
 class RingError(AmpwatchError, OSError):
-    """A ring file cannot be created, opened or understood."""
+    """A ring file cannot be created, opened or read."""
 
 
 class DaemonError(AmpwatchError, RuntimeError):
-    """The daemon cannot start, or could not keep a promise it was configured to keep."""
+    """The daemon cannot start, or cannot serve as it was configured."""
 
 
 class AskError(AmpwatchError, RuntimeError):
-    """What a running training was asked for cannot be had: a trace, an error budget, a precision plan."""
+    """A running training did not return what was requested: a trace, an error budget, a precision plan."""
 
 
 class StopTraining(AmpwatchError, RuntimeError):  # noqa: N818 - like StopIteration, it asks for an end
-    """A finding has ended the training, as ``ampwatch.actions.stop()`` was asked to.
+    """A finding has ended the training, as ``ampwatch.actions.stop()`` requests.
 
     Attributes:
         finding: The ``ampwatch.Finding``; ``None`` if there is only a message.
@@ -108,22 +109,22 @@ class StopTraining(AmpwatchError, RuntimeError):  # noqa: N818 - like StopIterat
 
 def _said(finding: typing.Any) -> str:
     return (
-        f"actions.stop() was asked to end the training at a finding like this one:"
+        "ampwatch.actions.stop() ends the training at this finding:"
         f" {finding.kind}: {finding.summary}. {finding.advice}"
     )
 
 
 class ReportError(AmpwatchError, OSError):
-    """A report that a run has left behind cannot be found, read or written."""
+    """The report of a run cannot be found, read or written."""
 
 
 class DiffError(AmpwatchError, OSError):
-    """A tape, or what it has to be held against, cannot be found, read or compared."""
+    """A tape, or the one to compare it with, cannot be found, read or compared."""
 
 
 class DeployError(AmpwatchError, OSError):
-    """The files of a deployment cannot be had, or not be written where they were asked for."""
+    """The files of a deployment cannot be read, or cannot be written to the directory given."""
 
 
 class GrafanaError(AmpwatchError, RuntimeError):
-    """Grafana cannot be reached, or does not do what it was asked to. Never holds the token."""
+    """Grafana cannot be reached, or refuses a request. The message never holds the token."""

@@ -46,7 +46,7 @@ def is_of_a_signal(error: BaseException) -> bool:
     """Whether the program's own handler of a signal has raised an exception.
 
     A time limit set with ``signal.alarm`` raises wherever the program is just then, in a sensor as
-    well, and what it raises is an ``Exception`` as a rule: it is the program's all the same, as
+    well, and what it raises is an ``Exception`` as a rule: it is the program's anyway, as
     ``KeyboardInterrupt`` is. The traceback shows it: Python calls a handler from the frame that it
     interrupts, with the number of the signal and that very frame. One that had to wait is called
     by ``_Waiting.hand_on``.
@@ -502,8 +502,8 @@ class Guard:
             with Suppress(Exception):
                 self._failed(self, error)
         logger.warning(
-            "ampwatch switched its sensor %r off after an error of its own; training is not"
-            " affected, but what this sensor watches is not seen any more",
+            "ampwatch sensor %r failed and is switched off; training is not affected, but this sensor"
+            " makes no more findings",
             self.name,
             exc_info=error,
         )

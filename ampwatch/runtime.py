@@ -56,13 +56,13 @@ def private_directory(path: Path) -> Path:
         status = path.lstat()
     except OSError as error:
         remedy = remedy_of(error, "set AMPWATCH_RUNTIME_DIR to a writable directory")
-        msg = f"expected to create or find the directory {str(path)!r}, got: {error.strerror}; {remedy}"
+        msg = f"the directory {str(path)!r} cannot be created ({error.strerror}); {remedy}"
         raise RingError(msg) from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        msg = f"expected {str(path)!r} to be a directory of uid {os.geteuid()}, got mode {stat.filemode(status.st_mode)} of uid {status.st_uid}; remove it or set AMPWATCH_RUNTIME_DIR"
+        msg = f"{str(path)!r} is not a directory of uid {os.geteuid()}: it has mode {stat.filemode(status.st_mode)} and belongs to uid {status.st_uid}; remove it or set AMPWATCH_RUNTIME_DIR"
         raise RingError(msg)
     if lets_others_in(status):
-        msg = f"expected {str(path)!r} to be a directory only this user can enter (0700), got mode {stat.filemode(status.st_mode)}; name another directory, or a subdirectory of it"
+        msg = f"other users can enter the directory {str(path)!r}: its mode is {stat.filemode(status.st_mode)}, not 0700; name another directory, or a subdirectory of it"
         raise RingError(msg)
     return path
 
@@ -218,5 +218,5 @@ def _temporary_directory() -> Path:
     try:
         return Path(tempfile.gettempdir())
     except OSError as error:
-        msg = f"expected a temporary directory, got: {error.strerror}; set AMPWATCH_RUNTIME_DIR to a writable directory"
+        msg = f"there is no temporary directory ({error.strerror}); set AMPWATCH_RUNTIME_DIR to a writable directory"
         raise RingError(msg) from error

@@ -135,7 +135,7 @@ class Settings:
     )
     gpu: str = _knob(
         "auto",
-        "What the daemon reads of GPUs: auto (all that NVML tells), off (nothing, where another exporter does) or demo (GPUs that do not exist, to try the page and dashboards).",
+        "What the daemon reads of GPUs: auto (all that NVML reports), off (nothing, where another exporter does) or demo (GPUs that do not exist, to try the page and dashboards).",
     )
     gpu_link_throughput: str = _knob(
         "off",
@@ -265,7 +265,7 @@ class Settings:
                 if name in ADDRESSES and values[name]:
                     values[name] = checked_base(label, values[name])
         for name in DIRECTORIES:
-            # A program that changes its directory later has one place for its reports, all the same.
+            # A program that changes its directory later has one place for its reports, anyway.
             values[name] = os.path.abspath(values[name]) if values.get(name) else ""  # noqa: PTH100 - text, as given
         settings = cls(**values)
         _check_words(settings)

@@ -222,7 +222,7 @@ def verdict(watch: ampwatch.Monitor, ratio: float, before: str) -> str:
     if ratio >= NOISE:
         return f"gain: {ratio:.2f} times as fast as {before}"
     reasons = [finding.summary for finding in watch.findings] or [
-        "No finding says why: hold the time of each op against the other's with torch.profiler"
+        "No finding says why: compare the time of each op with that of the other by torch.profiler"
     ]
     return f"no gain: {ratio:.2f} times as fast as {before}. " + ". ".join(reasons)
 

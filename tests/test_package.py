@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import pydoc
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -158,9 +160,21 @@ def test_the_names_for_the_type_checker_are_the_public_names() -> None:
         for alias in node.names
     }
 
-    assert sorted([*seen, "__version__"]) == sorted(ampwatch.__all__)
+    assert sorted([*seen, "__version__"]) == dir(ampwatch)
+    assert set(ampwatch.__all__) <= set(dir(ampwatch))
     for name, module in seen.items():
         assert getattr(import_module(module or ""), name) is getattr(ampwatch, name)
+
+
+def test_the_help_of_the_package_is_about_the_package() -> None:
+    """What str, int and Exception hand down to the other public names would be two thousand lines."""
+    shown = pydoc.plain(pydoc.render_doc(ampwatch))
+
+    assert len(shown.splitlines()) < 400
+    assert {"Finding", "LossScaler", "StopTraining", *ampwatch.__all__} - {"__version__"} <= set(
+        re.findall(r"\w+", shown)
+    )
+    assert "with_traceback" not in shown
 
 
 def test_an_unknown_name_is_an_attribute_error_that_lists_the_names() -> None:

@@ -60,7 +60,9 @@ def test_a_directory_that_others_can_enter_is_refused_and_left_as_it_is(
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(bits)
 
-    with pytest.raises(RingError, match=r"only this user can enter \(0700\), got mode d.*; name"):
+    with pytest.raises(
+        RingError, match=r"other users can enter .*: its mode is d.*, not 0700; name"
+    ):
         private_directory(tmp_path / "open")
     assert mode(tmp_path / "open") == bits
     assert mode(private_directory(tmp_path / "open" / "own")) == 0o700
@@ -78,7 +80,9 @@ def test_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
 
-    with pytest.raises(RingError, match=r"to be a directory of uid .*, got mode l.*; remove it or"):
+    with pytest.raises(
+        RingError, match=r"is not a directory of uid .*: it has mode l.*; remove it or"
+    ):
         private_directory(tmp_path / "link")
 
 
@@ -89,7 +93,7 @@ def test_a_directory_of_somebody_else_is_refused(
     other = os.geteuid() + 1
     monkeypatch.setattr(os, "geteuid", lambda: other)
 
-    with pytest.raises(RingError, match=f"directory of uid {other}, got .* of uid {other - 1};"):
+    with pytest.raises(RingError, match=f"directory of uid {other}: .* to uid {other - 1};"):
         private_directory(tmp_path)
 
 
@@ -97,7 +101,7 @@ def test_a_file_in_the_way_is_an_error_that_says_what_to_do(tmp_path: Path) -> N
     """Expected, given, remedy."""
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(RingError, match=r"expected to .*, got: .*; set AMPWATCH_RUNTIME_DIR to"):
+    with pytest.raises(RingError, match=r"cannot be created \(.*\); set AMPWATCH_RUNTIME_DIR to"):
         private_directory(tmp_path / "file" / "below")
 
 
@@ -144,7 +148,7 @@ def test_a_machine_without_a_temporary_directory_has_shared_memory(machine: Path
 
     assert ring_directories() == [own]
     assert own in MachineDirectories("")()
-    with pytest.raises(RingError, match=r"got: No usable.*; set AMPWATCH_RUNTIME_DIR"):
+    with pytest.raises(RingError, match=r"\(No usable.*\); set AMPWATCH_RUNTIME_DIR"):
         runtime_directory()
 
 

@@ -1,7 +1,7 @@
 """A release, built and checked, and published nowhere: ``make release``.
 
 What is committed is exported twice, to two directories, and built there under different conditions; both builds have
-to be the same, byte for byte, and so has a wheel that is built from the sdist. Then the wheel is held against the
+to be the same, byte for byte, and so has a wheel that is built from the sdist. Then the wheel is compared with the
 repository, and used with each Python there is, where nothing else of ampwatch is: from a cache, without a network,
 without a compiler, as a user who owns nothing. Beside wheel and sdist ``dist/`` gets an SBOM (CycloneDX) of what the
 wheel brings along, what CHANGELOG.md says of the version, and SHA256SUMS, which ``--sign KEY`` signs with ssh-keygen.

@@ -81,14 +81,14 @@ def choose(readers: Sequence[RingReader], run_name: str | None, rank: int | None
     those = "\n".join(f"  {_name(reader)}" for reader in matching or readers)
     if not readers:
         msg = (
-            "expected a training of this user that runs under ampwatch.monitor() with a ring,"
-            " found none; `ampwatch doctor` says where rings are looked for"
+            "no training of this user runs under ampwatch.monitor() with a ring;"
+            " `ampwatch doctor` shows where rings are"
         )
     elif not matching:
         near = did_you_mean(run_name or "", {reader.identity.run for reader in readers})
-        msg = f"expected a training for {asked}, found only:\n{those}{near}"
+        msg = f"there is no training for {asked}, only:\n{those}{near}"
     else:
-        msg = f"expected one training, found {len(matching)}; choose by --run and --rank:\n{those}"
+        msg = f"{len(matching)} trainings match; choose one by --run and --rank:\n{those}"
     raise AskError(msg)
 
 
@@ -134,7 +134,7 @@ def ask(
     try:
         write_request(reader.path, request)
     except FileExistsError:
-        msg = f"expected nobody else to wait for an answer of {_name(reader)}, but somebody does; try again"
+        msg = f"another command is waiting for an answer of {_name(reader)}; try again later"
         raise AskError(msg) from None
     except OSError as error:
         msg = f"cannot ask the training, beside its ring {str(reader.path)!r}: {error}"
@@ -193,7 +193,7 @@ def empty_file(output: Path, undo: ExitStack) -> Path:
             prefix=f".{output.name}.", suffix=".part", dir=output.parent
         )
     except OSError as error:
-        msg = f"expected a directory to write {output.name!r} to, got: {error}"
+        msg = f"cannot write {output.name!r}: {error}"
         raise AskError(msg) from error
     os.close(descriptor)
     part = Path(name)

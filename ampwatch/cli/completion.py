@@ -10,13 +10,13 @@ from ampwatch.errors import AmpwatchError
 if TYPE_CHECKING:
     import argparse
 
-HELP = "print what your shell completes commands by"
+HELP = "print the completion script for your shell"
 
 DESCRIPTION = """\
-Print the script by which your shell completes ampwatch's commands, options and names.
+Print the script with which your shell completes ampwatch's commands, options and names.
 
-The package argcomplete makes it, which is in ampwatch[ui]. At each completion the shell asks
-ampwatch itself, so it never says anything else than the commands do.
+The package argcomplete, which is in ampwatch[ui], makes it. At each completion the shell runs
+ampwatch, so the completions are always those of the installed version.
 """
 
 EPILOG = """\
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from argcomplete.shell_integration import shellcode  # noqa: PLC0415 - an extra
     except ImportError:
-        msg = "expected the package argcomplete, got none; run: pip install 'ampwatch[ui]'"
+        msg = "the package argcomplete is not installed; run: pip install 'ampwatch[ui]'"
         raise AmpwatchError(msg) from None
     print(shellcode(["ampwatch"], shell=args.shell))
     return 0

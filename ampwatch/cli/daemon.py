@@ -10,19 +10,18 @@ HELP = "serve the page and the metrics of this machine's runs"
 DESCRIPTION = """\
 Serve the runs of this machine: the page, Prometheus metrics, service discovery.
 
-A training process starts a daemon by itself when there is none, which ends by itself
-when nothing is left to watch. Start one by hand to have it stay, to have it listen for
-others than this machine, or to protect it.
+A training process starts a daemon if none runs, and that daemon ends when nothing is left to
+watch. Start one by hand to keep it running, to listen for other machines, or to protect it.
 
   /         the page                     /metrics  for Prometheus, text or OpenMetrics
-  /healthz  is it alive, which version   /sd       for Prometheus's http_sd_configs
+  /healthz  liveness and version   /sd       for Prometheus's http_sd_configs
   /state.json                            everything about all ranks
-  /events                                what a page shows, and its changes: ?run=RUN&rank=RANK
+  /events                                the state of a page and its changes: ?run=RUN&rank=RANK
   /ranks                                 a row a rank for `ampwatch top`, as MessagePack
-  /map.json                              what left its number format, by module: ?run=RUN&rank=RANK
+  /map.json                              values outside their number format, by module: ?run=RUN&rank=RANK
   /blocks.json                           losses in block-scaled formats: ?run=RUN&rank=RANK
   /whatif.json                           gradients in another format, at another scale: ?run=RUN&rank=RANK&format=F&exponent=E
-  /explain/  what kinds of findings mean, /runbooks/ what to do about alerts, /docs/ guides
+  /explain/  pages of kinds of findings, /runbooks/ runbooks of alerts, /docs/ guides
   /debug/kernels.json                    kernels of the newest profiler windows, by name and rule
 """
 
@@ -33,21 +32,21 @@ examples:
   ampwatch daemon --host 0.0.0.0 --web.config.file web.yml
       for a Prometheus elsewhere, with TLS and a password
   ampwatch daemon --otlp http://localhost:4318
-      for an OpenTelemetry Collector, which gets every minute what /metrics shows
+      for an OpenTelemetry Collector, which gets the content of /metrics every minute
   sudo ampwatch daemon --machine
       for the runs of every user; root, under a service manager
 
-On loopback only the names localhost, 127.0.0.1 and [::1] are answered, and the one given
-with --host; through `kubectl port-forward` or `ssh -L` the page is at localhost as well.
+On loopback the daemon answers to localhost, 127.0.0.1, [::1] and the name given with --host;
+through `kubectl port-forward` or `ssh -L` the page is at localhost as well.
 
-It answers who sends the token of its user, which `ampwatch url` prints; or, if there is a
-web-config file that asks who comes, whom that knows. The daemon of a machine has no one
-user: on loopback it answers every user of the machine, so beyond it give a web-config
-file, which is read again at SIGHUP. AMPWATCH_READERS=token has it ask for a token as well,
-=all has a user's daemon ask nobody.
+A daemon asks for the token of its user, which `ampwatch url` prints, or for the users or client
+certificates of its web-config file, which is read again at SIGHUP. The daemon of a machine has no
+user of its own: on loopback it answers every user of the machine; beyond loopback give it a
+web-config file. AMPWATCH_READERS=token makes it ask for a token as well, =all makes the daemon of a
+user ask for nothing.
 
-Beyond loopback, where it asks for nothing, it is known by addresses, by names without a domain
-or in a private one, by the names of this machine and those of --web.external-address and
+Beyond loopback, a daemon that asks for nothing answers to addresses, to names without a domain or in
+a private domain, to the names of this machine, and to those of --web.external-address and
 --external-url.
 """
 
@@ -69,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="external_address",
         metavar="HOST:PORT",
         default="",
-        help="what /sd tells Prometheus to scrape; the address it came to if not given",
+        help="address that /sd gives Prometheus to scrape; default: the address of the request",
     )
     add(
         "--external-url",

@@ -108,7 +108,7 @@ class DaemonState:
             raise DaemonError(_of_another_release(place))
         if status != HTTPStatus.OK:
             said = body[:MAX_REASON].decode("utf-8", "replace").strip()
-            msg = f"expected the daemon on {place.address} to say how the runs go, got status {status}: {said!r}"
+            msg = f"the daemon on {place.address} answered with status {status}: {said!r}"
             raise DaemonError(msg)
         try:
             return unpacked(body, clean)
@@ -119,7 +119,7 @@ class DaemonState:
         found = find_daemon(self._settings)
         if found is None:
             directory = runtime_directory(self._settings.runtime_dir)
-            msg = f"expected a daemon that shows your runs, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one{of_ended_runs(self._settings)}"
+            msg = f"no daemon shows your runs (none in {str(directory)!r}); start one with a training or `ampwatch daemon`{of_ended_runs(self._settings)}"
             raise DaemonError(msg)
         info = found.info
         token = token_of(found)
@@ -130,10 +130,10 @@ class DaemonState:
         said = body[:MAX_REASON].decode("utf-8", "replace").partition("\n")[0].strip()
         if place.password:
             name = place.password.partition(":")[0]
-            return f"expected the daemon on {place.address} to take the password of {name!r} in {_netrc_file()!r}, got a refusal: {said!r}"
+            return f"the daemon on {place.address} refused the password of {name!r} in {_netrc_file()!r}: {said!r}"
         if place.token:
-            return f"expected the daemon on {place.address} to take the token in {place.token_file!r}, got a refusal; end that daemon, and the next one takes it"
-        return f"expected the daemon on {place.address} to answer without a password, got: {said!r}; give name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
+            return f"the daemon on {place.address} refused the token in {place.token_file!r}; end that daemon, and the next one accepts it"
+        return f"the daemon on {place.address} asks for a password: {said!r}; put the name and password of its web-config file in {_netrc_file()!r}, as `machine localhost login NAME password PASSWORD`, or open its page in a browser"
 
 
 def token_of(found: Found) -> str:
@@ -144,13 +144,13 @@ def token_of(found: Found) -> str:
     """
     token = readers_token(found)
     if token is None:
-        msg = f"expected a token in {str(found.directory and found.directory / TOKEN_FILE)!r} that only this user can read, found none; end the daemon with `kill {found.info.pid}`, and the next one makes it"
+        msg = f"there is no token in {str(found.directory and found.directory / TOKEN_FILE)!r} that only this user can read; end the daemon with `kill {found.info.pid}`, and the next one makes it"
         raise DaemonError(msg)
     return token
 
 
 def _of_another_release(place: _Place) -> str:
-    return f"expected the daemon on {place.address} to send the list of ranks of this release, got something else; if it is of another release, end it: the next training or `ampwatch daemon` starts one of this; its page shows the runs meanwhile"
+    return f"the daemon on {place.address} does not send the list of ranks of this release; if it is of another release, end it: the next training or `ampwatch daemon` starts one of this release; until then its page shows the runs"
 
 
 def of_ended_runs(settings: Settings) -> str:
@@ -180,13 +180,13 @@ def _password(host: str) -> str:
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - as above
         if mode & 0o077:
-            msg = f"expected {path!r} to be readable by you alone, as it has passwords, got mode {mode & 0o777:04o}; run: chmod 600 {path}"
+            msg = f"others can read {path!r}, which has passwords: its mode is {mode & 0o777:04o}; run: chmod 600 {path}"
             raise DaemonError(msg)
         known = netrc.netrc(path).hosts
     except FileNotFoundError:
         return ""
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
-        msg = f"expected a netrc file in {path!r}, got: {error}"
+        msg = f"{path!r} is not a valid netrc file: {error}"
         raise DaemonError(msg) from error
     # Never `default`: that is for hosts of the network, and no daemon of ours is meant.
     found = next((known[name] for name in (host, "localhost", "127.0.0.1") if name in known), None)
@@ -215,11 +215,11 @@ def _get(place: _Place, path: str) -> tuple[int, bytes, str]:
         challenge = response.getheader("WWW-Authenticate", "")
         return response.status, response.read(MAX_ANSWER), challenge
     except TimeoutError as error:
-        msg = f"expected the daemon on {place.address} to answer within {TIMEOUT_SECONDS:.0f} s, got nothing"
+        msg = f"the daemon on {place.address} did not answer within {TIMEOUT_SECONDS:.0f} s"
         raise DaemonError(msg) from error
     except (OSError, http.client.HTTPException) as error:
         why = str(error) or type(error).__name__
-        msg = f"expected the daemon on {place.address} to answer, got: {why}"
+        msg = f"the daemon on {place.address} did not answer: {why}"
         raise DaemonError(msg) from error
     finally:
         connection.close()

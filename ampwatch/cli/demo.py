@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 ONE_LINE = "watch = ampwatch.monitor(model, scaler)"
 
-HELP = "train a small model that breaks, and see what ampwatch says"
+HELP = "train a small model that breaks, and see what ampwatch reports"
 
 DESCRIPTION = """\
-Train a small model, let it break, and see what ampwatch says about it.
+Train a small model, let it break, and see what ampwatch reports.
 
 A character GPT of 1 to 3 M parameters learns the sources of Python's standard library:
 float16 autocast with a GradScaler, on CUDA if there, else on the CPU. Nothing is
-downloaded. For a minute all is well. Then a fault is planted in the forward of one
-module, its float16 output overflows, every step is skipped and the loss scale collapses.
-After 120 of these, two minutes from its beginning at the latest, it ends with the story on
-one screen: what broke, where, what to do first, and where to look.
+downloaded. For a minute it trains normally. Then a fault is planted in the forward of one
+module: its float16 output overflows, every step is skipped and the loss scale collapses.
+After 120 skipped steps, or two minutes in all, the demo ends with a summary on one screen:
+what broke, where, what to do first, and where to read more.
 
-Open the page it prints while it runs. The training loop itself is worth reading:
+Open the page whose address it prints. The training loop is worth reading:
 ampwatch/demo/training.py is an ordinary AMP loop and one line of ampwatch.
 """
 
@@ -38,11 +38,11 @@ examples:
   ampwatch demo
       a healthy minute, then the collapse
   ampwatch demo --healthy --seconds 600
-      ten minutes of nothing wrong, to see what that looks like
+      ten minutes without a fault, to see a healthy run
   ampwatch demo --fault-after 5
-      for those in a hurry
+      break after five seconds
   ampwatch demo --steps 60 --fault-after-steps 30
-      the same on every machine, for a test of an alert
+      the same steps on every machine, to test an alert
 """
 
 
@@ -118,23 +118,23 @@ def story(box: Box, now_s: float, *, url: str = "", minutes: float = 0.0) -> str
 
     subject = judge_boxes([box]).subject
     name = box.identity.run
-    rows = [("ampwatch top", "a line for each rank of this machine; Enter opens its findings")]
+    rows = [("ampwatch top", "a line for each rank on this machine; Enter opens its findings")]
     rows = rows if url else []
     if subject is not None:
         kind = subject.finding.kind
         rows += [
-            (f"ampwatch explain {kind} --run {name}", "this finding, then what its kind means"),
+            (f"ampwatch explain {kind} --run {name}", "this finding, then the page of its kind"),
             (f"ampwatch report {name}", "all findings, with their numbers"),
             (f"ampwatch report {name} --html {name}.html", "the same with pictures"),
         ]
     longest = max((len(command) for command, _ in rows), default=0)
-    lines = ["Where to look:"] if rows or url else []
+    lines = ["Read more:"] if rows or url else []
     if url:
         lines.append(
             f"  {url}  the page, for another {minutes:.3g} min (`ampwatch url` has the token)"
         )
     lines += [f"  {command:<{longest}}  {what}" for command, what in rows]
-    lines += ["In a training of yours one line does this:", f"  {ONE_LINE}"]
+    lines += ["In your own training, add one line:", f"  {ONE_LINE}"]
     return "\n".join([render_short([box], now_s), *lines]) + "\n"
 
 

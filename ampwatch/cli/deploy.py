@@ -14,28 +14,28 @@ if TYPE_CHECKING:
     from ampwatch.operate.deploy.options import DeployOptions
     from ampwatch.operate.deploy.writing import Plan, Theirs
 
-HELP = "write the files that start Prometheus, Alertmanager and Grafana around it"
+HELP = "write the files to run Prometheus, Alertmanager and Grafana with it"
 
 DESCRIPTION = """\
-Write everything that an operator starts: Docker Compose, Kubernetes and systemd files, the
-configurations of Prometheus, Alertmanager and Grafana, dashboards, alert rules and runbooks.
+Write the files of a deployment: Docker Compose, Kubernetes and systemd files, the configuration
+of Prometheus, Alertmanager and Grafana, dashboards, alert rules and runbooks.
 
-DIR is new, or one that was written before: then only what differs is written, and a file
-that somebody has changed is left alone, with a message. Nothing is started.
+DIR is a new directory, or one that was written before: then only what differs is written, and
+files that were changed by hand are kept, with a message. Nothing is started.
 """
 
 EPILOG = """\
 examples:
   ampwatch deploy stack
-      the files as they are; then: docker compose -f stack/deploy/compose/compose.yaml up --build
+      the files with their defaults; then: docker compose -f stack/deploy/compose/compose.yaml up --build
   ampwatch deploy stack --target node-a --target node-b:10917
       and Prometheus scrapes the daemons of two machines
   ampwatch deploy stack --webhook https://chat.example.com/hook/ampwatch
-      and somebody hears of alerts
+      and alerts are sent there
   ampwatch deploy stack --dry-run
       what would be written, after an update of ampwatch for instance
 
-Give the options each time: DIR becomes what they say. See `ampwatch explain operate`.
+Give all options each time: DIR is written to match them. See `ampwatch explain operate`.
 """
 
 MAX_LISTED = 12
@@ -82,12 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Prometheus sends no token: for the daemon of a machine, or one that is open to all",
     )
-    add("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    add("--dry-run", action="store_true", help="list what would be written, and write nothing")
     changed = parser.add_mutually_exclusive_group()
     changed.add_argument(
-        "--keep", action="store_true", help="leave what somebody has changed, write the rest"
+        "--keep", action="store_true", help="keep files that were changed by hand, write the rest"
     )
-    changed.add_argument("--force", action="store_true", help="overwrite what somebody has changed")
+    changed.add_argument(
+        "--force", action="store_true", help="overwrite files that were changed by hand"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -225,7 +227,7 @@ def _next(directory: Path, options: DeployOptions) -> str:
             "`ampwatch explain operate`; for the daemon of a machine give --no-token.",
         ]
     if not options.webhook:
-        lines += ["", "Nobody hears of alerts yet: give --webhook URL, or edit alertmanager.yml."]
+        lines += ["", "Alerts are sent nowhere yet: give --webhook URL, or edit alertmanager.yml."]
     if any(map(is_loopback, options.targets)):
         lines += [
             "",

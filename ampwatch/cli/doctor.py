@@ -22,29 +22,28 @@ if TYPE_CHECKING:
 
     Examination = Mapping[str, list[Check]]
 
-HELP = "say what this machine can and cannot measure, and why"
+HELP = "check what ampwatch can measure on this machine, and why not"
 
 DESCRIPTION = """\
-Say what ampwatch can and cannot measure on this machine, why, and what to do about it.
+Check what ampwatch can measure on this machine, why something is missing, and what to do.
 
-It looks and does nothing else: no daemon is started, no file is made. Run it with the
-Python that trains, inside the container if there is one; send its output along with a
-bug report.
+Nothing is changed: no daemon is started, and no file is made. Run it with the Python that
+trains, inside the container if there is one, and attach its output to a bug report.
 
   ok        works
-  absent    not here, and nothing is wrong with that
-  problem   ought to work, and does not
+  absent    not available here, and not needed
+  problem   should work, but does not
 """
 
 EPILOG = """\
 examples:
   ampwatch doctor
-      read it
+      print the checks
   ampwatch doctor --json | jq '.checks[] | select(.state == "problem")'
-      have a script read it
+      for a script
 
-The exit status is 1 if ampwatch cannot do its main job here, as no ring can be written,
-and 0 otherwise, whatever else is absent.
+The exit status is 1 if ampwatch cannot work here because no ring can be written, and 0
+otherwise.
 """
 
 SYMBOLS = {"ok": "+", "absent": "-", "problem": "!"}

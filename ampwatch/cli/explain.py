@@ -24,14 +24,14 @@ MOVED = {
 }
 """Guides by the names that they had, until the next release."""
 
-HELP = "say what a kind of finding or an alert means, and what to do"
+HELP = "explain a kind of finding or an alert, and what to do"
 
 DESCRIPTION = """\
-Say what a kind of finding means and what to change, with a program that shows it and the
-remedy; what to do about an alert; or print a guide. With --run: what a run of this machine,
-or a report from anywhere, says of a finding of its own, and then the page of its kind.
+Explain a kind of finding: what it means, a program that shows it, and the remedy. Or print the
+runbook of an alert, or a guide. With --run: print a finding of a run of this machine, or of a
+report, and then the page of its kind.
 
-The pages come with ampwatch: no network is needed. A daemon serves them as well, under
+The pages are installed with ampwatch: no network is needed. A daemon serves them as well, under
 /explain/, /runbooks/ and /docs/.
 """
 
@@ -46,13 +46,13 @@ examples:
   ampwatch explain settings
       all settings
   ampwatch explain --run gpt
-      the finding that is at the root of what is wrong with the run
+      the root finding of the run
   ampwatch explain grad_underflow --run gpt.json
       the findings of that kind in a report
   ampwatch explain forward_overflow@decoder.3
-      the finding of that key, as logs and reports in JSON have it, of the newest run with it
+      the finding with that key (logs and JSON reports have it), of the newest run that has one
 
-The exit status is 2 if there is no page, or no finding, of a name.
+The exit status is 2 if no page or finding has that name.
 """
 
 MAX_WIDTH = 100

@@ -83,15 +83,12 @@ def _told(job: Sequence[Box], verdict: RunVerdict, member: Story) -> str:
     who, finding = job[0].identity, member.finding
     columns = min(max(shutil.get_terminal_size((MAX_WIDTH, 40)).columns, MIN_WIDTH), MAX_WIDTH)
     ranks = f", {accounts.ranks(member.ranks, who.world_size)}" if who.world_size > 1 else ""
-    lines = [
-        f"Run {who.run}{ranks}: {finding.key}",
-        "",
-        *render_story(member, columns).splitlines(),
-    ]
+    lines = [f"Run {who.run}{ranks}: {finding.key}"]
     root = next((s for s in verdict.stories if member in s.symptoms), None)
     if root is not None:
         place = accounts.place(root.finding)
         lines.append(f"  Explained by: {root.finding.kind} in {place} ({root.finding.key})")
+    lines += ["", *render_story(member, columns).splitlines()]
     return encodable("\n".join([*map(printable, lines), ""]))
 
 
@@ -99,10 +96,8 @@ def _nothing(job: Sequence[Box], verdict: RunVerdict, names: Sequence[str]) -> s
     run = job[0].identity.run
     keys = [member.finding.key for member in _members(verdict)]
     if not keys:
-        return printable(f"ampwatch: expected a run with findings, got run {run}, which has none")
+        return printable(f"ampwatch: run {run} has no findings")
     kinds = [member.finding.kind for member in _members(verdict)]
     near = did_you_mean(names[0] if names else "", [*kinds, *keys])
     asked = ", ".join(map(repr, names))
-    return printable(
-        f"ampwatch: expected a finding of run {run}, got {asked}; it has {', '.join(keys)}{near}"
-    )
+    return printable(f"ampwatch: run {run} has no finding {asked}; it has {', '.join(keys)}{near}")

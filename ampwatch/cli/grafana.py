@@ -16,44 +16,43 @@ if TYPE_CHECKING:
     from ampwatch.operate.grafana.server import GrafanaServer
     from ampwatch.operate.grafana.work import Change
 
-HELP = "put the dashboards into a Grafana, or say what differs"
+HELP = "install the dashboards in a Grafana, compare or export them"
 
 DESCRIPTION = """\
-Put the dashboards into a Grafana (10.4 or newer), say what differs there, or write what it
-has into files.
+Install the dashboards in a Grafana (10.4 or newer), compare them with those there, or export
+those there to files.
 
-Where it is is told by GRAFANA_URL or --url, and how to get in by GRAFANA_TOKEN or
---token-file: the token of a service account, which no option takes and no message shows.
-It needs the extra `grafana`, in an environment of its own: `ampwatch explain operate`.
+GRAFANA_URL or --url is the address of Grafana. GRAFANA_TOKEN or --token-file has the token of a
+service account; no option takes the token, and no message shows it. The command needs the extra
+`grafana`, in a virtual environment of its own: see `ampwatch explain operate`.
 """
 
 EPILOG = """\
 examples:
   export GRAFANA_URL=https://grafana.example.com GRAFANA_TOKEN=glsa_...
   ampwatch grafana push --prometheus-url http://prometheus:9090
-      folder, datasource and all dashboards; what is there already is left alone
+      folder, datasource and all dashboards; what is up to date is left as it is
   ampwatch grafana push --datasource P8E80F9AEF21F6940 --dry-run
-      what would be done with a datasource that is there
+      what would be done, with an existing datasource
   ampwatch grafana diff run layers
-      how these two differ from the shipped ones; the exit status is 1 if they do
+      compare these two with the shipped ones; the exit status is 1 if they differ
   ampwatch grafana export backup/
       the dashboards of the folder as files
 """
 
 PUSH = """\
-Make a Grafana have the folder, the datasource and the dashboards. What is as it should be is
-left alone. If something stands against it, as a dashboard that was changed by hand, nothing
-is written, and the difference is shown.
+Create or update the folder, the datasource and the dashboards in a Grafana. What is up to date is
+left as it is. If a dashboard was changed by hand, nothing is written, and the difference is shown.
 """
 
 DIFF = """\
-Say what `push` with the same options would change, as a unified diff, and write nothing.
-The exit status is 0 if there is no difference, 1 if there is one, 2 if that cannot be told.
+Show what `push` with the same options would change, as a unified diff. Nothing is written.
+The exit status is 0 if there is no difference, 1 if there is one, 2 if they cannot be compared.
 """
 
 EXPORT = """\
-Write the dashboards of the folder into DIR, a file <uid>.json each, in the form of the shipped
-ones. Files of these names are replaced. `push --dashboards DIR` takes them back.
+Write the dashboards of the folder to DIR, one file <uid>.json each, in the form of the shipped
+ones. Files of these names are replaced. `push --dashboards DIR` installs them again.
 """
 
 
@@ -61,14 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     verbs = parser.add_subparsers(title="commands", metavar="<command>", required=True)
     for name, description, does, function in (
-        ("push", PUSH, "make Grafana have the dashboards", push),
-        ("diff", DIFF, "say what push would change", diff),
-        ("export", EXPORT, "write what Grafana has into files", export),
+        ("push", PUSH, "install the dashboards in Grafana", push),
+        ("diff", DIFF, "show what push would change", diff),
+        ("export", EXPORT, "write the dashboards of Grafana to files", export),
     ):
         verb = verbs.add_parser(name, help=does, description=description)
         add = verb.add_argument
         if name == "export":
-            add("directory", metavar="DIR", help="where to; made if it is not there")
+            add("directory", metavar="DIR", help="directory to write to; made if it does not exist")
         else:
             add("dashboard", nargs="*", help="its uid, without ampwatch- or with it (all)")
             _wishes(verb)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 HELP = "plan formats, show where errors appear, compare two runs"
 
 DESCRIPTION = """\
-The laboratory: what a training would lose in other number formats, op by op, and where two
-runs of the same batches part.
+The laboratory: the error of a training in other number formats, op by op, and the first
+difference between two runs of the same batches.
 
 It is off by default. ampwatch.monitor(model, scaler, lab=True), or AMPWATCH_LAB=1 in the
 environment of the training, turns it on.

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--run", help="name of the run; the one that was started last if not given")
     add("--rank", type=int, help="global rank; the lowest on this machine if not given")
-    add("--by", choices=("op", "module", "dtype"), default="op", help="what a line stands for")
+    add("--by", choices=("op", "module", "dtype"), default="op", help="what to group by")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from ampwatch.settings import Settings
     from ampwatch.wire.blackbox import Box
 
-HELP = "say what went wrong in a run, also after it is gone"
+HELP = "report what went wrong in a run, during it or afterwards"
 
 DESCRIPTION = """\
-Say what went wrong in a training: what broke, where, since when, how sure that is, and what
-to change.
+Report what went wrong in a training: what to do first, what broke, where, since when, and how
+sure that is.
 
-A run that makes a finding writes a report at once, and another one when it ends; of one that
-was killed, ran out of memory or hangs, the rest is read from what it has left in shared
-memory. A run in which nothing went wrong leaves nothing. A report is a JSON file: copy it to
-any machine and name it here. No daemon is needed, and nothing is changed.
+A run with a finding writes a report at once, and again when it ends. For a run that was killed,
+ran out of memory or hangs, the rest is read from its ring in shared memory. A run without findings
+leaves no report. A report is a JSON file: copy it to any machine and name it here. No daemon is
+needed, and nothing is changed.
 """
 
 EPILOG = """\
 examples:
   ampwatch report
-      of the run that was started last
+      the run that was started last
   ampwatch report gpt --html gpt.html
-      of the last run of that name, as a page with pictures that needs nothing beside it
+      the last run of that name, as one HTML file with pictures
   ampwatch report --short
-      on one screen: how it went, what, where, what to do first, and the rest counted
+      on one screen: state, cause, place, what to do first; other findings are counted
   ampwatch report --all
-      a line for each run that has left something
+      one line for each run that left a report
   ampwatch report gpt --json > gpt.json
-      everything that is known of all its ranks, to take along
+      everything that is known of all its ranks
   ampwatch report gpt.json
       on any machine
   ampwatch report gpt.json --check "skips<1%, scale>=1024, findings=0"
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="everything, for programs")
-    how.add_argument("--short", action="store_true", help="on one screen; with --all of each run")
+    how.add_argument("--short", action="store_true", help="on one screen; with --all for each run")
     how.add_argument(
         "--check",
         type=_checks,
@@ -190,12 +190,14 @@ def _nothing(asked: str | None, settings: Settings) -> NoReturn:
     places += ring_directories(settings.ring_dir, settings.runtime_dir)
     where = ", ".join(map(str, places))
     if asked is None:
-        msg = f"expected a run that went wrong or still goes on, found none in {where}; a run that ended well leaves no report"
+        msg = (
+            f"no report and no running training in {where}; a run that ended well leaves no report"
+        )
         raise ReportError(msg)
     others = {box.identity.run for box in find_remains(settings).boxes}
-    names = f"found {', '.join(sorted(others))}" if others else "found none"
+    names = f"only {', '.join(sorted(others))}" if others else "nor any other"
     names += f"; to read the directory, write ./{asked}" if Path(asked).is_dir() else ""
-    msg = f"expected a run or a file {asked!r}, {names} in {where}; a run that ended well leaves no report{did_you_mean(asked, others)}"
+    msg = f"no run or file {asked!r} in {where}, {names}; a run that ended well leaves no report{did_you_mean(asked, others)}"
     raise ReportError(msg)
 
 
@@ -266,6 +268,6 @@ def _write_page(out: str, job: list[Box]) -> None:
         with os.fdopen(file, "w", encoding="utf-8") as f:
             f.write(page)
     except OSError as error:
-        msg = f"expected to write the page to {out!r}, got: {error.strerror}"
+        msg = f"cannot write {out!r}: {error.strerror}"
         raise ReportError(msg) from error
     print(f"Written: {Path(out).absolute()}", file=sys.stderr)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-HELP = "run a training program as it is, and watch it"
+HELP = "run a training program unchanged, and watch it"
 
 DESCRIPTION = """\
-Run a program as it is, and watch every optimizer and GradScaler that it makes, as if
-ampwatch.monitor() had been called for them. The program keeps its numbers, its output, its
-exit status and its arguments; ampwatch speaks on stderr only. If it cannot attach, it says
-so once, and the program runs all the same.
+Run a program unchanged, and watch every optimizer and GradScaler that it makes, as if
+ampwatch.monitor() had been called for them. Its results, output, arguments and exit status stay
+the same; ampwatch writes to stderr only. If ampwatch cannot attach, it logs one line, and the
+program runs without it.
 """
 
 EPILOG = """\
@@ -29,8 +29,8 @@ examples:
   ampwatch run -m package.train --lr 3e-4
       instead of `python -m package.train --lr 3e-4`
   ampwatch run --level deep --run gpt torchrun --nproc-per-node 8 train.py
-      in front of torchrun, accelerate launch, deepspeed, python -O ...: whatever they start
-      is watched; the ranks of a machine write one log and one report
+      in front of torchrun, accelerate launch, deepspeed, python -O ...: the programs that these
+      start are watched; the ranks of a machine write one log and one report
 
 Options for ampwatch come before the program, options for the program after it. All settings
 can be given as AMPWATCH_* variables. What it cannot see:

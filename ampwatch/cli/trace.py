@@ -16,11 +16,11 @@ from ampwatch.errors import AskError
 if TYPE_CHECKING:
     from ampwatch.wire.ring.requests import Answer
 
-HELP = "have a running training profile itself now, and write the trace"
+HELP = "profile the next iterations of a running training, and write the trace"
 
 DESCRIPTION = """\
-Ask a training that runs under ampwatch to profile its next iterations, and write what
-torch.profiler has seen as a Chrome trace: open it in https://ui.perfetto.dev.
+Profile the next iterations of a training that runs under ampwatch with torch.profiler, and write
+a Chrome trace: open it in https://ui.perfetto.dev.
 
 The training has to be of this user, on this machine, at level standard or deep, and with a
 ring (not serve=False). It warms the profiler up for one iteration, records one to three,
@@ -34,8 +34,8 @@ examples:
   ampwatch trace --run gpt --rank 3 --iterations 3 trace.json.gz
       one of several; compressed
 
-It ends with status 1 and a sentence if there is no trace: another profiler was active, no
-iteration ended in time, the training ended. No file is left behind then.
+The exit status is 1, with a message, if there is no trace: another profiler was active, no
+iteration ended in time, or the training ended. Then no file is written.
 """
 
 

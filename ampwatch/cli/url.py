@@ -75,14 +75,12 @@ def run(args: argparse.Namespace) -> int:
     found = find_daemon(settings)
     if found is None:
         directory = runtime_directory(settings.runtime_dir)
-        msg = f"expected a daemon that serves, found none in {str(directory)!r}; a training or `ampwatch daemon` starts one{of_ended_runs(settings)}"
+        msg = f"no daemon shows your runs (none in {str(directory)!r}); start one with a training or `ampwatch daemon`{of_ended_runs(settings)}"
         raise DaemonError(msg)
     token = token_of(found)
     if args.header:
         if not token:
-            msg = (
-                f"expected a daemon that wants a token, got one at {found.info.url} that wants none"
-            )
+            msg = f"the daemon at {found.info.url} asks for no token"
             raise DaemonError(msg)
         print(f"Authorization: Bearer {token}")
     elif args.run:
@@ -120,5 +118,5 @@ def _check_is_shown(run: str, settings: Settings) -> None:
         otherwise = "a run is there once its training has called ampwatch.monitor()"
         advice = did_you_mean(run, shown, otherwise)
     there = ", ".join(sorted(map(printable, shown))) or "no run"
-    msg = f"expected a run that the daemon shows, got {run!r}: it shows {there}{advice}"
+    msg = f"the daemon does not show run {run!r}: it shows {there}{advice}"
     raise DaemonError(msg)

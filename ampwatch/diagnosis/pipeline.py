@@ -47,7 +47,7 @@ class LastStep:
     Attributes:
         step: Index of the iteration since ``monitor()``, from 0; -1 before the first.
         skipped: Whether the step of any optimizer was skipped; ``None`` if the host does
-            not know (yet), or was told nothing that it can read.
+            not know (yet), or was given nothing that it can read.
         loss_scale: The newest loss scale that has reached the host; NaN without one.
         skipped_optimizers: Numbers of the optimizers whose step was skipped.
     """

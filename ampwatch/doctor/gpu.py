@@ -140,7 +140,7 @@ def _told(name: str, what: str, gpu: Gpu | Instance) -> list[Check]:
     for feature, reason in gpu.capabilities():
         by_reason.setdefault(reason, []).append(feature)
     read = ", ".join(by_reason.pop(Reason.OK, [])) or "nothing"
-    checks = [Check(name, State.OK, f"{what}; it tells {read}")]
+    checks = [Check(name, State.OK, f"{what}; it reports {read}")]
     for reason in sorted(by_reason, key=lambda reason: CAPABILITY_STATES.index(reason.state)):
         state = State.ABSENT if reason in ABSENT else State.PROBLEM
         why = f"{', '.join(by_reason[reason])}: {reason.text}"

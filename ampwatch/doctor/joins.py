@@ -130,7 +130,7 @@ def seen_by_pytorch(gpu: Gpu, found: Devices, environ: Mapping[str, str]) -> Che
         why = f"it does not see it: this torch is built for {found.build}"
         return Check(name, State.ABSENT, why, "install a torch that is built for CUDA")
     if nameless := ", ".join(str(device.index) for device in found.shown if not device.uuid):
-        why = f"nobody knows: device {nameless} of PyTorch tells no uuid"
+        why = f"unknown: PyTorch reports no uuid for device {nameless}"
         return Check(name, State.ABSENT, why, "ranks are joined by their process where it is known")
     return _unseen(name, gpu, found, environ)
 

@@ -327,6 +327,6 @@ def device_kernel(
     # Triton says that gcc has failed, and gcc says why on stderr.
     if "exit status" in reason and not headers.exists():
         reason += f"; there is no {headers}"
-    otherwise = "the words are PyTorch's or Triton's; everything but ranges is watched all the same"
+    otherwise = "the words are PyTorch's or Triton's; everything but ranges is watched anyway"
     remedy = next((NEEDED[words] for words in NEEDED if words in reason), otherwise)
     return [Check("ranges, device", State.PROBLEM, f"not measured: {reason}", remedy)]

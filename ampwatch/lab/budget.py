@@ -124,7 +124,7 @@ class ErrorBudget:
         for phase in ("forward", "backward"):
             rows = [row for row in self.rows if row.phase == phase]
             if rows:
-                title = f"Born in {phase}, what matters most first"
+                title = f"Errors of ops in {phase}, the largest effect first"
                 text += [*_lines(f"{title} ({_shown(rows, lines)}):", rows[:lines]), ""]
         worst = sorted(self.modules, key=lambda row: -_known(row.total))
         if worst:
@@ -269,13 +269,11 @@ def _head(budget: ErrorBudget) -> list[str]:
         lines.append(f"The loss is {value}; in float64 it is {exact}: an error of {error}.")
     else:
         lines.append(f"The error of the output has the norm {error}; the output has {exact}.")
-    lines.append(
-        f"What is born in ops (column `adds`) comes to {_written(budget.explained)} of it together."
-    )
+    lines.append(f"The errors of ops (column `adds`) add up to {_written(budget.explained)} of it.")
     return lines
 
 
-_HEADS = ("module", "op", "dtype", "right bits", "total", "born", "amplified", "adds")
+_HEADS = ("module", "op", "dtype", "right bits", "total", "own", "amplified", "adds")
 
 
 def _lines(title: str, rows: list[ErrorRow]) -> list[str]:

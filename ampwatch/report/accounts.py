@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ampwatch.wire.records import OUTSIDE, in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ampwatch.report.stories import Story
     from ampwatch.wire.records import Finding
@@ -152,9 +152,53 @@ def path(finding: Finding) -> list[str]:
     return list(filter(None, inside.split("."))) or ["the model"]
 
 
+def explained(shown: Iterable[Story]) -> list[str]:
+    """Return the texts of findings whose terms a report explains at its end."""
+    return [text for s in shown for text in (s.finding.summary, s.finding.advice)]
+
+
 def evidence(finding: Finding) -> list[tuple[str, str]]:
-    """Return the numbers that a finding rests on, as name and value."""
-    return [(name, figure(value)) for name, value in finding.evidence.items()]
+    """Return the numbers that a finding rests on, each with its label."""
+    return [(label(name), figure(value)) for name, value in finding.evidence.items()]
+
+
+def label(name: str) -> str:
+    """Return the name of a number of the evidence in words."""
+    return _LABELS.get(name) or name.replace("_", " ")
+
+
+_LABELS = {
+    "addend": "newest addend",
+    "amax": "largest magnitude",
+    "angle": "largest error of the angle, in rad",
+    "attempted": "steps attempted",
+    "dtype_max": "largest number of the dtype",
+    "in_amax": "largest magnitude of the inputs",
+    "in_amin": "smallest magnitude of the inputs",
+    "infs": "infinite elements",
+    "is_bound": "is an upper bound (0 or 1)",
+    "largest_of_format": "largest number of the format",
+    "looks": "checks in a row",
+    "lost_share": "share of elements lost",
+    "lost_share_here": "share of elements lost here",
+    "max": "largest number of the dtype",
+    "nans": "NaN elements",
+    "nchw_share": "share of FLOPs on NCHW tensors",
+    "nchw_share_here": "share of FLOPs on NCHW tensors here",
+    "nonfinite": "non-finite elements",
+    "number": "exponent or divisor",
+    "numel": "elements",
+    "other_births": "other origins in this step",
+    "out_amax": "largest magnitude of the output",
+    "records": "times the loss was larger than ever",
+    "residue": "step modulo the period",
+    "steps_back": "steps until the scale has grown back",
+    "steps_to_floor": "steps until 1/scale is infinite",
+    "steps_to_one": "steps until the scale is 1",
+    "waiting_share": "share of time the host waits",
+    "wall_share": "share of the time of a step",
+}
+"""Names of numbers that their words alone do not explain."""
 
 
 def figure(value: object) -> str:

@@ -123,19 +123,8 @@ TERMS = tuple(term for _, term in _TERMS)
 """All terms that can come up."""
 
 
-class Glossary:
-    """Explains each term once: where it first comes up."""
-
-    def __init__(self) -> None:
-        self._explained: set[str] = set()
-
-    def new_in(self, *texts: str) -> list[Term]:
-        """Return the terms that come up in ``texts`` and were not explained before, as they come."""
-        whole = "\n".join(texts)
-        found = []
-        for pattern, term in _TERMS:
-            match = None if term.name in self._explained else re.search(pattern, whole)
-            if match is not None:
-                found.append((match.start(), term))
-                self._explained.add(term.name)
-        return [term for _, term in sorted(found)]
+def terms_in(*texts: str) -> list[Term]:
+    """Return the terms that come up in ``texts``, each once, as they come."""
+    whole = "\n".join(texts)
+    found = [(m.start(), term) for pattern, term in _TERMS if (m := re.search(pattern, whole))]
+    return [term for _, term in sorted(found)]

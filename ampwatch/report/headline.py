@@ -26,7 +26,7 @@ from ampwatch.report import accounts
 from ampwatch.report.endings import Failure
 from ampwatch.report.verdict import Level, RunVerdict, skipped
 from ampwatch.report.words import number, plural, scale, time_span
-from ampwatch.wire.records import Measure, in_words
+from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 MAX_LINE = 100
 """Characters of a line: one line on a laptop's screen, two on a phone's."""
 
+NO_ACTION = "No action needed"
+"""Beginning of a remedy where there is none."""
+
 MAX_NAME = 48
 """Characters of the name of a module that are shown: its end, which tells it from others."""
 
@@ -47,9 +50,9 @@ MAX_SOURCE = 32
 _OF_OPS = {
     FORWARD_OVERFLOW.slug: "{op} overflowed {dtype}",
     SILENT_OVERFLOW.slug: "{op} overflowed {dtype}, and a later op hid it",
-    FORWARD_NAN_UNDERFLOW.slug: "{op} met a zero in {dtype}, and gave no finite result",
-    MASKED_ROW_NAN.slug: "{op} met a row in which everything is masked",
-    INVALID_OPERATION.slug: "{op} has no result for what it is given",
+    FORWARD_NAN_UNDERFLOW.slug: "{op} got a zero in {dtype}: its result is not finite",
+    MASKED_ROW_NAN.slug: "{op} got a row that is fully masked",
+    INVALID_OPERATION.slug: "{op} has no finite result for its inputs",
     BACKWARD_NONFINITE_ANY_SCALE.slug: "{op} has a gradient that no loss scale makes finite",
 }
 """Causes whose op is known, in fewer words than the meaning of their kind has."""
@@ -85,6 +88,11 @@ class Headline:
     def lines(self) -> tuple[str, str, str, str]:
         """The lines in reading order."""
         return self.state, self.cause, self.where, self.remedy
+
+    @property
+    def first(self) -> str:
+        """The remedy as a sentence of its own, with its label."""
+        return self.remedy if self.remedy.startswith(NO_ACTION) else f"Do first: {self.remedy}"
 
 
 def headline(verdict: Verdict, now_s: float | None = None) -> Headline:
@@ -138,9 +146,8 @@ def first_remedy(finding: Finding, max_characters: int = 0) -> str:
         max_characters: Room for further sentences of the advice; 0 for one sentence in a line of
             ``MAX_LINE``.
     """
-    if (cure := finding.cure) is not None:
-        verb = "Use" if cure.measure is Measure.BFLOAT16 else "Run"
-        return f"{verb} {cure.change} (tried on the batch of step {cure.step}: it cures it)."
+    if finding.cure is not None:
+        return accounts.first_sentence(finding.advice)
     if not finding.kind_advice.strip():
         return f"Read about it: ampwatch explain {finding.kind}."
     if max_characters:
@@ -237,14 +244,16 @@ def _without_finding(verdict: Verdict) -> tuple[str, str]:
     if verdict.level in {Level.FAILED, Level.STALE}:
         return _of_an_end(verdict)
     if verdict.level is Level.CALIBRATING:
-        cause = f"{skipped(grounds.skips)} while a scale that fits is sought, {_scale(grounds)}"
-        return cause, "Nothing to do: that is normal at the start."
+        cause = (
+            f"{skipped(grounds.skips)} while the scaler searches for its scale, {_scale(grounds)}"
+        )
+        return cause, f"{NO_ACTION}: skipped steps are normal at the start."
     if verdict.level is Level.STARTING:
-        return "no step was finished so far", "Nothing to do: the first step tells more."
-    remedy = "Nothing to do."
+        return "no step has finished yet", f"{NO_ACTION}: wait for the first step."
+    remedy = f"{NO_ACTION}."
     if grounds.num_alarming:
         to_read = plural(grounds.num_alarming, "finding")
-        remedy = f"Nothing to do now; {to_read} from before to read."
+        remedy = f"{NO_ACTION} now. {to_read} from before."
     if verdict.level is Level.FINISHED:
         return _course(grounds, grounds.skips, ""), remedy
     last = f" in the last {number(grounds.recent_steps)}"
@@ -254,16 +263,16 @@ def _without_finding(verdict: Verdict) -> tuple[str, str]:
 def _of_an_end(verdict: Verdict) -> tuple[str, str]:
     grounds = verdict.grounds
     if verdict.level is Level.STALE:
-        cause = "nothing was found before it: a hang in a collective, in the data or in a lock"
-        return cause, "Look at what the process waits for: py-spy dump --pid."
+        cause = "no finding before it: a hang in a collective, in the data or in a lock"
+        return cause, "Find out what the process waits for: py-spy dump --pid."
     if (first := verdict.ended_by) is not None:
         # What it has raised itself says only that the other one was gone.
         return f"rank {first.rank} had ended: {first.reason.rstrip('.')}", f"See rank {first.rank}."
     reason = grounds.reason.rstrip(".") or "ended with an error"
     if Failure(grounds.rank, grounds.reason, grounds.last_s).was_killed:
         who = "the kernel's log (dmesg), the launcher, the scheduler"
-        return reason, f"Look for who ended it: {who}."
-    return reason, "Read where it was raised: ampwatch report."
+        return reason, f"Find out what ended it: {who}."
+    return reason, "Read the traceback: ampwatch report."
 
 
 def _course(grounds: Grounds, skips: Mapping[SkipClass, int], last: str) -> str:

@@ -17,7 +17,9 @@ from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.numerics.exponents import nearest_exponent
 from ampwatch.numerics.written import scale_text
 from ampwatch.report import accounts, course_picture, exponent_picture
-from ampwatch.report.glossary import Glossary
+from ampwatch.report.glossary import terms_in
+from ampwatch.report.headline import headline
+from ampwatch.report.line_change import change_of
 from ampwatch.report.markup import Markup, element, joined
 from ampwatch.report.pages import more_about
 from ampwatch.report.report import one_line, speaker_of, summary_of, told_by
@@ -32,7 +34,6 @@ from ampwatch.wire.records import SKIP_CLASSES, WITHOUT_C, Severity, SkipClass, 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ampwatch.report.glossary import Term
     from ampwatch.report.stories import Story
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
@@ -57,17 +58,18 @@ def render_html(boxes: Sequence[Box]) -> str:
     verdict = judge_boxes(boxes)
     shown = verdict.stories
     by_rank = {box.identity.rank: box for box in boxes}
-    glossary = Glossary()
     body = element(
         "main",
         element("p", "ampwatch report", class_="wordmark"),
         element("h1", f"Run {boxes[0].identity.run}: {verdict.level.value}"),
         element("p", accounts.sentence(verdict.sentence), class_="lead"),
+        element("p", headline(verdict).first, class_="lead"),
         *[element("p", one_line(box, verdict.cause)) for box in boxes[:MAX_RANKS]],
         *[element("p", note, class_="muted") for note in boxes[0].notes],
         _traceback(boxes, verdict),
-        *[_article(story, by_rank[story.ranks[0]], glossary) for story in shown],
+        *[_article(story, by_rank[story.ranks[0]]) for story in shown],
         _step_times(speaker_of(boxes, verdict)),
+        _terms(shown),
         element("h3", "Everything else"),
         *[_rank_details(box) for box in boxes[:MAX_RANKS]],
         _footer(boxes),
@@ -83,18 +85,22 @@ def render_html(boxes: Sequence[Box]) -> str:
     return f"<!doctype html>\n{element('html', head, element('body', body), lang='en')}\n"
 
 
-def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
+def _article(story: Story, box: Box) -> Markup:
     f = story.finding
     sure = certainty(f.kind)
     more = more_about(f.kind)
+    change = "\n".join(change_of(f))
     parts = [
+        ("What to change", accounts.sentence(f.advice), "advice"),
+        ("The change", element("pre", f"{f.source}\n\n{change}") if change else "", None),
         ("Where", "; ".join([accounts.place(f), *accounts.circumstances(story)]), None),
         ("Since", accounts.since(story), None),
         ("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), None),
-        ("What to change", accounts.sentence(f.advice), "advice"),
     ]
     lists = [
-        joined(element("dt", name), element("dd", text, class_=sort)) for name, text, sort in parts
+        joined(element("dt", name), element("dd", text, class_=sort))
+        for name, text, sort in parts
+        if text
     ]
     return element(
         "article",
@@ -106,7 +112,6 @@ def _article(story: Story, box: Box, glossary: Glossary) -> Markup:
         _exponents(f, box),
         _symptoms(story),
         _numbers(story),
-        _terms(glossary.new_in(f.summary, f.advice)),
         element("p", "More: ", element("code", more), class_="terms") if more else None,
         class_=story.severity.value,
     )
@@ -216,21 +221,22 @@ def _numbers(story: Story) -> Markup | None:
     return joined(element("h3", "The numbers"), element("table", *rows, class_="numbers"))
 
 
-def _terms(terms: Sequence[Term]) -> Markup | None:
+def _terms(shown: Sequence[Story]) -> Markup | None:
+    terms = terms_in(*accounts.explained(shown))
     if not terms:
         return None
     lines = [
         element("p", element("dfn", term.name), f": {accounts.sentence(term.meaning)}")
         for term in terms
     ]
-    return element("div", *lines, class_="terms")
+    return joined(element("h3", "Terms used above"), element("div", *lines, class_="terms"))
 
 
 def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> Markup | None:
     box = told_by(boxes, verdict)
     if box is None:
         return None
-    said = f"Where the exception was raised, rank {box.identity.rank}"
+    said = f"Traceback of rank {box.identity.rank}"
     return element("details", element("summary", said), element("pre", box.traceback), open="")
 
 

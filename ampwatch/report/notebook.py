@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ampwatch.report import accounts
 from ampwatch.report.accounts import figure
 from ampwatch.report.headline import cause_of, first_remedy, headline
+from ampwatch.report.line_change import change_of
 from ampwatch.report.markup import Markup, element
 from ampwatch.report.report import WIDTH as TEXT_WIDTH
 from ampwatch.report.short import LABELS, labelled
@@ -87,6 +88,7 @@ def bundle_of(boxes: Sequence[Box]) -> Bundle:
 def finding_card(finding: Finding) -> str:
     """Return a finding as IPython displays it, in HTML."""
     known = (finding.op, finding.dtype, finding.phase, finding.source)
+    change = "\n".join(change_of(finding))
     return _card(
         SEVERITIES.get(finding.severity, CALM),
         f"{finding.severity.value.capitalize()}: {finding.kind}",
@@ -95,6 +97,7 @@ def finding_card(finding: Finding) -> str:
             LABELS[0]: finding.summary or cause_of(finding),
             LABELS[1]: ", ".join([accounts.place(finding), *filter(None, known)]),
             LABELS[2]: first_remedy(finding),
+            "change": element("pre", change, style=_PRE) if change else "",
         },
         None,
     )
@@ -125,6 +128,7 @@ def _card(
 
 
 _FONT = 'font:13px/1.45 system-ui,-apple-system,"Segoe UI",Roboto,"Liberation Sans",sans-serif'
+_PRE = "margin:0;white-space:pre-wrap"
 _TH = "font-weight:400;opacity:.75;text-align:left;vertical-align:top;padding:1px 14px 1px 0;white-space:nowrap;border:0"
 _TD = "text-align:left;vertical-align:top;padding:1px 0;border:0;white-space:normal"
 

@@ -176,7 +176,7 @@ NOT_NVIDIA = (
     " datasheet says."
 )
 NO_CLOCK = (
-    "The peak is not known: neither PyTorch nor the driver tells the clock of the GPU; set"
+    "The peak is not known: neither PyTorch nor the driver reports the clock of the GPU; set"
     " peak_flops to what its datasheet says."
 )
 NOT_DESCRIBED = (

@@ -92,7 +92,7 @@ def render(census: CensusRecord, by: By = "op", width: int = WIDTH) -> str:
 
     Args:
         census: The record.
-        by: What a line stands for: an op and a dtype, a module, or a dtype.
+        by: Group ops by: an op and a dtype, a module, or a dtype.
         width: Longest line, at least 60. Names and reasons are cut to fit; where numbers
             alone do not fit, lines are longer. Unit: characters.
 

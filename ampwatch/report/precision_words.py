@@ -36,7 +36,7 @@ FALLBACKS = {
 
 _SOURCES = {
     CensusSource.DISPATCH: "one by one",
-    CensusSource.PROFILER: "from a profiler window, which tells less than counting one by one",
+    CensusSource.PROFILER: "from a profiler window, which has less detail than counting one by one",
     CensusSource.FORCED_EAGER: "one by one, its compiled code run eagerly",
 }
 

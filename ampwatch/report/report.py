@@ -11,7 +11,9 @@ from ampwatch.diagnosis.kinds.registry import certainty
 from ampwatch.numerics.written import scale_text
 from ampwatch.report import accounts
 from ampwatch.report.endings import Failure, num_led_to
-from ampwatch.report.glossary import Glossary
+from ampwatch.report.glossary import terms_in
+from ampwatch.report.headline import headline
+from ampwatch.report.line_change import change_of
 from ampwatch.report.pages import more_about
 from ampwatch.report.standing import judge_boxes
 from ampwatch.report.step_times import breakdown_of, rates
@@ -22,7 +24,6 @@ from ampwatch.wire.records import SKIP_CLASSES, RunState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.report.glossary import Term
     from ampwatch.report.stories import Story
     from ampwatch.report.verdict import RunVerdict
     from ampwatch.wire.blackbox import Box
@@ -85,7 +86,7 @@ def ending(box: Box) -> str:
 
 
 def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
-    """Return the report of a run: the verdict, the numbers, then each finding with its advice.
+    """Return the report of a run: the verdict and what to do first, the numbers, then each finding.
 
     Roots come in the order of the verdict, each followed by the symptoms it explains.
 
@@ -103,11 +104,18 @@ def render_boxes(boxes: Sequence[Box], width: int = WIDTH) -> str:
             lines += _wrapped(one_line(box, verdict.cause), width, 2, 4)
         if len(boxes) > MAX_LISTED_RANKS:
             lines.append(f"  and {len(boxes) - MAX_LISTED_RANKS} ranks more")
-    headline = f"{verdict.level.value.upper()}: {accounts.sentence(plain(verdict.sentence))}"
-    lines[1:1] = _wrapped(headline, width, 2, 4)
+    state = f"{verdict.level.value.upper()}: {accounts.sentence(plain(verdict.sentence))}"
+    lines[1:1] = [
+        *_wrapped(state, width, 2, 4),
+        *_wrapped(headline(verdict).first, width, 2, 4),
+    ]
     lines += _step_times(speaker_of(boxes, verdict), width)
     lines += _traceback(boxes, verdict)
-    return _text(lines, verdict.stories, width)
+    if not verdict.stories:
+        lines += ["", "There are no findings."]
+    for story in verdict.stories:
+        lines += ["", *_story(story, width)]
+    return "\n".join([*lines, *_terms(verdict.stories, width)]) + "\n"
 
 
 def render_story(story: Story, width: int = WIDTH) -> str:
@@ -117,7 +125,7 @@ def render_story(story: Story, width: int = WIDTH) -> str:
         story: The finding.
         width: Characters in a line.
     """
-    return "\n".join(_story(story, Glossary(), width)) + "\n"
+    return "\n".join([*_story(story, width), *_terms([story], width)]) + "\n"
 
 
 def one_line(box: Box, cause: Failure | None = None) -> str:
@@ -182,17 +190,7 @@ def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> list[str]:
     if box is None:
         return []
     quoted = (f"  {line}" for line in box.traceback.rstrip().splitlines())
-    return ["", f"Where it was raised (rank {box.identity.rank}):", *quoted]
-
-
-def _text(head: Sequence[str], shown: Sequence[Story], width: int) -> str:
-    lines = [*head, ""]
-    if not shown:
-        lines.append("Nothing to report: no finding was made.")
-    glossary = Glossary()
-    for story in shown:
-        lines += [*_story(story, glossary, width), ""]
-    return "\n".join(lines).rstrip() + "\n"
+    return ["", f"Traceback (rank {box.identity.rank}):", *quoted]
 
 
 def _numbers(summary: Summary, width: int) -> list[str]:
@@ -220,21 +218,22 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _story(story: Story, glossary: Glossary, width: int) -> list[str]:
+def _story(story: Story, width: int) -> list[str]:
     finding = story.finding
     sure = certainty(finding.kind)
     where = "; ".join([accounts.place(finding), *accounts.circumstances(story)])
     lines = [_title(story)]
     lines += _wrapped(accounts.sentence(finding.summary), width, 2)
+    lines += _part("What to change", accounts.sentence(finding.advice), width)
+    if change := change_of(finding):
+        lines += [f"  In {finding.source}:", *(f"    {line}" for line in change)]
     lines += _part("Where", where, width)
     lines += _part("Since", accounts.since(story), width)
     lines += _part("How sure", accounts.sentence(f"{sure.word}: {sure.why}"), width)
-    lines += _part("What to change", accounts.sentence(finding.advice), width)
     for symptom in story.symptoms:
         f = symptom.finding
         explained = f"{f.kind} in {accounts.place(f)}, since step {f.first_step}"
         lines += _part("It explains", f"{explained}. {accounts.sentence(f.summary)}", width)
-    lines += _words(glossary.new_in(finding.summary, finding.advice), width)
     lines += _evidence(story.members)
     if more := more_about(finding.kind):
         lines += _part("More", more, width)
@@ -265,12 +264,12 @@ def _evidence(shown: Sequence[Story]) -> list[str]:
     return lines
 
 
-def _words(terms: Sequence[Term], width: int) -> list[str]:
-    """Return what the words mean that come up for the first time."""
-    lines = ["  In other words:"] if terms else []
+def _terms(shown: Sequence[Story], width: int) -> list[str]:
+    """Return the meaning of the terms that come up in findings."""
+    terms = terms_in(*accounts.explained(shown))
+    lines = ["", "Terms used above:"] if terms else []
     for term in terms:
-        text = f"{term.name}: {accounts.sentence(term.meaning)}"
-        lines += _wrapped(text, width, 4, 6)
+        lines += _part(term.name, accounts.sentence(term.meaning), width)
     return lines
 
 

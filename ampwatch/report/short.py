@@ -85,7 +85,7 @@ def _others(verdict: RunVerdict) -> str:
     others = [story for story in verdict.stories if story is not verdict.subject]
     alarming = [story for story in others if story.severity is not Severity.INFO]
     notes = len(others) - len(alarming)
-    parts = [_counted(alarming), f"{notes} to know, no trouble" if notes else ""]
+    parts = [_counted(alarming), f"{notes} of severity info" if notes else ""]
     return "; ".join(filter(None, parts))
 
 

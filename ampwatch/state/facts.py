@@ -317,7 +317,7 @@ TIMES: tuple[Fact, ...] = (
     ),
     Fact(
         "ampwatch_training_thread_cpu_seconds_total",
-        "CPU time of the training thread since it began, where the system tells (Linux).",
+        "CPU time of the training thread since it began, where the system reports it (Linux).",
         _of_step(lambda step: _seconds(step.cpu_ns)),
     ),
     Fact(
@@ -402,22 +402,22 @@ SAMPLING: tuple[Fact, ...] = (
 GRADIENTS: tuple[Fact, ...] = (
     Fact(
         "ampwatch_gradient_elements_total",
-        "Gradient elements looked at in sampled iterations.",
+        "Gradient elements measured in sampled iterations.",
         _total(lambda totals: totals.gradient_elements),
     ),
     Fact(
         "ampwatch_gradient_zero_elements_total",
-        "Gradient elements looked at that are zero.",
+        "Gradient elements measured that are zero.",
         _total(lambda totals: totals.gradient_zeros),
     ),
     Fact(
         "ampwatch_gradient_underflow_elements_total",
-        "Gradient elements looked at that are zero only because of the dtype of autocast (their own without one), at the loss scale of their time: zeros that it has flushed (which are among the zero elements as well), and others that it would flush. Zeros count as flushed by what the same gradient was when it last was more, shifted to the loss scale of now, or by the values beside them; of a gradient that never was anything but zeros that is not known, and nothing is counted.",
+        "Gradient elements measured that are zero only because of the dtype of autocast (their own without one), at the loss scale of their time: zeros that it has flushed (which are among the zero elements as well), and others that it would flush. Zeros count as flushed by what the same gradient was when it last was more, shifted to the loss scale of now, or by the values beside them; of a gradient that never was anything but zeros that is not known, and nothing is counted.",
         _total(lambda totals: totals.gradient_underflow),
     ),
     Fact(
         "ampwatch_gradient_subnormal_elements_total",
-        "Gradient elements looked at that would be subnormal in the autocast dtype (their own without one) at the loss scale of their time.",
+        "Gradient elements measured that would be subnormal in the autocast dtype (their own without one) at the loss scale of their time.",
         _total(lambda totals: totals.gradient_subnormal),
     ),
     Fact(
@@ -468,12 +468,12 @@ GRADIENTS: tuple[Fact, ...] = (
 PARAMETERS_AND_BUFFERS: tuple[Fact, ...] = (
     Fact(
         "ampwatch_parameter_nonfinite_elements",
-        "NaN and infinite elements of all parameters, each as of when it was last looked at: one look may be at a part of them.",
+        "NaN and infinite elements of all parameters, each as of its last check; one check may cover a part of them.",
         _of_totals(lambda totals: _counted(totals.parameter_nonfinite)),
     ),
     Fact(
         "ampwatch_buffer_nonfinite_elements",
-        "NaN and infinite elements of the buffers when they were last looked at.",
+        "NaN and infinite elements of the buffers at their last check.",
         _of_totals(lambda totals: _counted(totals.buffer_nonfinite)),
     ),
 )

@@ -171,7 +171,7 @@ class BoxWriter:
         self.failures += 1
         if self.failures == 1:
             logger.warning(
-                "expected to write a report of what went wrong, got: %s; training is not affected",
+                "cannot write the report: %s; training is not affected",
                 error,
             )
 

@@ -172,7 +172,7 @@ class DaemonLink:
         self.url = ""
         self._moved(
             "",
-            f"the daemon at {info.url} has ended, and nobody sees this run until there is one again: `ampwatch daemon` starts one, or the next ampwatch.monitor()",
+            f"the daemon at {info.url} has ended, and no page shows this run until another one starts: `ampwatch daemon` starts one, or the next ampwatch.monitor()",
         )
 
     def _bring_back(self, now: float) -> None:
@@ -196,5 +196,5 @@ class DaemonLink:
         self._has_complained = True
         self._moved(
             "",
-            f"the daemon has died and another one could not be started: {why}; training goes on, it is tried again now and then",
+            f"the daemon has ended and another one could not be started: {why}; training is not affected, and ampwatch tries again from time to time",
         )

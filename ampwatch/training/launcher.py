@@ -171,7 +171,7 @@ def _find_or_start(settings: Settings, directory: Path) -> DaemonStatus:
         if info is not None:
             return _running(settings, info)
         time.sleep(ASK_AGAIN_SECONDS)
-    msg = f"expected the daemon that holds the lock in {str(directory)!r} to serve within {START_SECONDS:.0f} s, got nothing; see {DAEMON_LOG} there"
+    msg = f"the daemon that holds the lock in {str(directory)!r} did not serve within {START_SECONDS:.0f} s; see {DAEMON_LOG} there"
     return DaemonStatus("", "unavailable", msg)
 
 
@@ -181,7 +181,7 @@ def _running(settings: Settings, info: DaemonInfo) -> DaemonStatus:
     message = _mismatch(info.version, info.layout, how_to_end)
     if not message and not _reads(settings, info):
         places = ", ".join(info.ring_directories)
-        message = f"expected a daemon that reads the rings in {_ring_directory(settings)!r}, found one at {info.url} that reads {places} and does not show this run; set AMPWATCH_RING_DIR to the same for both, or end it with {how_to_end} and start the run again"
+        message = f"the daemon at {info.url} does not show this run: it reads the rings in {places}, this run writes to {_ring_directory(settings)!r}; set AMPWATCH_RING_DIR to the same for both, or end it with {how_to_end} and start the run again"
     if not message and not is_machines:
         message = _other_port(settings, info)
     return DaemonStatus(info.url, "running", message, info)
@@ -196,16 +196,16 @@ def _other_port(settings: Settings, info: DaemonInfo) -> str:
         return ""
     owner = port_owner(settings.port)
     if owner is None:
-        return f"expected the daemon on port {settings.port}, found it at {info.url} already; that one is used"
-    return f"port {settings.port} is in use by {owner}: this run is at {info.url}; set AMPWATCH_PORT to a free port to have it elsewhere"
+        return f"a daemon already serves at {info.url}; using it instead of port {settings.port}"
+    return f"port {settings.port} is in use by {owner}; using {info.url}; set AMPWATCH_PORT to choose another port"
 
 
 def _mismatch(version: str, layout: int, how_to_end: str) -> str:
     """Return the message about a daemon of another version than this one; empty if it is equal."""
     if layout != LAYOUT:
-        return f"expected a daemon that reads ring layout {LAYOUT}, got ampwatch {version} with layout {layout}, which cannot read this run; end it with {how_to_end} and start the run again"
+        return f"the daemon of ampwatch {version} cannot read this run: it reads ring layout {layout}, this run writes {LAYOUT}; end it with {how_to_end} and start the run again"
     if version != __version__:
-        return f"expected a daemon of ampwatch {__version__}, got {version}; it can read this run, end it with {how_to_end} to have that one"
+        return f"the daemon is of ampwatch {version}, this run of {__version__}; it can read this run; end it with {how_to_end} to replace it"
     return ""
 
 
@@ -227,7 +227,7 @@ def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatu
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        msg = f"expected {sys.executable!r} to start the daemon, got: {error}; start it by hand with `ampwatch daemon`"
+        msg = f"the daemon could not be started with {sys.executable!r} ({error}); start it by hand with `ampwatch daemon`"
         return DaemonStatus("", "unavailable", msg)
     info = read_info(directory)
     if child.returncode == 0 and info is not None:

@@ -91,7 +91,7 @@ def monitor(
         scaler: The GradScaler, enabled or not, or an object that holds one; an engine or an
             optimizer of a framework that scales by itself (docs/using.md), or a ``LossScaler``;
             or ``None`` (bfloat16, float32). A GradScaler that steps an optimizer of the model although
-            nobody handed it in takes over.
+            it was not passed takes over.
         optimizer: The optimizers; those that step through the scaler, or that hold
             parameters of the model, are found by themselves.
         level: How much is watched: ``off``, ``light``, ``standard`` or ``deep``.
@@ -134,7 +134,9 @@ def monitor(
         # What is imported only where it is needed wants a descriptor.
         if isinstance(error, OSError) and error.errno not in LIMITS:
             raise
-        msg = f"expected room for a monitor, got {words_of(error)}; {RAISE_THE_LIMIT}"
+        msg = (
+            f"there is no memory or descriptor for a monitor ({words_of(error)}); {RAISE_THE_LIMIT}"
+        )
         raise StateError(msg) from error
 
 
@@ -246,7 +248,7 @@ class Monitor:
             if not isinstance(error, (OSError, MemoryError)) or is_of_a_signal(error):
                 raise
             logger.warning(
-                "expected room for a monitor, got: %s; this run is not watched, training is not affected; %s",
+                "there is no memory or descriptor for a monitor (%s); this run is not watched, training is not affected; %s",
                 words_of(error),
                 RAISE_THE_LIMIT,
             )
@@ -274,7 +276,7 @@ class Monitor:
     def url(self) -> str:
         """Address of the page and of ``/metrics``, without the token; empty without a daemon.
 
-        It may stand in a log: ``ampwatch url`` prints the one with which a browser comes first.
+        It may be in a log: ``ampwatch url`` prints the one with which a browser comes first.
         """
         return self._outlet.url
 
@@ -357,7 +359,7 @@ class Monitor:
             self._session.bus.call_at_boundary(self._outlet.settle)
 
     def log_to(self, sink: object, *, every: int = 50, by_module: bool = False) -> None:
-        """Hand ``metrics()`` to a logger of yours every so many iterations, and findings as text.
+        """Hand ``metrics()`` to a logger of yours every few iterations, and findings as text.
 
         From a thread of its own: a logger that is slow or hangs costs a training nothing, and what does
         not fit into the queue is dropped and counted. One that raises, or is closed, is named once in
@@ -428,7 +430,7 @@ class Monitor:
     def live(self, every_seconds: float = 2.0) -> None:
         """Show the run below this cell of a notebook, drawn again while cells run.
 
-        State, cause, place and remedy, and the courses of loss scale and loss. Drawn at the ends of
+        State, cause, place and remedy, and the history of loss scale and loss. Drawn at the ends of
         iterations and with ``close()``, on the training thread, in the kernel's own output: no thread, no
         server. Once more, in another cell, it goes on there. Does nothing outside of a notebook.
 
@@ -436,7 +438,7 @@ class Monitor:
             every_seconds: Shortest time between two pictures, 0.5 at least. Unit: s.
 
         Cost:
-            Some ms a picture, none of it in iterations without one but a look at the clock.
+            Some ms a picture, in iterations without one only a reading of the clock.
         """
         shown = self._drawing.run(notebook.live, self.box, every_seconds)
         if shown is None:
@@ -519,7 +521,7 @@ class Monitor:
         some, and those of profiler windows; see the setting ``op_census``.
 
         Args:
-            by: What a line stands for: ``op``, ``module`` or ``dtype``.
+            by: Group ops by: ``op``, ``module`` or ``dtype``.
 
         Raises:
             ValueError: If it is something else.
@@ -656,10 +658,10 @@ class Monitor:
         shared = [x for x in asked if any(x is y for y in (self._scaler, self._loss_scaler, *mine))]
         if shared and not self._is_unasked:
             logger.warning(
-                "expected objects that nobody watches, got a %s that %r watches; that monitor is"
-                " closed now. Use `with ampwatch.monitor(...)` or close() where a training ends",
-                type(shared[0]).__qualname__,
+                "%r was watching this %s already; that monitor is closed now. Use"
+                " `with ampwatch.monitor(...)` or close() where a training ends",
                 self,
+                type(shared[0]).__qualname__,
             )
         if shared or (mine and not any(model is not None for model in mine)):
             self.close()

@@ -104,7 +104,7 @@ class Outlet:
         try:
             self._ring = RingWriter.create(directories, identity, slots=settings.ring_slots)
         except RingError as error:
-            logger.warning("no ring, so findings only, no page and no metrics: %s", error)
+            logger.warning("no ring: findings only, no page and no metrics: %s", error)
             return
         status = ensure_daemon(settings)
         self._had_daemon = status.state != "unavailable" and daemon_is_running(settings)

@@ -106,7 +106,7 @@ A row is there only if one of its sensors is on at the level: `light` watches th
 steps, `standard` and `deep` everything. Below `deep`, what is there for sensors alone that watch how
 PyTorch is called (autocast, `backward`, `zero_grad`) is put back in most iterations after the first 64.
 
-| what of torch | how | when | who is told at every level | at standard and deep also |
+| what of torch | how | when | which sensors use it at every level | at standard and deep also |
 | --- | --- | --- | --- | --- |
 """
 

@@ -96,7 +96,7 @@ foreach_copy: Callable[..., Any] = _find(
 
 graph_task: Callable[[], int] = _find(
     "_C._current_graph_task_id",
-    "Tells whether the calling thread is in a backward pass: -1 if it is not.",
+    "Shows whether the calling thread is in a backward pass: -1 if it is not.",
 )
 
 current_node: Callable[[], Any] = _find(
@@ -146,7 +146,7 @@ saved_self: Callable[[Any], Any] = attrgetter(
 
 tracing_state: Callable[[], Any] = _find(
     "_C._get_tracing_state",
-    "Tells whether torch.jit.trace writes down what is called: then not None.",
+    "Shows whether torch.jit.trace writes down what is called: then not None.",
 )
 
 # Tensors.
@@ -163,14 +163,14 @@ is_view: Callable[[Any], bool] = methodcaller(
 
 tensor_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
     _on_instances(
-        "Tensor._backward_hooks", "Tells whether the program may change a gradient as it comes."
+        "Tensor._backward_hooks", "Shows whether the program may change a gradient as it comes."
     )
 )
 
 accumulate_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
     _on_instances(
         "Tensor._post_accumulate_grad_hooks",
-        "Tells whether the program may change a gradient once it has come.",
+        "Shows whether the program may change a gradient once it has come.",
     )
 )
 
@@ -186,7 +186,7 @@ sparse_values: Callable[[Any], torch.Tensor] = methodcaller(
 
 _users_of: Callable[[int], int] = _find(
     "_C._storage_Use_Count",
-    "Tells whether anybody but ampwatch holds the memory of what a model was called with.",
+    "Shows whether anybody but ampwatch holds the memory of what a model was called with.",
     "All of it counts as held by ampwatch alone, so that large inputs are not kept for replays.",
     lambda _key: 0,
 )
@@ -212,12 +212,12 @@ free_weak_ref: Callable[[int], None] = _find(
     "UntypedStorage._free_weak_ref", "Ends such a reference."
 )
 is_expired: Callable[[int], bool] = _find(
-    "UntypedStorage._expired", "Tells that there is nothing behind one any more."
+    "UntypedStorage._expired", "Shows that there is nothing behind one any more."
 )
 
 is_functorch_wrapped: Callable[[Any], bool] = _find(
     "_C._functorch.is_functorch_wrapped_tensor",
-    "Tells tensors within a transform of torch.func, whose memory is not to be read.",
+    "Shows tensors within a transform of torch.func, whose memory is not to be read.",
 )
 
 unwrap: Callable[[Any], torch.Tensor] = _find(
@@ -246,7 +246,7 @@ attention_in_float64: Callable[..., Any] | None = _find(
 )
 
 has_kernel: Callable[[str, Any], bool] = _find(
-    "_C._dispatch_has_kernel_for_dispatch_key", "Tells what autocast does with an operator."
+    "_C._dispatch_has_kernel_for_dispatch_key", "Shows what autocast does with an operator."
 )
 
 # Dispatch: an op is run under a mode of ampwatch as it would be without.
@@ -259,11 +259,11 @@ StateOfCaller: Any = _find(
 )
 
 excluded_keys: Callable[[], Any] = _find(
-    "_C._dispatch_tls_local_exclude_set", "Tells whether autocast is excluded there."
+    "_C._dispatch_tls_local_exclude_set", "Shows whether autocast is excluded there."
 )
 
 included_keys: Callable[[], Any] = _find(
-    "_C._dispatch_tls_local_include_set", "Tells whether autocast is included there."
+    "_C._dispatch_tls_local_include_set", "Shows whether autocast is included there."
 )
 
 ForcedKeys: Any = _find("_C._ForceDispatchKeyGuard", "Runs an op in another state.")
@@ -296,7 +296,7 @@ pop_mode: Callable[[], Any] = _find("utils._python_dispatch._pop_mode", "Takes t
 
 MODE_KEY = _on_instances(
     "utils._python_dispatch.TorchDispatchMode._mode_key",
-    "Tells PyTorch's own modes, which trace, from those of users.",
+    "Shows PyTorch's own modes, which trace, from those of users.",
     "Ops are also observed while PyTorch traces them.",
 )
 
@@ -333,7 +333,7 @@ def _is_any_autocast_enabled() -> bool:
 
 is_in_autocast: Callable[[], bool] = _find(
     "_C._is_any_autocast_enabled",
-    "Tells whether autocast is on, for any type of device.",
+    "Shows whether autocast is on, for any type of device.",
     "It is asked for the CPU and for CUDA only.",
     _is_any_autocast_enabled,
 )
@@ -367,7 +367,7 @@ initial_scale: Callable[[Any], float] = attrgetter(
 )
 initial_tracker: Callable[[Any], int] = attrgetter(
     _on_instances(
-        "amp.GradScaler._init_growth_tracker", "Tells a scaler that was loaded from a new one."
+        "amp.GradScaler._init_growth_tracker", "Shows a scaler that was loaded from a new one."
     )
 )
 device_of_scaler: Callable[[Any], str] = attrgetter(
@@ -446,8 +446,8 @@ ASYNC_RESULT = _on_instances(
 )
 HAS_COME = _on_instances(
     "distributed._functional_collectives.AsyncCollectiveTensor.completed",
-    "Tells whether it has been waited for.",
-    "The handle of the collective tells.",
+    "Shows whether it has been waited for.",
+    "The handle of the collective shows it.",
 )
 FLAT_NAMES = _on_instances(
     "distributed.fsdp.FlatParameter._fqns",
@@ -461,14 +461,14 @@ FLAT_SHARDS = _on_instances(
 )
 FLAT_SIZE = _on_instances(
     "distributed.fsdp.FlatParameter._sharded_size",
-    "Tells a shard from the parameter while it is gathered.",
+    "Shows a shard from the parameter while it is gathered.",
     "Flat parameters are measured as a whole.",
 )
 IS_FLATTENED = "_fsdp_flattened"
 """The value of the constant below, as its module is loaded by whoever uses it alone."""
 _on_instances(
     "distributed.fsdp._common_utils.FSDP_FLATTENED",
-    "Tells flat parameters, and the parameters of the model that are views of them, from others.",
+    "Shows flat parameters, and the parameters of the model that are views of them, from others.",
     "Shards that happen to have one shape are compared, and were never the same.",
 )
 BEGINS_GROUP = _on_instances(
@@ -496,14 +496,14 @@ DeviceType: Any = _find("_C._autograd.DeviceType", "Where an event of the profil
 
 is_kineto_stopped: Callable[[], bool] = _find(
     "autograd._is_kineto_stopped",
-    "Tells whether the buffers of a device were full before the end of a recording.",
+    "Shows whether the buffers of a device were full before the end of a recording.",
     "A window that is too long lacks kernels, unnoticed. So in torch 2.6.",
     bool,
 )
 _is_profiled: Callable[[], bool] = _find(
-    "_C._autograd._profiler_enabled", "Tells whether a profiler is on in the calling thread."
+    "_C._autograd._profiler_enabled", "Shows whether a profiler is on in the calling thread."
 )
-_on_instances("autograd.profiler._is_profiler_enabled", "Tells whether one is on in any thread.")
+_on_instances("autograd.profiler._is_profiler_enabled", "Shows whether one is on in any thread.")
 
 
 def is_profiled() -> bool:
@@ -515,7 +515,7 @@ def is_profiled() -> bool:
 
 CACHED_BACKENDS = _on_instances(
     "_dynamo.eval_frame.cached_backends",
-    "Tells whether torch.compile was called.",
+    "Shows whether torch.compile was called.",
     "It counts as called.",
 )
 SKIP_CODE = _on_instances(
@@ -535,7 +535,7 @@ ASKS_FOR_HOOKS = _on_instances(
 )
 STANCE = _on_instances(
     "_dynamo.eval_frame._stance",
-    "Tells whether the user has set another stance meanwhile.",
+    "Shows whether the user has set another stance meanwhile.",
     "The stance of before is not brought back.",
 )
 OPTIMIZED_MODULE = _on_instances(
@@ -550,7 +550,7 @@ ORIGINAL_MODULE = _on_instances(
 )
 TRACED_AS = _on_instances(
     "_dynamo.trace_rules.check",
-    "Tells whether the compiler traces a function that another one stands before, or breaks its"
+    "Shows whether the compiler traces a function that another one stands before, or breaks its"
     " graph there.",
     "A step that is compiled as a whole has more graph breaks, and is not seen.",
 )

@@ -54,7 +54,7 @@ def clocks() -> tuple[Panel, ...]:
                 " were chosen; several reasons may hold at once.",
                 good="sw_power_cap only.",
                 act="sw_thermal, hw_thermal: cooling. hw_power_brake: the power supply of the"
-                " machine. reliability, board_limit: the voltage or the board; tell the vendor."
+                " machine. reliability, board_limit: the voltage or the board; report it to the vendor."
                 " sync_boost: a GPU waits for its group.",
                 metrics=[_THROTTLED],
             ),

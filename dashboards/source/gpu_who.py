@@ -94,8 +94,8 @@ def who() -> tuple[Panel, ...]:
             description=described(
                 shows="All GPUs that were chosen, watched ranks on them or not.",
                 good="each answers; power near its limit, and cool, while it trains.",
-                act="processes without a watched rank are somebody else's, or an old run that was"
-                " not ended: nvidia-smi on the machine names them.",
+                act="processes without a watched rank are those of other users, or of an old"
+                " run that was not ended: nvidia-smi on the machine names them.",
                 metrics=[UP, _PROCESSES, _USED, _CAPACITY, _POWER, _LIMIT, _TEMPERATURE],
             ),
             unit="none",

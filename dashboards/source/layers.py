@@ -79,7 +79,7 @@ def page() -> Page:
         title="ampwatch / Layers",
         description="Which module? Ranges, NaN and infinity, what rounds to zero, what rounds"
         " away, and what is not in low precision; the worst first, in graphs by their mean over the time range. Leave Rank at All: one rank of a"
-        " machine speaks for a module.",
+        " machine represents a module.",
         rows=(
             Row(100, "Which module is about to overflow?", _overflow()),
             Row(
@@ -179,7 +179,7 @@ def _overflow() -> tuple[Panel, ...]:
                 act="as beside; clip after unscale_, not before.",
                 metrics=[_GRADIENT, _GRADIENT_LIMIT],
             ),
-            no_value=f"No autocast, so no limit to hold them against; or {NOT_HERE}",
+            no_value=f"No autocast, so no limit to compare them with; or {NOT_HERE}",
             expr=_OF_GRADIENTS,
             bits=True,
             limits=GRADIENT_HEADROOM,
@@ -192,7 +192,7 @@ def _nonfinite() -> tuple[Panel, ...]:
     none_seen = f"Nothing is known, not even zero: {NOT_HERE}"
     shows = (
         "Elements of parameter gradients that were NaN or infinite, in sampled iterations of the"
-        f" time range, over the ranks that speak for the module. {SPEAKS} A module that got its series only in trouble shows what came after that; the"
+        f" time range, over the ranks that represent the module. {SPEAKS} A module that got its series only in trouble shows what came after that; the"
         " built-in page has the totals."
     )
     found = "run, module, kind"

@@ -19,7 +19,7 @@ def growth() -> tuple[Panel, ...]:
             "Outlier features",
             described(
                 shows="The largest output of a module over the root mean square of its elements, of the worst rank. The"
-                f" {SHOWN} largest. 4 to 5 is noise of a thousand elements; a channel that stands out makes it tens.",
+                f" {SHOWN} largest. 4 to 5 is noise of a thousand elements; an outlier channel makes it tens.",
                 good="level, after the first hundreds of steps.",
                 act="a ratio that keeps on growing costs a format with one scale for the tensor its other elements: see What if"
                 " on the page of the run, use blocks or rows with scales of their own, or lower the rate before the loss spikes.",

@@ -17,9 +17,9 @@ SHOWN = 10
 """Lines in a panel over time: more cannot be told apart. The tables have every module."""
 
 SPEAKS = (
-    "By default one rank of a machine speaks for a module, and another while it alone has trouble."
+    "By default one rank of a machine represents a module, and another while it alone has trouble."
 )
-NOT_HERE = "no sample yet, or another rank speaks for the chosen one: set Rank to All"
+NOT_HERE = "no sample yet, or another rank represents the chosen one: set Rank to All"
 """Words for a module without series: one of a rank others speak for cannot be distinguished from none."""
 
 HEADROOM = thresholds(NEUTRAL, Step(0, BAD), Step(1, WARN), Step(3, GOOD))

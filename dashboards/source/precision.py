@@ -39,7 +39,7 @@ def page() -> Page:
         uid="ampwatch-precision",
         title="ampwatch / Precision and tensor cores",
         description="Does the training run in the dtype that was asked for, on tensor cores, and"
-        f" how close to the ceiling? Ops and kernels are looked at rarely: shares are of {OVER}.",
+        f" how close to the ceiling? Ops and kernels are measured rarely: shares are of {OVER}.",
         rows=(
             Row(100, "Does it run in the dtype that was asked for?", _mix()),
             Row(

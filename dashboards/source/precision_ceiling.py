@@ -18,7 +18,7 @@ from dashboards.source.queries import Query, of
 _MFU = "ampwatch_mfu_ratio"
 _BUSY = "ampwatch_kernel_busy_seconds_total"
 _PROFILED = "ampwatch_profiled_seconds_total"
-_NO_PEAK = "Not known: no GPU, no step times yet, or a peak nobody has told (set peak_flops)"
+_NO_PEAK = "Not known: no GPU, no step times yet, or an unknown peak (set peak_flops)"
 
 _USED = thresholds(NEUTRAL, Step(0.2, NOTE), Step(0.4, GOOD))
 """Well tuned language models reach 40 to 60 %; there is no bad, only room."""

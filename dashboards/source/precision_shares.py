@@ -10,7 +10,7 @@ OVER = "1h"
 """Ops are counted and windows opened a few times in an hour, whatever the range on the screen."""
 
 FORWARD_ONLY = (
-    "Fallbacks are told in forward only, and backward does about twice as much: a third of all FLOPs"
+    "Fallbacks are reported in forward only, and backward does about twice as much: a third of all FLOPs"
     " is all of the model."
 )
 """Caveat: what the counter of fallbacks leaves out, and that of FLOPs does not."""

@@ -48,7 +48,7 @@ def page() -> Page:
         uid="ampwatch-ranks",
         title="ampwatch / Ranks",
         description="Which rank differs from the others of its run? Choose one run."
-        " Ranks are shown as bands and counts, and by name only where they stand out: those with the"
+        " Ranks are shown as bands and counts, and by name only if they differ most: those with the"
         " largest mean over the time range.",
         rows=(
             Row(
@@ -124,7 +124,7 @@ def _tiles() -> tuple[Stat, ...]:
             description=described(
                 shows="Mean step time of the slowest rank over that of the median rank of its run.",
                 good="below 1.05. Ranks that wait for each other in every step all take as long as"
-                " the slowest: then this stays near 1, and Which rank do the others wait for? tells who it is.",
+                " the slowest: then this stays near 1, and Which rank do the others wait for? shows which one it is.",
                 act="above 1.2: see Which rank is slow?",
                 metrics=["ampwatch_step_duration_seconds"],
             ),

@@ -24,12 +24,12 @@ def numbers() -> tuple[TimeSeries | Table, ...]:
             description=described(
                 shows="Non-finite gradient elements per second, of the ranks that have most.",
                 good="nothing, or all ranks alike after a gradient was reduced.",
-                act="one rank alone: it is where the overflow is born, before the reduction spreads"
+                act="one rank alone: it is where the overflow appears, before the reduction spreads"
                 " it. Open it: its findings name the op.",
                 metrics=["ampwatch_gradient_nonfinite_elements_total"],
             ),
             unit="cps",
-            no_value="All gradients that were looked at are finite, or none was looked at",
+            no_value="All measured gradients are finite, or none was measured",
             queries=outliers(nonfinite),
             minimum=0,
             links=THIS_RANK,

@@ -25,7 +25,7 @@ def waiting() -> tuple[TimeSeries, ...]:
             description=described(
                 shows="How much more of each step a rank takes for its own part than the median rank of its"
                 " run: that much the others wait. Steps of ranks that reduce gradients end together, so the"
-                " time of a step does not tell.",
+                " time of a step does not show it.",
                 good="below 5 %.",
                 act="a rank that stays above costs all of them that share of the time. Its finding straggler"
                 " says in which phase and why; a click leads to its own steps, and to its GPU.",

@@ -179,7 +179,7 @@ def _tiles() -> tuple[Stat, ...]:
                 ],
             ),
             unit="short",
-            no_value="Not looked at yet",
+            no_value="Not checked yet",
             queries=(
                 Query(  # a model need not have buffers
                     f"max by (run) ({of('ampwatch_parameter_nonfinite_elements')})"
@@ -238,7 +238,7 @@ def _findings() -> Table:
         title="Findings and what to change",
         description=described(
             shows="What ampwatch has found, newest first. A band over the time"
-            " series is where the verdict on the run speaks of a critical one.",
+            " series is where the verdict on the run names a critical one.",
             good="empty, or only of severity info.",
             act="follow What to change for a root cause first; one whose Root cause is false goes"
             " with it. A click on the finding opens its page. Where it is (module, op) says What"

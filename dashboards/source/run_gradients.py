@@ -143,7 +143,7 @@ def gradients() -> tuple[Heatmap | TimeSeries | StateTimeline, ...]:
             id=305,
             title="NaN and infinite gradient elements",
             description=described(
-                shows="Per second, over all ranks, of what was looked at: sampled steps and skipped"
+                shows="Per second, over all ranks, of what was measured: sampled steps and skipped"
                 " ones.",
                 good="0 but for a probe, which makes some infinite and no NaN.",
                 act="infinite: an overflow, lower the scale cures it if it comes from the scale. NaN"

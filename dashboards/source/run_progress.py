@@ -41,8 +41,8 @@ def learning() -> tuple[TimeSeries, ...]:
             id=403,
             title="Weights and buffers that are not finite",
             description=described(
-                shows="NaN and infinite elements of parameters and buffers when they were last"
-                " looked at, of the rank that has most.",
+                shows="NaN and infinite elements of parameters and buffers at their last"
+                " check, of the rank that has most.",
                 good="0.",
                 act="stop the run: weights do not come back. Buffers (running statistics) can be"
                 " reset or restored from a checkpoint.",
@@ -52,7 +52,7 @@ def learning() -> tuple[TimeSeries, ...]:
                 ],
             ),
             unit="short",
-            no_value="The parameters were not looked at yet",
+            no_value="The parameters were not checked yet",
             queries=(
                 Query(
                     f"max by (run) ({of('ampwatch_parameter_nonfinite_elements')})",

@@ -54,7 +54,7 @@ def time_of_steps() -> tuple[TimeSeries, ...]:
             title="Does it wait for data?",
             description=described(
                 shows="Share of the time in which steps wait for the next batch: mean of the ranks, and the"
-                " rank that waits most. On a device that is when it has nothing to do for want of a batch.",
+                " rank that waits most. On a device that is when it is idle because no batch is ready.",
                 good="below 10 %, apart from the first batches of an epoch.",
                 act="more workers, or cheaper batches: the finding input_bound says how many workers would"
                 " keep up. One rank alone: its disk or its host, see Ranks.",

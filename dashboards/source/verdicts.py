@@ -46,11 +46,11 @@ def roots(number: int, height: int = 6) -> Table:
         id=number,
         title="What broke, and what to do first",
         description=described(
-            shows="The finding that the verdict on each run speaks of: the earliest of what goes on,"
+            shows="The finding that the verdict on each run names: the earliest of what goes on,"
             " and explains the rest; of a run that ended broken or failed, what was wrong at its"
             " end. Ranks that say the same are one row, with one of them named.",
             good="empty.",
-            act="do what stands in the row. A click on the finding explains it, one on the machine"
+            act="do what the row says. A click on the finding explains it, one on the machine"
             " opens the page of its daemon at this run and rank.",
             metrics=["ampwatch_root_info"],
         ),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.services
 
-VERBS = "Add|Average|Clamp|Keep|Leave|Look|Mend|Put|Raise|Read|Restore|Run|See|Stop|Take|Use"
+VERBS = "Add|Average|Clamp|Fix|Keep|Leave|Look|Put|Raise|Read|Restore|Run|See|Stop|Take|Use"
 """Words that what is to be done begins with."""
 
 

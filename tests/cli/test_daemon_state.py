@@ -113,8 +113,8 @@ def test_no_token_goes_to_whom_wants_none(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "told"),
     [
-        ((401, b"who are you"), "to answer without a password, got: 'who are you'"),
-        ((503, b"too many"), "got status 503: 'too many'"),
+        ((401, b"who are you"), "asks for a password: 'who are you'"),
+        ((503, b"too many"), "answered with status 503: 'too many'"),
         ((200, b"<html>"), "if it is of another release, end it"),
         ((200, STATE.replace(b"healthy", b"cosmic!")), "if it is of another release, end it"),
         ((404, b"There is nothing here."), "if it is of another release, end it"),
@@ -134,9 +134,7 @@ def test_a_token_that_is_refused_is_not_the_user_s_fault(directory: Path) -> Non
     ensure_token(directory)
     with (
         serving(directory, {"/ranks": (401, b"")}, wants_token=True),
-        pytest.raises(
-            DaemonError, match=r"take the token in '.*daemon\.token', got a refusal; end"
-        ),
+        pytest.raises(DaemonError, match=r"refused the token in '.*daemon\.token'; end"),
     ):
         read(directory)
 
@@ -147,7 +145,7 @@ def test_nobody_who_merely_listens_is_asked(directory: Path) -> None:
         elsewhere = directory.parent / "elsewhere"
         elsewhere.mkdir(mode=0o700)
         with pytest.raises(
-            DaemonError, match=r"shows your runs, found none in '[^']*'; a"
+            DaemonError, match=r"no daemon shows your runs \(none in '[^']*'\); start"
         ) as refused:
             read(elsewhere)
     assert "ampwatch report" not in str(refused.value)
@@ -169,7 +167,7 @@ def test_a_daemon_that_has_gone_without_a_word_is_said(directory: Path) -> None:
     assert lock is not None
     lock.publish(DaemonInfo(1, "http", "127.0.0.1", 1, "1", 1))
     try:
-        with pytest.raises(DaemonError, match=r"to answer, got: .*refused"):
+        with pytest.raises(DaemonError, match=r"did not answer: .*refused"):
             read(directory)
     finally:
         lock.release()
@@ -199,19 +197,19 @@ def test_a_password_is_taken_from_where_curl_takes_it(directory: Path, netrc_fil
 @pytest.mark.parametrize(
     ("text", "mode", "told"),
     [
-        ("", 0o600, "give name and password of its web-config file in '.*netrc', as `machine"),
-        ("default login ada password secret", 0o600, "give name and password"),
+        ("", 0o600, "put the name and password of its web-config file in '.*netrc', as `machine"),
+        ("default login ada password secret", 0o600, "put the name and password"),
         (
             "machine localhost login ada password wrong",
             0o600,
-            "the password of 'ada' in '.*netrc', got a refusal",
+            "refused the password of 'ada' in '.*netrc'",
         ),
         (
             "machine localhost login ada password secret",
             0o644,
-            "by you alone, .* got mode 0644; run: chmod 600",
+            "others can read .*: its mode is 0644; run: chmod 600",
         ),
-        ("nonsense", 0o600, "expected a netrc file in '.*netrc', got: bad toplevel"),
+        ("nonsense", 0o600, "netrc' is not a valid netrc file: bad toplevel"),
     ],
 )
 def test_a_password_that_is_not_there_or_wrong_is_said(

@@ -25,7 +25,7 @@ def test_it_says_what_it_wrote_and_what_comes_next(
     found = re.search(r"^.*my stack: (\d+) files\n  (\d+) new\n\n", said)
     assert found is not None
     assert found[1] == found[2]
-    assert "Nobody hears of alerts" not in said
+    assert "Alerts are sent nowhere" not in said
     commands = re.findall(r"^  ([a-z].*)$", said, re.MULTILINE)
     programs = "docker prometheus alertmanager kubectl less"
     assert " ".join(command.split()[0] for command in commands) == programs
@@ -49,7 +49,7 @@ def test_prometheus_is_told_where_the_token_is(
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     said = capsys.readouterr().out
     assert f"Your daemon wants the token in {token},\n" in said
-    assert "Nobody hears of alerts yet: give --webhook URL" in said
+    assert "Alerts are sent nowhere yet: give --webhook URL" in said
     written = [path for path in (own_places / "stack").rglob("*") if path.is_file()]
     assert not [path for path in written if token.read_text().strip() in path.read_text()]
 

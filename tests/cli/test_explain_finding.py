@@ -41,7 +41,7 @@ def test_a_kind_of_a_run_is_its_own_words_then_the_page(runs: Path, capsys: Said
     assert own.startswith("Run gpt, rank 0 of 2: scale_collapse@optimizer:0\n")
     assert "scale_collapse happened." in own
     assert "What to change: change scale_collapse." in own
-    assert "loss_scale      3.051758e-05 (2^-15)" in own
+    assert "loss scale                       3.051758e-05 (2^-15)" in own
     assert "Explained by: forward_overflow in module decoder.3.ffn" in own
     assert "GradScaler" in page
 
@@ -89,8 +89,8 @@ def test_nothing_in_a_finding_reaches_the_terminal_as_a_control(runs: Path, caps
     [
         (["scale_colapse", "--run", "gpt"], 2, "did you mean 'scale_collapse'?"),
         (["divergence", "--run", "gpt"], 2, "it has forward_overflow@decoder.3.ffn, scale"),
-        (["x@y"], 2, "got 'x@y'"),
-        (["--run", "nobody"], 1, "expected a run or a file 'nobody', found gpt, old"),
+        (["x@y"], 2, "has no finding 'x@y'"),
+        (["--run", "nobody"], 1, "no run or file 'nobody' in "),
     ],
 )
 def test_what_is_not_there_is_said(
@@ -109,4 +109,4 @@ def test_a_run_without_a_finding_has_nothing_to_explain(runs: Path, capsys: Said
     files.write(runs, Box(identity(run="other"), RunState.FAILED, "out of memory"), most=4)
 
     assert main(["explain", "--run", "other"]) == 2
-    assert "got run other, which has none" in capsys.readouterr().err
+    assert "run other has no findings" in capsys.readouterr().err

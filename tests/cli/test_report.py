@@ -128,7 +128,7 @@ def test_a_page_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
     assert capsys.readouterr().out == ""
     assert main(["report", "--html", str(tmp_path / "no" / "x.html")]) == 1
-    assert "expected to write the page to" in capsys.readouterr().err
+    assert "cannot write " in capsys.readouterr().err
 
 
 def test_a_page_is_the_owners_and_no_report(
@@ -142,7 +142,7 @@ def test_a_page_is_the_owners_and_no_report(
     page.rename(tmp_path / "r.json")
 
     assert main(["report", str(tmp_path / "r.json")]) != 0
-    assert "got a page made from one" in capsys.readouterr().err
+    assert "got an HTML page made from one" in capsys.readouterr().err
 
 
 def test_a_directory_without_a_slash_is_said_to_be_one(
@@ -177,14 +177,14 @@ def test_nothing_to_report_is_said_with_where_it_was_searched_for(
     """A healthy run leaves nothing, and that is said as well."""
     assert main(["report"]) == 1
     said = capsys.readouterr().err
-    assert f"found none in {runs}, {tmp_path / 'rings'}" in said
+    assert f"no running training in {runs}, {tmp_path / 'rings'}" in said
     assert "a run that ended well leaves no report" in said
     assert main(["report", "bert"]) == 1
-    assert f"expected a run or a file 'bert', found none in {runs}" in capsys.readouterr().err
+    assert f"no run or file 'bert' in {runs}" in capsys.readouterr().err
 
     leave(runs, "gpt")
     assert main(["report", "bert"]) == 1
-    assert "expected a run or a file 'bert', found gpt in" in capsys.readouterr().err
+    assert ", only gpt" in capsys.readouterr().err
 
 
 def test_whoever_has_read_enough_may_stop(runs: Path) -> None:

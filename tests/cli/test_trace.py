@@ -194,7 +194,7 @@ def test_without_a_training_it_says_so(tmp_path: Path, capsys: pytest.CaptureFix
     """Nothing runs: one sentence, status 1, no file."""
     output = tmp_path / "x.json"
 
-    assert "found none; `ampwatch doctor`" in refused(capsys, str(output))
+    assert "no training of this user runs" in refused(capsys, str(output))
     assert not output.exists()
 
 
@@ -207,10 +207,10 @@ def test_of_several_trainings_one_has_to_be_chosen(
     output = str(tmp_path / "x.json")
 
     several = refused(capsys, output)
-    assert "found 2; choose by --run and --rank:" in several
+    assert "2 trainings match; choose one by --run and --rank:" in several
     assert "--run gpt --rank 0 " in several
     assert "--run gpt --rank 1 " in several
-    assert "for --rank 7, found only:" in refused(capsys, "--rank", "7", output)
+    assert "for --rank 7, only:" in refused(capsys, "--rank", "7", output)
     assert main(["trace", "--rank", "1", output]) == 0
 
 
@@ -250,7 +250,7 @@ def test_a_training_whose_user_profiles_it_refuses(
     """The user's own profiler goes first."""
     start(mode="profiling")
 
-    assert "somebody else is profiling" in refused(capsys, str(tmp_path / "x.json"))
+    assert "another profiler is active" in refused(capsys, str(tmp_path / "x.json"))
     assert leftovers(rings) == []
 
 
@@ -263,7 +263,7 @@ def test_somebody_who_waits_already_is_not_pushed_aside(
     theirs = Request("theirs", os.getpid(), tmp_path / "theirs.json", 1)
     write_request(ring, theirs)
 
-    assert "somebody does" in refused(capsys, str(tmp_path / "x.json"))
+    assert "another command is waiting" in refused(capsys, str(tmp_path / "x.json"))
     assert read_request(ring) == theirs
 
     request_path(ring).unlink()
@@ -283,7 +283,7 @@ def test_a_directory_that_is_not_there_is_reported(
     """Before the training is asked."""
     start(mode="stuck")
 
-    assert "expected a directory" in refused(capsys, str(tmp_path / "no" / "x.json"))
+    assert "No such file or directory" in refused(capsys, str(tmp_path / "no" / "x.json"))
 
 
 def test_the_summary_of_a_gpu_says_how_busy_it_was() -> None:

@@ -57,7 +57,7 @@ def test_a_run_that_is_not_shown_has_none(
 
     said, told = capsys.readouterr()
     assert said == ""
-    assert f"expected a run that the daemon shows, got {run!r}: it shows {advice}" in told
+    assert f"the daemon does not show run {run!r}: it shows {advice}" in told
 
 
 def test_a_daemon_that_does_not_answer_leaves_it_to_the_page(

@@ -51,7 +51,7 @@ def test_what_is_said_of_the_time_is_so() -> None:
     page = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
     assert said in page.read_text(encoding="utf-8")
-    assert f"After {FAULTY_STEPS} of these, two minutes from its beginning" in DESCRIPTION
+    assert f"After {FAULTY_STEPS} skipped steps, or two minutes" in DESCRIPTION
     assert len(played(usual_course(), 0.25)) == 240 + FAULTY_STEPS  # 90 s
     assert len(played(usual_course(), 1.0)) == 120
 

@@ -247,11 +247,11 @@ def test_of_a_finding_the_page_has_what_comes_before_terms_and_numbers() -> None
     """And of no other kind than its own."""
     said = (
         "noise\nampwatch report: run r, rank 0, on h\n  6 iterations\n\n"
-        "WARNING  x  here\n  It is so.\n  What to change: This\n    and that.\n  It explains: y\n    there\n\n"
-        "INFO  z  there\n  It is so.\n  What to change: nothing\n"
+        "WARNING  x  here\n  It is so.\n  How sure: This\n    and that.\n  It explains: y\n    there\n\n"
+        "INFO  z  there\n  It is so.\n  How sure: nothing\n"
     )
 
     assert kinds.printed(said, "x") == (
-        "WARNING  x  here\n  It is so.\n  What to change: This\n    and that.\n"
+        "WARNING  x  here\n  It is so.\n  How sure: This\n    and that.\n"
     )
     assert kinds.printed(said, "z").endswith("nothing\n")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OK, INF = False, True
-LEFT, HELD = "and it was left there", ScalerSettings(2.0, 0.5, 30)
+LEFT, HELD = "and it stayed there", ScalerSettings(2.0, 0.5, 30)
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def test_a_collapse_that_is_over_is_told_in_the_past_tense() -> None:
 
     assert finding.summary == (
         "The loss scale fell from 65536 to 2^-4 between steps 50 and 69; no step has been skipped"
-        " since, and it was left there"
+        " since, and it stayed there"
     )
     assert "scaler.update(65536.0)" in finding.advice
     assert "takes 40000 steps to grow back" in finding.advice

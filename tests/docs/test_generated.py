@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def test_each_public_name_is_told_of() -> None:
     """With a heading, or in the table of errors; `actions` by each of its own, callbacks on their pages."""
     text = api.page()
-    names = set(ampwatch.__all__) - {"__version__", "actions", "integrations"}
+    names = set(dir(ampwatch)) - {"__version__", "actions", "integrations"}
     assert "(integrations/README.md)" in text
 
     told = set(re.findall(r"^### `ampwatch\.([\w.]+)`$", text, re.MULTILINE))
@@ -100,14 +100,10 @@ def test_what_is_masked_is_what_depends_on_the_machine() -> None:
     """A sentence that says something else is another one, and so is another consequence."""
     assert masked("60 steps,\n  scale 5.6e-14, 1.73 MB") == masked("7 steps, scale 65536, 190 kB")
     assert masked("60 steps skipped") != masked("60 steps taken")
-    told = (
-        "It explains: scale_collapse, since step 2. It is: {}, scale\n    now 1.{} Numbers: eps 1"
-    )
+    told = "It explains: scale_collapse, since step 2. It is: {}, scale\n    now 1. Numbers: eps 1"
     row = "11 steps skipped in a row since\n    step 4"
     share = (
         "73% of the steps skipped, more than growth makes up for at an interval of 9, since step 2"
     )
-    terms = " In other words: half: 16\n    bits. eps: small."
-    assert masked(told.format(row, terms)) == masked(told.format(share, ""))
-    assert masked(told.format(row, "")) != masked(told.format("all is well", ""))
-    assert masked(told.format(row, "")) != masked(told.format(row, " Stop."))
+    assert masked(told.format(row)) == masked(told.format(share))
+    assert masked(told.format(row)) != masked(told.format("all is well"))

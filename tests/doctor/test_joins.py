@@ -136,7 +136,7 @@ def test_an_instance_is_found_on_its_gpu(uuid: str) -> None:
         (FIRST, Devices(), {}, State.ABSENT, "built for the CPU only"),
         (FIRST, Devices("ROCm", "6.4"), {}, State.ABSENT, "built for ROCm 6.4"),
         (UNCUT, cuda(), {}, State.PROBLEM, "MIG mode and has no instance"),
-        (FIRST, cuda(""), {}, State.ABSENT, "device 0 of PyTorch tells no uuid"),
+        (FIRST, cuda(""), {}, State.ABSENT, "PyTorch reports no uuid for device 0"),
         (
             FIRST,
             cuda(version="13.0"),

@@ -47,7 +47,7 @@ def _trying(why: str) -> Any:
         ),
         ("[Errno 30] Read-only file system: '/root/.triton'", State.PROBLEM, "TRITON_CACHE_DIR"),
         ("CUDA out of memory. Tried to allocate 26 MiB", State.PROBLEM, "free some memory"),
-        ("something that nobody has seen", State.PROBLEM, "all the same"),
+        ("something that nobody has seen", State.PROBLEM, "anyway"),
     ],
 )
 def test_a_kernel_that_cannot_be_made_ready_says_what_it_needs(

@@ -1,6 +1,6 @@
 """Each framework's program, bare and watched in two ways, healthy and with two faults.
 
-What is found is held against ``results/``, which docs/support.md is made of: a cell may not become
+What is found is compared with ``results/``, which docs/support.md is made of: a cell may not become
 worse. ``make test-frameworks`` runs the rows of CI, ``ARGS=--all`` all of them, ``ARGS=--write``
 writes down what was found.
 """

@@ -46,7 +46,7 @@ def _overflowing() -> tuple[nn.Module, torch.amp.GradScaler]:
 
 
 def test_a_failing_run_that_is_traced_waits_for_nothing() -> None:
-    """The ops are followed while it fails, and the one at fault is named all the same."""
+    """The ops are followed while it fails, and the one at fault is named anyway."""
     model, scaler = _overflowing()
     with ampwatch.monitor(model, scaler, serve=False) as watch:
         _train(model, scaler, 1, 10.0)

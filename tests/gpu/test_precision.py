@@ -56,7 +56,7 @@ def _census(watch: ampwatch.Monitor) -> CensusRecord:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_flops_of_forward_and_backward_are_those_of_pytorchs_counter(dtype: torch.dtype) -> None:
-    """Backward runs in another thread here, and is seen all the same."""
+    """Backward runs in another thread here, and is seen anyway."""
     model = _model().to(DEVICE)
     with FlopCounterMode(display=False) as counter, torch.autocast(DEVICE.type, dtype=dtype):
         model(torch.randn(256, 512, device=DEVICE)).float().square().mean().backward()

@@ -125,7 +125,7 @@ def test_figures_are_those_that_are_known_and_nothing_is_cut_at_any_width(
         "Loss",
         "Step",
         "Step time",
-        "Cost of watching",
+        "Cost of ampwatch",
     ]
     assert page.run(cut) == []
     assert page.run("return document.documentElement.scrollWidth <= window.innerWidth")
@@ -165,7 +165,7 @@ def test_a_finding_leads_to_the_page_about_its_kind(trainer: Trainer, page: Page
 
     page.click("#findings a")
 
-    page.says("h1", "forward_overflow: an op turns finite numbers into infinity")
+    page.says("h1", "forward_overflow: an op turns finite inputs into infinity")
     assert page.browser.current_url.endswith("/explain/forward_overflow")
     assert page.run("return document.documentElement.dataset.theme") == chosen
     wide = page.run("return document.documentElement.scrollWidth <= window.innerWidth")

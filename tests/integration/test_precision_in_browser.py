@@ -163,7 +163,7 @@ def test_gpus_are_reported_with_what_they_do_not_have(page: Page) -> None:
     table = has_rows(page, "#gpus")
 
     assert page.text("#gpus-sentence") == (
-        "4 that do not exist, to try this page with: nothing of this machine is read"
+        "4 simulated to try this page: nothing is read from this machine"
     )
     assert [row[0].split("\n")[0] for row in table][:2] == ["GPU 0", "GPU 1"]
     first = table[0]
@@ -221,7 +221,7 @@ return import("/static/gpus.js").then(({ showGpus }) => {
         (
             {"ecc": {"uncorrected": 0}},
             {},
-            ["none in what is read", "XID errors: this user may not"],
+            ["none in the readings", "XID errors: this user may not"],
         ),
     ],
 )

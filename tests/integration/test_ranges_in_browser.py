@@ -356,7 +356,7 @@ def test_what_overflowed_before_it_was_measured_is_never_called_a_fit(
 def test_without_a_scaler_there_is_no_loss_scale_to_go_back_to(
     sampled: Sampled, page: Page
 ) -> None:
-    """A scale can be tried all the same."""
+    """A scale can be tried anyway."""
     sampled.sample(None, plain=histogram(-9, *[1] * 10))
 
     page.says("#whatif-value", "none")

@@ -247,6 +247,6 @@ def test_blocks_of_another_size_are_refused(name: str, size: int) -> None:
 
 
 def test_a_format_without_scales_has_none_that_could_fit() -> None:
-    """Float16 is held against the exponents themselves."""
+    """Float16 is compared with the exponents themselves."""
     with pytest.raises(ValueError, match="expected a block-scaled format, got float16"):
         scales_of(histogram_of([1.0]), FORMATS["float16"])

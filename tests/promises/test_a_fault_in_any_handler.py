@@ -147,7 +147,7 @@ def test_whoever_fails_in_an_event_is_off_and_told_and_nobody_else(
         off = sorted(guard.name for guard in watch._session.bus.guards if guard.off)
 
     told = [record for record in records if isinstance(record, SensorFailureRecord)]
-    logged = [r for r in caplog.records if "switched its sensor" in r.message]
+    logged = [r for r in caplog.records if "failed and is switched off" in r.message]
     assert run.digest() == bare
     assert failed or at_call > 1
     assert len(failed) == len(set(failed))
@@ -219,4 +219,4 @@ def test_a_glance_that_fails_leaves_the_call_to_the_handler(
 
     assert digests[0] == digests[1]
     assert BirthSensor in failed
-    assert [r for r in caplog.records if "switched its sensor" in r.message] == []
+    assert [r for r in caplog.records if "failed and is switched off" in r.message] == []

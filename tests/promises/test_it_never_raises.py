@@ -184,7 +184,7 @@ def test_a_fault_at_any_call_leaves_training_as_it_was(
         watched.loop()
         report = watch.report()
 
-    switched_off = [r for r in caplog.records if "switched its sensor" in r.message]
+    switched_off = [r for r in caplog.records if "failed and is switched off" in r.message]
     reached = fault.calls >= at_call
     assert watched.digest() == bare
     assert reached
@@ -231,9 +231,9 @@ def test_a_fault_in_what_serves_a_logger_leaves_training_as_it_was(
 
     assert watched.digest() == bare
     assert fault.calls
-    said = [m for m in caplog.messages if "of its own" in m or "expected" in m]
+    said = [m for m in caplog.messages if "failed" in m]
     assert said
-    if not any("sensor 'actions' off" in message for message in said):
+    if not any("sensor 'actions' failed" in message for message in said):
         assert others == list(range(watched.steps))
 
 
@@ -368,7 +368,9 @@ def test_a_fault_behind_any_guard_reaches_neither_training_nor_its_exception(
     assert len(failed) == 1
     assert caught.value is mine
     assert watched.digest() == bare
-    assert [r.args for r in caplog.records if "switched its sensor" in r.message] == [(name,)]
+    assert [r.args for r in caplog.records if "failed and is switched off" in r.message] == [
+        (name,)
+    ]
 
 
 @pytest.mark.rotating

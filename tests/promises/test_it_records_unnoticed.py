@@ -102,7 +102,7 @@ def test_a_fault_while_a_step_is_recorded_leaves_training_as_it_was(
 
     assert fault.calls >= 2
     assert run.digest() == bare.digest()
-    assert len([r for r in caplog.records if "switched its sensor" in r.message]) == 1
+    assert len([r for r in caplog.records if "failed and is switched off" in r.message]) == 1
     assert "sensor tape failed and was switched off" in " ".join(report.split())
 
 

@@ -131,7 +131,7 @@ def test_a_healthy_run_says_what_is_healthy() -> None:
         state="healthy, at step 199, 4 min after the start",
         cause="loss scale 2^16, no step skipped in the last 200",
         where="ranks 0-1",
-        remedy="Nothing to do.",
+        remedy="No action needed.",
     )
 
 
@@ -141,7 +141,7 @@ def test_a_healthy_run_does_not_hide_what_was_found_before() -> None:
 
     lines = of_run([*calm(1200), FindingRecord(over)], seconds=1300)
 
-    assert lines.remedy == "Nothing to do now; 1 finding from before to read."
+    assert lines.remedy == "No action needed now. 1 finding from before."
 
 
 def test_what_was_critical_and_is_over_has_its_cause_and_its_span() -> None:
@@ -186,7 +186,7 @@ def test_a_scale_that_fell_is_a_power_of_two() -> None:
 
     assert lines.state == "calibrating, at step 0, 4 min after the start"
     assert lines.cause == (
-        "3 steps skipped (3 calibrating) while a scale that fits is sought, loss scale 2^-44"
+        "3 steps skipped (3 calibrating) while the scaler searches for its scale, loss scale 2^-44"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_rank_that_made_others_end_is_named_first() -> None:
 
     assert lines.cause == "OSError: no such file"
     assert lines.where == "rank 1 of 2, and because of it rank 0"
-    assert lines.remedy == "Read where it was raised: ampwatch report."
+    assert lines.remedy == "Read the traceback: ampwatch report."
 
 
 def test_a_rank_that_another_one_made_end_names_that_one() -> None:
@@ -234,7 +234,7 @@ def test_a_killed_run_says_so() -> None:
     assert lines.state.startswith("failed at step 4, ")
     assert lines.state.endswith(": killed")
     assert lines.cause == DIED
-    assert lines.remedy.startswith("Look for who ended it")
+    assert lines.remedy.startswith("Find out what ended it")
 
 
 def test_a_run_that_hangs_says_since_when() -> None:
@@ -247,7 +247,7 @@ def test_a_run_that_hangs_says_since_when() -> None:
     lines = headline(verdict, clock.now)
 
     assert lines.state == "stale, silent since step 4, 16 min ago"
-    assert lines.remedy.startswith("Look at what the process waits for")
+    assert lines.remedy.startswith("Find out what the process waits for")
 
 
 def test_a_run_that_ended_broken_or_well_says_when() -> None:

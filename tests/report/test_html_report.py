@@ -63,7 +63,7 @@ def test_it_tells_the_cause_first_and_everything_about_it() -> None:
         "scale_collapse happened."
     )
     for words in (
-        "certain: the op itself was seen with finite inputs",
+        "certain: the op had finite inputs",
         "module decoder.3.ffn; op mm; in float16; forward pass; rank 0",
         "change forward_overflow",
         "It explains",

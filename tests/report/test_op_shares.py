@@ -137,7 +137,7 @@ KNOWN = {**H100.facts, "device": "NVIDIA H100"}
         ({"device": "AMD Instinct MI300X"}, "this is AMD Instinct MI300X"),
         (
             {"device": "NVIDIA H100", "gpu_capability": "9.0", "gpu_sms": "132"},
-            "neither PyTorch nor the driver tells the clock",
+            "neither PyTorch nor the driver reports the clock",
         ),
         (
             {"device": "cuda", "gpu_unknown": "the driver is too old"},

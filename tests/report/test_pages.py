@@ -40,7 +40,7 @@ def test_each_kind_and_each_alert_has_a_page() -> None:
 
 def test_a_page_is_told_in_one_sentence() -> None:
     """A kind by its meaning, an alert by what it says, a guide by its heading."""
-    assert pages()["forward_overflow"].gist == "an op turns finite numbers into infinity"
+    assert pages()["forward_overflow"].gist == "an op turns finite inputs into infinity"
     assert pages()["AmpwatchStraggler"].gist == "One rank makes all others wait."
     assert pages()["run-without-edits"].gist == "Run without edits"
     for page in pages().values():

@@ -57,7 +57,7 @@ def test_what_was_counted_is_said_and_what_was_left_out() -> None:
     assert census_sentence(None) == NO_CENSUS
     assert census_sentence(record) == (
         "3 iterations counted so far, the newest, step 40, from a profiler window, which"
-        " tells less than counting one by one;"
+        " has less detail than counting one by one;"
         " 1 row with less to say left out."
     )
 

@@ -44,7 +44,7 @@ def test_findings_that_have_nothing_to_do_with_it_are_counted_by_kind() -> None:
     assert "7 findings: 3 grad_underflow, kind_0, kind_1, kind_2, 1 kinds more" in " ".join(
         also.split()
     )
-    assert " ".join(also.split()).endswith("; 1 to know, no trouble")
+    assert " ".join(also.split()).endswith("; 1 of severity info")
 
 
 def test_a_run_in_which_nothing_went_wrong_has_nothing_to_count() -> None:

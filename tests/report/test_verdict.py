@@ -241,7 +241,7 @@ def test_a_run_that_ended_with_a_warning_says_which() -> None:
 def test_a_run_that_ended_with_a_critical_finding_is_broken_and_stands_before_healthy_ones() -> (
     None
 ):
-    """It did not raise, and what it has trained is of no use all the same."""
+    """It did not raise, and what it has trained is of no use anyway."""
     verdict = of_run(rank_after([*calm(30), made(Severity.CRITICAL, last_step=29), end()]))
 
     assert verdict.level is Level.BROKEN

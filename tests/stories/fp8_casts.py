@@ -57,7 +57,7 @@ def trained(layer: nn.Module, sample: Callable[[int], torch.Tensor], steps: int 
 
 @STORIES.tell("fp8_saturation", "fp8", "forward")
 def a_constant_scale_and_a_clamp_before_the_cast(*, sick: bool) -> Program:
-    """Values clamped to the limits never overflow, and are clipped all the same."""
+    """Values clamped to the limits never overflow, and are clipped anyway."""
     scale = torch.tensor(30000.0 if sick else 8000.0)
     limit = torch.finfo(E5M2).max
     layer = Quantized((32, 8), lambda _x: scale, lambda x: x.clamp(-limit, limit).to(E5M2))

@@ -128,7 +128,7 @@ def test_of_eight_that_begin_to_start_a_daemon_one_does(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("version", "layout", "said"),
-    [("9.9", LAYOUT, "got 9.9"), ("9.9", LAYOUT + 1, "cannot read this run")],
+    [("9.9", LAYOUT, "is of ampwatch 9.9"), ("9.9", LAYOUT + 1, "cannot read this run")],
 )
 def test_a_daemon_of_another_version_is_used_with_a_warning(
     place: Place, version: str, layout: int, said: str
@@ -164,8 +164,8 @@ def test_a_daemon_that_looks_elsewhere_for_rings_does_not_count(place: Place) ->
     lock.release()
 
     assert (status.state, status.url) == ("running", "http://127.0.0.1:10917/")
-    assert f"the rings in {str(place.rings)!r}, found one at" in status.message
-    assert "reads /dev/shm/ampwatch-0, /elsewhere" in status.message
+    assert f"this run writes to {str(place.rings)!r}" in status.message
+    assert "reads the rings in /dev/shm/ampwatch-0, /elsewhere" in status.message
     assert "kill 4711" in status.message
     assert not running
 
@@ -199,7 +199,7 @@ def test_a_port_held_by_another_program_is_left_to_it_and_another_one_taken(plac
         # Of the ranks of a job one says it.
         assert status.message == again.message
         assert f"port {port} is in use by pid {os.getpid()}" in status.message
-        assert f"this run is at {status.url}; set AMPWATCH_PORT" in status.message
+        assert f"using {status.url}; set AMPWATCH_PORT" in status.message
         assert daemon_is_running(settings(port=port))
 
 

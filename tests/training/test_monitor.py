@@ -369,7 +369,7 @@ def test_no_room_for_the_parts_of_a_monitor_is_an_error_that_says_what_to_do(
     run = build("fp16-foreach")
     with monkeypatch.context() as refusing:
         refusing.setattr(watching, "Session", refuse)
-        with pytest.raises(ampwatch.StateError, match=f"got {got}; raise the limit"):
+        with pytest.raises(ampwatch.StateError, match=rf"\({got}\); raise the limit"):
             ampwatch.monitor(run.models, run.scaler)
     left = list(serving.rglob("*"))
 
@@ -586,7 +586,7 @@ def test_trouble_with_the_ring_is_a_warning_and_training_goes_on(
     with caplog.at_level(logging.WARNING), ampwatch.monitor(run.models, run.scaler) as watch:
         run.loop()
 
-    assert "no ring, so findings only" in caplog.text
+    assert "no ring: findings only" in caplog.text
     assert watch.last_step.step == run.steps - 1
 
 

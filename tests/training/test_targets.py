@@ -98,7 +98,10 @@ def test_a_model_or_scaler_that_is_watched_already_changes_hands(
     monitors[-1].close()
 
     assert states == [True, True, False]
-    assert "got a Linear that <ampwatch.Monitor run='first'" in caplog.text
+    assert (
+        "<ampwatch.Monitor run='first' rank=0 open, step -1 > was watching this Linear"
+        in caplog.text
+    )
     assert len(caplog.records) == 2
 
 
@@ -115,7 +118,7 @@ def test_a_closed_monitor_can_be_read_but_not_used_again() -> None:
     watch.close()
 
     assert watch.findings == []
-    assert "Nothing to report" in watch.report()
+    assert "There are no findings" in watch.report()
     with pytest.raises(ampwatch.StateError, match="got one that is closed"):
         watch.on_finding(print)
     with pytest.raises(ampwatch.StateError, match="got one that is closed"), watch:

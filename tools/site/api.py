@@ -68,7 +68,7 @@ def errors() -> list[str]:
     """Return the names of the exceptions, the base of all first."""
     names = [
         n
-        for n in ampwatch.__all__
+        for n in dir(ampwatch)
         if inspect.isclass(found(n)) and issubclass(found(n), BaseException)
     ]
     return sorted(names, key=lambda name: (name != "AmpwatchError", name))

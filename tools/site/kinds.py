@@ -50,7 +50,7 @@ CONTEXT = 2
 
 BEGIN = "<!-- printed, written by python -m tools.site.kinds -->"
 END = "<!-- printed: end -->"
-LAST_PART = "  What to change:"
+LAST_PART = "  How sure:"
 """What follows of a finding are terms and numbers."""
 
 _PRINTED = re.compile(
@@ -171,7 +171,7 @@ def executed(program: str) -> Any:
 
 
 def printed(said: str, kind: str) -> str:
-    """Return what a program has printed of a kind: from its title to what to change.
+    """Return what a program has printed of a kind: from its title to how sure it is.
 
     Raises:
         KeyError: If it has printed nothing of it.

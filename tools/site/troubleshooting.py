@@ -40,7 +40,7 @@ Other questions than those of a machine:
 - **A run does not appear.** Where a job's processes are ended with the job, start the daemon as a service
   ([how](operate.md#slurm)). With `serve=False` a run has no page.
 - **Ranks are taken for one, or each for the only one.** Call `ampwatch.monitor()` after
-  `torch.distributed.init_process_group()`, or set `RANK`, `LOCAL_RANK` and `WORLD_SIZE` as torchrun does: before it nobody knows them.
+  `torch.distributed.init_process_group()`, or set `RANK`, `LOCAL_RANK` and `WORLD_SIZE` as torchrun does: before it they are not known.
 - **Something is not seen in compiled code, in fused kernels, in other processes.** That is [a limit](diagnosis.md#what-is-not-seen).
 - **A panel is empty.** [An empty panel](operate.md#an-empty-panel) lists the reasons.
 - **A training has become slower.** [What watching costs](cost.md) says what is usual; `level="light"` costs least, and `AMPWATCH_LEVEL=off`

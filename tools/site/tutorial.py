@@ -113,19 +113,15 @@ _ROW_OF_SKIPS = re.compile(
     r"|\d+% of the steps skipped, more than growth makes up for at an interval of \d+, since step \d+"
 )
 
-_TERMS = re.compile(r"In other words: .*?(?=Numbers: |More: |$)")
-
 
 def masked(text: str) -> str:
     """Return a text without what depends on the machine: its numbers, and the ends of its lines.
 
     The settings of ``ONE_ARITHMETIC`` are not heard by CPUs of every maker. Then other steps fail, and a collapse
-    that comes of it is told of by its row of skips or by their share. A report explains a word where it is met first:
-    in which finding depends on those before it, and of these on the CPU and on how busy it is.
+    that comes of it is reported by its row of skips or by their share.
     """
     text = " ".join(text.split())
     text = _ROW_OF_SKIPS.sub("skipped", text)
-    text = _TERMS.sub("", text)
     return re.sub(r"[-+]?\d+(?:[.,]\d+)*(?:e[-+]?\d+|\^-?\d+)?(?: [kMG]?B)?", "#", text)
 
 

@@ -1,4 +1,4 @@
-"""``ampwatch top``: every rank on this machine in a line, trouble first, once a second."""
+"""``ampwatch top``: all runs on this machine, a line for each rank."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
     from ampwatch.report.rank_list import RankList
 
-HELP = "show how all ranks on this machine go, trouble first, live"
+HELP = "show all runs on this machine, live, worst first"
 
 DESCRIPTION = """\
-Show how the trainings of this machine go: a line for each rank, trouble first, with what is
-wrong, loss scale and loss of late, and the GPU. It asks the daemon that trainings start by
-themselves, once a second.
+Show all runs on this machine: one line for each rank, worst first, with its finding, its recent
+loss scale and loss, and its GPU. The daemon, which a training starts by itself, is read once a
+second.
 
   up, down   choose a rank            Enter  open its findings, with evidence and advice
   f          next finding             Esc    back
-  s          sort by trouble, by run and rank, or slowest first
-  /          show only the ranks that have some words in their run, host, state or findings
+  s          sort by severity, by run and rank, or slowest first
+  /          filter: show only ranks whose run, host, state or findings contain some words
   q          quit
 """
 
@@ -32,13 +32,13 @@ examples:
   ampwatch top
       until q is pressed
   ampwatch top --once
-      one table, as plain text; a pipe gets the same
+      one table, as plain text; so does a pipe
   ampwatch top | grep failing
       for a script
 
-A table that follows needs Rich (pip install 'ampwatch[ui]'); without it one is printed. Colours
-are left out where NO_COLOR is set. A daemon that wants a password gets that of `machine
-localhost` in ~/.netrc, or in the file that NETRC names. The exit status is 1 if no daemon serves.
+The live table needs Rich (pip install 'ampwatch[ui]'); without Rich one table is printed. Colours
+are off where NO_COLOR is set. If the daemon asks for a password, that of `machine localhost` in
+~/.netrc, or in the file that NETRC names, is sent. The exit status is 1 if no daemon serves.
 """
 
 WIDTH = 120
@@ -77,9 +77,7 @@ def run(args: argparse.Namespace) -> int:
             from ampwatch.cli.top.live import watch  # noqa: PLC0415 - an extra
 
             return watch(read, first)
-        print(
-            "ampwatch: a table that follows needs Rich: pip install 'ampwatch[ui]'", file=sys.stderr
-        )
+        print("ampwatch: the live table needs Rich: pip install 'ampwatch[ui]'", file=sys.stderr)
     with piped():
         width = max(shutil.get_terminal_size((WIDTH, 40)).columns, MIN_WIDTH)
         print(encodable(once(*first, width)))

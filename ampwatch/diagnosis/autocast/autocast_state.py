@@ -34,7 +34,7 @@ MAX_SHARE_ELSEWHERE = 0.5
 """Share of the FLOPs of the forward pass from which a region that does not apply is a mistake."""
 
 REGION_ELSEWHERE = {
-    Fallback.OTHER_THREAD: "autocast is on in another thread only: each thread has to enter it",
+    Fallback.OTHER_THREAD: "autocast is on in another thread only; each thread has to enter it",
     Fallback.DEVICE_TYPE: "the autocast region is for another type of device than the tensors are on",
 }
 
@@ -144,7 +144,7 @@ class AutocastState:
             severity,
             place(totals, totals),
             f"no matmul ran in low precision and no autocast region was entered in"
-            f" {self._idle} looks in a row, although {' and '.join(expected)}",
+            f" {self._idle} checks in a row, although {' and '.join(expected)}",
             {"looks": float(self._idle), "float32_flops": float(flops)},
         )
 

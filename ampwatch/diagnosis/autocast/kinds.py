@@ -11,13 +11,11 @@ AUTOCAST_INACTIVE = Kind(
     family=KindFamily.AUTOCAST_STATE,
     meaning="code that should run under autocast runs in float32",
     severities=(Severity.WARNING, Severity.INFO),
-    certainty=very_likely(
-        "autocast is used in this program, and these ops were seen to run outside its reach"
-    ),
+    certainty=very_likely("this program uses autocast, and these ops ran outside of it"),
     advice=(
         "Enter torch.autocast(device_type, dtype) inside the function that the thread runs (in"
-        " forward, for DataParallel), and hand the tensors' own device type to torch.autocast and"
-        " torch.amp.GradScaler: autocast is a state of the thread, and for one type of device."
+        " forward, for DataParallel), and pass the device type of the tensors to torch.autocast and"
+        " torch.amp.GradScaler: autocast is set per thread and per device type."
     ),
 )
 
@@ -42,7 +40,7 @@ STALE_AUTOCAST_CACHE = Kind(
     slug="stale_autocast_cache",
     number=52,
     family=KindFamily.AUTOCAST_STATE,
-    meaning="weights changed inside a region, and the old ones are used",
+    meaning="autocast uses weights as they were before their last update",
     severities=(Severity.CRITICAL,),
     certainty=certain(
         "weights changed while the autocast region that had cached their casts was still open"

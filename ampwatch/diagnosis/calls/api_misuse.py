@@ -98,7 +98,7 @@ class ApiMisuse(Detector):
             "optimizer",
             f"{seen.function} limited gradients of {in_words(where)} to {seen.limit:g} at step {seen.step}"
             f" while they were still multiplied by the loss scale of {scale_text(scale)}{norm}: after"
-            f" unscaling the limit is {seen.limit / scale:.3g}, and the optimizer all but stops",
+            f" unscaling the limit is {seen.limit / scale:.3g}, which leaves almost no update",
             source=seen.source,
             evidence={
                 "loss_scale": scale,
@@ -131,7 +131,7 @@ class ApiMisuse(Detector):
             f"The program itself has limited {counted(seen.gradients, 'gradient')} of {in_words(where)} at step"
             f" {seen.step} while they were still multiplied by the loss scale of {scale_text(scale)}:"
             f" {seen.after / seen.before:.3g} of their norm was left, and the same norm each time, whatever it"
-            f" was. After unscaling the limit is 1/{scale_text(scale)} of what was meant",
+            f" was. After unscaling the limit is 1/{scale_text(scale)} of the intended one",
             source=seen.source,
             evidence={
                 "loss_scale": scale,
@@ -223,7 +223,7 @@ class ApiMisuse(Detector):
         else:
             what = (
                 f"the gradients of {counted(seen.parameters, 'parameter')} come from losses that were not"
-                f" scaled, and are divided by the scale of {scale_text(scale)} all the same"
+                f" scaled, and are divided by the scale of {scale_text(scale)} anyway"
             )
         self._say(
             MIXED_SCALED_BACKWARD,

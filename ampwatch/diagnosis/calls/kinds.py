@@ -33,8 +33,8 @@ CLIP_BEFORE_UNSCALE = Kind(
     meaning="gradients are clipped while they are multiplied by the loss scale",
     severities=(Severity.WARNING,),
     certainty=certain(
-        "gradients were clipped while the scaler had not unscaled them; that a program clips by itself shows in"
-        " what it leaves"
+        "gradients were clipped before the scaler had unscaled them; clipping by code of the program shows in the"
+        " gradients it leaves"
     ),
     advice=(
         "Call scaler.unscale_(optimizer) between backward and torch.nn.utils.clip_grad_norm_ (or"
@@ -62,9 +62,7 @@ MIXED_SCALED_BACKWARD = Kind(
     family=KindFamily.API_MISUSE,
     meaning="scaled and unscaled losses go into the same gradients",
     severities=(Severity.WARNING,),
-    certainty=certain(
-        "what went into the gradients of one step was seen: a scaled loss, and what was not scaled"
-    ),
+    certainty=certain("both a scaled and an unscaled loss were added to the gradients of one step"),
     advice=(
         "Call scaler.scale(loss).backward() for every loss that feeds this optimizer, and"
         " scaler.unscale_(optimizer) only after the last of them; give losses that have to stay"
@@ -92,7 +90,7 @@ CLIP_NONFINITE_NORM = Kind(
     slug="clip_nonfinite_norm",
     number=44,
     family=KindFamily.API_MISUSE,
-    meaning="clipping by a norm that is infinite destroys all gradients",
+    meaning="clipping by an infinite norm destroys all gradients",
     severities=(Severity.WARNING,),
     certainty=certain("the norm that the clipping returned was not finite, and the step was taken"),
     advice=(
@@ -136,12 +134,12 @@ API_ERROR = Kind(
     slug="api_error",
     number=46,
     family=KindFamily.API_MISUSE,
-    meaning="one of the well-known exceptions, explained",
+    meaning="a well-known exception of PyTorch, explained",
     severities=(Severity.CRITICAL, Severity.WARNING),
     certainty=certain(
-        "the exception that was raised says so itself, or an op that PyTorch refuses elsewhere was seen"
+        "the exception itself says so, or an op ran that PyTorch refuses on other devices"
     ),
-    advice="ampwatch has left the exception as it was.",
+    advice="ampwatch did not change the exception.",
     explained_by=(
         at_fault(fits=_is_of_that_step)
         + since("nonfinite_input", fits=_is_of_that_step)

@@ -102,7 +102,7 @@ class Iteration(Struct):
         scale_given: ``update(new_scale)`` was called, so that the scaler did not decide.
         found_inf: Per optimizer stepped through the scaler: were its gradients non-finite?
         other_found_inf: Non-finite gradients of an optimizer that was unscaled and not
-            stepped; they back the scale off all the same.
+            stepped; they back the scale off anyway.
         applied_directly: Optimizers whose step was taken without the scaler, once per step.
         scheduler_stepped: Optimizers whose learning-rate scheduler was stepped between
             their previous step and the one in this iteration.

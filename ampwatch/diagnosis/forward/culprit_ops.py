@@ -87,8 +87,8 @@ class CulpritOps(Detector):
             "",
             bad.step,
             summary=(
-                f"The data was not finite before the model saw it: {'NaN' if bad.nans else 'inf'} among"
-                f" the inputs of the model at step {bad.step}; no precision and no loss scale would help"
+                f"The data was not finite before the model read it: {'NaN' if bad.nans else 'inf'} among"
+                f" the inputs of the model at step {bad.step}; another precision or loss scale does not help"
             ),
             phase="forward",
             source=bad.source,

@@ -94,27 +94,27 @@ def is_hidden(found: Diagnosed) -> bool:
 
 _HIDDEN = (
     "In backward {op} made {became} in {dtype}, which ends at {limit}, since step {step}, and"
-    " {hidden_by} outside of the graph made finite numbers of it that are wrong: no step is skipped"
+    " {hidden_by} outside of the graph turned it into finite values that are wrong: no step is skipped"
     " for it, and no scale is lowered"
 )
 
 _UNSHOWN = {
-    True: "The outputs of the module do not show it: they are finite",
-    False: "The loss does not show it: it is finite",
+    True: "The outputs of the module are finite",
+    False: "The loss is finite",
 }
 """What hides an overflow, by whether it was inside of a watched module."""
 
 _OF_NOTHING = (
-    "{op} made {became} in {dtype}, since step {step}: there was nothing to take the mean of, no row"
-    " or no label that counts, and the mean of nothing is 0/0"
+    "{op} made {became} in {dtype}, since step {step}: the mean is taken over no elements (no row, or"
+    " no label that counts), which is 0/0"
 )
 
 _OF_MASK = "A mask of -inf became NaN: {op}, since step {step}. 0 * inf and inf - inf are invalid operations"
 
 _WRITTEN = {
     INVALID_OPERATION.slug: (
-        "{op} writes {became}, since step {step}, and the loss is not finite because of it: no op on"
-        " the way has taken it out"
+        "{op} writes {became}, since step {step}, and the loss is not finite because of it: no op in"
+        " between removes it"
     ),
     BACKWARD_NONFINITE_ANY_SCALE.slug: (
         "The gradient of {where} is not finite at any loss scale, since step {step}: in backward {op}"
@@ -147,23 +147,23 @@ _SENTENCES = {
     ),
     SILENT_OVERFLOW.slug: (
         "{op} overflowed {dtype}, which ends at {limit}, since step {step}: finite inputs{inputs}"
-        " became {became}, and {squashed} made finite numbers of it that are wrong. {unshown}"
+        " became {became}, and {squashed} turned it into finite values that are wrong. {unshown}"
     ),
     MASKED_ROW_NAN.slug: (
         "A row that is masked as a whole became NaN: {op}, since step {step}. All its scores are"
-        " -inf, and the softmax of nothing is 0/0"
+        " -inf, and its softmax is 0/0"
     ),
     FORWARD_NAN_UNDERFLOW.slug: (
-        "{op} made {became} in {dtype} of finite inputs{inputs}, since step {step}: something it"
-        " divides by, or takes the logarithm of, has become zero or all but zero"
+        "{op} made {became} in {dtype} of finite inputs{inputs}, since step {step}: a divisor,"
+        " or the argument of a logarithm, is zero or almost zero"
     ),
     INVALID_OPERATION.slug: (
-        "{op} made {became} in {dtype} of finite inputs{inputs}, since step {step}: {why}, here and for"
-        " numbers near by, in any precision"
+        "{op} made {became} in {dtype} of finite inputs{inputs}, since step {step}: {why}, for these and"
+        " for nearby values, in any precision"
     ),
     NONFINITE_INPUT.slug: (
-        "The data was not finite before the model saw it: {became} in a tensor that is read by"
-        " {op}, at step {step}; no precision and no loss scale would help"
+        "The data was not finite before the model read it: {became} in a tensor that is read by"
+        " {op}, at step {step}; another precision or loss scale does not help"
     ),
     BACKWARD_NONFINITE_ANY_SCALE.slug: (
         "The gradient of {where} is not finite at any loss scale, since step {step}: in backward"
@@ -233,28 +233,28 @@ def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
 
 
 _UNHIDE = (
-    "Leave gradients as backward makes them until scaler.unscale_(optimizer): nan_to_num and clamp, in a"
+    "Do not change gradients between backward and scaler.unscale_(optimizer): nan_to_num and clamp, in a"
     " hook or between backward and the step, hide the overflow from the GradScaler, which would skip the"
     " step and lower the scale. Clip after unscale_, with torch.nn.utils.clip_grad_norm_ or"
     " clip_grad_value_."
 )
 
 _OUTLIER = (
-    "Look at the data: a value of the model's own input does not fit float16. Normalize or clip the"
+    "Check the data: a value of the model's own input does not fit float16. Normalize or clip the"
     " input where it is loaded, or keep the first layers in float32"
     " (torch.autocast(device_type, enabled=False) and .float()), or train in bfloat16."
 )
 
 _TOO_LARGE = (
-    "No wider format is left, and no loss scale is at fault: the numbers themselves are too large. Find"
-    " out why they are (look at the inputs of this op, at weights that grow, and at the learning rate),"
+    "No wider format is left, and the loss scale is not the cause: the values themselves are too large."
+    " Find out why (check the inputs of this op, weights that grow, and the learning rate),"
     " normalize before this op, and take exponentials of differences: torch.logsumexp and log_softmax"
     " subtract the largest value first."
 )
 
 _HALF_ITSELF = (
-    "Give this op float32: autocast is off there, and it computes in half precision because it is given"
-    " half precision. Call .float() on its inputs, keep this module in float32 when the model is cast"
+    "Run this op in float32: autocast is off there, and it computes in half precision because its inputs"
+    " are in half precision. Call .float() on its inputs, keep this module in float32 when the model is cast"
     " (module.float() after model.half()), or train in bfloat16, which has the range of float32."
 )
 

@@ -124,7 +124,7 @@ class ForwardRange(Detector):
         }
         says = (
             f"The output of {in_words(name)} had come to {amax:.6g} at step {step}, where float16 ends"
-            f" at {FLOAT16_MAX:.6g}, and rose: at the rate of then it overflows"
+            f" at {FLOAT16_MAX:.6g}, and was rising: at that rate it overflows"
             f" {counted(ahead, 'step')} later"
         )
         self._book.report(

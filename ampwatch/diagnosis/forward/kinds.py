@@ -34,9 +34,9 @@ FORWARD_OVERFLOW = Kind(
     slug="forward_overflow",
     number=0,
     family=KindFamily.FORWARD_RANGE,
-    meaning="an op turns finite numbers into infinity",
+    meaning="an op turns finite inputs into infinity",
     severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
-    certainty=certain("the op itself was seen with finite inputs and an infinite output"),
+    certainty=certain("the op had finite inputs and an infinite output"),
     advice=(
         "Keep this op in float32: run its module with torch.autocast(device_type, enabled=False) and"
         " .float() inputs (transformers: _keep_in_fp32_modules), or train in bfloat16, which has the"
@@ -63,11 +63,9 @@ SILENT_OVERFLOW = Kind(
     slug="silent_overflow",
     number=1,
     family=KindFamily.FORWARD_RANGE,
-    meaning="an infinity is born, and swallowed: the output is finite and wrong",
+    meaning="an infinity appears and is hidden by a later op: the output is finite but wrong",
     severities=(Severity.CRITICAL, Severity.WARNING),
-    certainty=certain(
-        "an op was seen to turn finite inputs into infinity, and a later one to hide it"
-    ),
+    certainty=certain("an op turned finite inputs into infinity, and a later op hid it"),
     advice=(
         "Compute these statistics in float32: x = x.float() before the square, the sum or"
         " the product, and cast the result back; torch.nn.RMSNorm and torch.nn.LayerNorm do it."
@@ -88,15 +86,13 @@ MASKED_ROW_NAN = Kind(
     slug="masked_row_nan",
     number=2,
     family=KindFamily.FORWARD_RANGE,
-    meaning="softmax over a row in which everything is masked",
+    meaning="softmax over a row that is fully masked",
     severities=(Severity.CRITICAL, Severity.WARNING),
-    certainty=certain(
-        "the softmax was seen with a row that is -infinity throughout, and with NaN as its result"
-    ),
+    certainty=certain("the softmax had a row of -infinity only, and returned NaN"),
     advice=(
-        "Leave each row one place to look at: combine masks as booleans (mask_a | mask_b, then one"
+        "Leave at least one position of each row unmasked: combine masks as booleans (mask_a | mask_b, then one"
         " masked_fill or torch.where), fill with torch.finfo(dtype).min / 2 and never add two fills,"
-        " multiply no mask of -inf; or use torch.nn.functional.scaled_dot_product_attention with a"
+        " never multiply by a mask of -inf; or use torch.nn.functional.scaled_dot_product_attention with a"
         " boolean attn_mask, and drop rows that are all padding."
     ),
     explained_by=(since("fp8_scale_nonfinite", "rank_found_inf_mismatch") + during("divergence")),
@@ -113,11 +109,9 @@ FORWARD_NAN_UNDERFLOW = Kind(
     slug="forward_nan_underflow",
     number=3,
     family=KindFamily.FORWARD_SMALL_NUMBERS,
-    meaning="a small number or an eps became 0, and 0 became NaN",
+    meaning="a small value or an eps was rounded to 0, and 0 led to NaN",
     severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
-    certainty=certain(
-        "the op was seen with finite inputs, a zero among them, and a result that is not finite"
-    ),
+    certainty=certain("the op had finite inputs, one of them zero, and a non-finite output"),
     advice=(
         f"{KEEP_OFF_ZERO} Where the zero was rounded in float16 before, call .float() earlier."
     ),
@@ -129,18 +123,18 @@ INVALID_OPERATION = Kind(
     slug="invalid_operation",
     number=54,
     family=KindFamily.NOT_AMP,
-    meaning="an op has no result for what it is given, in any precision",
+    meaning="an op has no finite result for its inputs, in any precision",
     severities=(Severity.CRITICAL, Severity.WARNING, Severity.INFO),
     certainty=certain(
-        "the op was seen with finite inputs, and has no finite result for them or for numbers near by;"
-        " or an infinity that the program has written itself was seen to reach the loss"
+        "the op has no finite result for its finite inputs or for values near them;"
+        " or an infinity that the program wrote reached the loss"
     ),
     advice=(
-        "Change what the op is given: neither precision nor the loss scale is at fault. Keep arguments"
+        "Change the inputs of the op: neither precision nor the loss scale is at fault. Keep arguments"
         " of roots, logarithms and inverse cosines inside of their domain (clamp before, not after);"
-        " take no unbiased variance of one sample (correction=0, or skip it); leave out targets that"
-        " are longer than their input (torch.nn.CTCLoss: zero_infinity=True); write a large finite"
-        " number, and not infinity, where a later op may meet it."
+        " do not take the unbiased variance of one sample (use correction=0, or skip it); leave out targets"
+        " that are longer than their input (torch.nn.CTCLoss: zero_infinity=True); write a large finite"
+        " value instead of infinity where a later op may read it."
     ),
     explained_by=(
         since("fp8_scale_nonfinite", "shared_scaler_desync", "rank_found_inf_mismatch")
@@ -153,14 +147,12 @@ NONFINITE_INPUT = Kind(
     slug="nonfinite_input",
     number=4,
     family=KindFamily.NOT_AMP,
-    meaning="the batch itself is NaN",
+    meaning="the batch holds NaN or infinity",
     severities=(Severity.CRITICAL, Severity.WARNING),
-    certainty=certain(
-        "the values were seen to be not finite before the model had done anything with them"
-    ),
+    certainty=certain("the values were not finite when the model received them"),
     advice=(
-        "Mend the data: look for the sample (torch.isfinite(batch).all() in the dataset or the"
-        " collate function, and raise there with its index), and leave it out. Changing precision or"
+        "Fix the data: find the sample (torch.isfinite(batch).all() in the dataset or the"
+        " collate function, and raise there with its index), and leave it out. Another precision or"
         " the loss scale does not help."
     ),
     explained_by=since("fp8_scale_nonfinite", "shared_scaler_desync", "rank_found_inf_mismatch"),
@@ -170,15 +162,15 @@ BACKWARD_NONFINITE_ANY_SCALE = Kind(
     slug="backward_nonfinite_any_scale",
     number=5,
     family=KindFamily.GRADIENT_RANGE,
-    meaning="a gradient that no loss scale can make finite",
+    meaning="a gradient that is not finite at any loss scale",
     severities=(Severity.CRITICAL,),
     certainty=very_likely(
-        "an op of backward was seen with finite inputs, and with a divisor or an argument that is zero or with a gradient beyond what any useful loss scale can hold"
+        "an op of backward had finite inputs, and a divisor or an argument that is zero, or a gradient that is too large at any useful loss scale"
     ),
     advice=(
-        "Keep what has this derivative away from where the derivative is infinite:"
+        "Keep the argument away from where the derivative is infinite:"
         " torch.sqrt(d.float() ** 2 + 1e-8), torch.linalg.vector_norm(x.float()) + eps, torch.where on the"
-        " input and not only on the result. No loss scale cures it."
+        " input and not only on the result. No loss scale fixes it."
     ),
     explained_by=(
         since(
@@ -195,9 +187,9 @@ REDUCE_OVERFLOW = Kind(
     slug="reduce_overflow",
     number=6,
     family=KindFamily.COMMUNICATION,
-    meaning="each gradient is finite, their sum is not",
+    meaning="the gradients are finite, their sum is not",
     severities=(Severity.CRITICAL,),
-    certainty=certain("gradients were finite before the ranks were added up and not after"),
+    certainty=certain("gradients were finite before the reduction over ranks and not after it"),
     advice=(
         "Divide before summing (gradient_predivide_factor, or gradient / world_size before the"
         " all-reduce), or reduce in float32 or bfloat16 (no fp16_compress_hook; FSDP:"
@@ -229,13 +221,13 @@ HEADROOM_LOW = Kind(
     slug="headroom_low",
     number=15,
     family=KindFamily.FORWARD_RANGE,
-    meaning="an output grows towards the end of float16: there is still time",
+    meaning="an output grows towards the limit of float16 and has not overflowed yet",
     severities=(Severity.WARNING,),
     certainty=likely(
-        "the largest output was measured step by step; where it goes is the trend carried on"
+        "the largest output was measured step by step, and its trend was extrapolated"
     ),
     advice=(
-        "Look at this module now: lower its learning rate or weight decay, put a norm before it, or"
+        "Change this module now: lower its learning rate or weight decay, put a norm before it, or"
         " run it in float32 (torch.autocast(device_type, enabled=False)) or bfloat16, before it"
         " overflows."
     ),
@@ -252,11 +244,11 @@ LOGIT_GROWTH = Kind(
     slug="logit_growth",
     number=61,
     family=KindFamily.FORWARD_RANGE,
-    meaning="attention logits grow towards where softmax saturates: the loss spikes next",
+    meaning="attention logits grow until softmax saturates: a loss spike follows",
     severities=(Severity.WARNING,),
     certainty=likely(
-        "the largest logit was read, or bounded, in several iterations; where it goes is the trend"
-        " carried on"
+        "the largest logit was read, or bounded, in several iterations, and its trend was"
+        " extrapolated"
     ),
     advice=(
         "Normalize query and key before they are multiplied (QK norm: an nn.RMSNorm over the size of"

@@ -55,8 +55,8 @@ than it is itself, by as much as activations are below 1. An infinity that no sc
 as that of a bad batch, leaves a gradient behind that is smaller by far."""
 
 UNKNOWN_SCALE = (
-    f"{RAISE_THE_SCALE} Which scale would keep these gradients is not known: none of them is left, and"
-    " none that was as small as they are now has been measured."
+    f"{RAISE_THE_SCALE} The scale that would keep these gradients is not known: all of them are zero,"
+    " and no gradient as small as these was measured."
 )
 """Advice where the what-if panel has nothing to show."""
 

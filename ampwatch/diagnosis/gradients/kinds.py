@@ -30,10 +30,10 @@ FP16_WITHOUT_SCALER = Kind(
     slug="fp16_without_scaler",
     number=13,
     family=KindFamily.GRADIENT_RANGE,
-    meaning="float16 autocast, and nobody scales the loss",
+    meaning="float16 autocast without a loss scale",
     severities=(Severity.WARNING, Severity.CRITICAL, Severity.INFO),
     certainty=very_likely(
-        "autocast runs in float16 and no enabled GradScaler takes part; what that costs was read off the exponents of the gradients"
+        "autocast runs in float16 without an enabled GradScaler; what its gradients lose was measured from their exponents"
     ),
     advice=(
         "Scale the loss: torch.amp.GradScaler(device) with scaler.scale(loss).backward(),"
@@ -58,7 +58,7 @@ GRAD_UNDERFLOW = Kind(
     meaning="gradients become zero at this loss scale",
     severities=(Severity.WARNING, Severity.CRITICAL),
     certainty=very_likely(
-        "zeros of the gradients were counted, and the values beside them, or before them, lie where float16 ends"
+        "zeros of the gradients were counted, and the values beside or before them are at the lower limit of float16"
     ),
     advice=(
         f"{RAISE_THE_SCALE} The what-if panel shows which scale would keep"
@@ -109,14 +109,14 @@ SCALE_STUCK_LOW = Kind(
     slug="scale_stuck_low",
     number=16,
     family=KindFamily.SCALE_DYNAMICS,
-    meaning="a burst of bad batches has brought the scale down, and it does not come back",
+    meaning="bad batches lowered the loss scale, and it does not recover",
     severities=(Severity.WARNING, Severity.CRITICAL),
     certainty=very_likely(
-        "the loss scale was read from the scaler, and what gradients lose at it was measured"
+        "the loss scale was read from the scaler, and the gradients lost at it were measured"
     ),
     advice=(
         "Raise the scale by hand (scaler.update(new_scale)) or make the scaler recover faster"
-        " (a smaller growth_interval); find and drop the batches that brought it down."
+        " (a smaller growth_interval); find and drop the batches that lowered it."
     ),
     explained_by=(
         before(
@@ -140,7 +140,7 @@ FP16_LOSS_CAPS_SCALE = Kind(
     slug="fp16_loss_caps_scale",
     number=21,
     family=KindFamily.GRADIENT_RANGE,
-    meaning="the loss itself is float16, and the scale does not fit into it",
+    meaning="the loss is a float16 tensor, which cannot hold the scaled loss",
     severities=(Severity.WARNING,),
     certainty=certain("the dtype of the loss handed to the scaler was float16"),
     advice=(

@@ -207,7 +207,7 @@ class LowScale:
         harm = (
             f"{share:.1%} of all gradient elements are flushed to zero{worst}"
             if share
-            else "the loss is being shrunk"
+            else "the scale reduces the loss"
         )
         # Measured once, it holds while the scale rests: weights that do not change have the gradients
         # that they had.
@@ -217,7 +217,7 @@ class LowScale:
             harm += ", so nothing is learnt"
         finding.summary = (
             f"The loss scale is stuck at {scale_text(scale)}, low since step {finding.first_step}: a burst of"
-            f" skipped steps{self._why(finding)} brought it down from {scale_text(largest)}, which would fit again, the way back"
+            f" skipped steps{self._why(finding)} lowered it from {scale_text(largest)}, which would fit again, the way back"
             f" takes {counted(steps_back, 'step')} at the growth interval of {interval}, and"
             f" meanwhile {harm}"
         )
@@ -260,7 +260,7 @@ class LowScale:
         }
         finding.summary = (
             f"The loss scale was stuck low from step {finding.first_step} to step {finding.last_step},"
-            f" after a burst of skipped steps{self._why(finding)} had brought it down from {scale_text(largest)}; {words}"
+            f" after a burst of skipped steps{self._why(finding)} had lowered it from {scale_text(largest)}; {words}"
             f" {iteration.step}"
         )
         self._book.report_change(finding)
@@ -276,5 +276,5 @@ def _advice(scale: float, interval: int) -> str:
     )
     return (
         f"Raise the scale by hand (scaler.update({scale_argument(scale)})){faster}; find and drop the batches that"
-        f" brought it down."
+        f" lowered it."
     )

@@ -29,57 +29,57 @@ class KindFamily(Enum):
 
     FORWARD_RANGE = (
         "Forward range",
-        "Numbers that are too large for float16 on the way to the loss.",
-        "The forward pass leaves the format",
+        "Values in the forward pass that are too large for float16.",
+        "Overflow in the forward pass",
     )
     FORWARD_SMALL_NUMBERS = (
         "Forward small numbers",
-        "Numbers that are too small, or too close together, for the dtype.",
-        "Numbers too small, or too close together",
+        "Values that are too small, or too close together, for the dtype.",
+        "Underflow and rounding in the forward pass",
     )
-    GRADIENT_RANGE = ("Gradient range", "", "Gradients do not fit")
+    GRADIENT_RANGE = ("Gradient range", "", "Gradients outside the range of float16")
     SCALE_DYNAMICS = (
         "Scale dynamics",
-        "How the loss scale moves, and what that says.",
-        "The loss scale goes astray",
+        "What the history of the loss scale shows.",
+        "Loss scale problems",
     )
     STEP_BOOKKEEPING = (
         "Step bookkeeping",
-        "Steps that some have made and others have not.",
-        "Some have made a step, others have not",
+        "Optimizer, scheduler and ranks that took different numbers of steps.",
+        "Optimizer, scheduler and ranks out of step",
     )
     API_MISUSE = (
         "API misuse",
-        "Calls in the wrong order, or in the wrong place.",
+        "Calls in the wrong order or in the wrong place.",
         "Calls in the wrong order",
     )
-    AUTOCAST_STATE = ("Autocast state", "", "Autocast is on for somebody else")
+    AUTOCAST_STATE = ("Autocast state", "", "Autocast not active where expected")
     POISONED_STATE = (
         "Poisoned state",
-        "What outlives a step, and is broken.",
-        "What outlives a step is broken",
+        "Weights and buffers, which outlive a step.",
+        "Corrupted weights or buffers",
     )
     UPDATE_PRECISION = (
         "Update precision",
-        "Sums of something large and something small, in a dtype of few bits.",
-        "Updates and sums round away",
+        "Small updates that are lost when they are added to large values.",
+        "Updates and sums lost to rounding",
     )
     FP8 = ("FP8", "", "FP8")
-    COMMUNICATION = ("Communication", "", "Sums over workers")
+    COMMUNICATION = ("Communication", "", "Sums over ranks")
     PERFORMANCE = (
         "Performance",
-        "The results are right; it could be faster, or smaller.",
-        "It could be faster, or smaller",
+        "The results are right, but training could be faster or use less memory.",
+        "Speed and memory",
     )
     TIME = (
         "Step time",
-        "Where the time of a step goes, and who waits for whom.",
-        "Steps take longer than they have to",
+        "Where the time of a step goes, and which rank waits.",
+        "Slow steps",
     )
     NOT_AMP = (
         "Not AMP",
-        "What looks like a problem of mixed precision, and is none.",
-        "It looks like mixed precision, and is not",
+        "Problems that mixed precision does not cause.",
+        "Not caused by mixed precision",
     )
 
     def __init__(self, title: str, introduction: str, trouble: str) -> None:

@@ -67,7 +67,7 @@ def order_of_detectors() -> str:
         path = kind.__module__.partition("diagnosis.")[2].replace(".", "/")
         taken = ", ".join(f"`{evidence.__name__}`" for evidence in kind.observers)
         judges = "judges it" * (kind.detect is not Detector.detect)
-        counts = "counts plain ones" * (kind.count is not Detector.count)
+        counts = "counts quiet ones" * (kind.count is not Detector.count)
         does = ", ".join(filter(None, (judges, counts)))
         lines.append(f"| `{kind.__name__}`, `{path}.py` | {taken} | {does} |")
     return "\n".join(lines) + "\n"

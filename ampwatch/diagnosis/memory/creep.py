@@ -140,7 +140,7 @@ def _until(rise: _Rise) -> str:
 def _holder(kept: Kept | None) -> str:
     if kept is None:
         return "What holds it is not known: no graph of an earlier iteration is seen to be kept"
-    each = f"each of the {kept.iterations} iterations looked at since step {kept.since}"
+    each = f"each of the {kept.iterations} iterations checked since step {kept.since}"
     if kept.holding is Holding.LOSS:
         return f"The losses are kept, with their graphs: the loss of {each} is still there"
     if kept.holding is Holding.SUM:

@@ -9,11 +9,11 @@ MEMORY_CREEP = Kind(
     slug="memory_creep",
     number=59,
     family=KindFamily.PERFORMANCE,
-    meaning="memory grows in each iteration, until there is none left",
+    meaning="memory in use grows in each iteration",
     severities=(Severity.WARNING,),
     certainty=very_likely(
-        "memory in use was higher in each of six stretches in a row, by about as much, and what is"
-        " said to be kept was seen to be there"
+        "memory in use grew by about the same amount in each of six spans in a row, and the tensors"
+        " named are still held"
     ),
     advice=(
         "Keep numbers instead of tensors that have a graph: losses.append(loss.detach()), total +="

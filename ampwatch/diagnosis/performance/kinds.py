@@ -9,11 +9,11 @@ CAST_OVERHEAD = Kind(
     slug="cast_overhead",
     number=33,
     family=KindFamily.PERFORMANCE,
-    meaning="casts between formats eat what low precision gains",
+    meaning="casts between dtypes cost what low precision gains",
     severities=(Severity.INFO,),
     certainty=certain("casts and their bytes were counted as they ran"),
     advice=(
-        "Take out manual .float(), .half() and .to(dtype), and let autocast cast; merge float32"
+        "Remove manual .float(), .half() and .to(dtype), and let autocast cast; merge float32"
         " islands into one; keep torch.autocast(cache_enabled=True), the default, so that a weight"
         " that is used twice is cast once. A larger batch makes the casts of weights count less, and"
         " torch.compile fuses casts with what is around them."
@@ -38,15 +38,15 @@ NO_MEMORY_GAIN = Kind(
 
 
 _AUTOCAST = (
-    "Let autocast have the matmuls: take the torch.autocast(device_type, enabled=False) away, or"
-    " draw it around the ops that need float32 only, and cast their results back."
+    "Let autocast cast the matmuls: remove the torch.autocast(device_type, enabled=False), or"
+    " put it around only the ops that need float32, and cast their results back."
 )
 
 FP32_MATMUL = Kind(
     slug="fp32_matmul",
     number=30,
     family=KindFamily.PERFORMANCE,
-    meaning="most of the work is done in float32, although autocast is used",
+    meaning="most FLOPs run in float32, although autocast is used",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the dtypes of the matrix products were read as they ran"),
     advice=(
@@ -61,11 +61,11 @@ MATMUL_IS_GEMV = Kind(
     slug="matmul_is_gemv",
     number=37,
     family=KindFamily.PERFORMANCE,
-    meaning="products of a matrix with a vector, which tensor cores cannot help",
+    meaning="matrix-vector products, which tensor cores do not speed up",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the shapes of the ops were read as they ran"),
     advice=(
-        "Give tensor cores a matrix: process several samples or positions at once instead of one at"
+        "Make them matrix products: process several samples or positions at once instead of one at"
         " a time, and compute a head with a single output beside others or outside autocast."
     ),
 )
@@ -74,10 +74,10 @@ KERNELS_OUTDATED = Kind(
     slug="kernels_outdated",
     number=38,
     family=KindFamily.PERFORMANCE,
-    meaning="kernels that were written for an older generation of GPUs",
+    meaning="kernels written for an older generation of GPUs",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=very_likely(
-        "the names of the kernels that ran say which architecture they were made for"
+        "the names of the kernels contain the architecture they were written for"
     ),
     advice=(
         "Take a PyTorch built for a newer CUDA, whose cuBLAS and cuDNN have kernels for this GPU. Else"
@@ -93,7 +93,7 @@ CPU_ISA_MISSING = Kind(
     family=KindFamily.PERFORMANCE,
     meaning="the machine has no instructions for the dtype of autocast",
     severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain("the machine says which instructions it has"),
+    certainty=certain("the machine reports its instructions"),
     advice=(
         "Use a dtype that the machine has instructions for. On a CPU without them train in float32,"
         " or use one with AMX or AVX512-BF16 for bfloat16. On a GPU bfloat16 needs compute"
@@ -105,11 +105,11 @@ BACKEND_FLAGS = Kind(
     slug="backend_flags",
     number=36,
     family=KindFamily.PERFORMANCE,
-    meaning="switches that this training would run faster with are off",
+    meaning="settings of PyTorch that would speed up this training are off",
     severities=(Severity.INFO,),
-    certainty=certain("the switches of the backends were read"),
+    certainty=certain("the settings of the backends were read"),
     advice=(
-        "Switch on what this training can use: torch.set_float32_matmul_precision('high') lets"
+        "Turn on what this training can use: torch.set_float32_matmul_precision('high') lets"
         " float32 matmuls run as TF32 (10 bits of mantissa: keep positions, angles and sums of many"
         " terms out of matmuls then), and torch.backends.cudnn.benchmark = True searches the fastest"
         " convolution once per size of input, so only where sizes stay the same."
@@ -121,7 +121,7 @@ DIMS_UNALIGNED = Kind(
     slug="dims_unaligned",
     number=31,
     family=KindFamily.PERFORMANCE,
-    meaning="sizes that tensor cores cannot use well",
+    meaning="dimensions that tensor cores cannot use well",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain("the shapes of the ops were read as they ran"),
     advice=(
@@ -136,7 +136,7 @@ LAYOUT_NCHW = Kind(
     slug="layout_nchw",
     number=32,
     family=KindFamily.PERFORMANCE,
-    meaning="convolutions in low precision on tensors with their channels first",
+    meaning="low-precision convolutions on channels-first tensors",
     severities=(Severity.INFO,),
     certainty=certain("the memory format of the convolutions' inputs was read"),
     advice=(
@@ -153,9 +153,9 @@ SYNC_IN_STEP = Kind(
     family=KindFamily.TIME,
     meaning="the host waits for the device in each step",
     severities=(Severity.INFO, Severity.WARNING),
-    certainty=certain("the calls that wait were seen as they were made, at their lines"),
+    certainty=certain("the calls that wait were recorded with their source lines"),
     advice=(
-        "Read numbers seldom: log each 100 steps, and add up loss.detach() on the device until then."
+        "Read values rarely: log every 100 steps, and add up loss.detach() on the device until then."
         " Replace what depends on values: torch.where for nonzero and for masks. Copy with"
         " non_blocking=True, from pinned memory (DataLoader(pin_memory=True)), and read what comes"
         " to the host in a later step."

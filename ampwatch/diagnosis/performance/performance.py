@@ -79,7 +79,7 @@ class Performance(Detector):
             num_losses: How many losses were scaled in it; 0 if that is not known.
         """
         if census.source is CensusSource.PROFILER:
-            # The profiler does not see autocast; who enters a region is known all the same.
+            # The profiler does not see autocast; who enters a region is known anyway.
             census.autocast_dtypes = tuple(self._autocast_dtypes)
         self._kernels.remember(census)
         self._state.detect(census, is_scaled=is_scaled)

@@ -12,7 +12,7 @@ METRIC_ACCUM_ROUNDING = Kind(
     meaning="a running sum that has stopped growing",
     severities=(Severity.WARNING,),
     certainty=certain(
-        "the sum was seen to stay as it was when something was added, or was compared with that in float32"
+        "an addition did not change the sum, or the sum was compared with that in float32"
     ),
     advice=(
         "Add metrics up in float32 or as Python floats: total = torch.zeros((), dtype=torch.float32)"
@@ -26,9 +26,9 @@ EMA_ROUNDING = Kind(
     slug="ema_rounding",
     number=23,
     family=KindFamily.UPDATE_PRECISION,
-    meaning="an average, of weights or of data, that never moves",
+    meaning="an average of weights or data that does not change",
     severities=(Severity.WARNING,),
-    certainty=certain("the average was seen to be the same after it was updated"),
+    certainty=certain("an update did not change the average"),
     advice=(
         "Keep the average in float32: torch.optim.swa_utils.AveragedModel(model.float(), ...), or"
         " copy.deepcopy(model).float() and ema.lerp_(p.float(), 1 - decay); cast it to half only"
@@ -41,10 +41,10 @@ GRAD_ACCUM_ROUNDING = Kind(
     slug="grad_accum_rounding",
     number=22,
     family=KindFamily.UPDATE_PRECISION,
-    meaning="micro-batches that are lost when gradients are added up",
+    meaning="gradient accumulation loses micro-batches to rounding",
     severities=(Severity.WARNING,),
     certainty=very_likely(
-        "the gradients are kept in 16 bits, and what a micro-batch adds was measured against them"
+        "the gradients are kept in 16 bits, and the gradients of a micro-batch were compared with them"
     ),
     advice=(
         "Add gradients up in float32: keep float32 parameters and use torch.autocast, reduce in"
@@ -75,7 +75,7 @@ FP8_UNDERFLOW = Kind(
     slug="fp8_underflow",
     number=27,
     family=KindFamily.FP8,
-    meaning="many values become zero",
+    meaning="many values are rounded to zero",
     severities=(Severity.WARNING,),
     certainty=certain("values that the cast makes zero were counted before it"),
     advice=(
@@ -103,11 +103,9 @@ LOSSY_INTEGER_CAST = Kind(
     slug="lossy_integer_cast",
     number=25,
     family=KindFamily.FORWARD_SMALL_NUMBERS,
-    meaning="positions or counts in a dtype that cannot count so far",
+    meaning="positions or counts in a dtype that cannot hold them",
     severities=(Severity.WARNING, Severity.INFO),
-    certainty=certain(
-        "the values before the cast were compared with those after it, and the format cannot hold them"
-    ),
+    certainty=certain("the values before and after the cast were compared"),
     advice=(
         "Build positions, inv_freq and what is computed of them in float32, inside of"
         " torch.autocast(device_type, enabled=False), and cast only the result (cos and sin) to the"
@@ -120,13 +118,13 @@ PLAN_LEFT = Kind(
     slug="plan_left",
     number=62,
     family=KindFamily.FP8,
-    meaning="ranges have moved: a layer no longer holds the precision plan",
+    meaning="a layer no longer fits the format that the precision plan gave it",
     severities=(Severity.INFO,),
     certainty=likely(
-        "what the format would lose was foretold from exponents and blocks, in several measurements"
+        "the loss in the format was predicted from exponents and blocks, in several measurements"
     ),
     advice=(
-        "Ask for the plan again (ampwatch.lab.plan(watch), `ampwatch lab plan`) and train this product in the format"
+        "Make the plan again (ampwatch.lab.plan(watch), `ampwatch lab plan`) and train this product in the format"
         " that it names now. If a few features or samples have become far larger than the others, bound"
         " these (nn.LayerNorm for features, clamp for the weights of samples): the format fits again."
     ),
@@ -137,12 +135,9 @@ UPDATE_ROUNDING = Kind(
     slug="update_rounding",
     number=17,
     family=KindFamily.UPDATE_PRECISION,
-    meaning="the optimizer steps, and the weights stay where they are",
+    meaning="optimizer steps do not change the weights",
     severities=(Severity.WARNING, Severity.CRITICAL),
-    certainty=very_likely(
-        "weights were compared with what they were, and with what was added to them, in a sample of"
-        " their elements"
-    ),
+    certainty=very_likely("a sample of the weights was compared before and after the updates"),
     advice=(
         "Keep float32 master weights: leave the model in float32 and use torch.autocast instead of"
         " .bfloat16() or .half(). Else use stochastic rounding (torchao) or Kahan summation (optimi),"

@@ -82,14 +82,14 @@ def _summary(cast: LossyCast) -> str:
         return (
             f"Integers up to {cast.largest:.0f} were kept in {cast.dtype}, and became integers again"
             f" {place} in step {cast.site.step}. It holds every integer only up to {limit}:"
-            f" {cast.rounded} of {cast.num_values} are beyond, and ids or labels there have become"
-            " those of others"
+            f" {cast.rounded} of {cast.num_values} are beyond, so ids or labels there have"
+            " changed"
         )
     if cast.angle:
         return (
             f"Numbers up to {cast.largest:.4g} became {cast.dtype} {place} in step {cast.site.step}, and are the angle"
-            f" of a sine or cosine, which the rounding makes wrong by up to {cast.angle:.2g} rad: numbers that"
-            " differ are embedded as the same, or as other ones"
+            f" of a sine or cosine, which the rounding makes wrong by up to {cast.angle:.2g} rad: different numbers"
+            " get the same embedding, or a wrong one"
         )
     head = (
         f"Integers up to {cast.largest:.0f} became {cast.dtype} {place} in step {cast.site.step},"

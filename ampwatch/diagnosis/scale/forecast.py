@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 SCALE_FLOOR = 2.0**-128
 """At and below it ``1 / scale`` is infinite in float32: the next step with finite
-gradients writes infinities into the weights, and ``found_inf`` is 0 all the same."""
+gradients writes infinities into the weights, and ``found_inf`` is 0 anyway."""
 
 
 def drift(skip_rate: float, scaler: ScalerSettings) -> float:

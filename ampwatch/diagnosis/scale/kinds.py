@@ -40,8 +40,8 @@ SCALE_COLLAPSE = Kind(
     severities=(Severity.WARNING, Severity.CRITICAL, Severity.INFO),
     certainty=certain("skipped steps and the loss scale were read from the scaler"),
     advice=(
-        "Find the op that overflows: the scale is only the messenger, and lowering it cures nothing"
-        " that does not depend on it. Look at the loss first; if it is finite, at the gradients of"
+        "Find the op that overflows: a lower scale fixes nothing that does not depend on the scale."
+        " Look at the loss first; if it is finite, at the gradients of"
         " the optimizer named here before scaler.unscale_(). Stop the run before the scale reaches"
         " 2^-128: from there on weights become infinite. bfloat16 autocast without a GradScaler"
         " avoids the float16 limit altogether."
@@ -62,7 +62,7 @@ SCALE_BELOW_ONE = Kind(
     slug="scale_below_one",
     number=8,
     family=KindFamily.SCALE_DYNAMICS,
-    meaning="training goes on with a loss scale below 1",
+    meaning="training continues with a loss scale below 1",
     severities=(Severity.WARNING, Severity.INFO),
     certainty=certain("the loss scale was read from the scaler at steps that were taken"),
     advice=(
@@ -83,13 +83,15 @@ SCALE_RUNAWAY = Kind(
     slug="scale_runaway",
     number=9,
     family=KindFamily.SCALE_DYNAMICS,
-    meaning="the scale doubles and doubles and never meets an overflow",
+    meaning="the loss scale keeps doubling without an overflow",
     severities=(Severity.WARNING,),
-    certainty=certain("every growth of the loss scale was counted, and no overflow came between"),
+    certainty=certain(
+        "the growths of the loss scale were counted, without an overflow between them"
+    ),
     advice=(
         "Find out why the gradients are all but zero: a detached loss, dead ReLUs, a zero loss"
-        " weight. If they are not, something hides their infinities from the scaler, which has to see"
-        " them to lower the scale: take nan_to_num and clamp out of hooks of gradients, and from"
+        " weight. If they are not, something hides their infinities from the scaler, which needs"
+        " them to lower the scale: remove nan_to_num and clamp from gradient hooks and from"
         " between backward and scaler.step. If autocast is bfloat16 or off, no scaler is needed:"
         " GradScaler(enabled=(dtype is torch.float16))."
     ),

@@ -316,7 +316,7 @@ class ScaleDynamics(Detector):
             finding.evidence["again_first_step"] = float(low.since)
         says = (
             f"The loss scale is below 1 since step {low.since}, {scale_text(scale)} at step"
-            f" {iteration.step}: below 1 the loss is being shrunk"
+            f" {iteration.step}: a scale below 1 reduces the loss"
         )
         finding.kind_advice = SCALE_BELOW_ONE.advice
         if low.amax > 0.0:
@@ -335,7 +335,7 @@ class ScaleDynamics(Detector):
                     f" {low.measured}, would fit a larger one"
                 )
                 finding.kind_advice = (
-                    f"Raise the scale by hand once what brought it down is gone:"
+                    f"Raise the scale by hand once the cause of its fall is gone:"
                     f" scaler.update({scale_argument(fits)}) in place of one scaler.update(). It is the largest"
                     f" that steps were taken with and that leaves the gradients room. If it falls"
                     f" again, average the loss instead of summing it, normalise the targets, or use"
@@ -391,8 +391,7 @@ class ScaleDynamics(Detector):
             seen = gradients_seen(amax, measured)
         says = (
             f"The loss scale has grown {counted(self._growths_in_a_row, 'time')} in a row to"
-            f" {scale_text(iteration.loss_scale)} at step {iteration.step} and never met an overflow"
-            f"{seen}"
+            f" {scale_text(iteration.loss_scale)} at step {iteration.step} without an overflow{seen}"
         )
         self._book.report(
             SCALE_RUNAWAY, "api", iteration.step, summary=says, phase="backward", evidence=evidence

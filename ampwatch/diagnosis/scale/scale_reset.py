@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAKE_ONCE = (
     "Make the GradScaler once, before the loop over epochs, and use it in all of them: its scale was found"
-    " in the course of many steps, and a new one begins at its init_scale again."
+    " over many steps, and a new one begins at its init_scale again."
 )
 
 JUMP = 4.0
@@ -111,7 +111,7 @@ class ScaleReset(Detector):
             f" {how}, while the optimizer went on; {self._skips} steps were skipped up to step {step}"
             f" to find the scale again"
             if change.known_before
-            else f"The optimizer had been restored, but the GradScaler began anew at a scale of"
+            else f"The optimizer had been restored, but the GradScaler started again at a scale of"
             f" {scale_text(self._after)}: the first {self._skips} steps, from step {since} on, were skipped"
             f" to find the scale again"
         )

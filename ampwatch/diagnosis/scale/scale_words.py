@@ -89,7 +89,7 @@ def fallen_summary(fall: Fall, scale: float, step: int) -> str:
     elif fall.was_skipped:
         since = f"most steps are taken again, at a scale of {scale_text(scale)} at step {step}"
     else:
-        since = "no step has been skipped since, and it was left there"
+        since = "no step has been skipped since, and it stayed there"
     return (
         f"The loss scale fell from {scale_text(fall.before)} to {scale_text(fall.after)} between steps"
         f" {made.first_step} and {made.last_step}; {since}"
@@ -106,7 +106,7 @@ def fallen_advice(fall: Fall, scaler: ScalerSettings, steps_back: float, *, fitt
         fitted: Whether steps were taken with that one.
     """
     if not steps_back:
-        return f"Nothing has to be done about the scale: it has come back by itself. {_FIND_IT}"
+        return f"The scale needs no change: it has recovered by itself. {_FIND_IT}"
     if not fitted:
         return (
             "No step was ever taken with a larger scale: this one may be what the gradients need. If"
@@ -115,19 +115,19 @@ def fallen_advice(fall: Fall, scaler: ScalerSettings, steps_back: float, *, fitt
         )
     if not scaler.knows_growth:
         return (
-            f"Raise the scale by hand once what made the steps be skipped is gone: to"
+            f"Raise the scale by hand once the cause of the skipped steps is gone: to"
             f" {scale_text(fall.before)}. When it grows by itself is not known. {_FIND_IT}"
         )
     quicker = quicker_growth(int(scaler.growth_interval))
     return (
-        f"Raise the scale by hand once what made the steps be skipped is gone:"
+        f"Raise the scale by hand once the cause of the skipped steps is gone:"
         f" scaler.update({scale_argument(fall.before)}) in place of one scaler.update(). By itself it takes"
         f" {counted(steps_back, 'step')} to grow back{quicker}. {_FIND_IT}"
     )
 
 
 _FIND_IT = (
-    "Find out what was special about the batches of these steps; the weights were not touched while"
+    "Find out what is special about the batches of these steps; the weights were not touched while"
     " they were skipped."
 )
 

@@ -20,15 +20,13 @@ DIVERGENCE = Kind(
     slug="divergence",
     number=51,
     family=KindFamily.NOT_AMP,
-    meaning="training runs away, and would do so in float32",
+    meaning="the training diverges, and would in float32 as well",
     severities=(Severity.CRITICAL,),
-    certainty=very_likely(
-        "the loss was read step by step, and was larger than ever again and again before the end"
-    ),
+    certainty=very_likely("the loss was read step by step, and reached a new maximum many times"),
     advice=(
         "Lower the learning rate, warm it up for longer, or clip gradients"
         " (torch.nn.utils.clip_grad_norm_ after scaler.unscale_(optimizer)). Another precision or"
-        " loss scale does not help. Go on from a checkpoint of before the rise."
+        " loss scale does not help. Continue from a checkpoint from before the rise."
     ),
     precedence=Precedence.ALWAYS,
     is_aftermath=True,
@@ -53,8 +51,8 @@ PARAM_NONFINITE = Kind(
     severities=(Severity.CRITICAL,),
     certainty=certain("NaN and infinities in the weights were counted"),
     advice=(
-        "Stop, and restore the last good checkpoint. Then find what broke them: look at the first"
-        " non-finite loss or gradient before that step."
+        "Stop, and restore the last good checkpoint. Then find the cause: look at the first non-finite"
+        " loss or gradient before that step."
     ),
     explained_by=(
         before("fp8_scale_nonfinite", "optimizer_eps_underflow")
@@ -77,7 +75,7 @@ BUFFER_NONFINITE = Kind(
     slug="buffer_nonfinite",
     number=20,
     family=KindFamily.POISONED_STATE,
-    meaning="running statistics were poisoned by a step that was skipped",
+    meaning="running statistics became NaN or infinite in a skipped step",
     severities=(Severity.CRITICAL,),
     certainty=certain("NaN and infinities in the buffer were counted"),
     advice=(
@@ -106,7 +104,7 @@ OPTIMIZER_EPS_UNDERFLOW = Kind(
     meaning="the optimizer divides by zero",
     severities=(Severity.CRITICAL,),
     certainty=certain(
-        "eps, or the squares that the optimizer keeps, were seen to be zero in the dtype of its state"
+        "eps, or the squares that the optimizer keeps, are zero in the dtype of its state"
     ),
     advice=(
         "Keep parameters and optimizer state in float32, in checkpoints as well, and use torch.autocast instead of .half();"
@@ -120,11 +118,11 @@ REPLICA_DRIFT = Kind(
     slug="replica_drift",
     number=55,
     family=KindFamily.STEP_BOOKKEEPING,
-    meaning="ranks that had the same weights have different ones",
+    meaning="ranks that had the same weights no longer do",
     severities=(Severity.CRITICAL,),
     certainty=certain("checksums of the same weights were equal before, and differ"),
     advice=(
-        "Look for what only some ranks do: scheduler.step(), clipping or a change of weights under"
+        "Find what only some ranks do: scheduler.step(), clipping or a change of weights under"
         " `if rank == 0`, a call of model.module, which goes past the averaging of"
         " DistributedDataParallel, no_sync() left on, a missed broadcast. Then restore a checkpoint,"
         " or broadcast parameters and optimizer state of one rank to the others. If one rank alone"

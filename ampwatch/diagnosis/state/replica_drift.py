@@ -3,7 +3,7 @@
 Nothing declares ranks as replicas: a rank may hold a shard, a stage of a pipeline, or another
 training of the same name. What proves it is *lockstep*: weights that are equal at the end of two
 iterations that follow one another, and have moved in between. Ranks that average their weights
-every so many iterations (local SGD, DiLoCo) are never in lockstep while they do.
+every few iterations (local SGD, DiLoCo) are never in lockstep while they do.
 
 A rank may come to count one iteration more than the others. What it has at the end of the second
 iteration of a check is then what they have at the end of the first, or the other way round: such

@@ -28,11 +28,9 @@ PERIODIC_SKIP = Kind(
     slug="periodic_skip",
     number=48,
     family=KindFamily.SCALE_DYNAMICS,
-    meaning="the steps that are skipped are always those with a certain loss term",
+    meaning="the skipped steps are those with a certain loss term",
     severities=(Severity.WARNING,),
-    certainty=very_likely(
-        "the skipped steps are evenly spaced, more often than chance would have it"
-    ),
+    certainty=very_likely("the skipped steps are evenly spaced, more often than by chance"),
     advice=(
         "Find what these steps compute and the others do not: a lazy regularisation, a rare batch."
         " Compute that term in float32 (torch.autocast(device_type, enabled=False)), or give it a"
@@ -55,7 +53,7 @@ RANK_FOUND_INF_MISMATCH = Kind(
     family=KindFamily.STEP_BOOKKEEPING,
     meaning="some ranks skip a step that others take",
     severities=(Severity.CRITICAL,),
-    certainty=certain("the ranks' own verdicts on the same step differ"),
+    certainty=certain("ranks reported the same step differently: taken and skipped"),
     advice=(
         "Make the ranks agree before they step: all-reduce found_inf (the maximum) between"
         " scaler.unscale_(optimizer) and scaler.step(optimizer), or use"
@@ -92,10 +90,10 @@ SCHEDULER_AHEAD = Kind(
     slug="scheduler_ahead",
     number=11,
     family=KindFamily.STEP_BOOKKEEPING,
-    meaning="the learning-rate schedule moves on although the optimizer did not",
+    meaning="the learning-rate schedule advances although the optimizer did not",
     severities=(Severity.INFO, Severity.WARNING),
     certainty=certain(
-        "moves of the schedule and skipped steps of its optimizer were counted in the same iterations"
+        "steps of the schedule and skipped steps of its optimizer were counted in the same iterations"
     ),
     advice=(
         "Step the scheduler, or count the steps that you compute the learning rate from, only when the"

@@ -143,7 +143,7 @@ class PeriodicSkips(Detector):
             index: The optimizer.
             iteration: The iteration.
             skip: The skip.
-            every: It is held against every skip; else against those that do not come in the
+            every: It is compared with every skip; else against those that do not come in the
                 first step after a growth.
         """
         skips = self._skips.setdefault((index, every), deque(maxlen=NEWEST + 1))

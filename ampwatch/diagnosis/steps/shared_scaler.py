@@ -61,7 +61,7 @@ class _Account(Struct):
         deep: Of those, far below one.
         nonfinite: Of the skips since it last stepped, those with a loss that was not finite.
         largest: The largest scale that it has stepped with; 0 before.
-        since: The first skip that is held against it.
+        since: The first skip that is compared with it.
         since_attempts: How many attempts there had been before that.
         streak: Steps taken in a row.
         longest: The most of them that have ended in a skip.

@@ -11,7 +11,7 @@ INPUT_BOUND = Kind(
     family=KindFamily.TIME,
     meaning="steps wait for the next batch",
     severities=(Severity.WARNING, Severity.INFO),
-    certainty=certain("the time of each call that waits for a batch was taken"),
+    certainty=certain("each wait for a batch was timed"),
     advice=(
         "Prepare batches in other processes (DataLoader(num_workers=..., pin_memory=True,"
         " persistent_workers=True, prefetch_factor=4)), and make a batch cheaper: decode and augment"
@@ -30,9 +30,9 @@ STEP_SLOWER = Kind(
     family=KindFamily.TIME,
     meaning="steps take longer than before",
     severities=(Severity.INFO, Severity.WARNING),
-    certainty=likely("medians of many steps before and after were compared"),
+    certainty=likely("the medians of many steps before and after were compared"),
     advice=(
-        "See what changed in the phase that has grown: for data the loader and the disk; for forward and"
+        "Find what changed in the phase that has grown: for data the loader and the disk; for forward and"
         " backward a graph that grows from step to step (a hidden state that is not"
         " detached), recompilation (TORCH_LOGS=recompiles), lower clocks of the GPU; for the rest logging,"
         " checkpoints and lists that grow. Where the thread had no core, something else runs on this host."
@@ -50,14 +50,12 @@ STRAGGLER = Kind(
     family=KindFamily.TIME,
     meaning="one rank makes the others wait",
     severities=(Severity.WARNING,),
-    certainty=very_likely(
-        "the phases of the same steps were compared: what one rank takes longer the others wait"
-    ),
+    certainty=very_likely("the phases of the same steps were compared between ranks"),
     advice=(
-        "Look at that rank alone: for data its shard, its disk and its workers; for compute whether it gets"
+        "Examine that rank alone: for data its shard, its disk and its workers; for compute whether it gets"
         " longer inputs (sort by length, or cut) and whether its GPU is held down (power, heat:"
         " nvidia-smi -q -d PERFORMANCE); without a core what else runs on its host, and to which cores its"
         " process is bound; for a wait locks, checkpoints and network file systems. Move it to another"
-        " machine to see whether it goes along."
+        " machine to see whether the delay moves with it."
     ),
 )

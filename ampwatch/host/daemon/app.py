@@ -302,7 +302,7 @@ class Daemon:
             self.step()
             # Without its listener the loop would go on for ever behind a page that nobody can reach.
             if not listener.is_alive():
-                msg = "expected the HTTP server to run for the daemon's life, got its end; see the traceback above"
+                msg = "the HTTP server ended while the daemon was running; see the traceback above"
                 raise DaemonError(msg)
             if self._options.auto and self._is_idle() and self._leave(lock):
                 return True
@@ -413,7 +413,7 @@ def _lock(directory: Path, lock_fd: int | None) -> DaemonLock:
 
 
 def _other_daemon(info: DaemonInfo | None) -> str:
-    expected = f"expected no other daemon of uid {os.geteuid()}, found "
+    expected = f"another daemon of uid {os.geteuid()} is running: "
     if info is None:
         return f"{expected}one that is starting; try again"
     return f"{expected}ampwatch {info.version} at {info.url}; open that, or end it with `kill {info.pid}`"

@@ -91,10 +91,10 @@ def find_rings(directories: Iterable[Path], *, any_user: bool) -> FoundRings:
             # Not ``stat``: in /tmp anybody can make a link by this name to a directory of theirs.
             status = directory.lstat()
             if not stat.S_ISDIR(status.st_mode):
-                found.problems[directory] = "expected a directory, found a link or file; remove it"
+                found.problems[directory] = "this is a link or a file, not a directory; remove it"
             elif not any_user and status.st_uid != os.geteuid():
                 found.problems[directory] = (
-                    f"expected a directory of uid {os.geteuid()}, found one of uid {status.st_uid}; remove it or set AMPWATCH_RING_DIR"
+                    f"the directory belongs to uid {status.st_uid}, not to {os.geteuid()}; remove it or set AMPWATCH_RING_DIR"
                 )
             else:
                 _list_rings(directory, status, found)
@@ -129,14 +129,14 @@ def _list_rings(directory: Path, expected: os.stat_result, found: FoundRings) ->
     oldest_first = sorted(statuses, key=lambda name: statuses[name].st_mtime_ns)
     if len(statuses) > MAX_RINGS:
         found.problems[directory] = (
-            f"expected {MAX_RINGS} rings at most, found {len(statuses)}; only the newest are watched, remove what is not needed"
+            f"there are {len(statuses)} rings, more than {MAX_RINGS}; only the newest are watched; remove the others"
         )
     for name in oldest_first[-MAX_RINGS:]:
         path, status = directory / name, statuses[name]
         # A pipe would block the daemon when it is opened; a link could name any file that root may read.
         if not stat.S_ISREG(status.st_mode) or status.st_uid != expected.st_uid:
             found.problems[path] = (
-                f"expected a regular file of uid {expected.st_uid}, found mode {stat.filemode(status.st_mode)} of uid {status.st_uid}; remove it"
+                f"this is not a regular file of uid {expected.st_uid}: it has mode {stat.filemode(status.st_mode)} and belongs to uid {status.st_uid}; remove it"
             )
         else:
             found.rings[path] = Signature.of(status)
@@ -154,8 +154,8 @@ def _ring_files(directory: int) -> Iterator[tuple[str, os.stat_result]]:
 
 def _why(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"expected to list the directory, got: {error.strerror}; run the machine-wide daemon as root or with CAP_DAC_OVERRIDE"
-    return f"expected to list the directory, got: {error.strerror}"
+        return f"the directory cannot be listed ({error.strerror}); run the machine-wide daemon as root or with CAP_DAC_OVERRIDE"
+    return f"the directory cannot be listed ({error.strerror})"
 
 
 class MachineDirectories:
@@ -207,5 +207,5 @@ def check_may_tidy_all(status: Path = Path("/proc/self/status")) -> None:
     lines = status.read_text().splitlines()
     effective = next(line.split()[1] for line in lines if line.startswith("CapEff:"))
     if not int(effective, 16) & CAP_DAC_OVERRIDE:
-        msg = f"expected the right to read and to remove every user's rings for --machine, got uid {os.geteuid()} without CAP_DAC_OVERRIDE (CAP_DAC_READ_SEARCH can only read); start it as root or with that capability, or leave --machine out"
+        msg = f"--machine needs the right to read and remove the rings of every user: uid {os.geteuid()} has no CAP_DAC_OVERRIDE (CAP_DAC_READ_SEARCH can only read); start the daemon as root or with that capability, or without --machine"
         raise DaemonError(msg)

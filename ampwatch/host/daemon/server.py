@@ -452,7 +452,7 @@ def _is_address(host: str) -> bool:
 
 
 def _why_not_bound(host: str, port: int, error: OSError) -> str:
-    expected = f"expected to listen on {host}:{port}, got: "
+    expected = f"cannot listen on {host}:{port}: "
     if error.errno == errno.EADDRINUSE:
         return f"{expected}the port is held by {port_owner(port) or 'another program'}; end that, or choose another port with --port or AMPWATCH_PORT"
     if error.errno == errno.EACCES:

@@ -119,7 +119,7 @@ def remove(path: Path, signature: Signature) -> str:
     except FileNotFoundError:
         return ""
     except OSError as error:
-        return f"expected to remove the ring of a run that has ended, got: {error.strerror}; remove it, or give the daemon the right to"
+        return f"the ring of an ended run cannot be removed ({error.strerror}); remove it, or give the daemon the right to"
     return ""
 
 

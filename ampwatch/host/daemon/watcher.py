@@ -361,5 +361,5 @@ class Rescue:
             # The bytes of a ring are another process's, of any release, torn where it was killed:
             # no list of errors is complete, and one run must not end the page of all others.
             self.failures += 1
-            text = "expected to write the report of run %s (%s), got: %s"
+            text = "cannot write the report of run %s (%s): %s"
             logger.warning(text, identity.run, state.value, error)

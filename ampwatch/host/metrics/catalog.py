@@ -69,7 +69,7 @@ Generated from `ampwatch/host/metrics/`; change what is there, then run
   `rate(ampwatch_gradient_underflow_elements_total[5m]) / rate(ampwatch_gradient_elements_total[5m])`.
 - How old a sample is: `time() - ampwatch_last_sample_timestamp_seconds`.
 - Series per module are those of at most `module_series` modules of a rank. In data-parallel
-  training all ranks say the same of a module, so that by default one of them speaks for it: the
+  training all ranks say the same of a module, so that by default one of them represents it: the
   lowest of a machine that measures it (`module_series_ranks`), and another one while it alone has
   trouble with it. Everything else is exported for every rank. The series of a module appear when it
   is chosen, its counters with what they have come to by then, so that their first increase

@@ -106,7 +106,7 @@ _PER_PROCESS: Scope[int | None] = Scope((*PER_RANK.labels, *GPU_LABELS, "gpu_ins
 GPUS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_gpu_info",
-        "Static facts of a GPU; a fact that is not told is empty (value is always 1).",
+        "Static facts of a GPU; an unknown fact is empty (value is always 1).",
         PER_GPU.by(*GPU_FACTS, read=_info),
     ),
     Metric(
@@ -116,7 +116,7 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_capability",
-        "How it stands with what could be read of a GPU, and why something is absent (value is always 1). Without gpu and uuid: NVML itself.",
+        "State of each reading of a GPU, and why it is absent (value is always 1). Without gpu and uuid: NVML itself.",
         ONCE.by(*GPU_LABELS, "feature", "state", "reason", read=_capabilities),
     ),
     Metric(
@@ -161,7 +161,7 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_memory_used_bytes",
-        "GPU memory in use (NVML), without what the driver keeps for itself; with it where the driver does not tell the two apart.",
+        "GPU memory in use (NVML), without what the driver keeps for itself; with it where the driver does not separate the two.",
         PER_GPU.one(answer(Feature.MEMORY, "used")),
     ),
     Metric(
@@ -271,7 +271,7 @@ GPUS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_gpu_process_info",
-        "On which GPU a watched rank computes, and on which instance of it in MIG mode (value is always 1); absent where the daemon cannot tell.",
+        "On which GPU a watched rank computes, and on which instance of it in MIG mode (value is always 1); absent where the daemon does not know it.",
         _PER_PROCESS.one(lambda _used: 1),
     ),
     Metric(

@@ -60,7 +60,7 @@ GRADIENTS: tuple[Metric, ...] = (
     *exported(facts.GRADIENTS),
     Metric(
         "ampwatch_gradient_nonfinite_elements_total",
-        "Gradient elements looked at that are NaN or infinite.",
+        "Gradient elements measured that are NaN or infinite.",
         TOTALS.or_none.by("kind", read=_nonfinite),
     ),
     Metric(

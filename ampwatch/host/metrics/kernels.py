@@ -94,7 +94,7 @@ _ARITHMETIC = part(lambda rank: rank.arithmetic)
 KERNELS: tuple[Metric, ...] = (
     Metric(
         "ampwatch_kernel_seconds_total",
-        "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both told by the name of the kernel, by the rules of the release in ampwatch_run_info. On a GPU the usual pairs are 0 before, others appear when they are first seen; absent on a CPU.",
+        "Time of GPU kernels in profiled iterations, by the unit that multiplies and the dtype, both derived from the name of the kernel, by the rules of the release in ampwatch_run_info. On a GPU the usual pairs are 0 before, others appear when they are first seen; absent on a CPU.",
         part(lambda rank: (rank.precision.window, _is_on_gpu(rank))).by(
             "unit", "dtype", read=_kernel_seconds
         ),
@@ -189,7 +189,7 @@ KERNELS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_ideal_time_ratio",
-        "Share of the ceiling that is used: ampwatch_ideal_step_seconds over the usual time of an iteration. Each dtype is held against its own peak, so that the mix makes no difference; above 1 a peak is not that of the device.",
+        "Share of the ceiling that is used: ampwatch_ideal_step_seconds over the usual time of an iteration. Each dtype is compared with its own peak, so that the mix makes no difference; above 1 a peak is not that of the device.",
         _ARITHMETIC.one(lambda used: used.utilization),
     ),
     Metric(
@@ -199,7 +199,7 @@ KERNELS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_precision_capability",
-        "How it stands with what could be told of precision, and why something is absent (value is always 1).",
+        "State of each measurement of precision, and why it is absent (value is always 1).",
         part(_known).by("feature", "state", "reason", read=_capabilities),
     ),
     Metric(

@@ -47,10 +47,10 @@ def _values(names: Iterable[str]) -> str:
 LABELS: dict[str, str] = {
     "run": "Name of the run; `~2`, `~3` ... is appended to a job while one that started earlier runs under the same name, and `~uid1001` to those of another user than the one whose run of that name was seen first.",
     "rank": "Global rank in the process group, `0` without one.",
-    "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes, `gpu` the GPUs, `otlp` pushes the metrics, where it was told to.",
+    "collector": "Which of the daemon's collectors: `rings` reads the records of the training processes, `gpu` the GPUs, `otlp` pushes the metrics, where it is configured to.",
     "state": "Of a run: "
     + _values(state.value for state in RunState)
-    + ". Of what could be read of a GPU or told of precision: "
+    + ". Of a reading of a GPU or a measurement of precision: "
     + _values(CAPABILITY_STATES)
     + ".",
     "health": _values(level.label for level in Level)
@@ -62,7 +62,7 @@ LABELS: dict[str, str] = {
     "cause": "`true` for the rank whose failure made the other ranks end, else `false`.",
     "error": "Class of the exception that ended a rank, or `killed`.",
     "optimizer": "`0` to `7` in the order in which they were first seen, `other` for all beyond.",
-    "sensor": "Name of the sensor in the training process, as in its log and report; `unknown` for errors whose sensor the daemon has not been told.",
+    "sensor": "Name of the sensor in the training process, as in its log and report; `unknown` for errors whose sensor the daemon does not know.",
     "class": _values(skip.label for skip in SKIP_CLASSES)
     + ": searching the scale, just after a growth, neither, several in a row.",
     "kind": "Of findings: slug of the kind of failure, never changed between releases: "
@@ -83,7 +83,7 @@ LABELS: dict[str, str] = {
     + ": docs/page.md says what belongs to each.",
     "clock": _values((HOST, DEVICE))
     + ": the time of the training thread, which is ahead of a device, or that between marks on the stream of the device.",
-    "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most so many modules as the setting `module_series` says, chosen once.",
+    "module": f"Qualified name of a module, `{ROOT_MODULE}` for the model itself; of at most as many modules as the setting `module_series` says, chosen once.",
     "op_kind": _values(kind.label for kind in OpKind if kind is not OpKind.CAST) + ".",
     "dtype": f"{_values(DTYPES)}; `{OTHER_DTYPE}` for every other one, `{NO_DTYPE}` where the name of a kernel does not say. `tf32` is float32 that may use TF32.",
     "from_dtype": "As `dtype`.",
@@ -104,12 +104,12 @@ LABELS: dict[str, str] = {
     "uuid": "UUID of the GPU as NVML, `nvidia-smi -L` and DCGM say it, beginning with `GPU-`; with `SYNTHETIC-` if it does not exist. Of a device that NVML does not show as PyTorch says it, which may begin with `MIG-`.",
     "feature": "What could be read of a GPU: "
     + _values(("nvml", *(feature.value for feature in Feature)))
-    + ", or one part of it (`tensor_active_dmma`) where that differs from the rest; `uuid` of a GPU that cannot tell its name. What could be told of precision: `ops`, what they computed in, `kernels`, the share of tensor cores in their time, and `arithmetic`, the share of the ceiling that was used.",
+    + ", or one part of it (`tensor_active_dmma`) where that differs from the rest; `uuid` of a GPU without a name. Of a measurement of precision: `ops`, what they computed in, `kernels`, the share of tensor cores in their time, and `arithmetic`, the share of the ceiling that was used.",
     "reason": "Of throttling: "
     + _values((*THROTTLE_REASONS, "thermal"))
-    + ", the last one only where the driver does not tell the kinds apart. Of what could be read of a GPU: "
+    + ", the last one only where the driver does not separate the kinds. Of a reading of a GPU: "
     + _values(reason.value for reason in Reason)
-    + ". Of what could be told of precision: "
+    + ". Of a measurement of precision: "
     + _values(absence.value for absence in Absence)
     + ", and of ops that were counted, how: "
     + _values(source.label for source in CensusSource)
@@ -127,7 +127,7 @@ LABELS: dict[str, str] = {
     "driver_version": "Version of the NVIDIA driver.",
     "cuda_version": "Highest version of CUDA that the driver supports.",
     "synthetic": "`true` for a GPU of `ampwatch daemon --demo-gpu`, which does not exist; else `false`.",
-    "gpu_instance": "Number of the GPU instance (MIG), used again after a reconfiguration; of a rank empty on a whole GPU, and where nobody knows the instance.",
+    "gpu_instance": "Number of the GPU instance (MIG), used again after a reconfiguration; of a rank empty on a whole GPU, and where the instance is unknown.",
     "compute_instance": "Number of the compute instance within its GPU instance.",
     "mig_uuid": "UUID of the MIG device, beginning with `MIG-`.",
     "profile": "Profile of the MIG device, as `1g.10gb`.",

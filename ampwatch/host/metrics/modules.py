@@ -79,7 +79,7 @@ MODULES: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_module_activation_outlier_ratio",
-        "Largest finite magnitude of the module's output over the root mean square of its elements when the module was last measured: how far outlier features stand out. The mean follows from exponents, of usual outputs to within a tenth, of a few equal values to within a third; absent of nothing but zeros.",
+        "Largest finite magnitude of the module's output over the root mean square of its elements when the module was last measured: how much larger outlier features are. The mean follows from exponents, of usual outputs to within a tenth, of a few equal values to within a third; absent of nothing but zeros.",
         _ACTIVATIONS.one(_outlier_ratio),
     ),
     Metric(

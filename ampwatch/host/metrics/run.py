@@ -55,7 +55,7 @@ RUN_FACTS = (
 """Facts of a run that are labels of ``ampwatch_run_info``; a fact by another name is not exported."""
 
 UNKNOWN_SENSOR = "unknown"
-"""Value of the label ``sensor`` for errors whose sensor the daemon has not been told."""
+"""Value of the label ``sensor`` for errors whose sensor the daemon does not know."""
 
 
 def _info(known: tuple[RunIdentity, str, Mapping[str, str]]) -> Table:
@@ -119,7 +119,7 @@ RUN: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_memory_bytes",
-        "Memory that watching holds and nobody else does, in multiples of 64 KiB, by part; that of Python objects and code is not in it. Known at set-up and after each sampled iteration.",
+        "Memory held by ampwatch alone, in multiples of 64 KiB, by part; that of Python objects and code is not in it. Known at set-up and after each sampled iteration.",
         _FACTS.by("part", "memory", read=_memory),
     ),
     Metric(

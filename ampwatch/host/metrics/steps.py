@@ -51,7 +51,7 @@ TIMES: tuple[Metric, ...] = (
     *exported(facts.TIMES),
     Metric(
         "ampwatch_step_phase_seconds",
-        "Time of each phase of an iteration, by the clock of the host in each iteration and by that of the device in every fourth: a phase that was not seen in an iteration is not counted, and of several that cannot be told apart there is one.",
+        "Time of each phase of an iteration, by the clock of the host in each iteration and by that of the device in every fourth: a phase that was not seen in an iteration is not counted, and several that cannot be separated count as one.",
         PER_RANK.by("phase", "clock", read=lambda rank: rank.phase_times.distributions()),
         is_histogram=True,
     ),

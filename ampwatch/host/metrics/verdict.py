@@ -71,7 +71,7 @@ VERDICT: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_root_info",
-        "The finding that the verdict on the rank speaks of (value is always 1): its kind, the worst severity of what it explains, its place in words, its op, its first iteration and what to do first. Absent where nothing alarming is current.",
+        "The finding that the verdict on the rank names (value is always 1): its kind, the worst severity of what it explains, its place in words, its op, its first iteration and what to do first. Absent where nothing alarming is current.",
         PER_RANK.by("kind", "severity", "place", "op", "first_step", "remedy", read=_root),
     ),
     Metric(
@@ -116,7 +116,7 @@ FINDINGS: tuple[Metric, ...] = (
     ),
     Metric(
         "ampwatch_finding_last_seen_timestamp_seconds",
-        "Unix time of the newest iteration in which a finding of this kind is known to have been seen; told at least once a minute while it lasts.",
+        "Unix time of the newest iteration in which a finding of this kind is known to have been seen; updated at least once a minute while it lasts.",
         _by_sort(lambda totals: totals.last_seen_ns / 1e9),
     ),
     Metric(

@@ -69,9 +69,7 @@ def _none_yet(note: str, word: str = "not yet") -> Figure:
     return Figure(word, note, is_known=False)
 
 
-NOT_KNOWN = _none_yet(
-    "nothing but zeros was ever measured: flushed, or never any gradient", "not known"
-)
+NOT_KNOWN = _none_yet("only zeros were measured: flushed, or no gradient", "not known")
 """Share of gradients that underflow where zeros do not say why they are zero."""
 
 
@@ -90,8 +88,8 @@ def figures(rank: RankView) -> dict[str, Figure]:
         "Underflow": _underflow(rank),
         "Low precision": _low_precision(rank),
         "Tensor cores": _tensor_cores(rank),
-        "Memory of watching": _memory(rank),
-        "Cost of watching": _cost(rank),
+        "Memory of ampwatch": _memory(rank),
+        "Cost of ampwatch": _cost(rank),
     }
 
 

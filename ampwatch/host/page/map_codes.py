@@ -61,12 +61,10 @@ LEGEND = (
         "activation_headroom",
         "▲",
         "near overflow",
-        "the output is near the end of its format",
+        "the output is near the limit of its format",
         "warning",
     ),
-    CellReason(
-        "unchanged", "≡", "updates lost", "steps leave most of the weights as they are", "info"
-    ),
+    CellReason("unchanged", "≡", "updates lost", "steps do not change most of the weights", "info"),
     CellReason(
         "follows",
         "↳",
@@ -74,10 +72,13 @@ LEGEND = (
         "non-finite since the step of the culprit, in a module that is the root of no finding",
     ),
     CellReason(
-        "expected", "◇", "scale sought", "gradients overflowed while a loss scale was sought"
+        "expected",
+        "◇",
+        "scale sought",
+        "gradients overflowed while the scaler searched for its scale",
     ),
-    CellReason("quiet", "", "nothing notable", "measured, and nothing of the above"),
-    CellReason("none", "", "no sample", "not measured in these steps: that says nothing"),
+    CellReason("quiet", "", "nothing notable", "measured, none of the above"),
+    CellReason("none", "", "no sample", "not measured in these steps"),
 )
 """Kinds of cells, the worst first."""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.records import CensusRecord
 
-NOTHING_YET = "Nothing was measured yet: here stands, for each module and sample, what leaves its number format."
+NOTHING_YET = "Nothing was measured yet: this shows, for each module and sample, which values leave its number format."
 
 
 def course_of(known: KnownMap, module: str) -> State | None:

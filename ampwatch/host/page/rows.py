@@ -6,8 +6,8 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.report.accounts import place
-from ampwatch.report.glossary import Glossary
+from ampwatch.report.accounts import label, place
+from ampwatch.report.glossary import terms_in
 from ampwatch.report.pages import route_about
 from ampwatch.report.words import quantity, scale
 from ampwatch.wire.records import SKIP_CLASSES
@@ -84,7 +84,7 @@ def finding_row(finding: Finding, *, current: bool) -> State:
         "count": finding.count,
         "last_seen": finding.last_seen,
         "evidence": {name: _number(value) for name, value in finding.evidence.items()},
-        "evidence_words": {name: _written(name, v) for name, v in finding.evidence.items()},
+        "evidence_words": {label(n): _written(n, v) for n, v in finding.evidence.items()},
         "summary": finding.summary,
         "advice": finding.advice,
         "tried": [tried._asdict() for tried in finding.tried],
@@ -105,7 +105,7 @@ def _written(name: str, value: float) -> str:
 @lru_cache(maxsize=4096)
 def _terms(*texts: str) -> tuple[str, ...]:
     """Return the terms that come up in texts. Kept: ranks mostly find the same, and say it again."""
-    return tuple(term.name for term in Glossary().new_in(*texts))
+    return tuple(term.name for term in terms_in(*texts))
 
 
 def bucket_row(bucket: Bucket, *, on_device: bool = False) -> Row:

@@ -347,7 +347,7 @@ def _none_words(subject: _Subject) -> str:
     if subject.flushed is None:
         return (
             "Nothing but zeros was ever measured: whether the format has flushed them, or there never was a"
-            " gradient, is not known. A larger scale in the training tells."
+            " gradient, is not known. A larger scale in the training would show it."
         )
     if not subject.is_cut_above:
         return "There are no non-zero elements: no scale would change anything."

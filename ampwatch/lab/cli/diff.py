@@ -1,4 +1,4 @@
-"""``ampwatch lab diff``: two runs held against each other."""
+"""``ampwatch lab diff``: two runs compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import argparse
 
 DESCRIPTION = """\
-Hold two runs that trained on the same batches against each other: float32 against float16,
+Compare two runs trained on the same batches: float32 against float16,
 before and after a change of library, one GPU against eight. Say at which step, module and op
 they first differ by more than their formats explain, and how that spreads.
 
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     add = parser.add_argument
     add("a", metavar="A", help="a tape, or a directory of tapes")
-    add("b", metavar="B", help="the one to hold against it")
+    add("b", metavar="B", help="the run to compare it with")
     add("--elements", action="store_true", help="compare one step element by element, too")
     add("--json", action="store_true", help="everything, for programs")
 

@@ -10,12 +10,12 @@ from ampwatch.errors import AskError
 
 DESCRIPTION = """\
 Ask a training that runs under ampwatch for the error budget of its newest batch: how far
-each op and each module is from the result in float64, where the error is born, where it is
-amplified, and what it adds to the error of the loss.
+each op and each module is from the result in float64, where the error arises, where it is
+amplified, and how much it adds to the error of the loss.
 
 The training has to be of this user, on this machine, at level standard or deep with
 lab=True, and with a ring (not serve=False). Between two iterations it runs that batch once more on a copy of the
-model, in float64 as well, and goes on: it stands still for some five to fifteen steps.
+model, in float64 as well, and goes on: it pauses for the time of some five to fifteen steps.
 Nothing in its program changes.
 """
 
@@ -34,7 +34,7 @@ examples:
   ampwatch lab errors --json > errors.json
       all of it, for a program
 
-It ends with status 1 and a sentence if there is no budget. In the training's own program
+The exit status is 1, with a message, if there is no budget. In the training's own program
 ampwatch.lab.error_budget(watch) returns it, also where the loss is computed outside of the model.
 """
 

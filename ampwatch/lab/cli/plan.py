@@ -24,11 +24,10 @@ Plan the precision of a training: for each linear and convolutional layer, and f
 its three products, the cheapest number format whose loss stays under a limit, why not the
 next cheaper one, what it would gain, and what has to stay in bfloat16 or float32.
 
-It rests on what ampwatch has measured of inputs, weights and gradients while the model
-trained: of a training that runs, which is asked for it between two iterations, or of a
-report. Nothing of the training is changed; but one that runs tells from then on if it
-leaves the plan (the finding plan_left), in the place of an older plan, and its page shows
-the plan on the map of the model. --no-follow only looks.
+The plan is made from the inputs, weights and gradients that ampwatch has measured: in a running
+training, which answers between two iterations, or in a report. The training is not changed. A
+running training reports from then on when a layer leaves the plan (the finding plan_left), and its
+page shows the plan on the map of the model; --no-follow turns both off.
 docs/lab.md says how the noise is predicted.
 """
 
@@ -47,7 +46,7 @@ examples:
   ampwatch lab plan --json > plan.json
       all of it, for a program
 
-It ends with status 1 and a sentence if there is no plan. In the training's own program
+The exit status is 1, with a message, if there is no plan. In the training's own program
 ampwatch.lab.plan(watch) returns it.
 """
 
@@ -78,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--no-follow",
         action="store_true",
-        help="do not have the training tell when it leaves this plan",
+        help="do not have the training report when it leaves this plan",
     )
     add("--lines", type=int, metavar="N", help="layers of the table (default: 40)")
     how = parser.add_mutually_exclusive_group()
@@ -160,7 +159,7 @@ def _asked(reader: RingReader, args: argparse.Namespace) -> tuple[Box, int]:
 
 
 def _have_followed(reader: RingReader, plan: Sequence[PlanRecord], timeout_s: float) -> None:
-    """Have the training tell when it leaves the plan; if it cannot, the plan stands all the same."""
+    """Have the training tell when it leaves the plan; if it cannot, the plan stands anyway."""
     try:
         with ExitStack() as undo, progress(f"having {reader.identity.run} follow the plan"):
             ask(reader, _file_beside(reader, undo), "follow", 1, timeout_s, undo, plan=plan)

@@ -216,7 +216,7 @@ class _Run:
         """Read the ranks that were held against nothing."""
         for rank in self.paths:
             if rank not in self._seen:
-                with suppress(DiffError):  # which is said where it is held against another
+                with suppress(DiffError):  # which is said where it is compared with another
                     self.read(rank)
 
     def names(self) -> set[str]:
@@ -258,7 +258,7 @@ def _apart(row: TapeRow, other: TapeRow) -> float:
 
 
 def _pairs(a: _Run, b: _Run) -> Iterator[tuple[int, int]]:
-    """Yield the ranks that are held against each other."""
+    """Yield the ranks that are compared."""
     if len(a.paths) == len(b.paths) == 1:  # whoever names two tapes means these
         yield min(a.paths), min(b.paths)
         return

@@ -151,4 +151,6 @@ def _detail(record: BudgetRecord | None) -> str | None:
     text = f"{right_bits(record.total):.1f} in {record.dtype}"
     if math.isnan(record.contribution):
         return text
-    return f"{text}; what is born in it adds {record.contribution:+.3g} to the error of the {record.target}"
+    return (
+        f"{text}; its own error adds {record.contribution:+.3g} to the error of the {record.target}"
+    )

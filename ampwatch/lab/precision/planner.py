@@ -71,7 +71,7 @@ _KEPT = (
     (
         re.compile("Embedding"),
         "bfloat16",
-        "It multiplies nothing; rows that are seldom used have small updates.",
+        "It multiplies nothing; rows that are rarely used have small updates.",
     ),
 )
 

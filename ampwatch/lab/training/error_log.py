@@ -355,7 +355,7 @@ class ErrorLog:
             if is_of_a_signal(error):
                 raise
             words = str(error).partition("\n")[0][:160]
-            self.notes[f"what births do to the target is not known: {words}"] = None
+            self.notes[f"the effect of errors on the target is not known: {words}"] = None
             return
         self._is_weighed = True
 

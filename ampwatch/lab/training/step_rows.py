@@ -188,7 +188,7 @@ class StepRows:
         try:
             kernel = self.kernels.of(part.device)
         except StateError:
-            self.missing["exponents of tensors on this device, for want of Triton"] = None
+            self.missing["exponents of tensors on this device: Triton is missing"] = None
             return None
         bins = torch.empty((1, ROW_WORDS), dtype=torch.int32, device=part.device)
         kernel.measure(pieces, bins)

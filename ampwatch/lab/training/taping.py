@@ -371,9 +371,7 @@ class TapeSensor(OpSensor):
         if kept is None or self._writer is None:
             return
         if kept.left_out:
-            rows.missing[f"elements of {kept.left_out} tensors, for want of room or of a dtype"] = (
-                None
-            )
+            rows.missing[f"elements of {kept.left_out} tensors: no room, or no dtype"] = None
         try:
             kept.write(elements_path(self._writer.path, self._step))
         except OSError as error:

@@ -131,7 +131,7 @@ def _why_not(capability: tuple[int, int], num_sms: int, clock_hz: float, name: s
     if capability not in _RATES:
         return f"What an SM of compute capability {major}.{minor} multiplies per clock is not known; {_REMEDY}."
     if num_sms < 1 or not 0.0 < clock_hz < math.inf:
-        return f"{name} does not tell its SMs or its clock; {_REMEDY}."
+        return f"{name} does not report its SMs or its clock; {_REMEDY}."
     return ""
 
 

@@ -131,7 +131,7 @@ def write(todo: Plan, *, theirs: Theirs = Theirs.REFUSE) -> None:
     changed = todo.paths(FileChange.THEIRS)
     if changed and theirs is Theirs.REFUSE:
         listed = "".join(f"\n  {path}" for path in changed)
-        msg = f"expected files in {str(todo.directory)!r} as `ampwatch deploy` wrote them, found {len(changed)} that somebody changed or put there:{listed}\nNothing was written. Add --keep to leave them as they are and write the rest, or --force to overwrite them."
+        msg = f"expected files in {str(todo.directory)!r} as `ampwatch deploy` wrote them, found {len(changed)} that were changed or added by hand:{listed}\nNothing was written. Add --keep to leave them as they are and write the rest, or --force to overwrite them."
         raise DeployError(msg)
     kept = set(changed) if theirs is Theirs.KEEP else set[str]()
     ours = {path: text for path, text in todo.files.items() if path not in kept}

@@ -19,7 +19,7 @@ VERSIONS = "dashboard_versions.get_dashboard_versions_by_uid"
 
 REQUESTS: dict[str, tuple[str, str, Any]] = {
     "client.GET": ("answer at {}", "", dict),
-    "folder.get_folder": ("tell whether there is a folder {!r}", "folders:read", dict),
+    "folder.get_folder": ("say whether there is a folder {!r}", "folders:read", dict),
     "folder.create_folder": ("make the folder {!r}", "folders:create", dict),
     "datasource.get_datasource_by_uid": ("show the datasource {!r}", "datasources:read", dict),
     "datasource.list_datasources": ("list its datasources", "datasources:read", list),
@@ -40,7 +40,7 @@ REMEDIES: dict[int | str, str] = {
     401: f"the token is wrong, expired, revoked, or of another Grafana or organization; make a new one under {ACCOUNTS}",
     403: "the token may not; give its service account the role Editor (Admin for datasources) or the permission ",
     404: "check the address; behind a proxy it has the sub-path as well, like https://example.com/grafana",
-    412: "somebody has saved it in the meantime, or another one has its name; run it again and look at the diff",
+    412: "it was saved by hand in the meantime, or another one has its name; run it again and look at the diff",
     500: f"Grafana's log says more; {GO_ON}",
     **dict.fromkeys((502, 503, 504), "Grafana is starting, or its proxy does not reach it; wait"),
     "datasource.health": "check its address as Grafana sees it, and that Prometheus runs there",

@@ -190,7 +190,7 @@ def push(
     yield from (change.diff for change in refused if change.diff)
     if refused:
         reasons = "".join(f"\n  {change.part}: {change.why}" for change in refused)
-        msg = f"nothing was written, for this stands against it:{reasons}"
+        msg = f"nothing was written, because:{reasons}"
         raise GrafanaError(msg)
     for change in changes:
         if change.outcome != "unchanged" and not dry_run:

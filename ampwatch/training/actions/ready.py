@@ -218,7 +218,7 @@ class _Checkpoint(Action):
             if is_of_a_signal(error):
                 raise
             logger.exception(
-                "%r failed; training goes on, and the next finding calls it again", self
+                "%r failed; training is not affected, and the next finding calls it again", self
             )
 
 

@@ -125,8 +125,8 @@ class Webhook(Action):
             return
         self.failed += given_up
         logger.warning(
-            "%r: expected the endpoint to take the last findings within %g s, gave up %d and the one"
-            " on its way",
+            "%r: the endpoint did not take the last findings within %g s; %d and the one in transit"
+            " are lost",
             self,
             self._close_s,
             given_up,
@@ -162,7 +162,7 @@ class Webhook(Action):
                 break
             self.retried += 1
         self.failed += 1
-        logger.warning("%r: expected the endpoint to take a finding, got %s", self, trouble)
+        logger.warning("%r: the endpoint did not take a finding: %s", self, trouble)
 
     def _post(self, body: bytes) -> tuple[str, bool]:
         """Return the trouble, empty if there was none, and whether it would come again."""

@@ -58,7 +58,7 @@ def inject(
 
     It breaks the training for as long as it lasts: gradients and activations that are not finite
     cost skipped steps with a GradScaler, and the weights without one. Findings that may come from it say so, in their
-    summary and by ``injected`` in their evidence; the log tells when it begins and ends.
+    summary and by ``injected`` in their evidence; the log has when it begins and ends.
 
     Args:
         watch: The monitor, open.
@@ -194,7 +194,7 @@ class Injection:
         self._fault.remove()
         if self.planted:
             times = f"{self.planted} iteration{'s' if self.planted > 1 else ''}"
-            logger.warning("the fault %s was planted in %s and is taken off now", self.what, times)
+            logger.warning("the fault %s was planted in %s and is removed now", self.what, times)
 
     def mark(self, finding: Finding) -> None:
         """Mark a finding that may come from this fault, in its summary and its evidence."""
@@ -230,7 +230,7 @@ class Injection:
             self._last = step
             if self._first < 0:
                 self._first = step
-                logger.warning("a fault is planted, as ampwatch.inject was asked to: %s", self.what)
+                logger.warning("ampwatch.inject has planted a fault: %s", self.what)
         return True
 
     def _closed(self, step: int) -> None:

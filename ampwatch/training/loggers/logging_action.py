@@ -168,8 +168,8 @@ class LoggingAction(Action):
         given_up = self._courier.close(max(0.0, until - time.monotonic()))
         if given_up is not None:
             logger.warning(
-                "%r: expected the logger to take the last numbers within %g s, gave up %d and those on"
-                " their way",
+                "%r: the logger did not take the last points within %g s; %d and those in transit are"
+                " lost",
                 self,
                 self._close_s,
                 given_up,
@@ -219,8 +219,8 @@ class LoggingAction(Action):
         before = self._courier.dropped
         if not self._courier.put(parcel, spare=spare, wait_s=wait_s) and not before:
             logger.warning(
-                "%r: expected a logger that keeps up, got one that is slow or hangs: what does not fit into"
-                " the queue is dropped, training goes on",
+                "%r: the logger is slow or hangs: points that do not fit into the queue are dropped, training is"
+                " not affected",
                 self,
             )
 
@@ -247,8 +247,7 @@ class LoggingAction(Action):
             what = str(error) if isinstance(error, ClosedError) else printable(words_of(error))
             trace = error if self._sink.wants_traceback else None
             logger.warning(
-                "%r: expected it to take what is logged, got: %s; nothing more is handed to it, training"
-                " goes on",
+                "%r: the logger failed: %s; it gets no more points, training is not affected",
                 self,
                 what,
                 exc_info=trace,

@@ -429,7 +429,7 @@ def _run_of(module: ModuleType) -> Any:
     """Return the run of the module of W&B or Trackio."""
     name = module.__name__
     if not _can(module, "init", "log"):
-        _refuse(f"the module {name}", "hand over its logger, not the module")
+        _refuse(f"the module {name}", "pass its logger, not the module")
     contexts = getattr(module, "context_vars", None)  # where Trackio has the run
     run = contexts.current_run.get() if contexts else getattr(module, "run", None)
     if run is None:

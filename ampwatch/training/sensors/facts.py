@@ -131,8 +131,8 @@ class Whereabouts(Sensor):
             return  # some parameters have been left elsewhere, or an optimizer has more of them
         if before is not None:
             logger.warning(
-                "the model has moved from %s to %s since ampwatch.monitor(): what is done at set-up"
-                " otherwise took place in its first iteration; call monitor() after model.to()",
+                "the model has moved from %s to %s since ampwatch.monitor(): set-up was done again in"
+                " the first iteration; call monitor() after model.to()",
                 before,
                 home.device,
             )
@@ -146,8 +146,8 @@ class Whereabouts(Sensor):
         if world_size != known:
             logger.warning(
                 "this is rank %d of %d since torch.distributed.init_process_group(); ampwatch.monitor()"
-                " was called before it and knows of %d: what ranks do to one another is not seen, and each"
-                " may be taken for the same one; call monitor() after init_process_group(), or set RANK,"
+                " was called before it and knows of %d: effects between ranks are not observed, and ranks may be taken"
+                " for one another; call monitor() after init_process_group(), or set RANK,"
                 " LOCAL_RANK and WORLD_SIZE as torchrun does",
                 rank,
                 world_size,

@@ -95,7 +95,7 @@ WHOLE = How()
 
 MAX_ELEMENTS = 16384
 """Elements of one output that are binned on a CPU: a share of 1 % is then known to within
-0.16 % (two standard errors), and amax and non-finite elements are exact all the same."""
+0.16 % (two standard errors), and amax and non-finite elements are exact anyway."""
 
 OUTPUT = How(most=MAX_ELEMENTS)
 """How outputs of modules are measured."""

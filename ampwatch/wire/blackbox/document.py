@@ -111,7 +111,7 @@ def from_json(text: str | bytes, source: str) -> list[Box]:
         document = parse_json(text)
     except ValueError as error:
         if text.lstrip()[:1] in ("<", b"<"):
-            msg = f"expected a report of ampwatch in {source}, got a page made from one; hand in the file, *.json"
+            msg = f"expected a report of ampwatch in {source}, got an HTML page made from one; pass the JSON file"
             raise ReportError(msg) from None
         msg = f"expected a report of ampwatch in {source}, got something that is no JSON ({error!s:.80}); it may be cut short"
         raise ReportError(msg) from None

@@ -8,7 +8,7 @@ from enum import Enum
 from msgspec import Struct
 
 from ampwatch.wire.records.fields import Count
-from ampwatch.wire.records.remedies import Tried, words_of
+from ampwatch.wire.records.remedies import Tried, advice_of
 
 
 class Severity(str, Enum):
@@ -73,8 +73,8 @@ class Finding:
 
     @property
     def advice(self) -> str:
-        """What to change: what came of the remedies that were tried, then ``kind_advice``."""
-        return f"{words_of(self.tried)} {self.kind_advice}".strip()
+        """What to change: the remedy that was tried and cures it, then what else is possible."""
+        return advice_of(self.tried, self.kind_advice)
 
     @property
     def cure(self) -> Tried | None:

@@ -62,6 +62,11 @@ class Tried(NamedTuple):
         return _CHANGES[self.measure].format(module=in_words(self.module))
 
     @property
+    def order(self) -> str:
+        """The change as an instruction."""
+        return f"{'Use' if self.measure is Measure.BFLOAT16 else 'Run'} {self.change}"
+
+    @property
     def failure(self) -> str:
         """What failed in spite of it, in words."""
         op, place = self.then_op, in_words(self.then_module)
@@ -75,20 +80,29 @@ _CHANGES = {
 }
 
 
-def words_of(tried: Sequence[Tried]) -> str:
-    """Return what came of the remedies, in one sentence; empty if none was tried."""
+def advice_of(tried: Sequence[Tried], kind_advice: str) -> str:
+    """Return what to change: first the remedy that cures it, then what else is possible.
+
+    Args:
+        tried: The remedies that were tried.
+        kind_advice: What is advised for the kind.
+    """
     if not tried:
-        return ""
-    cures = [t.change for t in tried if t.cures]
-    others = [f"{t.change} ({t.failure})" for t in tried if not t.cures]
-    clauses = []
-    if cures:
-        clauses.append(f"{_listed(cures)} {'cures' if len(cures) == 1 else 'each cure'} it")
+        return kind_advice
+    cures = [t for t in tried if t.cures]
+    others = _listed([f"{t.change} ({t.failure})" for t in tried if not t.cures])
+    if not cures:
+        do = "does" if len(tried) == 1 else "do"
+        return f"Tried on the batch of step {tried[0].step}: {others} {do} not cure it. {kind_advice}".strip()
+    parts = [f"{cures[0].order} (tried on the batch of step {cures[0].step}: it cures it)."]
+    if cures[1:]:
+        parts.append(f"Also cures it: {_listed([t.change for t in cures[1:]])}.")
     if others:
-        do = "does" if len(others) == 1 else "do"
-        clauses.append(f"{_listed(others)} {do} not{'' if cures else ' cure it'}")
-    return f"Tried on the batch of step {tried[0].step}: {'; '.join(clauses)}."
+        parts.append(f"Does not cure it: {others}.")
+    if kind_advice:
+        parts.append(f"Also possible: {kind_advice}")
+    return " ".join(parts)
 
 
 def _listed(items: Sequence[str]) -> str:
-    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+    return " and ".join(filter(None, [", ".join(items[:-1]), *items[-1:]]))

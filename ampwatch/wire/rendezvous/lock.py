@@ -180,7 +180,7 @@ def look_at(directory: Path) -> Sight:
     """Return the state of the lock file in ``directory``, without taking the lock or changing it.
 
     Raises:
-        OSError: If there is no such file, it cannot be read, or it is somebody else's.
+        OSError: If there is no such file, it cannot be read, or it belongs to another user.
 
     Cost:
         Some 20 us.
@@ -218,7 +218,7 @@ def _opened(path: Path) -> int:
     """Return a descriptor of a lock file of this user.
 
     Raises:
-        OSError: If there is none, or it is somebody else's.
+        OSError: If there is none, or it belongs to another user.
     """
     # Not blocking: nobody may ever write to a pipe of that name.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -227,7 +227,7 @@ def _opened(path: Path) -> int:
     if os.fstat(fd).st_uid == os.geteuid():
         return fd
     os.close(fd)
-    raise PermissionError(errno.EPERM, "it is somebody else's", str(path))
+    raise PermissionError(errno.EPERM, "it belongs to another user", str(path))
 
 
 def encoded(info: DaemonInfo) -> bytes:

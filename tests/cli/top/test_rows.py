@@ -76,7 +76,7 @@ def test_findings_are_stories_with_what_they_explain() -> None:
     assert [s.finding.kind for s in story.symptoms] == ["scale_collapse"]
     told = render_story(story.symptoms[0])
     # As a number or in words: that is the daemon's.
-    assert re.search(r"loss_scale  (3\.05176e-05|3\.051758e-05 \(2\^-15\))\n", told)
+    assert re.search(r"loss scale  (3\.05176e-05|3\.051758e-05 \(2\^-15\))\n", told)
 
 
 def test_the_gpu_of_a_rank_is_beside_it() -> None:

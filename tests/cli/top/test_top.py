@@ -161,7 +161,7 @@ def test_without_rich_a_terminal_gets_one_table(watched: Place) -> None:
     with on_a_terminal([sys.executable, "-c", NO_RICH], watched.environment) as terminal:
         assert terminal.end() == 0
 
-    assert "follows needs Rich: pip install 'ampwatch[ui]'" in terminal.said
+    assert "the live table needs Rich: pip install 'ampwatch[ui]'" in terminal.said
     assert "2 ranks of 1 run: " in terminal.said
     assert "\x1b" not in terminal.said
 
@@ -214,7 +214,7 @@ def test_a_daemon_that_goes_away_is_said(place: Place) -> None:
         with place.daemon() as daemon:
             eventually(lambda: _ranks(daemon), "the run")
             terminal = undo.enter_context(running(place, TOP))
-        terminal.until("not current: expected a daemon that shows your runs, found none")
+        terminal.until("not current: no daemon shows your runs")
         undo.enter_context(place.daemon())
         eventually(lambda: "not current" not in terminal.until("q quit"), "the new daemon")
         terminal.press("q")
@@ -223,7 +223,7 @@ def test_a_daemon_that_goes_away_is_said(place: Place) -> None:
 
 
 def test_no_colour_is_shown_to_who_wants_none(watched: Place) -> None:
-    """NO_COLOR; what is chosen is turned round all the same."""
+    """NO_COLOR; what is chosen is turned round anyway."""
     with on_a_terminal(TOP, watched.environment | {"NO_COLOR": "1"}) as terminal:
         terminal.until("gpt")
         terminal.press("q")
@@ -252,9 +252,7 @@ def test_without_a_daemon_it_says_who_starts_one(place: Place) -> None:
     said = run(place)
 
     assert (said.returncode, said.stdout) == (1, "")
-    assert said.stderr.startswith(
-        "ampwatch: expected a daemon that shows your runs, found none in "
-    )
+    assert said.stderr.startswith("ampwatch: no daemon shows your runs (none in ")
     assert said.stderr.count("\n") == 1
 
 

@@ -133,7 +133,7 @@ def test_enter_opens_the_story_of_a_rank() -> None:
     assert "\nCRITICAL  forward_overflow  module decoder.3.ffn\n" in said
     assert "\n  What to change: change forward_overflow." in said
     assert "\n  It explains: scale_collapse in optimizer 0, since step 4." in said
-    assert "\n    loss_scale  " in said
+    assert "\n    loss scale  " in said
     assert "\nscale     " in said
     assert " its dashboard: https://g/d/ampwatch-run?var-run=gpt\n" in said
     view.press("<escape>")

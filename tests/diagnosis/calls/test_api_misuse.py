@@ -114,7 +114,7 @@ def test_a_parameter_that_is_not_known_at_once_is_known_from_the_weights() -> No
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_parameter_that_never_becomes_known_leaves_the_optimizer(*, ends: bool) -> None:
-    """It is said all the same, some iterations later or when the run ends."""
+    """It is said anyway, some iterations later or when the run ends."""
     case = Case().see(nonfinite_clip(step=3, parameter=""))
     if ends:
         case.family.flush()

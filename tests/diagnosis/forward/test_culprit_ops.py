@@ -101,7 +101,7 @@ SENTENCES = {
     ),
     "silent_overflow": (
         [born(absorbed=["rsqrt", "rsqrt", "tanh"])],
-        ["rsqrt made finite numbers of it that are wrong"],
+        ["rsqrt turned it into finite values that are wrong"],
     ),
     "masked_row_nan": (
         [
@@ -213,7 +213,7 @@ def test_an_outlier_in_the_data_is_said_to_be_one(desk: Desk) -> None:
     made = _said(born("_to_copy", reads_argument=True, **OVER), desk)
 
     assert "the model's own input" in made.summary
-    assert "Look at the data" in made.advice
+    assert "Check the data" in made.advice
 
 
 @pytest.mark.parametrize(

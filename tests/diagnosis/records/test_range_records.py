@@ -131,7 +131,7 @@ def test_of_too_many_modules_those_with_trouble_are_recorded(limit: int) -> None
 
 
 def test_records_of_a_topic_keep_a_distance_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Totals count everything all the same, and what is not finite is written at once."""
+    """Totals count everything anyway, and what is not finite is written at once."""
     monkeypatch.setattr(range_records, "APART_NS", 3_000_000_000)
     replay = Replay(scaled=False, dtypes=())
     for value in (1.0, 2.0, 4.0, 8.0, nan, 16.0):

@@ -105,7 +105,7 @@ def test_a_gap_in_the_iterations_is_not_taken_for_a_hand() -> None:
 
 
 def test_an_optimizer_that_was_unscaled_and_not_stepped_backs_off_without_a_skip() -> None:
-    """The user chose not to step; the scaler backs off all the same."""
+    """The user chose not to step; the scaler backs off anyway."""
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)

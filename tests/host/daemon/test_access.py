@@ -357,5 +357,5 @@ def test_the_command_says_where_there_is_no_daemon_and_no_token(place: Place) ->
     assert (misused.returncode, told_then) == (2, "")
     assert "expected --run NAME with --rank, --step or --finding" in why_then
     assert (process.returncode, told) == (1, "")
-    assert "expected a daemon that serves, found none" in why
+    assert "no daemon shows your runs" in why
     assert url == daemon.info.url

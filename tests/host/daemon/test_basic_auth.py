@@ -110,7 +110,7 @@ def test_every_refusal_costs_the_same_whatever_the_cost_of_a_hash(
 def test_a_password_right_for_another_name_is_refused_at_full_cost(
     counted: CountingBcrypt,
 ) -> None:
-    """An unknown name is held against the costliest hash, whose password may be the one given."""
+    """An unknown name is compared with the costliest hash, whose password may be the one given."""
     assert not BasicAuth({"alice": HASH}).allows(header("bob", PASSWORD))
     assert len(counted.hashes) == 1
 

@@ -79,7 +79,7 @@ def test_a_directory_that_is_a_link_is_not_entered(tmp_path: Path) -> None:
     found = find_rings([tmp_path / "link"], any_user=True)
 
     assert found.rings == {}
-    assert "expected a directory" in found.problems[tmp_path / "link"]
+    assert "not a directory" in found.problems[tmp_path / "link"]
 
 
 def test_a_directory_that_is_replaced_while_it_is_listed_is_left_alone(
@@ -136,7 +136,7 @@ def test_no_more_rings_than_bearable_are_taken(
     found = find_rings([tmp_path], any_user=False)
 
     assert [path.name for path in found.rings] == ["c.ring", "a.ring"]
-    assert "2 rings at most, found 3" in found.problems[tmp_path]
+    assert "there are 3 rings, more than 2" in found.problems[tmp_path]
 
 
 def test_the_directories_of_all_users_are_listed_anew_after_a_while(

@@ -190,7 +190,7 @@ def test_gzip_that_is_refused_is_not_sent(served: Served) -> None:
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/explain/forward_overflow", "an op turns finite numbers into infinity"),
+        ("/explain/forward_overflow", "an op turns finite inputs into infinity"),
         ("/runbooks/AmpwatchLossScaleCollapsed.md", "Keep the newest checkpoint"),
         ("/docs/", "Run without edits"),
     ],

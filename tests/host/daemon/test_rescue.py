@@ -123,7 +123,7 @@ def test_a_report_that_cannot_be_written_is_counted_and_reported(
         watch.watcher.poll()
 
     assert watch.rescue.failures == 1
-    assert "expected to write the report of run gpt (stale), got: expected to create" in caplog.text
+    assert "cannot write the report of run gpt (stale): the directory" in caplog.text
     writer.close(end(), keep=False)
 
 

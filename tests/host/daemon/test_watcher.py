@@ -396,7 +396,7 @@ def test_a_ring_that_cannot_be_removed_is_a_problem_until_it_is_gone(
         setting.clock.now += GRACE + 1
         setting.watcher.poll()
     assert setting.states() == {}
-    assert "got: Permission denied" in setting.fleet.problems[str(writer.path)]
+    assert "cannot be removed (Permission denied)" in setting.fleet.problems[str(writer.path)]
 
     setting.watcher.poll()
     setting.watcher.poll()
@@ -503,7 +503,7 @@ def test_a_directory_that_cannot_be_listed_makes_the_pass_fail(tmp_path: Path) -
     setting = Setting(tmp_path / "of-this-test")
 
     assert setting.watcher.poll() is False
-    assert "expected a directory" in setting.fleet.problems[str(tmp_path / "of-this-test")]
+    assert "not a directory" in setting.fleet.problems[str(tmp_path / "of-this-test")]
 
 
 class Stopwatch:

@@ -88,7 +88,7 @@ def test_of_several_dtypes_the_one_with_the_smallest_range_counts(
 def test_without_autocast_only_a_narrow_model_has_a_format_to_fit(
     dtype: str, expected: str | None
 ) -> None:
-    """float32 asks for no loss scale and is no trouble; what would fit is told all the same."""
+    """float32 asks for no loss scale and is no trouble; what would fit is told anyway."""
     made = ranges_of(ranges(exponents=histogram(-40, 4), dtype=dtype))
 
     assert made.format is (None if expected is None else FORMATS[expected])

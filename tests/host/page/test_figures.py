@@ -50,11 +50,11 @@ def test_the_figures_have_values_and_what_to_know_of_them() -> None:
         "Underflow": ("0 %", "of the gradients in float16"),
         "Low precision": ("75 %", "of the FLOPs in 16 bits or fewer, 1.4 casts to a matmul"),
         "Tensor cores": ("between 60 % and 80 %", "of the time of matmul kernels"),
-        "Memory of watching": (
+        "Memory of ampwatch": (
             "26.1 MiB",
             "on the host, of at most 64 MiB, 24 MiB of it transfer, 28 MiB on devices",
         ),
-        "Cost of watching": (
+        "Cost of ampwatch": (
             "opening 0.037 %",
             (
                 "of the training thread's time, no failure so far, steady from step 32 on, 5 steps not"
@@ -83,11 +83,11 @@ def test_the_cost_of_watching_says_its_phases_apart() -> None:
         skip = SkipClass.UNPROVOKED if i == 60 else SkipClass.NONE
         records.append(step(i, overhead_ns=spent, skip_class=skip))
 
-    assert figures_of(records[:20])["Cost of watching"] == Figure(
+    assert figures_of(records[:20])["Cost of ampwatch"] == Figure(
         "opening 10 %",
         "of the training thread's time, no failure so far, steady from step 32 on",
     )
-    assert figures_of(records)["Cost of watching"] == Figure(
+    assert figures_of(records)["Cost of ampwatch"] == Figure(
         "steady 1 %", "of the training thread's time, opening 10 %, around failures 5 %"
     )
 

@@ -125,11 +125,11 @@ def test_numbers_that_json_does_not_know_are_reported_in_words() -> None:
     words = {"amax": "Infinity", "amin": "-Infinity", "mean": "NaN"}
     assert told["evidence"] == words | {n: float(f"{v:.6g}") for n, v in evidence.items()}
     assert told["evidence_words"] == {
-        "amax": "infinity",
+        "largest magnitude": "infinity",
         "amin": "-infinity",
         "mean": "NaN",
-        "loss_scale": "2⁻⁴⁴",
-        "scale_before": "2¹⁶",
+        "loss scale": "2⁻⁴⁴",
+        "scale before": "2¹⁶",
         "limit": "65\u202f504",
         "least": "3e-08 (about 2⁻²⁵)",
     }
@@ -150,7 +150,9 @@ def test_the_words_of_a_finding_are_explained_and_what_was_tried_is_marked() -> 
     found = state["runs"]["gpt"]["ranks"]["0"]["findings"]
     tried, other = (found[f"{k}@optimizer:0"] for k in ("forward_overflow", "headroom_low"))
     assert [(t["measure"], t["cures"]) for t in tried["tried"]] == [("bfloat16", True)]
-    assert tried["advice"].startswith("Tried on the batch of step 7: bfloat16 instead of float16")
+    assert tried["advice"].startswith(
+        "Use bfloat16 instead of float16 (tried on the batch of step 7"
+    )
     assert tried["terms"] == ["overflow", "bfloat16"]
     assert (other["tried"], other["terms"]) == ([], [])
     assert state["glossary"]["overflow"].startswith("a result larger than the largest number")

@@ -66,7 +66,7 @@ def test_a_running_training_says_where_its_error_is_born(
     assert main(["errors", "--run", "mix", "--lines", "4"]) == 0
     table = capsys.readouterr().out
     assert "autocast to float16" in table
-    assert "Born in forward, what matters most first (4 of" in table
+    assert "Errors of ops in forward, the largest effect first (4 of" in table
     assert "Born in backward" in table
 
     assert main(["errors", "--json"]) == 0

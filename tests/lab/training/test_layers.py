@@ -255,7 +255,7 @@ def test_where_nothing_was_measured_there_is_no_plan(train: Any) -> None:
 
 @pytest.mark.parametrize("level", ["off", "light", "standard"])
 def test_where_the_laboratory_is_off_it_says_how_to_turn_it_on(train: Any, level: str) -> None:
-    """A program that asks goes on all the same."""
+    """A program that asks goes on anyway."""
     watch = train(nn.Linear(64, 10), torch.randn(64, 64), steps=2, level=level, lab=False)
 
     for answer in (lab.plan(watch), lab.error_budget(watch), watch.plan(), watch.error_budget()):

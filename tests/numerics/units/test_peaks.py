@@ -95,9 +95,9 @@ def test_what_a_generation_does_not_multiply_has_no_peak(
         ("NVIDIA GeForce RTX 5090 D", (12, 0), 170, 2.4e9, "slower than its SMs"),
         ("NVIDIA Thor", (11, 0), 20, 1.5e9, "compute capability 11.0"),
         ("Tesla P100-PCIE-16GB", (6, 0), 56, 1.3e9, "compute capability 6.0"),
-        ("NVIDIA H100 PCIe", (9, 0), 0, 1.62e9, "does not tell"),
-        ("NVIDIA H100 PCIe", (9, 0), 114, 0.0, "does not tell"),
-        ("NVIDIA H100 PCIe", (9, 0), 114, float("nan"), "does not tell"),
+        ("NVIDIA H100 PCIe", (9, 0), 0, 1.62e9, "does not report"),
+        ("NVIDIA H100 PCIe", (9, 0), 114, 0.0, "does not report"),
+        ("NVIDIA H100 PCIe", (9, 0), 114, float("nan"), "does not report"),
     ],
 )
 def test_what_is_not_known_says_why(

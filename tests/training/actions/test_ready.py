@@ -357,7 +357,7 @@ def test_numbers_that_are_not_finite_are_words_in_the_body() -> None:
     assert posted["evidence"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}
     assert posted["tried"][0]["cures"] is True
     assert posted["advice"] == (
-        "Tried on the batch of step 7: bfloat16 instead of float16 cures it. Mend it"
+        "Use bfloat16 instead of float16 (tried on the batch of step 7: it cures it). Also possible: Mend it"
     )
 
 
@@ -515,7 +515,7 @@ def test_an_error_that_nobody_thought_of_ends_no_thread(
         hook.close()
 
     assert (hook.sent, hook.failed) == (1, 1)
-    assert "got TypeError" in caplog.text
+    assert "did not take a finding: TypeError" in caplog.text
 
 
 def test_a_thread_that_has_died_is_replaced() -> None:

@@ -182,7 +182,7 @@ def test_a_program_that_asks_for_a_monitor_itself_is_left_alone(
         late.loop()
     assert asked.last_step.step == 11
     assert attacher.watches == [unasked]
-    assert "expected objects that nobody watches" not in caplog.text
+    assert "was watching this" not in caplog.text
 
 
 def test_nothing_is_left_of_it(attacher: Attacher) -> None:

@@ -232,8 +232,8 @@ def test_a_logger_that_hangs_costs_no_step_and_little_at_the_end(
 
     assert stuck.steps == [0], "what waited was given up"
     slow, late, dropped = caplog.messages
-    assert "expected a logger that keeps up" in slow
-    assert "within 0.05 s, gave up" in late
+    assert "the logger is slow or hangs" in slow
+    assert "the last points within 0.05 s" in late
     assert "were dropped" in dropped
 
 

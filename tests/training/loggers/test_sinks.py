@@ -233,7 +233,7 @@ class OfLightning(Framework):
         (lambda: (MlflowClient(),), r"got \(MlflowClient\); write log_to"),
         (Framework, r"a Framework of a framework; write log_to\(that_logger.experiment\)$"),
         (OfLightning, r"that_logger.experiment\), or .* log_to\(that_logger.log_metrics\)$"),
-        (lambda: logging, r"got the module logging; hand over its logger"),
+        (lambda: logging, r"got the module logging; pass its logger"),
         (lambda: "runs/1", r"got 'runs/1'; write log_to\(lambda numbers, step"),
         (lambda: None, r"got a NoneType; write log_to\(lambda numbers, step"),
     ],

@@ -518,7 +518,7 @@ UNREADABLE = [np.ones(2), torch.ones(2), torch.ones((), dtype=torch.complex64)]
 def test_an_outcome_that_cannot_be_read_is_neither_a_step_nor_a_skip(
     given: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It ends its iteration all the same, and is said once; one that can be read counts again."""
+    """It ends its iteration anyway, and is said once; one that can be read counts again."""
     told: list[object] = [given, True, given, False]
     model = nn.Linear(4, 4)
     with (

@@ -143,7 +143,7 @@ def test_a_directory_that_lets_others_in_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gpt").mkdir(mode=0o755)
     (tmp_path / "gpt").chmod(0o755)
 
-    with pytest.raises(ReportError, match="only this user can enter"):
+    with pytest.raises(ReportError, match="other users can enter"):
         files.write(tmp_path, box(), most=2)
 
 

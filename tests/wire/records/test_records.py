@@ -18,7 +18,7 @@ from ampwatch.wire.records import (
     SkipClass,
     Tried,
 )
-from ampwatch.wire.records.remedies import words_of
+from ampwatch.wire.records.remedies import advice_of
 
 TYPES = [v for v in vars(records).values() if isinstance(v, type) and issubclass(v, Struct)]
 MODULE = Tried(Measure.MODULE_IN_FLOAT32, "blocks.2", 7, cures=True)
@@ -52,17 +52,21 @@ def test_a_record_survives_pickling() -> None:
 @pytest.mark.parametrize(
     ("tried", "words"),
     [
-        ([MODULE], "module blocks.2 in float32 cures it"),
+        ([], ""),
+        (
+            [MODULE],
+            "Run module blocks.2 in float32 (tried on the batch of step 7: it cures it). Also possible: ",
+        ),
         (
             [MODULE._replace(cures=False, then_op="mm", then_module="blocks.3")],
-            "module blocks.2 in float32 (then mm in module blocks.3 fails) does not cure it",
+            "Tried on the batch of step 7: module blocks.2 in float32 (then mm in module blocks.3 fails) does not cure it. ",
         ),
         (
             [MODULE._replace(module=""), SUMS, BFLOAT16],
-            "the model itself in float32 and bfloat16 instead of float16 each cure it; the residual stream in float32 (its output is not finite either) does not",
+            "Run the model itself in float32 (tried on the batch of step 7: it cures it). Also cures it: bfloat16 instead of float16. Does not cure it: the residual stream in float32 (its output is not finite either). Also possible: ",
         ),
     ],
 )
 def test_what_cured_it_comes_before_what_did_not(tried: list[Tried], words: str) -> None:
-    """One sentence, with what failed next."""
-    assert words_of(tried) == f"Tried on the batch of step 7: {words}."
+    """As an instruction; what was not tried comes last."""
+    assert advice_of(tried, "Clamp it.") == f"{words}Clamp it."

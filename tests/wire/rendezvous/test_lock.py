@@ -141,7 +141,7 @@ def test_a_lock_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     lock.publish(INFO)
     os.chown(tmp_path / DAEMON_LOCK, 4242, 4242)
 
-    with pytest.raises(PermissionError, match="somebody else's"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         look_at(tmp_path)
     assert read_info(tmp_path) is None
     lock.let_go()

@@ -143,7 +143,7 @@ def test_a_directory_that_others_can_enter_takes_no_ring(tmp_path: Path, directo
 
     writer = RingWriter.create([tmp_path / "shm", directory], IDENTITY, slots=64)
 
-    assert "got mode drwxrwxrwt" in writer.fell_back
+    assert "its mode is drwxrwxrwt" in writer.fell_back
     assert stat.S_IMODE((tmp_path / "shm").stat().st_mode) == 0o1777
     writer.close(END, keep=False)
 

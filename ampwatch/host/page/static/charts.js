@@ -115,7 +115,7 @@ export class Charts {
     const [name] = this.waiting;
     if (name === undefined) return;
     this.waiting.delete(name);
-    // Before it is drawn: if that fails, the others are drawn all the same.
+    // Before it is drawn: if that fails, the others are drawn anyway.
     if (this.waiting.size) requestAnimationFrame(() => this.drawNext());
     const width = byId(`chart-${name}`).clientWidth;
     const isEmpty = name === HEATMAP && !this.wanted.exponents.columns.length;

@@ -16,18 +16,18 @@ const COLUMNS = [
   { title: "Power", feature: "power", hint: "Now, and the limit", show: (v, values) => `${watts(v[""])}${values.power_limit ? ` of ${watts(values.power_limit[""])}` : ""}` },
   { title: "SM clock", feature: "clock", hint: "Now, and the highest", show: (v, values) => `${si(v.sm, "Hz")}${values.clock_max?.sm ? ` of ${si(values.clock_max.sm, "Hz")}` : ""}` },
   { title: "Temperature", feature: "temperature", hint: "Of the GPU", show: (v) => `${Math.round(v.gpu)} °C` },
-  { title: "Held down", feature: "throttle", hint: "Time for which the clocks were held down so far, by why", show: throttled },
+  { title: "Held down", feature: "throttle", hint: "Time with reduced clocks so far, by reason", show: throttled },
 ];
 
 const watts = (value) => `${Math.round(value)} W`;
 
-const TOLD = "on this machine, as NVML tells";
-const MADE_UP = "that do not exist, to try this page with: nothing of this machine is read";
+const TOLD = "on this machine, as NVML reports";
+const MADE_UP = "simulated to try this page: nothing is read from this machine";
 
 /** Show the GPUs; those that `rank` of `run` computes on stand out. `now` is the daemon's time. */
 export function showGpus(gpus, run, rank, now) {
   const known = Object.entries(gpus.gpus).sort(([, a], [, b]) => a.index - b.index);
-  const none = known.length ? "" : `No GPU is read here: ${gpus.host}.`;
+  const none = known.length ? "" : `No GPU found: ${gpus.host}.`;
   const synthetic = known.some(([, gpu]) => gpu.synthetic);
   setText(byId("gpus-sentence"), none || `${number(known.length)} ${synthetic ? MADE_UP : TOLD}`);
   byId("gpus-box").hidden = !known.length;
@@ -72,7 +72,7 @@ function trouble({ xids, values: { ecc, remapped_rows: rows }, capabilities }, r
   const unheard = Object.entries({ xid: "XID errors", ecc: "ECC errors", remapped_rows: "remapped rows" })
     .filter(([feature]) => capabilities[feature] !== "ok")
     .map(([feature, words]) => `${words}: ${reasons[capabilities[feature]] ?? "not known"}`);
-  const none = ["none", "none in what is read", "none in what is read", "not known"][unheard.length];
+  const none = ["none", "none in the readings", "none in the readings", "not known"][unheard.length];
   return make("td", {}, none, ...unheard.map((words) => make("p", { class: "place" }, words)));
 }
 

@@ -18,7 +18,7 @@ const COLUMNS = [
   { key: "gradient_amax", title: "Gradient amax", first: -1, show: size, hint: "Largest magnitude of the unscaled gradient" },
   { key: "activation_headroom", title: "Output headroom", first: 1, show: bits, hint: "Doublings that the output is away from the limit of its own format" },
   { key: "activation_amax", title: "Output amax", first: -1, show: size, hint: "Largest magnitude of the output" },
-  { key: "unchanged", title: "Updates lost", first: -1, show: percent, hint: "Share of the weights that a step leaves exactly as they are" },
+  { key: "unchanged", title: "Updates lost", first: -1, show: percent, hint: "Share of the weights that a step does not change" },
   { key: "step", title: "Step", first: -1, show: number, hint: "Step of the newest measurement; a number of an older one has its step beside it" },
 ];
 

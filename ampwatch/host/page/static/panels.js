@@ -14,7 +14,7 @@ const TICKS = 4;
 
 const LINE_AT_ONE = [
   { kind: "rule", y: 0, colour: "--critical", width: 1, dash: "5 4" },
-  { kind: "text", left: 0, y: 0, dx: 4, dy: -5, colour: "--critical", words: "1: the loss is being shrunk below this" },
+  { kind: "text", left: 0, y: 0, dx: 4, dy: -5, colour: "--critical", words: "1: the scale reduces the loss below this" },
 ];
 
 /** The panels by name: what a reader hears of each, and how it is made of the rows that are in view. */

@@ -134,7 +134,7 @@ function findingDetails(key, findings, glossary) {
   if (f.tried.some((tried) => tried.cures)) advice.append(make("span", { class: "tried" }, TRIED), " ");
   advice.append(f.advice);
   if (f.advice) box.append(advice);
-  if (Object.keys(f.evidence_words).length) box.append(pairs("evidence", Object.entries(f.evidence_words).map(([name, words]) => [name.replaceAll("_", " "), words])));
+  if (Object.keys(f.evidence_words).length) box.append(pairs("evidence", Object.entries(f.evidence_words).map(([name, words]) => [name, words])));
   if (f.terms.length) box.append(pairs("terms", f.terms.map((term) => [term, glossary[term]])));
   const about = f.page ? [make("a", { href: `.${f.page}` }, `More about ${f.kind}`), " · "] : [];
   const last = make("p", { class: "place" }, ...about, permalink(key));

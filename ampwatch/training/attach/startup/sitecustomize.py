@@ -82,7 +82,7 @@ def _have_ampwatch() -> None:
 
 def _report(error: Exception) -> None:
     print(  # noqa: T201 - there is no log yet
-        f"ampwatch: this program runs unwatched, for ampwatch could not be attached:"
+        f"ampwatch: this program runs unwatched, because ampwatch could not attach:"
         f" {type(error).__name__}: {error}",
         file=sys.stderr,
     )

@@ -1,4 +1,4 @@
-"""Replay of a call on a twin of the model: eagerly, op by op, without effect on the training."""
+"""Replay of a call on a replica of the model: eagerly, op by op, without effect on the training."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class ReplaySensor(Sensor):
             self._ignore()
         elif is_settled and step - self._listening_since > SETTLED and not self._num_heard:
             self._end_for_good(
-                "nobody calls the model but functions that are compiled, and their calls are not heard"
+                "only compiled functions call the model, and their calls are not observed"
             )
 
     def ops_began(self, event: OpsBegan) -> None:
@@ -314,11 +314,11 @@ class ReplaySensor(Sensor):
         """Yield, in sentences, why failed steps were not replayed, or outputs not measured."""
         if self._bus.runs_compiled:
             yield (
-                "outputs of modules are measured on a twin of the model that runs eagerly: compiled"
+                "outputs of modules are measured on a replica of the model that runs eagerly: compiled"
                 " code keeps more of what it computes in float32, and may overflow later"
                 if self._is_sampling
                 else "outputs of modules are not measured: compiled code runs, and hooks that come"
-                ' and go would have it compiled again; replay="sampled" measures them on a twin'
+                ' and go would have it compiled again; replay="sampled" measures them on a replica'
             )
         if not self._is_wanted:
             return

@@ -150,5 +150,5 @@ class MemorySensor(Sensor):
                 f"memory of {device.type} is not read: PyTorch's backend for it does not count it"
             )
         if host_memory() is None:
-            sentences.append("memory of the host is not read: this system does not say it")
+            sentences.append("memory of the host is not read: this system does not report it")
         return sentences

@@ -112,7 +112,7 @@ class OpCensusSensor(Sensor):
     would replace the user's exception. What runs in several threads at once is followed without hooks.
 
     Nothing is counted as soon as compiled code runs, unless the user allows that it runs eagerly:
-    its ops are a part of what it computes. They are followed all the same, without hooks, and the
+    its ops are a part of what it computes. They are followed anyway, without hooks, and the
     frames they are called from say where they belong; before PyTorch 2.10 not even that, since
     compiled code would run otherwise than without a mode. Nothing is counted once an
     op of ``ALTERED`` was met that ``places/altered.py`` has not noticed before the call. Nothing

@@ -39,7 +39,9 @@ MAX_CYCLES = 16
 MAX_FORWARDS = 128
 """Forward passes that record gradients, before anything was heard of a backward or a step."""
 
-_GONE = "{} backward passes have come and their gradients have gone without the end of an iteration"
+_GONE = (
+    "{} backward passes ran, and their gradients were discarded, without the end of an iteration"
+)
 
 HAND = "call watch.end_iteration(loss_scale=..., skipped=...) after each step (docs/using.md)"
 
@@ -195,16 +197,16 @@ class NoIteration(Sensor):
             (
                 self._strangers,
                 f"the steps of {self._strangers} are of none of the watched model's parameters",
-                "hand in ampwatch.monitor(..., optimizer=...)",
+                "pass it as ampwatch.monitor(..., optimizer=...)",
             ),
             (
                 self._context.is_scaled,
-                "the scaler that was handed in is not used",
-                "hand in the one that is, or " + HAND,
+                "the scaler that was passed is not used",
+                "pass the one that is, or " + HAND,
             ),
             (
                 self._bus.runs_compiled and not self._own_steps,
-                "compiled code runs, and a step inside of it is not heard",
+                "compiled code runs, and a step inside it is not observed",
                 HAND,
             ),
             (
@@ -219,7 +221,13 @@ class NoIteration(Sensor):
 
     def _reason_of_calls(self) -> tuple[str, str]:
         if self._end_was_called or self._bus.loss_scaler is None:
-            return "`skipped` says each time that the iteration goes on", "return True or False"
+            return (
+                "`skipped` returns each time that the iteration continues",
+                "return True or False",
+            )
         ends = self._bus.loss_scaler.calls
         calls = " or ".join(f"{type(end.owner).__qualname__}.{end.method}()" for end in ends)
-        return f"{calls}, which ends one, was not heard", "name the call that is made, or " + HAND
+        return (
+            f"{calls}, which ends one, was not observed",
+            "name the call that is made, or " + HAND,
+        )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
 
 PERIOD = 257
-"""Iterations from one check to the next. A prime: weights that are averaged every so many
+"""Iterations from one check to the next. A prime: weights that are averaged every few
 iterations are met at each distance from that in turn."""
 
 COMPARED_AFTER = 16

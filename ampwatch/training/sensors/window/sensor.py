@@ -78,7 +78,7 @@ longer was not one alone."""
 MAX_GIVEN_WAY = 3
 """Times in a row that a window makes room for evaluation: some trainings evaluate in each step."""
 
-FAILED = "nobody answers here any more: a sensor has failed, as the log says"
+FAILED = "requests are no longer answered: a sensor failed, see the log"
 ELSEWHERE = "this training runs in a thread that is not the main one; only that is profiled"
 
 
@@ -288,7 +288,7 @@ class WindowSensor(Sensor):
         if skipped[WindowSkip.PROFILER]:
             sentences.append(
                 f"{skipped[WindowSkip.PROFILER]} profiler windows were not opened, or were given"
-                " up: somebody else was profiling"
+                " up: another profiler was active"
             )
         if self._is_elsewhere:
             sentences.append(f"profiler windows were not opened: {ELSEWHERE}")
@@ -363,7 +363,7 @@ class WindowSensor(Sensor):
         elif reason is WindowSkip.CAPTURE:
             self._pending = request
         else:
-            self._refuse(request, "somebody else is profiling this training")
+            self._refuse(request, "another profiler is active in this training")
 
     def _refuse(self, request: Request, why_not: str) -> None:
         self._requests.refuse(request, why_not)
@@ -544,7 +544,7 @@ class WindowSensor(Sensor):
         self._charge(window, 0)
         self._totals.stop_ns += self._clock.monotonic_ns() - began_ns
         if reason is WindowSkip.PROFILER and window.request is not None:
-            self._refuse(window.request, "somebody else has begun to profile this training")
+            self._refuse(window.request, "another profiler was started in this training")
         else:
             self._pending = window.request
         if reason is not None and window.request is None:
@@ -570,7 +570,7 @@ class WindowSensor(Sensor):
         request = self._pending
         if request is not None and self._forked_in_a_row > MAX_GIVEN_WAY:
             self._pending = None
-            self._refuse(request, "this training forks processes again and again")
+            self._refuse(request, "this training forks processes repeatedly")
 
     def end_now(self) -> None:
         """Close the window, if one is open and of this process."""

@@ -1,6 +1,6 @@
 """Names of real kernels, where they were published, and what they are.
 
-Kept apart from the rules, so that a rule that is changed is held against them. Long template
+Kept apart from the rules, so that a rule that is changed is compared with them. Long template
 arguments are cut in the middle; the ends are as published.
 """
 

@@ -70,7 +70,7 @@ def test_the_bracket_holds_the_share_found_by_hand(name: str, known: float, wide
 
 
 def test_float32_training_on_a_v100_has_no_tensor_core_kernel() -> None:
-    """Exactly, and its matmuls are found all the same: half of the time and more."""
+    """Exactly, and its matmuls are found anyway: half of the time and more."""
     tally = tallied("v100-resnet50-fp32")
 
     assert share(tally) == (0.0, 0.0)

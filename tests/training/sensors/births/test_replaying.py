@@ -212,8 +212,10 @@ def test_what_cures_it_on_the_batch_that_failed_comes_first_in_the_advice() -> N
     """The textbook remedy does not: the next block overflows in its cast; bfloat16 does."""
     (found, *_), _ = train(boost)
 
-    assert found.advice.startswith(f"Tried on the batch of step {FAULTY}: bfloat16")
-    assert "blocks.1 in float32 (then" in found.advice.partition("Keep this op")[0]
+    assert found.advice.startswith(
+        f"Use bfloat16 instead of float16 (tried on the batch of step {FAULTY}"
+    )
+    assert "blocks.1 in float32 (then" in found.advice.partition("Also possible: ")[0]
 
 
 @pytest.mark.rotating
@@ -221,7 +223,7 @@ def test_at_deep_the_remedies_are_tried_as_well() -> None:
     """There the op is known already."""
     (found, *_), _ = train(boost, level="deep")
 
-    assert found.advice.startswith("Tried on the batch")
+    assert "tried on the batch" in found.advice
     assert found.count == 1
 
 

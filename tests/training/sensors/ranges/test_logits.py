@@ -144,7 +144,7 @@ def test_calls_of_one_module_count_as_one(listening: Listening) -> None:
 
 
 def test_sequences_without_a_word_are_no_logits(listening: Listening) -> None:
-    """What is empty has no largest element; what follows is measured all the same."""
+    """What is empty has no largest element; what follows is measured anyway."""
     empty = torch.randn(2, 0, SIZE)
     with listening:
         (torch.bmm(empty, empty.mT) / 4).softmax(-1)

@@ -145,7 +145,7 @@ def test_updates_that_vanish_are_named(update: Callable[..., None], level: str) 
 def test_an_optimizer_that_loses_nothing_in_the_end_is_left_alone(
     update: Callable[..., None],
 ) -> None:
-    """It stands still for many steps, and moves all the same."""
+    """It stands still for many steps, and moves anyway."""
     assert found(update) == []
 
 

@@ -386,7 +386,7 @@ def test_patterns_of_the_user_decide_before_the_rules(made_up: Any) -> None:
 def test_a_window_that_lost_data_is_marked_and_not_counted(
     made_up: Any, events: list[Event], *, is_full: bool
 ) -> None:
-    """No totals, no evidence; it has cost something all the same. Kineto says itself what was full."""
+    """No totals, no evidence; it has cost something anyway. Kineto says itself what was full."""
     one = made_up(events, costs_ns=1000)
     one.recording.has_stopped_early = is_full
     one.until_open()
@@ -450,7 +450,7 @@ def test_a_profiler_that_the_user_starts_meanwhile_has_all_it_asked_for(
     assert names.count("aten::mm") == 1
     record = one.records[-1]
     assert (record.windows, record.skipped[WindowSkip.PROFILER]) == (0, 1)
-    assert "somebody else was profiling" in one.sensor.not_seen()[0]
+    assert "another profiler was active" in one.sensor.not_seen()[0]
 
 
 def test_emit_nvtx_and_the_old_profiler_go_first_as_well(bench: Any) -> None:
@@ -745,14 +745,14 @@ def test_a_request_that_meets_another_profiler_is_refused_with_the_reason(
     ask(ring, tmp_path / "x.json")
     with torch.profiler.profile():
         one.run(1)
-    assert "somebody else is profiling" in read_answer(ring).why_not
+    assert "another profiler is active" in read_answer(ring).why_not
 
     withdraw(ring)
     ask(ring, tmp_path / "x.json", token="u")
     one.until_open()
     with torch.profiler.profile():
         pass
-    assert (read_answer(ring).token, "has begun" in read_answer(ring).why_not) == ("u", True)
+    assert (read_answer(ring).token, "was started" in read_answer(ring).why_not) == ("u", True)
 
 
 def test_a_request_is_refused_where_forks_never_let_a_window_end(

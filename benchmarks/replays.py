@@ -20,10 +20,10 @@ import torch
 from conditions import kept, restart_in_quiet_environment, write
 from workloads import WORKLOADS, Training
 
-from ampwatch.training.sensors.births.kept_calls import KeptCall
-from ampwatch.training.sensors.births.origins import OriginFollower
-from ampwatch.training.sensors.births.replay import Replay
-from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
+from ampwatch.training.replay.kept_calls import KeptCall
+from ampwatch.training.replay.replay import Replay
+from ampwatch.training.replay.replica_surroundings import TwinSurroundings
+from ampwatch.training.sensors.origins.follower import OriginFollower
 from ampwatch.wire.records import Measure, Remedy
 
 WARM_UP_STEPS = 3

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.sensor import Sensor
     from ampwatch.training.iteration.context import Context
-    from ampwatch.training.sensors.births.replaying import ReplaySensor
+    from ampwatch.training.replay.sensor import ReplaySensor
     from ampwatch.training.sensors.ranges.activations import CallListener
     from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import RunIdentity

@@ -43,12 +43,12 @@ from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.ops.mode import USERS_MODES
 from ampwatch.training.other_ranks import Shards
 from ampwatch.training.part import part_of
+from ampwatch.training.replay.sensor import ReplaySensor
 from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
-from ampwatch.training.sensors.births.following import BirthSensor
-from ampwatch.training.sensors.births.replaying import ReplaySensor
 from ampwatch.training.sensors.calls.exceptions import describe
 from ampwatch.training.sensors.facts import Notices
 from ampwatch.training.sensors.ops.census import OpCensusSensor
+from ampwatch.training.sensors.origins.sensor import BirthSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.scaler.missed_steps import MissedSteps
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor

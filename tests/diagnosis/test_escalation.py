@@ -22,15 +22,15 @@ from ampwatch.diagnosis.escalation import (
     WATCHED_STEPS,
     Escalation,
 )
-from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
+from ampwatch.diagnosis.evidence.origins import Origin
 from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
 from ampwatch.diagnosis.steps.skips import CALIBRATION_STEPS
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records import Finding, Severity, Topic
-from tests.workshop.births import NAN, born, traced
+from tests.workshop.origins import NAN, born, traced
 from tests.workshop.simulation import Simulation
 
 if TYPE_CHECKING:

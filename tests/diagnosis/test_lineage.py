@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from ampwatch.diagnosis.evidence.births import Origin, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
+from ampwatch.diagnosis.evidence.origins import Origin, Values
 from ampwatch.numerics.units.ops import Phase
 
 FACTS = OpFacts(

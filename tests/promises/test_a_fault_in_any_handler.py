@@ -19,7 +19,7 @@ from ampwatch.training.hooks.channel import Subscriber
 from ampwatch.training.iteration.governor import DEEP_OPENING, QUIET_AFTER_ALARM
 from ampwatch.training.ops.events import OP_EVENTS, OpSensor
 from ampwatch.training.outlet import Outlet
-from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.origins.sensor import BirthSensor
 from ampwatch.wire.records import SensorFailureRecord
 from tests.promises.conftest import ahead
 from tests.trainings import Run, build

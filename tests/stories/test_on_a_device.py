@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.diagnosis.escalation import FIRST_TRACES
-from ampwatch.diagnosis.evidence.births import OpTrace
+from ampwatch.diagnosis.evidence.origins import OpTrace
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.training.iteration import governor
 from tests.stories import backward, communication, forward, not_amp, small_numbers
-from tests.stories.births import BORN
+from tests.stories.origins import BORN
 from tests.stories.stage import (
     ALARMS,
     check_sick,

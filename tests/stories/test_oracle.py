@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stories.births import BORN, Birth, Births
 from tests.stories.collection import STORIES as ALL
+from tests.stories.origins import BORN, Birth, Births
 from tests.stories.stage import seed
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ampwatch.diagnosis.evidence.births import (
+from ampwatch.diagnosis.evidence.origins import (
     NOT_ASKED,
     Answer,
     Birth,

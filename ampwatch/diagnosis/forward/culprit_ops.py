@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.causes import INCIDENT_STEPS, LASTING, is_left_behind
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.births import BadInput, OpTrace, Origin
-from ampwatch.diagnosis.forward.births import diagnose
+from ampwatch.diagnosis.evidence.origins import BadInput, OpTrace, Origin
 from ampwatch.diagnosis.forward.culprit_words import advice_of, summary_of
 from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.diagnosis.forward.kinds import (
@@ -16,13 +15,14 @@ from ampwatch.diagnosis.forward.kinds import (
     NONFINITE_INPUT,
     REDUCE_OVERFLOW,
 )
+from ampwatch.diagnosis.forward.origins import diagnose
 from ampwatch.diagnosis.forward.persistence import ScaleWitness
 from ampwatch.diagnosis.state.kinds import BUFFER_NONFINITE
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.forward.births import Diagnosed
+    from ampwatch.diagnosis.forward.origins import Diagnosed
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 RECURS = 3

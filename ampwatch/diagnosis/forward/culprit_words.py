@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.evidence.births import Fault, Origin
+from ampwatch.diagnosis.evidence.origins import Fault, Origin
 from ampwatch.diagnosis.forward.faults import WIDE, fault_of, is_of_nothing, is_of_scale, limit_of
 from ampwatch.diagnosis.forward.kinds import (
     BACKWARD_NONFINITE_ANY_SCALE,
@@ -25,8 +25,8 @@ from ampwatch.wire.records import Measure, Remedy, in_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.births import Birth
-    from ampwatch.diagnosis.forward.births import Diagnosed
+    from ampwatch.diagnosis.evidence.origins import Birth
+    from ampwatch.diagnosis.forward.origins import Diagnosed
     from ampwatch.wire.records import Tried
 
 CURABLE = (FORWARD_OVERFLOW, SILENT_OVERFLOW, FORWARD_NAN_UNDERFLOW)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.diagnosis.evidence.origins import Origin
 from ampwatch.numerics.units.ops import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from ampwatch.diagnosis.evidence.births import Birth, OpTrace
+    from ampwatch.diagnosis.evidence.origins import Birth, OpTrace
 
 
 class Descent:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.evidence.births import Fault
+from ampwatch.diagnosis.evidence.origins import Fault
 from ampwatch.numerics.formats import FORMATS
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.births import Birth, Values
+    from ampwatch.diagnosis.evidence.origins import Birth, Values
 
 LOGARITHMS = frozenset(
     {"log", "log2", "log10", "log1p", "logit", "special_logit", "xlogy", "special_xlogy"}

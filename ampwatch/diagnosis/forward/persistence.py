@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.evidence.births import Fault, Origin
+from ampwatch.diagnosis.evidence.origins import Fault, Origin
 from ampwatch.numerics.units.ops import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ampwatch.diagnosis.evidence.births import Birth, OpTrace
+    from ampwatch.diagnosis.evidence.origins import Birth, OpTrace
 
 ENOUGH = 8.0
 """Factor by which the scale has to have fallen. Three halvings, and less than batches differ by."""

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.births import Fault, OpTrace
+from ampwatch.diagnosis.evidence.origins import Fault, OpTrace
 from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Topic, in_words
@@ -14,8 +14,8 @@ from ampwatch.wire.records import Topic, in_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.births import Birth
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.evidence.origins import Birth
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.births import OpTrace
+from ampwatch.diagnosis.evidence.origins import OpTrace
 from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
 from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
@@ -21,8 +21,8 @@ from ampwatch.wire.records import Topic, in_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.births import Birth
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.evidence.origins import Birth
     from ampwatch.diagnosis.kinds.kind import (
         Kind,
     )

@@ -10,7 +10,7 @@ import pytest
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.births import Answer, BadInput, Fault, OpTrace, Origin, Values
+from ampwatch.diagnosis.evidence.origins import Answer, BadInput, Fault, OpTrace, Origin, Values
 from ampwatch.diagnosis.forward.culprit_ops import DOUBT_STEPS, RECURS, CulpritOps
 from ampwatch.diagnosis.forward.kinds import KEEP_OFF_ZERO
 from ampwatch.diagnosis.kinds.registry import row_of
@@ -18,11 +18,11 @@ from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Finding, Measure, Severity, SkipClass, Tried
-from tests.workshop.births import BIG, INF, MASK, NAN, TINY, backward, born, outside, traced
+from tests.workshop.origins import BIG, INF, MASK, NAN, TINY, backward, born, outside, traced
 from tests.workshop.simulation import Simulation
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.births import Birth
+    from ampwatch.diagnosis.evidence.origins import Birth
 
 OVER = {"spread_to": {"block", "head", "loss"}, "in_backward": True}
 SKIP = StepVerdict(SkipClass.UNPROVOKED, 1024.0)

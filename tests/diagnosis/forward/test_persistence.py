@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from ampwatch.diagnosis.evidence.births import Answer, Fault, Values
+from ampwatch.diagnosis.evidence.origins import Answer, Fault, Values
 from ampwatch.diagnosis.forward.persistence import MAX_APART, ScaleWitness
-from tests.workshop.births import NAN, backward, traced
+from tests.workshop.origins import NAN, backward, traced
 
 
 def _lasting(

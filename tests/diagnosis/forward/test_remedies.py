@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.evidence.births import Birth, Origin, Values
-from ampwatch.diagnosis.forward.births import Diagnosed
+from ampwatch.diagnosis.evidence.origins import Birth, Origin, Values
 from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW, MASKED_ROW_NAN
+from ampwatch.diagnosis.forward.origins import Diagnosed
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Measure, Remedy
 

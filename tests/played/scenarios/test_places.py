@@ -10,7 +10,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis.records.range_records import RangeRecorder
-from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.origins.sensor import BirthSensor
 from ampwatch.wire.records import Topic
 from tests.played.kernel import PlayedKernel
 from tests.played.machine import is_ours

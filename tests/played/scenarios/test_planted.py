@@ -14,7 +14,7 @@ from ampwatch.training.hooks import compiling, tapped_call, taps
 from ampwatch.training.hooks.places import graphs, optimizer
 from ampwatch.training.model.home import Home
 from ampwatch.training.ops import mode
-from ampwatch.training.sensors.births import following
+from ampwatch.training.sensors.origins import sensor as following
 from ampwatch.training.sensors.ranges.gradients import ScaledGradientSensor
 from ampwatch.training.transfer import extremes
 from ampwatch.training.transfer.measuring import Measuring

@@ -9,15 +9,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampwatch.diagnosis.evidence.births import OpTrace
-from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.diagnosis.evidence.origins import OpTrace
+from ampwatch.training.sensors.origins.sensor import BirthSensor
 from tests.training.sensors.counting import Counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from typing_extensions import Self
 
-    from ampwatch.diagnosis.evidence.births import Birth, Origin
+    from ampwatch.diagnosis.evidence.origins import Birth, Origin
 
 LOOKED_AT = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.diagnosis.evidence.births import BadInput
+from ampwatch.diagnosis.evidence.origins import BadInput
 from ampwatch.training.hooks.events import ForwardBegan
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ampwatch.diagnosis.evidence.births import BadInput
+    from ampwatch.diagnosis.evidence.origins import BadInput
 
 
 class Watching:

@@ -13,10 +13,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
-from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.lineage import MAX_BIRTHS
+from ampwatch.diagnosis.evidence.origins import Origin
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.sensors.births.reading import values_of
+from ampwatch.training.sensors.origins.reading import values_of
 from tests.training.sensors.tracing import Naive, Traced
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def test_a_birth_names_the_op_its_place_and_its_values() -> None:
     (birth,) = traced.births
     assert (birth.op, birth.module, birth.is_inside) == ("mul", "1", True)
     assert (birth.phase, birth.needs_grad, birth.number) == (Phase.FORWARD, True, 3e4)
-    assert "test_births.py" in birth.source
+    assert "test_sensor.py" in birth.source
     assert birth.out == values_of(torch.tensor([3e4, 6e4, math.inf, -math.inf]).half())
     # The number is an input as well, once PyTorch has wrapped it.
     assert (birth.inputs[0].amax, birth.inputs[0].amin, birth.in_amax) == (4.0, 1.0, 4.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Origin, Values
+from ampwatch.diagnosis.evidence.origins import Birth, OpTrace, Origin, Values
 from ampwatch.numerics.units.ops import Phase
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ampwatch.diagnosis.evidence.births import OpTrace
-    from ampwatch.training.sensors.births.replay import Replay
+    from ampwatch.diagnosis.evidence.origins import OpTrace
+    from ampwatch.training.replay.replay import Replay
 
 
 class TwinNames:

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.evidence.births import Fault, OpTrace, Origin
+from ampwatch.diagnosis.evidence.origins import Fault, OpTrace, Origin
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.sensors.births import origins
-from ampwatch.training.sensors.births.following import BirthSensor
-from ampwatch.training.sensors.births.origins import MAX_FLIGHTS, OriginFollower
-from ampwatch.training.sensors.births.reading import AtOnce, OnDeviceError
-from ampwatch.training.sensors.births.surroundings import Surroundings
+from ampwatch.training.sensors.origins import follower as origins
+from ampwatch.training.sensors.origins.follower import MAX_FLIGHTS, OriginFollower
+from ampwatch.training.sensors.origins.reading import AtOnce, OnDeviceError
+from ampwatch.training.sensors.origins.sensor import BirthSensor
+from ampwatch.training.sensors.origins.surroundings import Surroundings
 from ampwatch.training.transfer.extremes import Measures
 from tests.training.sensors.late import FakeDevice, Waits
 from tests.training.sensors.listening import STEPPED, Listening, inside

@@ -11,16 +11,16 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampwatch.diagnosis.evidence.births import Fault
+from ampwatch.diagnosis.evidence.origins import Fault
 from ampwatch.training.ops.call import OpCall
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.sensors.births import asking
-from ampwatch.training.sensors.births.asking import ask, ask_for_ends, emptied
+from ampwatch.training.sensors.origins import asking
+from ampwatch.training.sensors.origins.asking import ask, ask_for_ends, emptied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.diagnosis.evidence.births import Answer
+    from ampwatch.diagnosis.evidence.origins import Answer
 
 HALF = torch.float16
 

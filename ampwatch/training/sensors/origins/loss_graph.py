@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.births import Birth, OpTrace, Origin
+from ampwatch.diagnosis.evidence.origins import Birth, OpTrace, Origin
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_there
 from ampwatch.training.model.module_stack import ACCUMULATES
 from ampwatch.training.ops.operands import FLOATS
 from ampwatch.training.private import schema_of, sequence_number
-from ampwatch.training.sensors.births.reading import values_of
+from ampwatch.training.sensors.origins.reading import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from ampwatch.diagnosis.evidence.births import Values
+    from ampwatch.diagnosis.evidence.origins import Values
 
 MAX_NODES = 512
 """Nodes of a loss that are gone through. One with more is left alone."""

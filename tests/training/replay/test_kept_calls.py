@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.sensors.births.kept_calls import (
+from ampwatch.training.replay.kept_calls import (
     MAX_UNCHANGED,
     Draws,
     KeptCall,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ampwatch.training.ops.mode import OpMode
-from ampwatch.training.sensors.births.loss_graph import loss_trace
+from ampwatch.training.sensors.origins.loss_graph import loss_trace
 
 
 def test_a_number_of_the_program_in_the_loss_is_read_under_a_mode() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Fault
+from ampwatch.diagnosis.evidence.origins import NOT_ASKED, Answer, Fault
 from ampwatch.guard import is_of_a_signal
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.operands import FLOATS, is_dense, made_by, read_by

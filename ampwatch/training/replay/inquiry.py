@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.forward.births import diagnose
 from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
+from ampwatch.diagnosis.forward.origins import diagnose
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.sensors.births.following import is_host
-from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
-from ampwatch.training.sensors.births.origins import OriginFollower
-from ampwatch.training.sensors.births.replay import replay_of
-from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
+from ampwatch.training.replay.kept_calls import ReplayRefusedError
+from ampwatch.training.replay.replay import replay_of
+from ampwatch.training.replay.replica_surroundings import TwinSurroundings
+from ampwatch.training.sensors.origins.follower import OriginFollower
+from ampwatch.training.sensors.origins.sensor import is_host
 from ampwatch.wire.records import Tried
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.diagnosis.evidence.origins import OpTrace
     from ampwatch.training.iteration.context import Context
-    from ampwatch.training.sensors.births.kept_calls import KeptCall
+    from ampwatch.training.replay.kept_calls import KeptCall
     from ampwatch.wire.records import Remedy
 
 REST = 64

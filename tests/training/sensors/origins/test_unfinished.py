@@ -12,19 +12,19 @@ import torch
 from torch import distributed, nn
 from torch._C._distributed_c10d import AllgatherOptions
 
-from ampwatch.diagnosis.evidence.births import Origin
+from ampwatch.diagnosis.evidence.origins import Origin
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.sensors.births.origins import OriginFollower
-from ampwatch.training.sensors.births.surroundings import Surroundings
-from tests.training.sensors.births.test_origins import Following, Told
+from ampwatch.training.sensors.origins.follower import OriginFollower
+from ampwatch.training.sensors.origins.surroundings import Surroundings
 from tests.training.sensors.listening import STEPPED, Listening
+from tests.training.sensors.origins.test_follower import Following, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.diagnosis.evidence.origins import OpTrace
 
 HALF = torch.float16
 

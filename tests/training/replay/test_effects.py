@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.sensors.births.effects import effect_of
+from ampwatch.training.replay.effects import effect_of
 
 GENERATOR = np.random.default_rng(0)
 QUEUE: queue.Queue[int] = queue.Queue()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.evidence.births import Fault, Origin
+from ampwatch.diagnosis.evidence.origins import Fault, Origin
 from ampwatch.diagnosis.forward.descent import Descent
 from ampwatch.diagnosis.forward.faults import fault_of, is_of_scale, limit_of, result_amax
 from ampwatch.diagnosis.forward.kinds import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from collections.abc import Set as AbstractSet
 
-    from ampwatch.diagnosis.evidence.births import Birth, OpTrace
+    from ampwatch.diagnosis.evidence.origins import Birth, OpTrace
     from ampwatch.diagnosis.kinds.kind import Kind
 
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax"})

@@ -31,8 +31,8 @@ from ampwatch.training.private import (
     schema_of,
     storage_key,
 )
-from ampwatch.training.sensors.births.kept_calls import Autocast, Draws, ReplayRefusedError
-from ampwatch.training.sensors.births.twin import Twin
+from ampwatch.training.replay.kept_calls import Autocast, Draws, ReplayRefusedError
+from ampwatch.training.replay.replica import Twin
 from ampwatch.wire.records import Measure
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.model.names import Names
     from ampwatch.training.ops.info import OpInfo
-    from ampwatch.training.sensors.births.kept_calls import KeptCall
+    from ampwatch.training.replay.kept_calls import KeptCall
     from ampwatch.wire.records import Remedy
 
     Execute = Callable[[Sequence[Any]], Any]

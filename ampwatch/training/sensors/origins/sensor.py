@@ -8,8 +8,8 @@ from ampwatch.training.devices import is_capturing
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.private import SEES_COMPILED
-from ampwatch.training.sensors.births.origins import OriginFollower
-from ampwatch.training.sensors.births.surroundings import Surroundings
+from ampwatch.training.sensors.origins.follower import OriginFollower
+from ampwatch.training.sensors.origins.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

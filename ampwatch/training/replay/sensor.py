@@ -15,12 +15,12 @@ from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import graph_task, next_sequence_number
-from ampwatch.training.sensors.births.following import is_host
-from ampwatch.training.sensors.births.inquiry import Inquiry
-from ampwatch.training.sensors.births.keeping import CallKeeper
-from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
-from ampwatch.training.sensors.births.loss_graph import loss_trace
-from ampwatch.training.sensors.births.replay import loss_in, replay_of
+from ampwatch.training.replay.inquiry import Inquiry
+from ampwatch.training.replay.keeping import CallKeeper
+from ampwatch.training.replay.kept_calls import ReplayRefusedError
+from ampwatch.training.replay.replay import loss_in, replay_of
+from ampwatch.training.sensors.origins.loss_graph import loss_trace
+from ampwatch.training.sensors.origins.sensor import is_host
 from ampwatch.training.transfer.measuring import OUTPUT, Item
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 from ampwatch.wire.records import Topic
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import OpsBegan, OpsEnded
-    from ampwatch.training.sensors.births.kept_calls import KeptCall
+    from ampwatch.training.replay.kept_calls import KeptCall
 
 OF_WHAT_IS_WELL = frozenset({"scaled", "iteration_closing", "iteration_closed", "iteration_opened"})
 """Events of iterations in which nothing fails."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
+from ampwatch.diagnosis.evidence.origins import Origin
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
 from ampwatch.training.hooks.sources import user_source
@@ -26,7 +26,7 @@ from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops import operands as ops
 from ampwatch.training.private import MODULE_CALLS
-from ampwatch.training.sensors.births.reading import (
+from ampwatch.training.sensors.origins.reading import (
     ORDINARY,
     AtOnce,
     Later,
@@ -34,7 +34,7 @@ from ampwatch.training.sensors.births.reading import (
     OnDeviceError,
     ReadOperand,
 )
-from ampwatch.training.sensors.births.unfinished import Unfinished, arrived
+from ampwatch.training.sensors.origins.unfinished import Unfinished, arrived
 from ampwatch.training.transfer.extremes import Measures
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.diagnosis.evidence.origins import OpTrace
     from ampwatch.training.kernels.native import FiniteCheck
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
-    from ampwatch.training.sensors.births.surroundings import Around, Named
+    from ampwatch.training.sensors.origins.surroundings import Around, Named
     from ampwatch.training.transfer.extremes import Flight
 
 MAX_OPS = 32768

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ampwatch.diagnosis.evidence.births import OpTrace
+    from ampwatch.diagnosis.evidence.origins import OpTrace
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.model.names import Names
 

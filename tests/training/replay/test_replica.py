@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
-from ampwatch.training.sensors.births.twin import Twin
+from ampwatch.training.replay.kept_calls import ReplayRefusedError
+from ampwatch.training.replay.replica import Twin
 
 
 def model() -> nn.Sequential:

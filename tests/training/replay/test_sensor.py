@@ -12,9 +12,9 @@ from torch import nn
 
 import ampwatch
 from ampwatch.training.iteration import programs
-from ampwatch.training.sensors.births import replaying
-from ampwatch.training.sensors.births.inquiry import Pace
-from ampwatch.training.sensors.births.replay import Replay
+from ampwatch.training.replay import sensor as replaying
+from ampwatch.training.replay.inquiry import Pace
+from ampwatch.training.replay.replay import Replay
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 
 if TYPE_CHECKING:

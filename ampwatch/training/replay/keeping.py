@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.training.sensors.births.kept_calls import KeptCall, RandomNumbers, own_bytes
+from ampwatch.training.replay.kept_calls import KeptCall, RandomNumbers, own_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

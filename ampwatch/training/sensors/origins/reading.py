@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.births import NOT_ASKED, Answer, Values
+from ampwatch.diagnosis.evidence.origins import NOT_ASKED, Answer, Values
 from ampwatch.diagnosis.forward.faults import DIVISIONS, RECIPROCALS
 from ampwatch.training.kernels.admission import (
     is_gapless,
@@ -26,7 +26,7 @@ from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import FLOATS, is_dense
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import is_zero_tensor, storage_key
-from ampwatch.training.sensors.births.asking import ask, ask_for_ends, emptied
+from ampwatch.training.sensors.origins.asking import ask, ask_for_ends, emptied
 from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ampwatch.diagnosis.evidence.births import Values
     from ampwatch.diagnosis.evidence.lineage import Lineage, Operand, SeenOp
+    from ampwatch.diagnosis.evidence.origins import Values
     from ampwatch.training.ops.call import OpCall
 
 MAX_UNFINISHED = 4096

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from ampwatch.diagnosis.evidence.births import Answer, Birth, Fault, Origin, Values
-from ampwatch.diagnosis.forward.births import USELESS_SCALE, diagnose
+from ampwatch.diagnosis.evidence.origins import Answer, Birth, Fault, Origin, Values
 from ampwatch.diagnosis.forward.faults import limit_of
+from ampwatch.diagnosis.forward.origins import USELESS_SCALE, diagnose
 from ampwatch.numerics.units.ops import Phase
-from tests.workshop.births import (
+from tests.workshop.origins import (
     BIG,
     INF,
     MASK,

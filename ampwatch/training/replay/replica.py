@@ -16,8 +16,8 @@ from ampwatch.guard import is_of_a_signal
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.kernels.admission import is_dtensor
 from ampwatch.training.model.names import canonical
-from ampwatch.training.sensors.births.effects import effect_of
-from ampwatch.training.sensors.births.kept_calls import (
+from ampwatch.training.replay.effects import effect_of
+from ampwatch.training.replay.kept_calls import (
     ATOMS,
     ReplayRefusedError,
     is_plain_function,

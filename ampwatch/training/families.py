@@ -23,7 +23,7 @@ from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ops.waits import WaitSensor
-from ampwatch.training.sensors.origins.sensor import BirthSensor
+from ampwatch.training.sensors.origins.sensor import OriginSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
 from ampwatch.training.sensors.ranges.flushed_gradients import FlushedGradientSensor
@@ -114,7 +114,7 @@ OF_VALUES = (
     Row(CollectiveSensor, _samples),
     Row(InputSensor, _samples),
     Row(OpCensusSensor, _samples),
-    Row(BirthSensor, _samples),
+    Row(OriginSensor, _samples),
     Row(LogitSensor, _samples),
     Row(LossyCasts, _samples),
     Row(Fp8Casts, _samples),

@@ -48,7 +48,7 @@ from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_out
 from ampwatch.training.sensors.calls.exceptions import describe
 from ampwatch.training.sensors.facts import Notices
 from ampwatch.training.sensors.ops.census import OpCensusSensor
-from ampwatch.training.sensors.origins.sensor import BirthSensor
+from ampwatch.training.sensors.origins.sensor import OriginSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.scaler.missed_steps import MissedSteps
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
@@ -338,9 +338,9 @@ class Session:
         self._poll()
         if census is not None:
             self.diagnosis.observe_census(census, time.time_ns())
-        births = self._one(BirthSensor)
-        if births is not None:
-            while births.in_flight and not births.guard.off and time.monotonic() < end:
+        origins = self._one(OriginSensor)
+        if origins is not None:
+            while origins.in_flight and not origins.guard.off and time.monotonic() < end:
                 time.sleep(0.001)
                 self._poll()
         self.diagnosis.end()
@@ -351,9 +351,9 @@ class Session:
 
     def _poll(self) -> None:
         self._diagnosing.run(self._context.deferred.poll)
-        births = self._one(BirthSensor)
-        if births is not None:
-            births.guard.run(births.poll)
+        origins = self._one(OriginSensor)
+        if origins is not None:
+            origins.guard.run(origins.poll)
 
     def ended_by(self, error: BaseException) -> None:
         """Explain the exception that has ended the training, if it is a known one. Never raises."""
@@ -363,9 +363,9 @@ class Session:
         context = self._context
         each = list(describe(error, self._iteration.step, context.names, context.registry))
         # The op at fault first: what it was refused for is its consequence.
-        births = self._one(BirthSensor)
-        if births is not None and any(refuses_nonfinite(one.message) for one in each):
-            births.guard.run(births.refused)
+        origins = self._one(OriginSensor)
+        if origins is not None and any(refuses_nonfinite(one.message) for one in each):
+            origins.guard.run(origins.refused)
         for raised in each:
             self.diagnosis.observe(raised)
 
@@ -437,8 +437,8 @@ class Session:
         for guard in self.bus.guards:
             errors += guard.errors
             missed += guard.missed
-        births = self._one(BirthSensor)
-        dropped = self._readback.dropped + missed + (0 if births is None else births.dropped)
+        origins = self._one(OriginSensor)
+        dropped = self._readback.dropped + missed + (0 if origins is None else origins.dropped)
         spent_ns = self._account.spent_ns + int(self._context.governor.hidden_ns)
         return SelfCost(spent_ns, errors, dropped)
 

@@ -23,21 +23,21 @@ from ampwatch.diagnosis.escalation import (
     Escalation,
 )
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
-from ampwatch.diagnosis.evidence.origins import Origin
+from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
 from ampwatch.diagnosis.steps.skips import CALIBRATION_STEPS
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records import Finding, Severity, Topic
-from tests.workshop.origins import NAN, born, traced
+from tests.workshop.origins import NAN, inside, traced
 from tests.workshop.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OVER = born(spread_to={"loss"}, in_backward=True)
-POISONED = born("mm", origin=Origin.BUFFER, out=NAN, spread_to={"loss"}, in_backward=True)
+OVER = inside(spread_to={"loss"}, in_backward=True)
+POISONED = inside("mm", kind=OriginKind.BUFFER, out=NAN, spread_to={"loss"}, in_backward=True)
 NEVER = 10**6
 """A growth interval that no test lives to see."""
 

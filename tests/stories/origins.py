@@ -1,4 +1,4 @@
-"""Where the first number that is not finite is born: a slow reference that knows nothing of ampwatch."""
+"""Origin of the first number that is not finite: a slow reference that knows nothing of ampwatch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITTEN = ("masked_fill", "full", "fill", "where", "empty", "new_empty", "scalar
 """Ops that put an infinity where the program says so."""
 
 
-BORN = frozenset(
+ORIGINATE = frozenset(
     {
         "forward_overflow",
         "silent_overflow",
@@ -31,7 +31,7 @@ BORN = frozenset(
 """Kinds of findings in which one op makes something that is not finite of what is."""
 
 
-class Birth(NamedTuple):
+class Origin(NamedTuple):
     """An op with finite inputs and an output that is not; backward has no place in a module."""
 
     where: str
@@ -39,8 +39,8 @@ class Birth(NamedTuple):
     phase: str
 
 
-class Births(TorchDispatchMode):
-    """Lists births in the order in which they happen.
+class Origins(TorchDispatchMode):
+    """Lists origins in the order in which they happen.
 
     Args:
         models: The modules whose names are places.
@@ -48,7 +48,7 @@ class Births(TorchDispatchMode):
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
-        self.seen: list[Birth] = []
+        self.seen: list[Origin] = []
         self._stack: list[tuple[str, nn.Module]] = []
         prefixed = len(models) > 1
         self._handles = [
@@ -92,20 +92,20 @@ class Births(TorchDispatchMode):
         made = [_trouble(x) for x in tree_leaves(out)]
         op = func.overloadpacket.__name__
         is_softmax = op in ("_softmax", "_log_softmax")
-        is_born = any(made) and not any(given)
+        is_origin = any(made) and not any(given)
         # A masked score is meant to be infinite; what softmax makes of it is not meant to be NaN.
-        is_born |= is_softmax and "nan" in made and "nan" not in given
-        if is_born and not op.startswith(WRITTEN):
-            self.seen.append(self._birth(op))
+        is_origin |= is_softmax and "nan" in made and "nan" not in given
+        if is_origin and not op.startswith(WRITTEN):
+            self.seen.append(self._origin(op))
         return out
 
-    def _birth(self, op: str) -> Birth:
+    def _origin(self, op: str) -> Origin:
         if torch._C._current_graph_task_id() != -1:
-            return Birth("", op, "backward")
+            return Origin("", op, "backward")
         if not self._stack:
-            return Birth("loss", op, "forward")
+            return Origin("loss", op, "forward")
         name, module = self._stack[-1]
-        return Birth(name, op, "forward" if module.training else "eval")
+        return Origin(name, op, "forward" if module.training else "eval")
 
 
 def _trouble(x: object) -> str:

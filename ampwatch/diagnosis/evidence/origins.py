@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from ampwatch.wire.records import Tried
 
 
-class Origin(Enum):
+class OriginKind(Enum):
     """Sources of non-finite values.
 
     ``OP``: an op whose inputs were finite, or infinite where the values are NaN. ``CONSTANT``: a
     non-finite Python number. ``INPUT``: a tensor that no op that was seen has made.
     ``PARAMETER``, ``BUFFER``: one of the watched models. ``OTHER``: the loss scale, more
-    births than are kept apart, or another process that has sent them.
+    origins than are kept apart, or another process that has sent them.
     """
 
     OP = "op"
@@ -95,12 +95,12 @@ class Values(NamedTuple):
         return self.neginf and not (self.nans or self.posinf)
 
 
-class Birth(Struct):
+class Origin(Struct):
     """Non-finite values where they are seen first.
 
     Attributes:
-        index: Place in the order of births of one iteration.
-        origin: Where they come from.
+        index: Place in the order of origins of one iteration.
+        kind: Where they come from.
         name: Of a parameter or buffer its name, else empty.
         op: Base name of the ATen op; of an input the one that reads it.
         overload: The op's full name (``aten.mul.Tensor``).
@@ -110,7 +110,7 @@ class Birth(Struct):
         out: The non-finite output, or the input.
         out_index: Which of the op's outputs it is.
         inputs: The floating-point inputs of the op, as far as their values are known.
-        parents: Births of the infinities that NaN were made of.
+        parents: Origins of the infinities that NaN were made of.
         needs_grad: Whether an input of the op requires a gradient.
         number: The Python number given as second argument, an exponent or a divisor; NaN without.
         is_stepping: Whether an optimizer was stepping.
@@ -131,7 +131,7 @@ class Birth(Struct):
     """
 
     index: int
-    origin: Origin
+    kind: OriginKind
     name: str
     op: str
     overload: str
@@ -170,19 +170,19 @@ class Birth(Struct):
 
 
 class OpTrace(Struct):
-    """Births in one iteration that was traced op by op.
+    """Origins in one iteration that was traced op by op.
 
     Attributes:
         step: The iteration.
-        births: In order.
+        origins: In order.
         bad_gradients: Name of each parameter whose gradient is not finite at the end, in the order
-            in which they became so, to the births that its values are made of.
+            in which they became so, to the origins that its values are made of.
         num_ops: Ops that were observed.
         loss_nonfinite: Whether the loss is known not to be finite; ``None`` if it was not seen.
         has_trained: Whether gradients were computed.
         scale: The loss scale; NaN without one, or where the host does not know it.
         is_scaled: Whether an enabled scaler skips steps whose gradients are not finite.
-        is_replay: Whether the forward pass was run again on a twin, without backward. There are no
+        is_replay: Whether the forward pass was run again on a replica, without backward. There are no
             gradients then, and ``loss_nonfinite`` says it of the output.
         of_compiled: Whether it was compiled code that had failed, and was run again eagerly.
         tried: Remedies that were tried on the batch that failed.
@@ -190,7 +190,7 @@ class OpTrace(Struct):
     """
 
     step: int
-    births: Sequence[Birth] = ()
+    origins: Sequence[Origin] = ()
     bad_gradients: Mapping[str, frozenset[int]] = field(default_factory=dict)
     num_ops: int = 0
     loss_nonfinite: bool | None = None

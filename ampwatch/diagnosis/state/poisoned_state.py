@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.diagnosis.evidence.origins import Birth
+    from ampwatch.diagnosis.evidence.origins import Origin
     from ampwatch.diagnosis.kinds.kind import (
         Kind,
     )
@@ -111,7 +111,7 @@ class PoisonedState(Detector):
         self._sound: frozenset[str] = frozenset()
         self._suspects: set[str] = set()
         self._poisoned: set[str] = set()
-        self._moved: tuple[int, Birth] | None = None
+        self._moved: tuple[int, Origin] | None = None
         self._by_hand = ""
         self._were_broken = 0
         self._is_contained = False
@@ -144,10 +144,10 @@ class PoisonedState(Detector):
     @takes(OpTrace)
     def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op: was the model run with what was made of a gradient?"""
-        for birth in trace.births:
-            is_by_hand = birth.phase is Phase.OPTIMIZER and not birth.is_stepping
-            if is_by_hand and birth.gradient and birth.spread_to - {"loss"}:
-                self._moved = trace.step, birth
+        for origin in trace.origins:
+            is_by_hand = origin.phase is Phase.OPTIMIZER and not origin.is_stepping
+            if is_by_hand and origin.gradient and origin.spread_to - {"loss"}:
+                self._moved = trace.step, origin
                 return
 
     def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
@@ -242,12 +242,12 @@ class PoisonedState(Detector):
             evidence=evidence,
         )
 
-    def _mover(self) -> Birth | None:
+    def _mover(self) -> Origin | None:
         """Return what has moved weights by hand, if none were seen to be finite since."""
         if self._moved is None:
             return None
-        step, birth = self._moved
-        return birth if self._weights_held is None or self._weights_held < step else None
+        step, origin = self._moved
+        return origin if self._weights_held is None or self._weights_held < step else None
 
     def _say_lost_eps(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
         """Say that ``eps`` is zero in the dtype, if finite gradients have broken the weights."""

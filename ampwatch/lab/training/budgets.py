@@ -1,4 +1,4 @@
-"""Error budgets: the newest call of a model made again on a twin, with float64 beside each op."""
+"""Error budgets: the newest call of a model made again on a replica, with float64 beside each op."""
 
 from __future__ import annotations
 

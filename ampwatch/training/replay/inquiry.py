@@ -5,25 +5,32 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
 from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFINITE_INPUT
 from ampwatch.diagnosis.forward.origins import diagnose
+from ampwatch.training.devices import HOST
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.memory import HeldBytes
 from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.model.names import canonical
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
 from ampwatch.training.replay.replay import replay_of
-from ampwatch.training.replay.replica_surroundings import TwinSurroundings
 from ampwatch.training.sensors.origins.follower import OriginFollower
 from ampwatch.training.sensors.origins.sensor import is_host
+from ampwatch.training.transfer.readback import host_scalar
 from ampwatch.wire.records import Tried
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
+
+    from torch import Tensor
 
     from ampwatch.diagnosis.evidence.origins import OpTrace
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.replay.kept_calls import KeptCall
+    from ampwatch.training.replay.replay import Replay
     from ampwatch.wire.records import Remedy
 
 REST = 64
@@ -54,6 +61,73 @@ class Pace:
         self._next = step + (REST if explained else self._wait)
 
 
+class ReplicaSurroundings:
+    """Facts of a replay besides its ops, and the trace of it; the ``Around`` of an ``OriginFollower``.
+
+    Attributes:
+        replay: The replay that runs; ``None`` without one.
+        trace: What was seen, once that is known.
+        scale: What the loss is multiplied by; ``None`` without backward.
+        is_stepping: No optimizer steps in a replay.
+    """
+
+    is_stepping = False
+
+    def __init__(self) -> None:
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Forget the replica."""
+        self.replay: Replay | None = None
+        self.trace: OpTrace | None = None
+        self.scale: Tensor | None = None
+        self._largest: Tensor | None = None
+
+    def begin(self, replay: Replay, scale: float) -> None:
+        """Take in the replay that begins, and what its loss is multiplied by; NaN without backward."""
+        self.let_go()
+        self.replay = replay
+        self.scale = None if math.isnan(scale) else torch.tensor(scale)
+
+    @property
+    def names(self) -> ReplicaSurroundings:
+        """Names of the replica's parameters and buffers."""
+        return self
+
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor of each parameter."""
+        if self.replay is not None:
+            for name, parameter in self.replay.replica.parameters.items():
+                yield self.replay.prefix + name, parameter
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor of each buffer."""
+        if self.replay is not None:
+            model = self.replay.replica.model
+            for name, buffer in model.named_buffers():
+                yield self.replay.prefix + canonical(name, model), buffer
+
+    def take(self, outputs: Sequence[Tensor]) -> None:
+        """Take in what the replica has returned."""
+        with torch.no_grad():
+            # The largest element is NaN if any is; a mask of negative infinity is not to show in it.
+            each = [tensor.detach().amax().float() for tensor in outputs if tensor.numel()]
+            self._largest = torch.stack(each).amax().clamp(min=0.0) if each else None
+
+    @property
+    def loss_parts(self) -> tuple[float | None, Tensor | None]:
+        """The largest output: on the host and on a device, ``None`` for what it is not."""
+        largest = self._largest
+        if largest is None:
+            return None, None
+        is_here = largest.device.type == HOST
+        return (host_scalar(largest), None) if is_here else (None, largest)
+
+    def deliver(self, trace: OpTrace) -> None:
+        """Take the trace of a replay."""
+        self.trace = trace
+
+
 class Inquiry:
     """Makes the calls of a failed iteration again, one iteration at a time, and hands on what it finds.
 
@@ -69,7 +143,7 @@ class Inquiry:
         self.pace = Pace()
         self.suspect: OpTrace | None = None
         self._context = context
-        self._around = TwinSurroundings()
+        self._around = ReplicaSurroundings()
         self._origins = OriginFollower(self._around, finite_checks)
         self._has_accelerator = False
         self._running: Generator[None, None, None] | None = None
@@ -85,9 +159,9 @@ class Inquiry:
         self._origins.prepare()
 
     def held_bytes(self) -> HeldBytes:
-        """Return the bytes of the twin, and of values on their way."""
-        replay = self._around.names.replay
-        copies = 0 if replay is None else replay.twin.nbytes
+        """Return the bytes of the replica, and of values on their way."""
+        replay = self._around.replay
+        copies = 0 if replay is None else replay.replica.nbytes
         rows = self._origins.held_bytes()
         if is_host(self._context.home.device):
             return HeldBytes(rows.host + copies, rows.device)
@@ -181,7 +255,7 @@ class Inquiry:
         suspect, self.suspect = self.suspect, None
         if suspect is None or suspect.step != step:
             return False
-        if not is_model_finite and not suspect.births[0].inputs:
+        if not is_model_finite and not suspect.origins[0].inputs:
             return False  # nobody knows whether what the op was given was finite
         suspect.is_scaled = self._context.is_scaled
         self._context.observe(suspect)
@@ -196,12 +270,12 @@ class Inquiry:
                 trace = yield from self._trace(step, call, scale, remedy)
             except ReplayRefusedError:
                 continue  # the model does not run that way: nothing was tried
-            replay = self._around.names.replay
+            replay = self._around.replay
             if trace is None or replay is None or not replay.applies:
                 continue
             then = diagnose(trace)
             cures = then is None and not trace.loss_nonfinite
-            failed = () if then is None else (then.birth.op, then.birth.module)
+            failed = () if then is None else (then.origin.op, then.origin.module)
             tried.append(Tried(*remedy, step, cures, *failed))
         return tried
 

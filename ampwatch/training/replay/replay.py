@@ -1,4 +1,4 @@
-"""Replay of a call on a twin of the model: eagerly, op by op, without effect on the training."""
+"""Replay of a call on a replica of the model: eagerly, op by op, without effect on the training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ampwatch.training.private import (
     storage_key,
 )
 from ampwatch.training.replay.kept_calls import Autocast, Draws, ReplayRefusedError
-from ampwatch.training.replay.replica import Twin
+from ampwatch.training.replay.replica import ReplicaModel
 from ampwatch.wire.records import Measure
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _ReplayMode(OpMode):  # type: ignore[no-untyped-call] # of TorchDispatchMo
 
     Args:
         note: As of ``OpMode``.
-        twin: Whose tensors may be written to.
+        replica: Whose tensors may be written to.
         remedy: What is done otherwise than in the call.
         infos: Returns the facts about an op.
         beside: Runs each op, and something beside it; called with the call, before it has run, and
@@ -93,7 +93,7 @@ class _ReplayMode(OpMode):  # type: ignore[no-untyped-call] # of TorchDispatchMo
     def __init__(
         self,
         note: Callable[..., None],
-        twin: Twin,
+        replica: ReplicaModel,
         remedy: Remedy | None,
         infos: Callable[[Any], OpInfo],
         beside: Callable[[OpCall, Execute], Any] | None = None,
@@ -106,13 +106,13 @@ class _ReplayMode(OpMode):  # type: ignore[no-untyped-call] # of TorchDispatchMo
         self.has_widened = False
         # By identity, with a weak reference to keep it from being given away: no memory is held.
         self._own: dict[int, WeakStorage] = {}
-        for tensor in twin.own_tensors():
+        for tensor in replica.own_tensors():
             self._owns(tensor)
 
     def run(
         self, func: Any, args: Any, kwargs: dict[str, Any], keys: tuple[Any, ...], compiler: Any
     ) -> Any:
-        """Run an op of the twin.
+        """Run an op of the replica.
 
         Raises:
             ReplayRefusedError: If it would be noticed outside.
@@ -174,7 +174,7 @@ class _ReplayMode(OpMode):  # type: ignore[no-untyped-call] # of TorchDispatchMo
 
     @unbroken
     def forget(self) -> None:
-        """Forget which tensors are the twin's: no op comes any more. Idempotent."""
+        """Forget which tensors are the replica's: no op comes any more. Idempotent."""
         # Now and here: these references have a __del__ in Python, which swallows an interrupt.
         self._own.clear()
 
@@ -200,12 +200,12 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 class Replay:
-    """Makes a kept call again, on a twin.
+    """Makes a kept call again, on a replica.
 
     Args:
         call: The call.
         prefix: Of the model's name among the watched ones.
-        max_bytes: What the twin's own tensors may take. Unit: B.
+        max_bytes: What the replica's own tensors may take. Unit: B.
         remedy: What is done otherwise than in the call; ``None`` for the call as it was.
         returned: Called with the name of each module without children and what it has returned.
         goes_back: Whether backward runs from whatever the model returns, with gradients of one.
@@ -213,11 +213,11 @@ class Replay:
         dtype: What autocast casts to instead; where it was off in the call it is on then.
 
     Attributes:
-        twin: The twin. After a backward its parameters have gradients.
+        replica: The replica. After a backward its parameters have gradients.
         prefix: As given.
 
     Raises:
-        ReplayRefusedError: If there can be no twin, or its inputs have changed.
+        ReplayRefusedError: If there can be no replica, or its inputs have changed.
 
     Cost:
         One copy of the buffers; then the forward pass, with 5 to 60 us more for each op, and its
@@ -248,13 +248,15 @@ class Replay:
         undo: list[Undo] = []
         try:
             _apart(call.draws, undo)
-            self.twin = Twin(call.model, max_bytes)
+            self.replica = ReplicaModel(call.model, max_bytes)
             _put_back(undo)
         except BaseException:
             _put_back(undo)
             raise
         self.prefix = prefix
-        self._names = {key: f"{prefix}{name}".rstrip(".") for key, name in self.twin.names.items()}
+        self._names = {
+            key: f"{prefix}{name}".rstrip(".") for key, name in self.replica.names.items()
+        }
         self._stack = ModuleStack()
         self._mode: _ReplayMode | None = None
         self._forced: ForcedEager | None = None
@@ -277,7 +279,7 @@ class Replay:
             raise ReplayRefusedError(why, is_lasting=False)
         infos = cache(op_info)
         beside = None if self._beside is None else self._run_beside(self._beside)
-        mode = _ReplayMode(self._noting(note, infos), self.twin, self._remedy, infos, beside)
+        mode = _ReplayMode(self._noting(note, infos), self.replica, self._remedy, infos, beside)
         self._follow_modules()
         self._mode = mode
         undo: list[Undo] = []
@@ -304,7 +306,7 @@ class Replay:
             self._set_autocast()
             undo.append(mode.take_off)
             mode.put_on()
-            output = self.twin.model(*args, **kwargs)
+            output = self.replica.model(*args, **kwargs)
             if self._beside is not None:
                 output = self._beside.complete(output)
             _put_back(undo, before)
@@ -388,7 +390,7 @@ class Replay:
                 self._returned(self._names.get(id(module), ""), output)
 
         remedy = self._remedy
-        for module in self.twin.model.modules():
+        for module in self.replica.model.modules():
             module.register_forward_pre_hook(enter, prepend=True)
             module.register_forward_hook(leave, always_call=True)
             is_place = remedy is not None and self._names.get(id(module)) == remedy.module
@@ -397,12 +399,12 @@ class Replay:
 
     @unbroken
     def _enter(self) -> None:
-        """Have what was compiled run eagerly, and calls of modules refused that are not the twin's.
+        """Have what was compiled run eagerly, and calls of modules refused that are not the replica's.
 
         Of those that have a state. A function that the model keeps may refer to the model itself,
         or to another one.
         """
-        me, own = get_ident(), {id(module) for module in self.twin.model.modules()}
+        me, own = get_ident(), {id(module) for module in self.replica.model.modules()}
 
         def check(module: nn.Module, _args: Any) -> None:
             if get_ident() != me or id(module) in own:
@@ -439,7 +441,7 @@ class Replay:
         if self._goes_back:
             roots = [t for t in tensors_in(output) if t.is_floating_point() and t.requires_grad]
         starts = [torch.full_like(root, scale) for root in roots]
-        parameters = [p for p in self.twin.parameters.values() if p.requires_grad]
+        parameters = [p for p in self.replica.parameters.values() if p.requires_grad]
         if not starts or not parameters:
             return
         # grad, and not backward: whoever calls backward is heard by others, and by their hooks.
@@ -456,7 +458,7 @@ def replay_of(
     *,
     goes_back: bool = False,
 ) -> Replay:
-    """Return the replay of a call, on a twin for which memory is left where the model is; see ``Replay``."""
+    """Return the replay of a call, on a replica for which memory is left where the model is; see ``Replay``."""
     left = context.memory.left()
     device = context.home.device
     room = left.host if device is None or device.type == HOST else left.device
@@ -525,7 +527,7 @@ def _regions_in(call: KeptCall, dtype: torch.dtype) -> tuple[Autocast, ...]:
 
 
 def _run_in_float32(module: nn.Module) -> None:
-    """Have a module of a twin run without autocast, on inputs in float32."""
+    """Have a module of a replica run without autocast, on inputs in float32."""
     forward = module.forward
 
     def widened(*args: Any, **kwargs: Any) -> Any:

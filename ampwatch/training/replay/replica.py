@@ -1,4 +1,4 @@
-"""A twin of a model: it shares the memory of the parameters, and has everything else for itself."""
+"""A replica of a model: it shares the memory of the parameters, and has everything else for itself."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ OWN_WAYS = frozenset(
 """Methods of a class by which its objects are copied, or end, otherwise than by their attributes."""
 
 SHARED = (*ATOMS, logging.Logger, re.Pattern)
-"""Types that a twin shares with its model."""
+"""Types that a replica shares with its model."""
 
 
-class Twin:
+class ReplicaModel:
     """A copy of a model for one replay.
 
-    Parameters are other objects of the same memory, so that gradients of the twin are its own.
+    Parameters are other objects of the same memory, so that gradients of the replica are its own.
     Buffers, and whatever else the modules keep, are copied. Hooks of the user stay behind: they may
     write logs. Those of PyTorch itself, which compute weights, come along. What ``torch.compile`` has
     wrapped is the module itself again.
@@ -69,9 +69,9 @@ class Twin:
         max_bytes: What copies of its tensors may take. Unit: B.
 
     Attributes:
-        model: The twin.
+        model: The replica.
         nbytes: Bytes of the copies. Unit: B.
-        names: Name of each module of the twin, by its identity, relative to the model.
+        names: Name of each module of the replica, by its identity, relative to the model.
         parameters: The parameters by name.
 
     Raises:
@@ -107,7 +107,7 @@ class Twin:
         self.nbytes = sum(tensor.nbytes for tensor in self._own)
 
     def own_tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that are copies: the twin may write to them."""
+        """Yield the tensors that are copies: the replica may write to them."""
         yield from self._own
 
 
@@ -132,7 +132,7 @@ def _check_alone(model: nn.Module) -> None:
 
 
 def _check_forwards(model: nn.Module) -> None:
-    """Check that no forward would run the model itself instead of its twin.
+    """Check that no forward would run the model itself instead of its replica.
 
     Raises:
         ReplayRefusedError: If one was replaced by a function on the instance: a copy of the module has

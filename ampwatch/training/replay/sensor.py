@@ -49,7 +49,7 @@ OF_WHAT_IS_WELL = frozenset({"scaled", "iteration_closing", "iteration_closed", 
 
 
 class ReplaySensor(Sensor):
-    """Keeps what the models are called with, and makes the calls of a failed step again on a twin.
+    """Keeps what the models are called with, and makes the calls of a failed step again on a replica.
 
     A step that was skipped has left the weights as they were. Where no scaler skips steps, a loss that
     is in host memory is read before backward begins, and the replay comes before the weights break.
@@ -172,7 +172,7 @@ class ReplaySensor(Sensor):
             call.returns_loss = loss_in(event.output) is not None
 
     def iteration_closing(self, event: IterationClosing) -> None:
-        """Measure outputs of modules on a twin, where they are inside of compiled code."""
+        """Measure outputs of modules on a replica, where they are inside of compiled code."""
         wanted = self._samples and Topic.ACTIVATION in self._context.governor.wanted
         is_inside = wanted and self._bus.runs_compiled
         call = self.calls.first
@@ -307,7 +307,7 @@ class ReplaySensor(Sensor):
 
     @property
     def _is_sampling(self) -> bool:
-        """Whether outputs of modules are measured on a twin."""
+        """Whether outputs of modules are measured on a replica."""
         return self._samples and self._is_listening and self._num_heard > 0
 
     def not_seen(self) -> Iterator[str]:

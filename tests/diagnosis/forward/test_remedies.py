@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampwatch.diagnosis.evidence.origins import Birth, Origin, Values
+from ampwatch.diagnosis.evidence.origins import Origin, OriginKind, Values
 from ampwatch.diagnosis.forward.culprit_words import remedies_for
 from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW, MASKED_ROW_NAN
 from ampwatch.diagnosis.forward.origins import Diagnosed
@@ -13,9 +13,9 @@ from ampwatch.wire.records import Measure, Remedy
 def found(
     *, kind: object = FORWARD_OVERFLOW, inside: bool = True, dtype: str = "float16"
 ) -> Diagnosed:
-    birth = Birth(
+    origin = Origin(
         0,
-        Origin.OP,
+        OriginKind.OP,
         "",
         "mul",
         "aten.mul.Tensor",
@@ -24,7 +24,7 @@ def found(
         Phase.FORWARD,
         Values(dtype, 8, posinf=True),
     )
-    return Diagnosed(kind, birth, birth.place, "forward")  # type: ignore[arg-type]
+    return Diagnosed(kind, origin, origin.place, "forward")  # type: ignore[arg-type]
 
 
 def test_the_smallest_change_is_tried_first() -> None:

@@ -1,4 +1,4 @@
-"""Twins: the memory of the parameters, and everything else for themselves."""
+"""Replicas: the memory of the parameters, and everything else for themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
-from ampwatch.training.replay.replica import Twin
+from ampwatch.training.replay.replica import ReplicaModel
 
 
 def model() -> nn.Sequential:
@@ -20,31 +20,31 @@ def model() -> nn.Sequential:
 def test_parameters_share_memory_and_have_gradients_of_their_own() -> None:
     """What is computed with is what the training computes with."""
     original = model()
-    twin = Twin(original, 2**20)
-    twin.model(torch.randn(8, 4)).sum().backward()
+    replica = ReplicaModel(original, 2**20)
+    replica.model(torch.randn(8, 4)).sum().backward()
 
     for name, parameter in original.named_parameters():
-        assert twin.parameters[name].data_ptr() == parameter.data_ptr()
-        assert twin.parameters[name].grad is not None
+        assert replica.parameters[name].data_ptr() == parameter.data_ptr()
+        assert replica.parameters[name].grad is not None
         assert parameter.grad is None
 
 
 def test_tied_parameters_stay_tied() -> None:
-    """One parameter under two names is one in the twin."""
+    """One parameter under two names is one in the replica."""
     original = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     original[1].weight = original[0].weight
-    twin = Twin(original, 0)
+    replica = ReplicaModel(original, 0)
 
-    assert twin.model[1].weight is twin.model[0].weight
+    assert replica.model[1].weight is replica.model[0].weight
 
 
 def test_names_are_those_of_the_model_also_where_parts_are_compiled() -> None:
     """What is wrapped is run eagerly, and the wrapper is not part of a name."""
     original = nn.Sequential(torch.compile(model(), backend="eager"), nn.Linear(4, 4))
-    twin = Twin(original, 2**20)
+    replica = ReplicaModel(original, 2**20)
 
-    assert type(twin.model[0]) is nn.Sequential
-    assert {twin.names[id(m)] for m in twin.model.modules()} == {"", "0", "0.0", "0.1", "1"}
+    assert type(replica.model[0]) is nn.Sequential
+    assert {replica.names[id(m)] for m in replica.model.modules()} == {"", "0", "0.0", "0.1", "1"}
 
 
 class Subclass(torch.Tensor):
@@ -84,7 +84,7 @@ def sharded() -> nn.Module:
         (sharded, "Subclass"),
     ],
 )
-def test_a_model_that_has_no_twin_is_refused_in_words(make: object, why: str) -> None:
+def test_a_model_that_has_no_replica_is_refused_in_words(make: object, why: str) -> None:
     """Its copy would be too large, or cannot be made, or its parameters may not all be here."""
     with pytest.raises(ReplayRefusedError, match=why):
-        Twin(make(), 4000)  # type: ignore[operator]
+        ReplicaModel(make(), 4000)  # type: ignore[operator]

@@ -171,7 +171,7 @@ def test_an_op_of_the_loss_is_found_in_the_graph(change: Any, op: str, kind: str
 
 @pytest.mark.rotating
 def test_a_derivative_that_is_infinite_in_one_step_is_named() -> None:
-    """The loss is not the model's, so backward of the twin begins with gradients of one."""
+    """The loss is not the model's, so backward of the replica begins with gradients of one."""
     (found, *_), _ = train(lambda x: (x.float() * 0).sqrt().to(x.dtype) + x)
 
     assert (found.kind, found.first_step) == ("backward_nonfinite_any_scale", FAULTY)
@@ -180,7 +180,7 @@ def test_a_derivative_that_is_infinite_in_one_step_is_named() -> None:
 
 @pytest.mark.rotating
 def test_a_gradient_that_only_the_scale_makes_overflow_is_the_scalers_business() -> None:
-    """Backward of the twin has nothing to say about it."""
+    """Backward of the replica has nothing to say about it."""
     found, _ = train(None, init_scale=2.0**30)
 
     assert not found
@@ -365,7 +365,7 @@ def test_a_failure_whose_op_was_named_is_let_alone(
 
 
 @pytest.mark.rotating
-def test_outputs_of_modules_inside_of_compiled_code_are_measured_on_a_twin(
+def test_outputs_of_modules_inside_of_compiled_code_are_measured_on_a_replica(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As they are where nothing is compiled: same modules, same largest magnitudes."""

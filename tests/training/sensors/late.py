@@ -98,7 +98,7 @@ class Waits(TorchDispatchMode):
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have births followed as on a device from now on, although all is in host memory."""
+    """Have origins followed as on a device from now on, although all is in host memory."""
     from ampwatch.training.sensors.origins import sensor as following  # noqa: PLC0415 - what is patched
     from ampwatch.training.transfer import extremes  # noqa: PLC0415 - likewise
 

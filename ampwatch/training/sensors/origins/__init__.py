@@ -1,1 +1,1 @@
-"""Births of non-finite values: the op in which a finite value became non-finite."""
+"""Origins of non-finite values: the op in which a finite value became non-finite."""

@@ -1,4 +1,4 @@
-"""The op of a birth, computed once more in float64: what precision cures is a matter of the format.
+"""The op of an origin, computed once more in float64: what precision cures is a matter of the format.
 
 Nothing of the training is touched. The op gets copies and its result is dropped; only ops of
 PyTorch are computed again whose schema says that they write nothing and draw no random numbers.

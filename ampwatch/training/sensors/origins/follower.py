@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
-from ampwatch.diagnosis.evidence.origins import Origin
+from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import PinningError
 from ampwatch.training.hooks.sources import user_source
@@ -416,15 +416,18 @@ class _Owners:
     def __init__(self, names: Named, key: Callable[[Tensor], int]) -> None:
         self._names = names
         self._key = key
-        self._known: dict[int, tuple[Origin, str]] | None = None
+        self._known: dict[int, tuple[OriginKind, str]] | None = None
 
-    def __call__(self, key: int) -> tuple[Origin, str]:
+    def __call__(self, key: int) -> tuple[OriginKind, str]:
         if self._known is None:
             self._known = {
-                **{self._key(b): (Origin.BUFFER, name) for name, b in self._names.buffers()},
-                **{self._key(p): (Origin.PARAMETER, name) for name, p in self._names.parameters()},
+                **{self._key(b): (OriginKind.BUFFER, name) for name, b in self._names.buffers()},
+                **{
+                    self._key(p): (OriginKind.PARAMETER, name)
+                    for name, p in self._names.parameters()
+                },
             }
-        return self._known.get(key, (Origin.INPUT, ""))
+        return self._known.get(key, (OriginKind.INPUT, ""))
 
 
 def _add(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.origins import Birth, OpTrace, Origin
+from ampwatch.diagnosis.evidence.origins import OpTrace, Origin, OriginKind
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import is_there
 from ampwatch.training.model.module_stack import ACCUMULATES
@@ -54,7 +54,7 @@ class _Seen(NamedTuple):
 
 
 def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | None:
-    """Return the birth in a loss that is not finite; ``None`` if it was not born there, or is unknown.
+    """Return the origin in a loss that is not finite; ``None`` if its origin is elsewhere, or unknown.
 
     Args:
         roots: Where backward will begin.
@@ -151,9 +151,9 @@ def _asked_again(op: str, saved: dict[str, Any]) -> Tensor | None:
 def _trace_of(seen: _Seen, step: int) -> OpTrace | None:
     if seen.out is None:
         return None
-    birth = Birth(
+    origin = Origin(
         index=0,
-        origin=Origin.OP,
+        kind=OriginKind.OP,
         name="",
         op=seen.op,
         overload=f"aten.{seen.op}",
@@ -166,4 +166,4 @@ def _trace_of(seen: _Seen, step: int) -> OpTrace | None:
         number=seen.number,
         spread_to={"loss"},
     )
-    return OpTrace(step, [birth], loss_nonfinite=True, has_trained=True, is_replay=True, num_ops=1)
+    return OpTrace(step, [origin], loss_nonfinite=True, has_trained=True, is_replay=True, num_ops=1)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ampwatch.training.ops.info import OpInfo
 
 
-class BirthSensor(OpSensor):
+class OriginSensor(OpSensor):
     """Has non-finite values followed where they are: in host memory, or on a device.
 
     Args:

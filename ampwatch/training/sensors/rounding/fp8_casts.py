@@ -217,8 +217,8 @@ class Fp8Casts(OpSensor):
         if nonfinite and broken:
             # The newest in the module that casts, else the newest of all.
             own = [b for b in broken if b.where == site.where] or broken
-            born = own[-1]._replace(step=site.step)
-            self._observe(BrokenScale(born, dtype, site.where, int(nonfinite)))
+            origin = own[-1]._replace(step=site.step)
+            self._observe(BrokenScale(origin, dtype, site.where, int(nonfinite)))
         if count:
             self._observe(
                 Fp8Cast(site, dtype, int(count), int(clipped), int(flushed), largest, is_first)

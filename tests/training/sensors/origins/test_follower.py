@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.evidence.origins import Fault, OpTrace, Origin
+from ampwatch.diagnosis.evidence.origins import Fault, OpTrace, OriginKind
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.sensors.origins import follower as origins
 from ampwatch.training.sensors.origins.follower import MAX_FLIGHTS, OriginFollower
 from ampwatch.training.sensors.origins.reading import AtOnce, OnDeviceError
-from ampwatch.training.sensors.origins.sensor import BirthSensor
+from ampwatch.training.sensors.origins.sensor import OriginSensor
 from ampwatch.training.sensors.origins.surroundings import Surroundings
 from ampwatch.training.transfer.extremes import Measures
 from tests.training.sensors.late import FakeDevice, Waits
@@ -112,16 +112,16 @@ def _at_once(work: Callable[[], Any], model: nn.Module, place: Any) -> OpTrace:
 
 
 def _essence(trace: OpTrace) -> list[Any]:
-    births = [
+    origins = [
         (
-            *(b.origin, b.name, b.op, b.overload, b.parents, b.out_index, b.number),
+            *(b.kind, b.name, b.op, b.overload, b.parents, b.out_index, b.number),
             *(b.out.nans, not b.out.nans and b.out.posinf, not b.out.nans and b.out.neginf),
             *(b.in_amax, len(b.inputs), dict(b.absorbed_by), b.spread_to, b.in_backward),
             *(b.gradient, b.needs_grad),
         )
-        for b in trace.births
+        for b in trace.origins
     ]
-    return [repr(births), trace.bad_gradients, trace.num_ops, trace.has_trained]
+    return [repr(origins), trace.bad_gradients, trace.num_ops, trace.has_trained]
 
 
 def _overflow(model: nn.Module) -> None:
@@ -198,7 +198,7 @@ def _model() -> nn.Module:
 def test_the_log_gives_what_reading_at_once_gives(
     program: Callable[[nn.Module], None], place: Any
 ) -> None:
-    """Both give the same births, ops, origins and ends."""
+    """Both give the same origins, ops, kinds and ends."""
     model = _model()
     expected = _at_once(lambda: program(model), model, place)
     model.zero_grad()
@@ -206,7 +206,7 @@ def test_the_log_gives_what_reading_at_once_gives(
     following.listening.place = place
     following.follow(lambda: program(model))
 
-    assert expected.births
+    assert expected.origins
     assert following.traces == []
     assert _essence(following.arrive()) == _essence(expected)
 
@@ -226,10 +226,10 @@ def test_an_elementwise_op_is_asked_alike_on_both_sides() -> None:
     model = _model()
     following = Following(model)
     following.follow(lambda: _elementwise(model))
-    faults = [birth.answer.fault for birth in following.arrive().births]
+    faults = [origin.answer.fault for origin in following.arrive().origins]
     expected = _at_once(lambda: _elementwise(model), model, inside("block"))
 
-    assert faults == [birth.answer.fault for birth in expected.births]
+    assert faults == [origin.answer.fault for origin in expected.origins]
     assert faults == [
         *(Fault.OVERFLOW, Fault.POINT, Fault.INVALID, Fault.POINT, Fault.POINT, Fault.OVERFLOW)
     ]
@@ -243,9 +243,9 @@ def _after_another(work: Callable[[nn.Module], None], model: nn.Module) -> None:
 @pytest.mark.parametrize("is_late", [False, True])
 def test_an_op_that_overwrites_a_buffer_that_was_bad_has_not_made_it_so(*, is_late: bool) -> None:
     """Of what it has read nothing is left; the buffer was read before."""
-    for work, origin in (
-        (lambda model: model.seen.mul_(0.5).add(1.0), Origin.BUFFER),
-        (lambda model: model.seen.fill_(0.0).log_(), Origin.OP),
+    for work, kind in (
+        (lambda model: model.seen.mul_(0.5).add(1.0), OriginKind.BUFFER),
+        (lambda model: model.seen.fill_(0.0).log_(), OriginKind.OP),
     ):
         model = _model()
         run = partial(_after_another, work, model)
@@ -256,8 +256,8 @@ def test_an_op_that_overwrites_a_buffer_that_was_bad_has_not_made_it_so(*, is_la
         else:
             trace = _at_once(run, model, inside("block"))
 
-        assert [birth.origin for birth in trace.births] == [origin]
-        assert trace.births[0].name == ("seen" if origin is Origin.BUFFER else "")
+        assert [origin.kind for origin in trace.origins] == [kind]
+        assert trace.origins[0].name == ("seen" if kind is OriginKind.BUFFER else "")
 
 
 def test_a_tensor_of_nothing_but_infinities_is_known_as_one() -> None:
@@ -266,8 +266,8 @@ def test_a_tensor_of_nothing_but_infinities_is_known_as_one() -> None:
     for values, amax in (([math.inf] * 3, 0.0), ([math.inf, 1.0, 2.0], math.nan)):
         given = torch.tensor(values)
         following.follow(lambda given=given: given + 1.0)
-        (birth,) = following.arrive().births
-        assert repr(birth.out.amax) == repr(amax)
+        (origin,) = following.arrive().origins
+        assert repr(origin.out.amax) == repr(amax)
 
 
 def test_nothing_waits_while_ops_are_followed() -> None:
@@ -328,8 +328,8 @@ def test_what_an_optimizer_writes_is_not_measured() -> None:
         weight.add(1.0)
 
     following.follow(step)
-    births = following.arrive().births
-    assert [(b.origin, b.op) for b in births] == [(Origin.OTHER, "add")]
+    origins = following.arrive().origins
+    assert [(b.kind, b.op) for b in origins] == [(OriginKind.OTHER, "add")]
 
 
 def test_memory_that_is_used_again_is_another_tensor() -> None:
@@ -344,9 +344,9 @@ def test_memory_that_is_used_again_is_another_tensor() -> None:
             empty.add(1.0)
 
     following.follow(work)
-    births = following.arrive().births
-    assert [(b.origin, b.op) for b in births] == [(Origin.OP, "pow")] * 4
-    assert all(not b.absorbed_by for b in births)
+    origins = following.arrive().origins
+    assert [(b.kind, b.op) for b in origins] == [(OriginKind.OP, "pow")] * 4
+    assert all(not b.absorbed_by for b in origins)
 
 
 def test_no_tensor_is_kept() -> None:
@@ -369,7 +369,7 @@ def test_no_tensor_is_kept() -> None:
 
 
 def test_an_iteration_for_which_there_is_no_room_is_counted_and_not_reported() -> None:
-    """Half of an iteration would show births that were none."""
+    """Half of an iteration would show origins that were none."""
     following = Following(most=3)
     following.follow(lambda: [torch.ones(1) + 1.0 for _ in range(5)])
     following.follow(lambda: torch.ones(1) + 1.0)
@@ -429,7 +429,7 @@ def test_from_the_first_tensor_on_a_device_values_are_read_later() -> None:
     """The iteration in which it comes is lost, and counted."""
 
     def sensor(context: Context, log: OriginFollower) -> Sensor:
-        made = BirthSensor(context)
+        made = OriginSensor(context)
         made._origins = log
         log._at_once = _Elsewhere(dict)
         return made
@@ -443,7 +443,7 @@ def test_from_the_first_tensor_on_a_device_values_are_read_later() -> None:
     following.arrive()
 
     assert [t.step for t in known] == [0]
-    assert [(t.step, len(t.births)) for t in following.traces[1:]] == [(2, 1)]
+    assert [(t.step, len(t.origins)) for t in following.traces[1:]] == [(2, 1)]
     assert following.log.dropped == 1
 
 
@@ -471,6 +471,6 @@ def test_what_fused_code_has_written_is_read_anew_and_named_where_it_is_read() -
         traces.append(following.arrive())
 
     for trace in traces:
-        (birth,) = trace.births
-        assert (birth.origin, birth.op, birth.module) == (Origin.OP, "mul", "block")
-        assert birth.is_unseen
+        (origin,) = trace.origins
+        assert (origin.kind, origin.op, origin.module) == (OriginKind.OP, "mul", "block")
+        assert origin.is_unseen

@@ -21,7 +21,7 @@ def test_a_number_of_the_program_in_the_loss_is_read_under_a_mode() -> None:
         mode.take_off()
 
     assert trace is not None
-    assert [birth.op for birth in trace.births] == ["log"]
+    assert [origin.op for origin in trace.origins] == ["log"]
 
 
 def test_what_was_freed_is_not_read() -> None:
@@ -35,4 +35,4 @@ def test_what_was_freed_is_not_read() -> None:
     trace = loss_trace([loss], before, 5)
 
     assert trace is not None
-    assert [birth.op for birth in trace.births] == ["log"]
+    assert [origin.op for origin in trace.origins] == ["log"]

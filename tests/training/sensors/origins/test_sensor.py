@@ -1,4 +1,4 @@
-"""Births of non-finite values: where they come up, what becomes of them."""
+"""Origins of non-finite values: where they come up, what becomes of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import ampwatch
-from ampwatch.diagnosis.evidence.lineage import MAX_BIRTHS
-from ampwatch.diagnosis.evidence.origins import Origin
+from ampwatch.diagnosis.evidence.lineage import MAX_ORIGINS
+from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.sensors.origins.reading import values_of
 from tests.training.sensors.tracing import Naive, Traced
@@ -150,46 +150,46 @@ WITHOUT = {meta, constants, finite, sums_that_overflow}
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-def test_births_are_those_that_a_slow_check_of_each_op_finds(program: Callable[[], None]) -> None:
+def test_origins_are_those_that_a_slow_check_of_each_op_finds(program: Callable[[], None]) -> None:
     """Both find the same ops and outputs, in the same order."""
     with Naive() as naive:
         program()
     with Traced() as traced:
         program()
 
-    seen = [(birth.op, birth.out_index) for birth in traced.of(Origin.OP)]
-    assert seen == naive.born
+    seen = [(origin.op, origin.out_index) for origin in traced.of(OriginKind.OP)]
+    assert seen == naive.origins
     assert bool(seen) is (program not in WITHOUT)
     if program in WITHOUT - {constants}:
-        assert traced.births == []
+        assert traced.origins == []
         assert traced.traces[0].num_ops > 0
 
 
-def test_a_birth_names_the_op_its_place_and_its_values() -> None:
+def test_an_origin_names_the_op_its_place_and_its_values() -> None:
     """Module, phase, dtype, line of code, and the range of what went in."""
     model = nn.Sequential(nn.Identity(), Calling(lambda x: x.half() * 3e4))
     with Traced(model) as traced:
         model(torch.tensor([1.0, 2.0, 4.0, -4.0]))
 
-    (birth,) = traced.births
-    assert (birth.op, birth.module, birth.is_inside) == ("mul", "1", True)
-    assert (birth.phase, birth.needs_grad, birth.number) == (Phase.FORWARD, True, 3e4)
-    assert "test_sensor.py" in birth.source
-    assert birth.out == values_of(torch.tensor([3e4, 6e4, math.inf, -math.inf]).half())
+    (origin,) = traced.origins
+    assert (origin.op, origin.module, origin.is_inside) == ("mul", "1", True)
+    assert (origin.phase, origin.needs_grad, origin.number) == (Phase.FORWARD, True, 3e4)
+    assert "test_sensor.py" in origin.source
+    assert origin.out == values_of(torch.tensor([3e4, 6e4, math.inf, -math.inf]).half())
     # The number is an input as well, once PyTorch has wrapped it.
-    assert (birth.inputs[0].amax, birth.inputs[0].amin, birth.in_amax) == (4.0, 1.0, 4.0)
+    assert (origin.inputs[0].amax, origin.inputs[0].amin, origin.in_amax) == (4.0, 1.0, 4.0)
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_a_birth_says_whether_autocast_was_on_there(*, is_on: bool) -> None:
+def test_an_origin_says_whether_autocast_was_on_there(*, is_on: bool) -> None:
     """Where the op was called; below the dispatcher it always seems to be off."""
     with Traced() as traced, torch.autocast("cpu", dtype=HALF, enabled=is_on):
         full(300.0, HALF) * 300.0
 
-    assert [birth.has_autocast for birth in traced.births] == [is_on]
+    assert [origin.has_autocast for origin in traced.origins] == [is_on]
 
 
-def test_a_birth_says_whether_it_reads_what_the_model_was_called_with() -> None:
+def test_an_origin_says_whether_it_reads_what_the_model_was_called_with() -> None:
     """The first cast of an outlier does; what comes after reads something that was made."""
     for call, expected in (
         (lambda x: x.half(), True),
@@ -200,7 +200,7 @@ def test_a_birth_says_whether_it_reads_what_the_model_was_called_with() -> None:
         inner.forward = call  # type: ignore[method-assign]
         with Traced(model) as traced:
             model(full(1e6))
-        assert [birth.reads_argument for birth in traced.births[:1]] == [expected]
+        assert [origin.reads_argument for origin in traced.origins[:1]] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_an_op_that_makes_finite_numbers_of_them_has_absorbed_them() -> None:
         x.neg().reciprocal()
         x.clamp(max=1.0)
 
-    (birth,) = traced.births
-    assert birth.absorbed_by == {"reciprocal": 2, "clamp": 1}
+    (origin,) = traced.origins
+    assert origin.absorbed_by == {"reciprocal": 2, "clamp": 1}
 
 
 def test_what_is_written_over_is_not_followed_any_further() -> None:
@@ -246,9 +246,9 @@ def test_what_is_written_over_is_not_followed_any_further() -> None:
         x.fill_(2.0)
         x.exp()
 
-    (birth,) = traced.births
-    assert birth.spread_to == set()
-    assert birth.absorbed_by.keys() <= {"fill_"}
+    (origin,) = traced.origins
+    assert origin.spread_to == set()
+    assert origin.absorbed_by.keys() <= {"fill_"}
 
 
 def test_storage_that_is_used_again_has_no_history() -> None:
@@ -258,8 +258,8 @@ def test_storage_that_is_used_again_has_no_history() -> None:
             zeros(1024).log()
             full(2.0).repeat(256).exp()
 
-    assert [birth.op for birth in traced.births] == ["log"] * 20
-    assert all(not birth.spread_to and not birth.absorbed_by for birth in traced.births)
+    assert [origin.op for origin in traced.origins] == ["log"] * 20
+    assert all(not origin.spread_to and not origin.absorbed_by for origin in traced.origins)
 
 
 def test_it_spreads_to_the_modules_that_make_more_of_it() -> None:
@@ -270,10 +270,10 @@ def test_it_spreads_to_the_modules_that_make_more_of_it() -> None:
         other(full(0.0))
         model(full(0.0)).sum()
 
-    (birth,) = [b for b in traced.births if b.parents == frozenset()]
-    assert birth.module == "0.0"
-    assert {"0.1", "0.2", "loss"} <= birth.spread_to
-    assert "1" not in birth.spread_to
+    (origin,) = [b for b in traced.origins if b.parents == frozenset()]
+    assert origin.module == "0.0"
+    assert {"0.1", "0.2", "loss"} <= origin.spread_to
+    assert "1" not in origin.spread_to
 
 
 def test_nan_of_infinities_is_their_child() -> None:
@@ -282,13 +282,13 @@ def test_nan_of_infinities_is_their_child() -> None:
         x = full(100.0).exp() * 2.0
         x - x
 
-    parent, child = traced.births
+    parent, child = traced.origins
     assert (parent.op, child.op) == ("exp", "sub")
     assert child.parents == {parent.index}
     assert child.out.nans
 
 
-def test_gradients_that_are_not_finite_at_the_end_name_their_births() -> None:
+def test_gradients_that_are_not_finite_at_the_end_name_their_origins() -> None:
     """The parameters that are reached, and only they."""
     model = nn.Sequential(Calling(lambda x: x), Calling(torch.sqrt), Calling(lambda x: x))
     with Traced(model) as traced:
@@ -299,10 +299,10 @@ def test_gradients_that_are_not_finite_at_the_end_name_their_births() -> None:
     bad = {n for n, p in model.named_parameters() if not bool(p.grad.isfinite().all())}
     assert set(trace.bad_gradients) == bad
     assert bad
-    births = set().union(*trace.bad_gradients.values())
+    origins = set().union(*trace.bad_gradients.values())
     # The gradient of the square root at zero; and NaN where it is multiplied by zero.
-    assert {trace.births[index].phase for index in births} == {Phase.BACKWARD}
-    assert {b.op for b in trace.births if not b.parents} == {"div"}
+    assert {trace.origins[index].phase for index in origins} == {Phase.BACKWARD}
+    assert {b.op for b in trace.origins if not b.parents} == {"div"}
 
 
 def test_gradients_that_became_finite_again_are_not_bad() -> None:
@@ -312,7 +312,7 @@ def test_gradients_that_became_finite_again_are_not_bad() -> None:
         model(torch.zeros(4)).sum().backward()
         model.weight.grad.nan_to_num_()
 
-    assert traced.births
+    assert traced.origins
     assert traced.traces[0].bad_gradients == {}
 
 
@@ -335,12 +335,12 @@ def test_what_no_op_has_made_has_another_origin(kind: str) -> None:
             out + math.nan
 
     names = {"parameter": "weight", "buffer": "running_mean"}
-    (birth,) = traced.births
-    assert (birth.origin, birth.name) == (Origin(kind), names.get(kind, ""))
+    (origin,) = traced.origins
+    assert (origin.kind, origin.name) == (OriginKind(kind), names.get(kind, ""))
 
 
 def test_an_overflow_of_the_loss_scale_is_no_ops_doing() -> None:
-    """Without a scaler the same product is a birth."""
+    """Without a scaler the same product is an origin."""
     scale = torch.tensor(2.0**100)
     loss = torch.tensor(2.0**60)
     with Traced(scale=scale) as traced:
@@ -348,28 +348,28 @@ def test_an_overflow_of_the_loss_scale_is_no_ops_doing() -> None:
     with Traced() as bare:
         loss * scale
 
-    assert [b.origin for b in traced.births] == [Origin.OTHER]
-    assert [b.origin for b in bare.births] == [Origin.OP]
+    assert [b.kind for b in traced.origins] == [OriginKind.OTHER]
+    assert [b.kind for b in bare.origins] == [OriginKind.OP]
     assert (traced.traces[0].scale, bare.traces[0].scale) == (
         2.0**100,
         pytest.approx(math.nan, nan_ok=True),
     )
 
 
-def test_very_many_births_are_not_distinguished() -> None:
+def test_very_many_origins_are_not_distinguished() -> None:
     """The first ones are; one more stands for all the others."""
     x = zeros(2)
     with Traced() as traced:
-        for _ in range(MAX_BIRTHS + 50):
+        for _ in range(MAX_ORIGINS + 50):
             x.log()
 
-    assert len(traced.births) == MAX_BIRTHS + 1
-    assert {b.origin for b in traced.births[:-1]} == {Origin.OP}
-    assert traced.births[-1].origin is Origin.OTHER
+    assert len(traced.origins) == MAX_ORIGINS + 1
+    assert {b.kind for b in traced.origins[:-1]} == {OriginKind.OP}
+    assert traced.origins[-1].kind is OriginKind.OTHER
 
 
 def test_the_next_iteration_begins_at_nothing() -> None:
-    """Births of one are not those of the next, which are traced under its own index."""
+    """Origins of one are not those of the next, which are traced under its own index."""
     traced = Traced()
     with traced:
         zeros(2).log()
@@ -377,11 +377,11 @@ def test_the_next_iteration_begins_at_nothing() -> None:
         zeros(2).exp()
 
     assert [t.step for t in traced.traces] == [0, 1]
-    assert [len(t.births) for t in traced.traces] == [1, 0]
+    assert [len(t.origins) for t in traced.traces] == [1, 0]
 
 
 def test_no_tensor_is_kept_alive() -> None:
-    """Outputs and inputs of a birth go while the iteration goes on."""
+    """Outputs and inputs of an origin go while the iteration goes on."""
     with Traced() as traced:
         given = zeros(4)
         made = given.log()
@@ -391,10 +391,10 @@ def test_no_tensor_is_kept_alive() -> None:
         during = [reference() for reference in seen]
 
     assert during == [None, None]
-    assert traced.births
+    assert traced.origins
 
 
-def test_what_an_optimizer_makes_is_no_birth() -> None:
+def test_what_an_optimizer_makes_is_no_origin() -> None:
     """The state of an optimizer is not computed by a forward pass, and no finding is about it."""
     parameter = nn.Parameter(torch.ones(2))
     parameter.grad = torch.full((2,), 1e30)
@@ -405,7 +405,7 @@ def test_what_an_optimizer_makes_is_no_birth() -> None:
         total = optimizer.state[parameter]["exp_avg_sq"].sum()
 
     assert not total.isfinite()
-    assert [b.origin for b in traced.births] == [Origin.OTHER]
+    assert [b.kind for b in traced.origins] == [OriginKind.OTHER]
 
 
 def test_a_norm_between_backward_and_the_step_names_the_gradient_it_reads() -> None:
@@ -415,8 +415,8 @@ def test_a_norm_between_backward_and_the_step_names_the_gradient_it_reads() -> N
         (model(torch.ones(2, 4)).sum() * 1e4).backward()
         model.weight.grad.half().square().sum()
 
-    (birth,) = traced.births
-    assert (birth.phase, birth.gradient) == (Phase.OPTIMIZER, "weight")
+    (origin,) = traced.origins
+    assert (origin.phase, origin.gradient) == (Phase.OPTIMIZER, "weight")
 
 
 def test_a_norm_of_gradients_that_no_backward_has_made_names_them_as_well() -> None:
@@ -428,7 +428,7 @@ def test_a_norm_of_gradients_that_no_backward_has_made_names_them_as_well() -> N
         _ = (model.weight.grad * model.weight.grad).sum()
         _ = (other * other).sum()
 
-    assert [birth.gradient for birth in traced.births] == ["weight", ""]
+    assert [origin.gradient for origin in traced.origins] == ["weight", ""]
 
 
 def _in_half(parameter: torch.Tensor) -> None:
@@ -444,7 +444,7 @@ def test_a_hook_of_a_gradient_is_distinguished_from_a_node(in_a_hook: bool) -> N
     with Traced(model) as traced:
         model(torch.ones(4) if in_a_hook else torch.zeros(4)).sum().backward()
 
-    first = traced.births[0]
+    first = traced.origins[0]
     assert first.phase is Phase.BACKWARD
     assert first.is_hook is in_a_hook
 

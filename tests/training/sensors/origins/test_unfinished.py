@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 from torch._C._distributed_c10d import AllgatherOptions
 
-from ampwatch.diagnosis.evidence.origins import Origin
+from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.sensors.origins.follower import OriginFollower
 from ampwatch.training.sensors.origins.surroundings import Surroundings
@@ -141,7 +141,7 @@ def test_what_a_collective_has_not_written_yet_is_not_read(
     def work() -> None:
         kept.append(pair.run(begin, torch.ones(4), torch.ones(4)) * 2.0)
 
-    assert not follow(work).births
+    assert not follow(work).origins
     assert kept[0].isfinite().all()
 
 
@@ -161,12 +161,12 @@ def test_a_sum_that_overflows_is_born_in_the_collective(
         result = pair.run(begin, mine, theirs)
         _ = result.div_(2.0) if in_place else result / 2.0
 
-    (birth,) = follow(work).births
-    assert birth.origin is Origin.OP
-    assert birth.overload.startswith("c10d.")
-    assert "reduce" in birth.op
-    assert birth.out.posinf
-    assert not birth.out.nans
+    (origin,) = follow(work).origins
+    assert origin.kind is OriginKind.OP
+    assert origin.overload.startswith("c10d.")
+    assert "reduce" in origin.op
+    assert origin.out.posinf
+    assert not origin.out.nans
 
 
 @pytest.mark.rotating
@@ -182,8 +182,8 @@ def test_what_another_rank_has_sent_is_not_the_collectives_doing(
     def work() -> None:
         _ = pair.run(begin, torch.ones(4), theirs) * 2.0
 
-    (birth,) = follow(work).births
-    assert birth.origin is Origin.OTHER
+    (origin,) = follow(work).origins
+    assert origin.kind is OriginKind.OTHER
 
 
 @followed
@@ -191,14 +191,14 @@ def test_what_another_rank_has_sent_is_not_the_collectives_doing(
 def test_what_this_rank_has_sent_keeps_its_history(
     pair: Pair, begin: Begin, follow: Callable[[Callable[[], Any]], OpTrace]
 ) -> None:
-    """The logarithm of zero goes through the sum, and is no second birth."""
+    """The logarithm of zero goes through the sum, and is no second origin."""
 
     def work() -> None:
         _ = pair.run(begin, torch.zeros(4).log(), torch.ones(4)) * 2.0
 
-    (birth,) = follow(work).births
-    assert (birth.origin, birth.op) == (Origin.OP, "log")
-    assert "loss" in birth.spread_to
+    (origin,) = follow(work).origins
+    assert (origin.kind, origin.op) == (OriginKind.OP, "log")
+    assert "loss" in origin.spread_to
 
 
 @followed
@@ -213,7 +213,7 @@ def test_a_result_that_is_overwritten_is_forgotten(
         _ = pair.run(_all_reduce, torch.ones(4), torch.ones(4)).copy_(bad) * 2.0
         _ = pair.run(_all_reduce, torch.ones(4), theirs).zero_() * 2.0
 
-    assert [birth.op for birth in follow(work).births] == ["log"]
+    assert [origin.op for origin in follow(work).origins] == ["log"]
 
 
 def test_a_gradient_that_is_still_on_its_way_is_not_judged(pair: Pair) -> None:
@@ -233,7 +233,7 @@ def test_a_gradient_that_is_still_on_its_way_is_not_judged(pair: Pair) -> None:
     other.wait()
 
     (trace,) = listening.seen
-    assert [birth.op for birth in trace.births] == ["log"]
+    assert [origin.op for origin in trace.origins] == ["log"]
     assert not trace.bad_gradients
 
 

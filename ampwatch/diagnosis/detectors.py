@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.autocast.compiled_backward import CompiledBackward
+from ampwatch.diagnosis.autocast.casts import CompiledBackward
 from ampwatch.diagnosis.autocast.stale_casts import StaleCasts
 from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation

@@ -35,8 +35,8 @@ from ampwatch.training.hooks.events import (
 from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.ops.events import OP_EVENTS
-from ampwatch.training.patched import sensors_of
 from tests.training.bench import Bench, Heard
+from tools.site.patched import sensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

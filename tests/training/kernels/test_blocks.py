@@ -25,9 +25,9 @@ from ampwatch.training.kernels.block_rows import (
     BLOCK_ROW_WORDS,
     decode_blocks,
 )
-from ampwatch.training.kernels.reference import histogram
 from ampwatch.training.kernels.rows import ROW_WORDS
 from tests.numerics.block_oracle import counted
+from tests.training.kernels.reference import histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

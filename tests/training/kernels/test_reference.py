@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ampwatch.training.kernels import reference
-from tests.training.kernels import oracle
+from tests.training.kernels import oracle, reference
 from tests.training.kernels.patterns import SMALL, small_dtypes
 
 

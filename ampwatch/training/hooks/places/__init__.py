@@ -60,7 +60,6 @@ from ampwatch.training.hooks.place import (
     before_any_step,
     before_node,
 )
-from ampwatch.training.hooks.places.altered import ALTERED_FUNCTIONS, ALTERED_NORMS, place_altered
 from ampwatch.training.hooks.places.backward import place_backward
 from ampwatch.training.hooks.places.clipping import place_clip, place_clip_times
 from ampwatch.training.hooks.places.communication import place_collectives, place_communication
@@ -74,6 +73,7 @@ from ampwatch.training.hooks.places.forward import (
     place_saved_tensors,
     place_swap,
 )
+from ampwatch.training.hooks.places.functions import ALTERED_FUNCTIONS, ALTERED_NORMS, place_altered
 from ampwatch.training.hooks.places.graphs import (
     place_capture,
     place_compile,

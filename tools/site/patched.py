@@ -1,6 +1,6 @@
 """The page of all that ampwatch replaces or hooks in torch: ``docs/what-is-patched.md``.
 
-The page is printed from the list of the bus (``python -m ampwatch.training.patched >
+The page is printed from the list of the bus (``python -m tools.site.patched >
 docs/what-is-patched.md``), and from the few places that are not the bus's.
 """
 
@@ -93,7 +93,7 @@ _INTRODUCTION = """\
 # What is patched
 
 Generated from `ampwatch/training/hooks/places/`; change that package, then run
-`python -m ampwatch.training.patched > docs/what-is-patched.md`.
+`python -m tools.site.patched > docs/what-is-patched.md`.
 
 To watch a training ampwatch replaces some methods and functions of torch by ones that call the
 original with the same arguments, return what it returned and raise what it raised, and it

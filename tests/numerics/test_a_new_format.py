@@ -49,7 +49,7 @@ QUESTIONS = """
 import json
 import torch
 
-from ampwatch.diagnosis.performance.gains import ITEM_BYTES
+from ampwatch.diagnosis.performance.op_shares import ITEM_BYTES
 from ampwatch.host.fleet.ranges import CANDIDATES
 from ampwatch.host.metrics.scopes import dtype_label
 from ampwatch.host.metrics.labels import LABELS

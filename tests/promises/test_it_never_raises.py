@@ -44,8 +44,7 @@ from ampwatch.training.sensors.calls.scaled_roots import ScaledRoots
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.training.sensors.ops.inputs import InputSensor
-from ampwatch.training.sensors.origins.follower import OriginFollower
-from ampwatch.training.sensors.origins.surroundings import Surroundings
+from ampwatch.training.sensors.origins.follower import OriginFollower, Surroundings
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.time.call_notes import CallNotes
 from ampwatch.training.sensors.time.splitting import Splitter

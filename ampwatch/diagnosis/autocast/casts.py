@@ -1,12 +1,13 @@
-"""Findings about a compiled backward that runs under the autocast of its forward."""
+"""Findings about casts that autocast kept too long, or made in a backward that was compiled."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.autocast.kinds import COMPILE_BACKWARD_AUTOCAST
+from ampwatch.diagnosis.autocast.kinds import COMPILE_BACKWARD_AUTOCAST, STALE_AUTOCAST_CACHE
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.scaler import CompiledGradients
+from ampwatch.diagnosis.evidence.scaler import CompiledGradients, StaleCast
+from ampwatch.numerics.written import counted
 from ampwatch.wire.records import SkipClass, in_words
 
 if TYPE_CHECKING:
@@ -69,5 +70,34 @@ class CompiledBackward(Detector):
             phase="backward",
             dtype=seen.dtype,
             evidence={"nonfinite": float(seen.nonfinite), "parameters": float(seen.parameters)},
+            is_once=True,
+        )
+
+
+class StaleCasts(Detector):
+    """Says what the sensor has proven."""
+
+    @takes(StaleCast)
+    def observe(self, seen: StaleCast) -> None:
+        """Take in a forward with casts from before the last step."""
+        first = (
+            f", the first of them {in_words(f'param:{seen.parameter}')}" if seen.parameter else ""
+        )
+        where = f"param:{seen.parameter}" if seen.parameter else "api"
+        if any(f.last_step == seen.step for f in self._book.of_kind(STALE_AUTOCAST_CACHE.slug)):
+            return  # another sensor has seen it in the same iteration
+        self._book.report(
+            STALE_AUTOCAST_CACHE,
+            where,
+            seen.step,
+            summary=(
+                f"A forward in step {seen.step} used {counted(seen.casts, 'weight')} as before the"
+                f" last change{first}: the autocast region was"
+                f" not left in between, and keeps what it has cast to {seen.dtype}. The model"
+                f" does not see its updates"
+            ),
+            phase="forward",
+            dtype=seen.dtype,
+            evidence={"stale_casts": float(seen.casts)},
             is_once=True,
         )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.origins import OpTrace
 from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
-from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.evidence.scaler import BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
 from ampwatch.diagnosis.state.kinds import (
     BUFFER_NONFINITE,
@@ -16,6 +15,7 @@ from ampwatch.diagnosis.state.kinds import (
     PARAM_NONFINITE,
 )
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.numerics.written import counted
 from ampwatch.wire.records import Topic, in_words
 
 if TYPE_CHECKING:

@@ -131,9 +131,6 @@ class ReplicaSurroundings:
 class Inquiry:
     """Makes the calls of a failed iteration again, one iteration at a time, and hands on what it finds.
 
-    Args:
-        context: Shared parts of the training.
-
     Attributes:
         pace: Which iterations are replayed.
         suspect: What the graph of a loss has said of an iteration; ``None`` without one.

@@ -214,7 +214,6 @@ class Replay:
 
     Attributes:
         replica: The replica. After a backward its parameters have gradients.
-        prefix: As given.
 
     Raises:
         ReplayRefusedError: If there can be no replica, or its inputs have changed.

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.compiling import SETTLED
-from ampwatch.training.hooks.events import RootCalled, RootReturned
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.memory import HeldBytes
@@ -28,18 +28,6 @@ from ampwatch.wire.records import Topic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ampwatch.training.hooks.events import (
-        BackwardBegan,
-        CompileCalled,
-        DevicesKnown,
-        IterationArrived,
-        IterationClosed,
-        IterationClosing,
-        IterationOpened,
-        IterationPlanned,
-        SavedTensorsHooked,
-        Scaled,
-    )
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import OpsBegan, OpsEnded
     from ampwatch.training.replay.kept_calls import KeptCall
@@ -55,9 +43,6 @@ class ReplaySensor(Sensor):
     is in host memory is read before backward begins, and the replay comes before the weights break.
     On a device the verdict arrives some iterations later; their calls are kept meanwhile, and the
     weights are those of now.
-
-    Args:
-        context: Shared parts of the training.
 
     Attributes:
         calls: The calls that are kept.
@@ -110,7 +95,7 @@ class ReplaySensor(Sensor):
         calls, replay = self.calls.own_bytes(), self._inquiry.held_bytes()
         return HeldBytes(calls.host + replay.host, calls.device + replay.device)
 
-    def iteration_planned(self, _event: IterationPlanned) -> None:
+    def iteration_planned(self, _event: on.IterationPlanned) -> None:
         """Take note of what memory is left: samples may take more, or less."""
         self.calls.update_room()
 
@@ -125,31 +110,31 @@ class ReplaySensor(Sensor):
     def _listen(self) -> None:
         if self._is_wanted and not self.why_not and not self._is_listening:
             self._listening_since = self._context.iteration.step
-            self._bus.listen(self, RootCalled)
-            self._bus.listen(self, RootReturned)
+            self._bus.listen(self, on.RootCalled)
+            self._bus.listen(self, on.RootReturned)
             self._is_listening = True  # not before: both are listened to, or are once more
 
     def _ignore(self) -> None:
         if self._is_listening:
             self._is_listening = False
-            self._bus.ignore(self, RootCalled)
-            self._bus.ignore(self, RootReturned)
+            self._bus.ignore(self, on.RootCalled)
+            self._bus.ignore(self, on.RootReturned)
 
     def _stop(self) -> None:
         self._ignore()
         self.calls.clear()
         self._inquiry.stop()
 
-    def compile_called(self, _event: CompileCalled) -> None:
+    def compile_called(self, _event: on.CompileCalled) -> None:
         """Have the calls tapped anew in the next iteration: nothing of ours is to be compiled."""
         self._ignore()
 
-    def devices_known(self, event: DevicesKnown) -> None:
+    def devices_known(self, event: on.DevicesKnown) -> None:
         """Pin memory for values that reach the host later."""
         if event.has_accelerator and self._is_wanted:
             self._inquiry.prepare()
 
-    def root_called(self, event: RootCalled) -> None:
+    def root_called(self, event: on.RootCalled) -> None:
         """Keep a call that records gradients."""
         self._num_heard += 1
         is_backward = graph_task() != -1
@@ -163,7 +148,7 @@ class ReplaySensor(Sensor):
     def _count(self, why: str) -> None:
         self._refusals[why] = self._refusals.get(why, 0) + 1
 
-    def root_returned(self, event: RootReturned) -> None:
+    def root_returned(self, event: on.RootReturned) -> None:
         """Note whether a model has returned its loss."""
         # Numbers of nodes ascend in the order in which a thread makes them.
         self._loss_begins_at = next_sequence_number()
@@ -171,7 +156,7 @@ class ReplaySensor(Sensor):
         if call is not None and call.model is event.module:
             call.returns_loss = loss_in(event.output) is not None
 
-    def iteration_closing(self, event: IterationClosing) -> None:
+    def iteration_closing(self, event: on.IterationClosing) -> None:
         """Measure outputs of modules on a replica, where they are inside of compiled code."""
         wanted = self._samples and Topic.ACTIVATION in self._context.governor.wanted
         is_inside = wanted and self._bus.runs_compiled
@@ -190,15 +175,15 @@ class ReplaySensor(Sensor):
         items = [Item(name, name, t.detach()) for t in tensors_in(output) if t.is_floating_point()]
         self._context.measuring.measure(Topic.ACTIVATION, items, OUTPUT)
 
-    def iteration_closed(self, event: IterationClosed) -> None:
+    def iteration_closed(self, event: on.IterationClosed) -> None:
         """Keep the calls until it is known whether the iteration has failed."""
         self.calls.close(event.iteration.step)
 
-    def iteration_arrived(self, event: IterationArrived) -> None:
+    def iteration_arrived(self, event: on.IterationArrived) -> None:
         """Take note of what is known by now."""
         self._arrived = event.iteration.step
 
-    def iteration_opened(self, event: IterationOpened) -> None:
+    def iteration_opened(self, event: on.IterationOpened) -> None:
         """Replay an iteration that has failed, or go on with that; let go of those that were well."""
         attention = event.attention
         self._is_known = attention.is_known
@@ -241,18 +226,18 @@ class ReplaySensor(Sensor):
         """Take note that it is not, or not any more."""
         self._is_followed = False
 
-    def saved_tensors_hooked(self, _event: SavedTensorsHooked) -> None:
+    def saved_tensors_hooked(self, _event: on.SavedTensorsHooked) -> None:
         """Leave the graphs of this iteration alone: what they have saved may be computed when it is read."""
         self._hooked_at = self._context.iteration.step
 
-    def scaled(self, event: Scaled) -> None:
+    def scaled(self, event: on.Scaled) -> None:
         """Go through the graph of a loss that is known not to be finite."""
         outputs = event.outputs
         if self._is_followed or not self._is_listening:
             return
         self._check_loss(outputs if isinstance(outputs, (list, tuple)) else (outputs,))
 
-    def backward_began(self, event: BackwardBegan) -> None:
+    def backward_began(self, event: on.BackwardBegan) -> None:
         """Without a scaler: go through the loss, and replay before the weights break."""
         if self._inquiry.is_running:
             return

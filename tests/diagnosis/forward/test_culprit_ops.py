@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.origins import Answer, BadInput, Fault, OpTrace, OriginKind, Values
+from ampwatch.diagnosis.evidence.origins import (
+    Answer,
+    BadInput,
+    Fault,
+    OpTrace,
+    Origin,
+    OriginKind,
+    Values,
+)
 from ampwatch.diagnosis.forward.culprit_ops import DOUBT_STEPS, RECURS, CulpritOps
-from ampwatch.diagnosis.forward.kinds import KEEP_OFF_ZERO
+from ampwatch.diagnosis.forward.culprit_words import remedies_for
+from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW, KEEP_OFF_ZERO, MASKED_ROW_NAN
+from ampwatch.diagnosis.forward.origins import Diagnosed
 from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.wire.records import Finding, Measure, Severity, SkipClass, Tried
+from ampwatch.wire.records import Finding, Measure, Remedy, Severity, SkipClass, Tried
 from tests.workshop.origins import BIG, INF, MASK, NAN, TINY, backward, inside, outside, traced
 from tests.workshop.simulation import Simulation
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.origins import Origin
 
 OVER = {"spread_to": {"block", "head", "loss"}, "in_backward": True}
 SKIP = StepVerdict(SkipClass.UNPROVOKED, 1024.0)
@@ -514,3 +521,41 @@ def test_a_second_bad_batch_is_counted(desk: Desk) -> None:
     desk.culprits.goes_on(4, 4)
 
     assert (desk.only.kind, desk.only.count, desk.only.last_step) == ("nonfinite_input", 3, 4)
+
+
+def found(
+    *, kind: object = FORWARD_OVERFLOW, inside: bool = True, dtype: str = "float16"
+) -> Diagnosed:
+    origin = Origin(
+        0,
+        OriginKind.OP,
+        "",
+        "mul",
+        "aten.mul.Tensor",
+        "blocks.2",
+        inside,
+        Phase.FORWARD,
+        Values(dtype, 8, posinf=True),
+    )
+    return Diagnosed(kind, origin, origin.place, "forward")  # type: ignore[arg-type]
+
+
+def test_the_smallest_change_is_tried_first() -> None:
+    """The module, then the residual stream, then the format of all."""
+    assert remedies_for(found(), ["float16"]) == [
+        Remedy(Measure.MODULE_IN_FLOAT32, "blocks.2"),
+        Remedy(Measure.SUMS_IN_FLOAT32),
+        Remedy(Measure.BFLOAT16),
+    ]
+
+
+def test_what_is_no_matter_of_the_dtype_has_no_remedy_to_try() -> None:
+    """Nor has a training without autocast."""
+    assert not remedies_for(found(kind=MASKED_ROW_NAN), ["float16"])
+    assert not remedies_for(found(), [])
+
+
+def test_bfloat16_is_no_remedy_for_bfloat16() -> None:
+    """And outside of the model there is no module to run otherwise."""
+    assert remedies_for(found(inside=False), ["bfloat16"]) == []
+    assert Remedy(Measure.BFLOAT16) not in remedies_for(found(), ["bfloat16"])

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.known import Known
+from ampwatch.diagnosis.detector import Known, Shared
 from ampwatch.diagnosis.evidence.origins import Values
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.steps.steps import StepVerdict

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.diagnosis.evidence.state import BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.evidence.scaler import BrokenWeights, SoundBuffers
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Severity, Topic
 from tests.workshop.origins import outside, traced

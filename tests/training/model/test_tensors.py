@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from ampwatch.training.model.flat import names_of, parts_of
+from ampwatch.training.model.tensors import names_of, parts_of
 
 
 class Shard(NamedTuple):

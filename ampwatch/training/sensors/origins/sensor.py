@@ -8,8 +8,7 @@ from ampwatch.training.devices import is_capturing
 from ampwatch.training.kernels.choice import finite_checks
 from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.private import SEES_COMPILED
-from ampwatch.training.sensors.origins.follower import OriginFollower
-from ampwatch.training.sensors.origins.surroundings import Surroundings
+from ampwatch.training.sensors.origins.follower import OriginFollower, Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class OriginSensor(OpSensor):
-    """Has non-finite values followed where they are: in host memory, or on a device.
-
-    Args:
-        context: Shared parts of the training.
-    """
+    """Has non-finite values followed where they are: in host memory, or on a device."""
 
     name = "births"
     is_thread_safe = True

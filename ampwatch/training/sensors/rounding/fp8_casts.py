@@ -91,9 +91,6 @@ class Fp8Casts(OpSensor):
     there. Formats inside custom ops (Transformer Engine's kernels, torchao's own in CUDA and Triton) are
     not seen, and neither are the insides of tensor subclasses that do not say what they are made of.
 
-    Args:
-        context: Shared parts of the training.
-
     Cost:
         Less than 1 us for other ops; two passes over a small tensor that is divided; six over
         what is cast.

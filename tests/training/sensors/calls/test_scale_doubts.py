@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ampwatch.training.transfer.scale_log import KEPT, ScaleLog
+from ampwatch.training.sensors.calls.scale_doubts import KEPT, ScaleLog
 from tests.training.sensors.late import FakeDevice
 
 

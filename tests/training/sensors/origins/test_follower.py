@@ -16,10 +16,9 @@ from ampwatch.diagnosis.evidence.origins import Fault, OpTrace, OriginKind
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.sensors.origins import follower as origins
-from ampwatch.training.sensors.origins.follower import MAX_FLIGHTS, OriginFollower
+from ampwatch.training.sensors.origins.follower import MAX_FLIGHTS, OriginFollower, Surroundings
 from ampwatch.training.sensors.origins.reading import AtOnce, OnDeviceError
 from ampwatch.training.sensors.origins.sensor import OriginSensor
-from ampwatch.training.sensors.origins.surroundings import Surroundings
 from ampwatch.training.transfer.extremes import Measures
 from tests.training.sensors.late import FakeDevice, Waits
 from tests.training.sensors.listening import STEPPED, Listening, inside

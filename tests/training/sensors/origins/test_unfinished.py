@@ -14,8 +14,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 
 from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.training.ops.info import op_info
-from ampwatch.training.sensors.origins.follower import OriginFollower
-from ampwatch.training.sensors.origins.surroundings import Surroundings
+from ampwatch.training.sensors.origins.follower import OriginFollower, Surroundings
 from tests.training.sensors.listening import STEPPED, Listening
 from tests.training.sensors.origins.test_follower import Following, Told
 

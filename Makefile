@@ -180,13 +180,13 @@ check: $(INSTALLED) ## Check format, lint, types, layers, spelling, and that gen
 	else echo "==> Leaving the dashboards unchecked: they are built with Python 3.11 or newer"; fi
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/codespell $(CODE) $(PROSE)
-	@for page in host.metrics.catalog:metrics settings:settings training.patched:what-is-patched; do \
+	@for page in host.metrics.catalog:metrics settings:settings; do \
 		$(BIN)/python -m ampwatch.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
 			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
-	@for page in api troubleshooting; do \
-		$(BIN)/python -m tools.site.$$page | diff -u docs/$$page.md - || { \
-			echo "expected docs/$$page.md as generated, got the above; run: make docs"; exit 1; }; \
+	@for page in api:api patched:what-is-patched troubleshooting:troubleshooting; do \
+		$(BIN)/python -m tools.site.$${page%:*} | diff -u docs/$${page#*:}.md - || { \
+			echo "expected docs/$${page#*:}.md as generated, got the above; run: make docs"; exit 1; }; \
 	done
 	$(BIN)/python -m ampwatch.diagnosis.kinds --check
 	@$(BIN)/python -m tests.frameworks.matrix | diff -u docs/support.md - || { \
@@ -205,7 +205,7 @@ docs: $(INSTALLED) ## Write what is generated again: tables, pages, pictures (AR
 	$(BIN)/python -m ampwatch.host.metrics.catalog > docs/metrics.md
 	$(BIN)/python -m ampwatch.state.facts > docs/logged-metrics.md
 	$(BIN)/python -m ampwatch.settings > docs/settings.md
-	$(BIN)/python -m ampwatch.training.patched > docs/what-is-patched.md
+	$(BIN)/python -m tools.site.patched > docs/what-is-patched.md
 	$(BIN)/python -m ampwatch.diagnosis.kinds
 	$(BIN)/python -m tools.site.api > docs/api.md
 	$(BIN)/python -m tools.site.troubleshooting > docs/troubleshooting.md

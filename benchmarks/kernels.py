@@ -25,9 +25,8 @@ from conditions import QUIET_ENVIRONMENT, kept, restart_in_quiet_environment, wr
 from ampwatch.numerics.blocks import PART, stretch_of
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.training.kernels import native
-from ampwatch.training.kernels.block_rows import BLOCK_DTYPES, BLOCK_ROW_WORDS
 from ampwatch.training.kernels.eager import EagerKernel
-from ampwatch.training.kernels.rows import ROW_WORDS
+from ampwatch.training.kernels.rows import BLOCK_DTYPES, BLOCK_ROW_WORDS, ROW_WORDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,10 +20,10 @@ import torch
 from conditions import kept, restart_in_quiet_environment, write
 from workloads import WORKLOADS, Training
 
-from ampwatch.training.sensors.births.kept_calls import KeptCall
-from ampwatch.training.sensors.births.origins import OriginFollower
-from ampwatch.training.sensors.births.replay import Replay
-from ampwatch.training.sensors.births.twin_surroundings import TwinSurroundings
+from ampwatch.training.replay.inquiry import ReplicaSurroundings
+from ampwatch.training.replay.kept_calls import KeptCall
+from ampwatch.training.replay.replay import Replay
+from ampwatch.training.sensors.origins.follower import OriginFollower
 from ampwatch.wire.records import Measure, Remedy
 
 WARM_UP_STEPS = 3
@@ -38,9 +38,9 @@ def timed(training: Training) -> float:
 
 
 def replayed(call: KeptCall, remedy: Remedy | None) -> tuple[float, int]:
-    """Return the time of a replay, and the bytes that its twin has for itself. Unit: ms, B."""
+    """Return the time of a replay, and the bytes that its replica has for itself. Unit: ms, B."""
     began = time.perf_counter()
-    around = TwinSurroundings()
+    around = ReplicaSurroundings()
     listener = OriginFollower(around)
     replay = Replay(call, "", 2**30, remedy)
     around.begin(replay, math.nan)
@@ -48,7 +48,7 @@ def replayed(call: KeptCall, remedy: Remedy | None) -> tuple[float, int]:
     around.take(replay.run(listener.note, 1.0))
     listener.end()
     spent = (time.perf_counter() - began) * 1e3
-    return spent, sum(tensor.nbytes for tensor in replay.twin.own_tensors())
+    return spent, sum(tensor.nbytes for tensor in replay.replica.own_tensors())
 
 
 def measure(workload: str, rounds: int) -> dict[str, Any]:

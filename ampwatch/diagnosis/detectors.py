@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.autocast.compiled_backward import CompiledBackward
-from ampwatch.diagnosis.autocast.stale_casts import StaleCasts
+from ampwatch.diagnosis.autocast.casts import CompiledBackward, StaleCasts
 from ampwatch.diagnosis.calls.api_misuse import ApiMisuse
 from ampwatch.diagnosis.escalation import Escalation
 from ampwatch.diagnosis.forward.culprit_ops import CulpritOps
 from ampwatch.diagnosis.forward.forward_range import ForwardRange
 from ampwatch.diagnosis.forward.logits import LogitGrowth
 from ampwatch.diagnosis.gradients.culprits import Culprits
-from ampwatch.diagnosis.gradients.flushed_later import FlushedLater
 from ampwatch.diagnosis.gradients.gradient_range import GradientRange
-from ampwatch.diagnosis.gradients.loss_dtype import LossDtype
-from ampwatch.diagnosis.gradients.lost_gradients import LostGradients
+from ampwatch.diagnosis.gradients.lost_gradients import FlushedLater, LossDtype, LostGradients
 from ampwatch.diagnosis.memory.creep import MemoryCreep
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.diagnosis.performance.syncs import SyncsInStep
@@ -32,8 +29,7 @@ from ampwatch.diagnosis.state.divergence import Divergence
 from ampwatch.diagnosis.state.poisoned_state import PoisonedState
 from ampwatch.diagnosis.state.replica_drift import ReplicaDrift
 from ampwatch.diagnosis.steps.periodic_skips import PeriodicSkips
-from ampwatch.diagnosis.steps.replicas import Replicas
-from ampwatch.diagnosis.steps.shared_scaler import SharedScaler
+from ampwatch.diagnosis.steps.shared_scaler import Replicas, SharedScaler
 from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.diagnosis.time.step_times import StepTimes
 

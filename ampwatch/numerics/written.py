@@ -1,4 +1,4 @@
-"""Loss scales and times of steps as they are read: digits where digits are read at a glance.
+"""Loss scales, times of steps and counts as they are read: digits where digits are read at a glance.
 
 ASCII only, for logs and terminals.
 """
@@ -49,3 +49,14 @@ def step_time(seconds: float) -> str:
 def _digits(scale: float) -> str:
     is_whole = 1 <= scale < MAX_IN_DIGITS and scale == int(scale)
     return str(int(scale)) if is_whole else f"{scale:.6g}"
+
+
+def counted(count: float, noun: str) -> str:
+    """Return a count with its noun: ``1 step``, ``2 steps``."""
+    return f"{count:.0f} {noun}" + ("" if round(count) == 1 else "s")
+
+
+def ordinal(number: int) -> str:
+    """Return an ordinal number in figures: ``1st``, ``12th``, ``23rd``."""
+    is_teen = 10 <= number % 100 <= 20
+    return f"{number}{'th' if is_teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"

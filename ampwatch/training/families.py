@@ -8,12 +8,11 @@ from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.iteration.ledger import IterationLedger
 from ampwatch.training.iteration.programs import Programs
 from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSamples
+from ampwatch.training.replay.sensor import ReplaySensor
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
 from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
 from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
-from ampwatch.training.sensors.births.following import BirthSensor
-from ampwatch.training.sensors.births.replaying import ReplaySensor
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
@@ -24,6 +23,7 @@ from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from ampwatch.training.sensors.ops.refused import RefusedOps
 from ampwatch.training.sensors.ops.waits import WaitSensor
+from ampwatch.training.sensors.origins.sensor import OriginSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.ranges.collectives import CollectiveSensor
 from ampwatch.training.sensors.ranges.flushed_gradients import FlushedGradientSensor
@@ -114,7 +114,7 @@ OF_VALUES = (
     Row(CollectiveSensor, _samples),
     Row(InputSensor, _samples),
     Row(OpCensusSensor, _samples),
-    Row(BirthSensor, _samples),
+    Row(OriginSensor, _samples),
     Row(LogitSensor, _samples),
     Row(LossyCasts, _samples),
     Row(Fp8Casts, _samples),

@@ -48,7 +48,6 @@ class MemoryBudget:
         limit: The limit, for each of the two. Unit: B.
 
     Attributes:
-        limit: As given.
         refused: Sentences about what was not held for want of room.
     """
 

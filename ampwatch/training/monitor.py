@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.pipeline import Diagnosis
     from ampwatch.report.op_lines import By
     from ampwatch.state.facts import Fact
-    from ampwatch.training.part import Part
     from ampwatch.training.scalers.loss_scaler import LossScaler
+    from ampwatch.training.session import Part
     from ampwatch.wire.records import Finding, Severity
 
 __all__ = ["LastStep", "Monitor", "monitor"]

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from ampwatch.diagnosis.evidence.replicas import KEPT_CHECKS
+from ampwatch.diagnosis.evidence.scaler import KEPT_CHECKS
 from ampwatch.diagnosis.news import Reason, is_worse
 from ampwatch.errors import LIMITS, RingError
 from ampwatch.guard import Suppress
 from ampwatch.runtime import RING_SUFFIX
 from ampwatch.training.kernels.admission import is_dtensor
-from ampwatch.training.model.flat import is_in_flat
+from ampwatch.training.model.tensors import is_in_flat
 from ampwatch.wire.records import ChecksumRecord, CulpritRecord, EndRecord, FindingRecord
 from ampwatch.wire.records.fields import MAX_NAME
 from ampwatch.wire.ring import RingReader

@@ -54,12 +54,6 @@ _NEEDED = object()
 def _find(name: str, use: str, without: str = REFUSED, otherwise: Any = _NEEDED) -> Any:
     """Return what has a private name, or what takes its place.
 
-    Args:
-        name: The name below ``torch``.
-        use: What it is used for.
-        without: What happens where it is missing.
-        otherwise: What takes its place.
-
     Raises:
         AttachError: If it is missing and nothing takes its place.
     """

@@ -10,21 +10,16 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 
+from ampwatch import laboratory
 from ampwatch.diagnosis.calls.known_errors import refuses_nonfinite
+from ampwatch.diagnosis.detector import Known
 from ampwatch.diagnosis.evidence.iteration import SamplingCost
-from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.pipeline import Diagnosis, LastStep, SelfCost
 from ampwatch.guard import Account, Guard, Log
 from ampwatch.training import families
 from ampwatch.training.devices import is_readable, limitation
-from ampwatch.training.hooks.bus import Bus
-from ampwatch.training.hooks.events import (
-    BackwardBegan,
-    EndCalled,
-    EndReturned,
-    FactsChanged,
-)
-from ampwatch.training.hooks.open_iteration import OpenIteration
+from ampwatch.training.hooks import events as on
+from ampwatch.training.hooks.bus import Bus, OpenIteration
 from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.iteration.context import Context
@@ -39,18 +34,16 @@ from ampwatch.training.model.home import Home
 from ampwatch.training.model.living import alive
 from ampwatch.training.model.machine import machine_of
 from ampwatch.training.model.names import Names
-from ampwatch.training.model.optimizers import OptimizerRegistry
-from ampwatch.training.model.trained import Trained
+from ampwatch.training.model.optimizers import OptimizerRegistry, Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.ops.mode import USERS_MODES
 from ampwatch.training.other_ranks import Shards
-from ampwatch.training.part import part_of
+from ampwatch.training.replay.sensor import ReplaySensor
 from ampwatch.training.scalers.loss_scaler import NOT_KNOWN, AnswerError, as_outcome, as_scale
-from ampwatch.training.sensors.births.following import BirthSensor
-from ampwatch.training.sensors.births.replaying import ReplaySensor
 from ampwatch.training.sensors.calls.exceptions import describe
 from ampwatch.training.sensors.facts import Notices
 from ampwatch.training.sensors.ops.census import OpCensusSensor
+from ampwatch.training.sensors.origins.sensor import OriginSensor
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.scaler.missed_steps import MissedSteps
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor
@@ -63,12 +56,53 @@ from ampwatch.training.transfer.measuring import Measuring
 from ampwatch.training.transfer.readback import Readback
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ampwatch.diagnosis.detector import Detector
     from ampwatch.settings import Settings
     from ampwatch.training.hooks.sensor import Sensor
     from ampwatch.training.outlet import Outlet
-    from ampwatch.training.part import Part, PartModule
+    from ampwatch.training.sensors.ranges.activations import CallListener
     from ampwatch.training.targets import Targets
-    from ampwatch.wire.records import CensusRecord, WindowRecord
+    from ampwatch.wire.blackbox import Box
+    from ampwatch.wire.records import CensusRecord, RunIdentity, WindowRecord
+
+
+class Part(Protocol):
+    """The part of one training.
+
+    Attributes:
+        sensors: Sensors that are told of events after those that measure values.
+        calls: Is told of the calls of modules.
+    """
+
+    sensors: Sequence[Sensor]
+    calls: CallListener
+
+    def describe(self, box: Box) -> None:
+        """Add to a report what is not in the records."""
+
+
+class PartModule(Protocol):
+    """The module of a part.
+
+    Attributes:
+        DETECTORS: Detectors that come after all others.
+    """
+
+    DETECTORS: Sequence[type[Detector]]
+
+    def make(self, context: Context, identity: RunIdentity, replays: ReplaySensor) -> Part:
+        """Return the part of a training."""
+
+
+def part_of(settings: Settings) -> PartModule | None:
+    """Return the part that the settings ask for; ``None`` without one."""
+    if settings.lab == "off":
+        return None
+    part: PartModule = laboratory.load("training.part")
+    return part
+
 
 logger = Log()
 
@@ -268,10 +302,10 @@ class Session:
         self.bus.exchange(old, self._of_scaler)
         replay = self._one(ReplaySensor)
         if replay is not None:
-            self.bus.ignore(replay, BackwardBegan)  # a loss that breaks no weight can wait
+            self.bus.ignore(replay, on.BackwardBegan)  # a loss that breaks no weight can wait
         self.bus.infers_scale = False
         self._ledger.settle()
-        self.bus.emit(FactsChanged())
+        self.bus.emit(on.FactsChanged())
 
     def _one(self, kind: type[_S]) -> _S | None:
         """Return the sensor of a class; ``None`` where this training has none."""
@@ -342,9 +376,9 @@ class Session:
         self._poll()
         if census is not None:
             self.diagnosis.observe_census(census, time.time_ns())
-        births = self._one(BirthSensor)
-        if births is not None:
-            while births.in_flight and not births.guard.off and time.monotonic() < end:
+        origins = self._one(OriginSensor)
+        if origins is not None:
+            while origins.in_flight and not origins.guard.off and time.monotonic() < end:
                 time.sleep(0.001)
                 self._poll()
         self.diagnosis.end()
@@ -355,9 +389,9 @@ class Session:
 
     def _poll(self) -> None:
         self._diagnosing.run(self._context.deferred.poll)
-        births = self._one(BirthSensor)
-        if births is not None:
-            births.guard.run(births.poll)
+        origins = self._one(OriginSensor)
+        if origins is not None:
+            origins.guard.run(origins.poll)
 
     def ended_by(self, error: BaseException) -> None:
         """Explain the exception that has ended the training, if it is a known one. Never raises."""
@@ -367,9 +401,9 @@ class Session:
         context = self._context
         each = list(describe(error, self._iteration.step, context.names, context.registry))
         # The op at fault first: what it was refused for is its consequence.
-        births = self._one(BirthSensor)
-        if births is not None and any(refuses_nonfinite(one.message) for one in each):
-            births.guard.run(births.refused)
+        origins = self._one(OriginSensor)
+        if origins is not None and any(refuses_nonfinite(one.message) for one in each):
+            origins.guard.run(origins.refused)
         for raised in each:
             self.diagnosis.observe(raised)
 
@@ -411,8 +445,8 @@ class Session:
             self._complain(
                 "end_iteration(): `skipped`", f"{error}; whether the step was taken is not known"
             )
-        self.bus.emit(EndCalled(None))
-        self.bus.emit(EndReturned(scale, False if outcome is None else outcome))
+        self.bus.emit(on.EndCalled(None))
+        self.bus.emit(on.EndReturned(scale, False if outcome is None else outcome))
         if self.bus.at_boundary:
             self.bus.settle()
 
@@ -458,8 +492,8 @@ class Session:
         for guard in self.bus.guards:
             errors += guard.errors
             missed += guard.missed
-        births = self._one(BirthSensor)
-        dropped = self._readback.dropped + missed + (0 if births is None else births.dropped)
+        origins = self._one(OriginSensor)
+        dropped = self._readback.dropped + missed + (0 if origins is None else origins.dropped)
         spent_ns = self._account.spent_ns + int(self._context.governor.hidden_ns)
         return SelfCost(spent_ns, errors, dropped)
 

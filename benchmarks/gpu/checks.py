@@ -22,13 +22,13 @@ import ampwatch
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.training.kernels import native
 from ampwatch.training.kernels.eager import EagerKernel
-from ampwatch.training.kernels.reference import histogram
 from ampwatch.training.kernels.rows import ROW_WORDS, decode
 from ampwatch.training.sensors.window.events import device_work
 from ampwatch.training.sensors.window.recording import Recording
 from benchmarks.gpu.steps import ROOT
 from benchmarks.gpu.trainings import TINY, Found, Gpt2Training, Size, Variant
 from tests.gpu.syncs import sync_debug_mode
+from tests.training.kernels.reference import histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

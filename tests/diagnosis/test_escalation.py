@@ -22,22 +22,26 @@ from ampwatch.diagnosis.escalation import (
     WATCHED_STEPS,
     Escalation,
 )
-from ampwatch.diagnosis.evidence.births import Origin
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
+from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.diagnosis.evidence.rounding import SumSeen
 from ampwatch.diagnosis.forward.culprit_ops import RECURS, CulpritOps
 from ampwatch.diagnosis.steps.skips import CALIBRATION_STEPS
 from ampwatch.diagnosis.steps.steps import StepJudge
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records import Finding, Severity, Topic
-from tests.workshop.births import NAN, born, traced
+from tests.workshop.origins import NAN, inside, traced
+from tests.workshop.replay import Replay, measured
 from tests.workshop.simulation import Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OVER = born(spread_to={"loss"}, in_backward=True)
-POISONED = born("mm", origin=Origin.BUFFER, out=NAN, spread_to={"loss"}, in_backward=True)
+    from ampwatch.diagnosis.evidence.iteration import Attention
+
+
+OVER = inside(spread_to={"loss"}, in_backward=True)
+POISONED = inside("mm", kind=OriginKind.BUFFER, out=NAN, spread_to={"loss"}, in_backward=True)
 NEVER = 10**6
 """A growth interval that no test lives to see."""
 
@@ -394,3 +398,33 @@ def test_suspicions_in_one_watch_are_one_and_there_are_few_watches() -> None:
         seen += _watched(run, WATCHED_STEPS // 2)
 
     assert len(seen) == MAX_WATCHES * WATCHED_STEPS
+
+
+def _flags(attention: Attention) -> tuple[bool, bool, bool]:
+    return attention.trace, attention.inputs, attention.ops
+
+
+def test_a_loss_that_is_not_finite_asks_for_a_trace_and_for_the_inputs() -> None:
+    """In the iterations after it, and for nothing that rounds away."""
+    replay = Replay(scale=1.0, scaled=False)
+    replay.take()
+    replay.take(loss=math.nan)
+
+    assert _flags(replay.diagnosis.attention()) == (True, True, False)
+
+
+def test_an_output_near_the_end_of_float16_is_asked_for_by_name() -> None:
+    """The request is made as long as it is worth it."""
+    replay = Replay()
+    replay.take(measured(Topic.ACTIVATION, "block", [40000.0], "float16"))
+
+    assert set(replay.diagnosis.attention().focus) == {"block"}
+
+
+def test_a_running_sum_in_half_precision_asks_for_the_ops() -> None:
+    """Whether it has stopped takes several additions in a row to tell."""
+    replay = Replay()
+    replay.take()
+    replay.diagnosis.observe(SumSeen(0))
+
+    assert _flags(replay.diagnosis.attention())[2] is True

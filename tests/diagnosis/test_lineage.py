@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from ampwatch.diagnosis.evidence.births import Origin, Values
 from ampwatch.diagnosis.evidence.lineage import Lineage, OpFacts, SeenOp
+from ampwatch.diagnosis.evidence.origins import OriginKind, Values
 from ampwatch.numerics.units.ops import Phase
 
 FACTS = OpFacts(
@@ -57,7 +57,7 @@ def op(name: str, phase: Phase = Phase.FORWARD) -> SeenOp:
 
 def lineage() -> Lineage:
     """One in which nothing has an owner."""
-    return Lineage(3, lambda _key: (Origin.INPUT, ""))
+    return Lineage(3, lambda _key: (OriginKind.INPUT, ""))
 
 
 def run(made: Lineage, what: SeenOp, given: Tensor, out: Tensor) -> None:
@@ -66,25 +66,25 @@ def run(made: Lineage, what: SeenOp, given: Tensor, out: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unseen", "phase", "birth"),
+    ("unseen", "phase", "origin"),
     [
-        pytest.param([1], Phase.FORWARD, (Origin.OP, True), id="made by fused code"),
-        pytest.param([7], Phase.FORWARD, (Origin.INPUT, False), id="given to it"),
-        pytest.param([], Phase.BACKWARD, (Origin.OTHER, False), id="from compiled backward"),
-        pytest.param([], Phase.OPTIMIZER, (Origin.OTHER, False), id="read by an optimizer"),
+        pytest.param([1], Phase.FORWARD, (OriginKind.OP, True), id="made by fused code"),
+        pytest.param([7], Phase.FORWARD, (OriginKind.INPUT, False), id="given to it"),
+        pytest.param([], Phase.BACKWARD, (OriginKind.OTHER, False), id="from compiled backward"),
+        pytest.param([], Phase.OPTIMIZER, (OriginKind.OTHER, False), id="read by an optimizer"),
     ],
 )
 def test_what_fused_code_made_is_born_where_it_is_read_first(
-    unseen: list[int], phase: Phase, birth: tuple[Origin, bool]
+    unseen: list[int], phase: Phase, origin: tuple[OriginKind, bool]
 ) -> None:
-    """The op did not make it, and the birth says so; an input is one as ever, and a gradient blames no op."""
+    """The op did not make it, and the origin says so; an input is one as ever, and a gradient blames no op."""
     followed = lineage()
     followed.unseen(unseen)
     run(followed, op("addmm", phase), Tensor(1, INF), Tensor(2, INF))
-    (born,) = followed.finish([], 1.0).births
+    (found,) = followed.finish([], 1.0).origins
 
-    assert (born.origin, born.is_unseen) == birth
-    assert born.op == "addmm" or born.origin is not Origin.OP
+    assert (found.kind, found.is_unseen) == origin
+    assert found.op == "addmm" or found.kind is not OriginKind.OP
 
 
 def test_it_comes_of_what_was_born_before() -> None:
@@ -96,9 +96,9 @@ def test_it_comes_of_what_was_born_before() -> None:
     run(followed, op("second"), Tensor(3, INF), Tensor(4, INF))
     trace = followed.finish([("weight", Tensor(9, INF))], 1.0)
 
-    (birth,) = trace.births
-    assert (birth.op, birth.spread_to) == ("first", {"second"})
-    assert trace.bad_gradients == {"weight": frozenset({birth.index})}
+    (origin,) = trace.origins
+    assert (origin.op, origin.spread_to) == ("first", {"second"})
+    assert trace.bad_gradients == {"weight": frozenset({origin.index})}
 
 
 def test_but_not_of_a_mask() -> None:
@@ -107,9 +107,12 @@ def test_but_not_of_a_mask() -> None:
     run(followed, op("mask"), Tensor(1, FINE), Tensor(2, MASK))
     followed.unseen([3])
     run(followed, op("second"), Tensor(3, INF), Tensor(4, INF))
-    births = followed.finish([], 1.0).births
+    origins = followed.finish([], 1.0).origins
 
-    assert [(birth.op, birth.is_unseen) for birth in births] == [("mask", False), ("second", True)]
+    assert [(origin.op, origin.is_unseen) for origin in origins] == [
+        ("mask", False),
+        ("second", True),
+    ]
 
 
 def test_the_first_gradient_stays_the_first_when_clipping_has_made_all_of_them_nan() -> None:
@@ -146,7 +149,7 @@ def _in_fp8(key: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("cast", "births"),
+    ("cast", "origins"),
     [
         (Tensor(2, INF), [("first", {"product"})]),
         # A scale makes NaN of it after that.
@@ -154,13 +157,13 @@ def _in_fp8(key: int) -> Tensor:
     ],
 )
 def test_through_fp8_it_comes_of_what_was_cast_to_it(
-    cast: Tensor, births: list[tuple[str, set[str]]]
+    cast: Tensor, origins: list[tuple[str, set[str]]]
 ) -> None:
-    """Nobody reads values of FP8: what is multiplied is born nowhere else, unless it was finite when it was cast."""
+    """Nobody reads values of FP8: what is multiplied has no other origin, unless it was finite when it was cast."""
     followed = lineage()
     run(followed, op("first"), Tensor(1, FINE), Tensor(2, INF))
     followed.settle(op("cast"), [_in_fp8(3)], [cast])
     run(followed, op("product"), _in_fp8(3), Tensor(4, NAN))
 
-    found = followed.finish([], 1.0).births
-    assert [(birth.op, birth.spread_to) for birth in found] == births
+    found = followed.finish([], 1.0).origins
+    assert [(origin.op, origin.spread_to) for origin in found] == origins

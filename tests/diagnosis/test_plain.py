@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ampwatch.diagnosis.evidence.births import BadInput
+from ampwatch.diagnosis.detector import Known
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip
 from ampwatch.diagnosis.evidence.iteration import Iteration, SamplingCost, ScalerSettings
-from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.evidence.ops import OpCensus
+from ampwatch.diagnosis.evidence.origins import BadInput
 from ampwatch.diagnosis.evidence.scaler import CompiledGradients, ScalerChange
 from ampwatch.diagnosis.pipeline import Diagnosis, SelfCost
 from ampwatch.diagnosis.time.step_times import StepTimes

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from ampwatch.numerics.encodings import DTYPES
-from ampwatch.training.kernels.reference import histogram
 from ampwatch.training.kernels.rows import MAX_NUMEL, ROW_WORDS, decode
 from tests.gpu.syncs import sync_debug_mode
+from tests.training.kernels.reference import histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

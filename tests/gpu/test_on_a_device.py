@@ -12,9 +12,9 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis.records.range_records import RangeRecorder
-from ampwatch.training.kernels import reference
 from ampwatch.wire.records import Topic
 from tests.gpu.syncs import sync_debug_mode
+from tests.training.kernels import reference
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration

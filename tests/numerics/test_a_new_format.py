@@ -49,7 +49,7 @@ QUESTIONS = """
 import json
 import torch
 
-from ampwatch.diagnosis.performance.gains import ITEM_BYTES
+from ampwatch.diagnosis.performance.op_shares import ITEM_BYTES
 from ampwatch.host.fleet.ranges import CANDIDATES
 from ampwatch.host.metrics.scopes import dtype_label
 from ampwatch.host.metrics.labels import LABELS
@@ -59,7 +59,7 @@ from ampwatch.numerics.units.kernels.classifier import classify
 from ampwatch.numerics.units.ops import ALIGNMENT, FP8_DTYPES, HALF_DTYPES, TENSOR_DTYPES
 from ampwatch.numerics.whatif import cast
 from ampwatch.report.op_shares import LOW_PRECISION, by_peak
-from ampwatch.training.kernels import reference
+from tests.training.kernels import reference
 from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.native import load

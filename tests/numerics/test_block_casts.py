@@ -18,9 +18,8 @@ from ampwatch.numerics.block_casts import (
 )
 from ampwatch.numerics.blocks import BLOCK_SIZES, PART, BlockHistogram, stretch_of
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.training.kernels.block_rows import BLOCK_ROW_WORDS, decode_blocks
 from ampwatch.training.kernels.eager import EagerKernel
-from ampwatch.training.kernels.rows import ROW_WORDS, decode
+from ampwatch.training.kernels.rows import BLOCK_ROW_WORDS, ROW_WORDS, decode, decode_blocks
 from tests.numerics import trainings
 from tests.numerics.block_oracle import counted, quantised, sqnr_db
 from tests.numerics.oracle import NUMBERS, cast_by_table, cast_by_torch, histogram_of

@@ -19,7 +19,7 @@ from ampwatch.training.hooks.channel import Subscriber
 from ampwatch.training.iteration.governor import DEEP_OPENING, QUIET_AFTER_ALARM
 from ampwatch.training.ops.events import OP_EVENTS, OpSensor
 from ampwatch.training.outlet import Outlet
-from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.origins.sensor import OriginSensor
 from ampwatch.wire.records import SensorFailureRecord
 from tests.promises.conftest import ahead
 from tests.trainings import Run, build
@@ -218,5 +218,5 @@ def test_a_glance_that_fails_leaves_the_call_to_the_handler(
         digests.append(run.digest())
 
     assert digests[0] == digests[1]
-    assert BirthSensor in failed
+    assert OriginSensor in failed
     assert [r for r in caplog.records if "failed and is switched off" in r.message] == []

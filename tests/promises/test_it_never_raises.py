@@ -37,15 +37,14 @@ from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.model.names import Names
 from ampwatch.training.ops.call import OpCounts
 from ampwatch.training.ops.mode import OpMode
-from ampwatch.training.sensors.births.kept_calls import KeptCall
-from ampwatch.training.sensors.births.origins import OriginFollower
-from ampwatch.training.sensors.births.surroundings import Surroundings
+from ampwatch.training.replay.kept_calls import KeptCall
 from ampwatch.training.sensors.calls.gradient_contents import GradContents
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
 from ampwatch.training.sensors.calls.scaled_roots import ScaledRoots
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.fallbacks import Fallbacks
 from ampwatch.training.sensors.ops.inputs import InputSensor
+from ampwatch.training.sensors.origins.follower import OriginFollower, Surroundings
 from ampwatch.training.sensors.ranges.activations import ActivationSensor
 from ampwatch.training.sensors.time.call_notes import CallNotes
 from ampwatch.training.sensors.time.splitting import Splitter

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import ampwatch
 from ampwatch.diagnosis.escalation import Escalation
-from ampwatch.training.sensors.births import inquiry
-from ampwatch.training.sensors.births.replay import Replay
+from ampwatch.training.replay import inquiry
+from ampwatch.training.replay.replay import Replay
 from tests.promises.conftest import ahead, each_recipe
 from tests.trainings import build
 

@@ -22,7 +22,7 @@ import ampwatch
 from ampwatch.diagnosis.time.kinds import STRAGGLER
 from ampwatch.host.fleet import Fleet
 from ampwatch.settings import Settings
-from ampwatch.training.sensors.time import scheduling
+from ampwatch.training.sensors.time import phases
 from tests.stories.step_time import BATCH, WIDTH, Images, Model
 from tests.workshop.played_time import play_time
 
@@ -91,7 +91,7 @@ class Machine:
         self._account.touch()
         self._cpu_ns = self._delay_ns = 0
         self._keep(0.0, 0.0)
-        monkeypatch.setattr(scheduling, "SCHEDSTAT", str(self._account))
+        monkeypatch.setattr(phases, "SCHEDSTAT", str(self._account))
         self.came: list[int] = []
         self.all_came: list[int] = []
         self.wakes: Callable[[], None] = nothing_more

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ampwatch.diagnosis.escalation import FIRST_TRACES
-from ampwatch.diagnosis.evidence.births import OpTrace
+from ampwatch.diagnosis.evidence.origins import OpTrace
 from ampwatch.diagnosis.pipeline import Diagnosis
 from ampwatch.training.iteration import governor
 from tests.stories import backward, communication, forward, not_amp, small_numbers
-from tests.stories.births import BORN
+from tests.stories.origins import ORIGINATE
 from tests.stories.stage import (
     ALARMS,
     check_sick,
@@ -35,7 +35,7 @@ pytestmark = [
 ]
 
 PLAYS = (forward, small_numbers, backward, communication, not_amp)
-FOLLOWED = BORN | {"nonfinite_input", "invalid_operation"}
+FOLLOWED = ORIGINATE | {"nonfinite_input", "invalid_operation"}
 STORIES = [
     story
     for play in PLAYS
@@ -95,12 +95,12 @@ def test_a_burst_ends_and_an_incident_stays_one_finding(
 ) -> None:
     """Though the op is named only some steps after it was traced, and traced until then."""
     monkeypatch.setattr(governor, "OPENING", 0)
-    story = next(s for s in forward.STORIES if s.kind in BORN and "standard" in s.levels)
+    story = next(s for s in forward.STORIES if s.kind in ORIGINATE and "standard" in s.levels)
     program, monitor = watch(partial(story.build, sick=True), "standard", sample_every=10_000)
 
     named = [f for f in monitor.findings if f.kind == story.kind]
     assert len(named) == 1
     assert named[0].count <= program.steps
-    failed = [trace.step for trace in traces if trace.births and not trace.is_replay]
+    failed = [trace.step for trace in traces if trace.origins and not trace.is_replay]
     assert failed == sorted(set(failed))
     assert len(failed) <= FIRST_TRACES + BEHIND + 1

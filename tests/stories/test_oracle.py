@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.stories.births import BORN, Birth, Births
 from tests.stories.collection import STORIES as ALL
+from tests.stories.origins import ORIGINATE, Origin, Origins
 from tests.stories.stage import seed
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ pytestmark = [
 ]
 
 
-def births(story: Story, *, sick: bool) -> tuple[Program, list[Birth]]:
-    """Run a program without ampwatch; return it, and its births in their order if it has to have any."""
+def origins(story: Story, *, sick: bool) -> tuple[Program, list[Origin]]:
+    """Run a program without ampwatch; return it, and its origins in their order if it has to have any."""
     seed()
     program = story.build(sick=sick)
-    if story.kind not in BORN:
+    if story.kind not in ORIGINATE:
         program.run()
         return program, []
-    with Births(program.models) as reference:
+    with Origins(program.models) as reference:
         program.run()
     return program, list(dict.fromkeys(reference.seen))
 
@@ -55,18 +55,18 @@ def births(story: Story, *, sick: bool) -> tuple[Program, list[Birth]]:
 @pytest.mark.parametrize("story", STORIES, ids=str)
 def test_a_story_goes_wrong_where_it_says_and_its_twin_does_not(story: Story) -> None:
     """By what the program itself can see, and by the first op that makes a number infinite."""
-    sick, of_sick = births(story, sick=True)
-    well, of_well = births(story, sick=False)
+    sick, of_sick = origins(story, sick=True)
+    well, of_well = origins(story, sick=False)
 
     assert sick.shows is not None
     assert well.shows is not None
     assert (sick.shows(sick), well.shows(well)) == (True, False)
-    if story.kind in BORN:
+    if story.kind in ORIGINATE:
         if story.kind == "masked_row_nan":
             # Minus infinity is what a mask is made of; NaN is the failure.
-            of_sick = [birth for birth in of_sick if "softmax" in birth.op]
+            of_sick = [origin for origin in of_sick if "softmax" in origin.op]
         # What the twin has as well is meant: the logarithm of a mask.
-        first = next(birth for birth in of_sick if birth not in of_well)
+        first = next(origin for origin in of_sick if origin not in of_well)
         assert first.op == story.op
         if story.phase in {"forward", "eval"}:
-            assert first == Birth(story.where, story.op, story.phase)
+            assert first == Origin(story.where, story.op, story.phase)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampwatch.guard import Account
 from ampwatch.settings import Settings
-from ampwatch.training.hooks.bus import Bus, handler_name
-from ampwatch.training.hooks.open_iteration import OpenIteration
+from ampwatch.training.hooks.bus import Bus, OpenIteration, handler_name
 from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.regions import Regions
 from ampwatch.training.hooks.sensor import Sensor
@@ -18,8 +17,7 @@ from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.memory import MIN_LIMIT, MemoryBudget
 from ampwatch.training.model.home import Home
 from ampwatch.training.model.names import Names
-from ampwatch.training.model.optimizers import OptimizerRegistry
-from ampwatch.training.model.trained import Trained
+from ampwatch.training.model.optimizers import OptimizerRegistry, Trained
 from ampwatch.training.ops.events import OP_EVENTS
 from ampwatch.training.transfer.deferred import Deferred
 from ampwatch.training.transfer.losses import LossSum

@@ -61,7 +61,7 @@ import logging
 import torch
 
 import ampwatch
-from ampwatch.training import patched
+from tools.site import patched
 from ampwatch.training.sensors.scaler import zeroed
 from ampwatch.wire.blackbox.document import from_json
 
@@ -108,6 +108,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("one-more")
     copy = root / "ampwatch"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "static"))
+    shutil.copytree(PACKAGE.parent / "tools", root / "tools")
     (copy / "training/sensors/scaler/zeroed.py").write_text(SENSOR, encoding="utf-8")
     table = copy / "training/families.py"
     text = table.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ import ampwatch
 from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.rows import ROW_BYTES
 from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, limit_of
-from ampwatch.training.sensors.births.kept_calls import KeptCall, own_bytes
+from ampwatch.training.replay.kept_calls import KeptCall, own_bytes
 from ampwatch.training.transfer.measuring import SLABS, Item, Measuring
 from ampwatch.training.transfer.slabs import NORM_BYTES
 from ampwatch.wire.records import MEMORY_PARTS, Topic

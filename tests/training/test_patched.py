@@ -12,8 +12,8 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 import ampwatch
-from ampwatch.training import patched
 from tests.trainings import build
+from tools.site import patched
 
 optimizer_hooks = sys.modules[Optimizer.__module__]
 PAGE = Path(__file__).parents[2] / "docs" / "what-is-patched.md"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.known import Known
+from ampwatch.diagnosis.detector import Known, Shared
 from ampwatch.diagnosis.evidence.ops import Machine, OpCensus, OpKey, OpTally
 from ampwatch.diagnosis.performance.performance import Performance
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase

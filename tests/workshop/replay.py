@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwatch.diagnosis.detector import Known
 from ampwatch.diagnosis.evidence.iteration import SamplingCost, ScalerSettings, TensorRange
-from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.pipeline import Diagnosis, SelfCost
 from ampwatch.settings import Settings
 from ampwatch.wire.records import Topic

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.detector import Shared
+from ampwatch.diagnosis.detector import Known, Shared
 from ampwatch.diagnosis.detectors import DETECTORS
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
-from ampwatch.diagnosis.evidence.known import Known
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.scale.scale_dynamics import ScaleDynamics
 from ampwatch.diagnosis.scale.scale_reset import ScaleReset

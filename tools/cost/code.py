@@ -40,7 +40,6 @@ SETUP = (
     "ampwatch/training/inject",
     "ampwatch/training/launcher.py",
     "ampwatch/training/loggers",
-    "ampwatch/training/patched.py",
 )
 """What of these paths runs before a training, or when somebody asks for it, and in no step that is timed."""
 

@@ -27,7 +27,7 @@ from ampwatch.training import session
 from ampwatch.training.iteration import governor
 from ampwatch.training.iteration.ledger import Clock
 from ampwatch.training.model import machine
-from ampwatch.training.sensors.time import scheduling
+from ampwatch.training.sensors.time import phases
 from tools.cost.code import ROOT
 from tools.site.tutorial import parts
 
@@ -157,7 +157,7 @@ def even(kind: str, assign: Callable[[object, str, Any], None]) -> None:
         assign(session, "Clock", lambda: Clock(monotonic_ns=played, unix_ns=played))
         assign(time, "sleep", played.sleep)
     # Whether the thread had to wait for a core depends on what else the machine does.
-    assign(scheduling, "SCHEDSTAT", os.devnull)
+    assign(phases, "SCHEDSTAT", os.devnull)
     # Into how many pieces a sample is split depends on the time that it takes.
     assign(governor, "WORST_SHARE", math.inf)
 

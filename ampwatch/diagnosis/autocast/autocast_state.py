@@ -6,15 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.autocast.kinds import AUTOCAST_INACTIVE
-from ampwatch.diagnosis.performance.op_shares import (
-    FORWARD,
-    TRAINING,
-    by_module,
-    flops_of,
-    low_flops_of,
-    ops_in,
-    place,
-)
+from ampwatch.diagnosis.performance import op_shares as shares
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import Severity, in_words
 
@@ -96,20 +88,20 @@ class AutocastState:
         )
 
     def _check_regions_elsewhere(self, census: OpCensus) -> None:
-        totals = by_module(census, FORWARD, flops_of)
+        totals = shares.by_module(census, shares.FORWARD, shares.flops_of)
         reasons: Counter[Fallback] = Counter()
-        for key, tally in ops_in(census, FORWARD):
+        for key, tally in shares.ops_in(census, shares.FORWARD):
             if key.fallback in REGION_ELSEWHERE:
-                reasons[key.fallback] += flops_of(key, tally)
+                reasons[key.fallback] += shares.flops_of(key, tally)
         if not reasons.total() > MAX_SHARE_ELSEWHERE * totals.total():
             return
         reason = reasons.most_common(1)[0][0]
 
         def amount(key: OpKey, tally: OpTally) -> int:
-            return flops_of(key, tally) if key.fallback is reason else 0
+            return shares.flops_of(key, tally) if key.fallback is reason else 0
 
         share = reasons[reason] / totals.total()
-        where = place(by_module(census, FORWARD, amount), totals)
+        where = shares.place(shares.by_module(census, shares.FORWARD, amount), totals)
         self._say(
             census,
             Severity.WARNING,
@@ -120,9 +112,9 @@ class AutocastState:
         )
 
     def _check_none(self, census: OpCensus, *, is_scaled: bool) -> None:
-        totals = by_module(census, TRAINING, flops_of)
+        totals = shares.by_module(census, shares.TRAINING, shares.flops_of)
         flops = totals.total()
-        if census.autocast_dtypes or by_module(census, TRAINING, low_flops_of):
+        if census.autocast_dtypes or shares.by_module(census, shares.TRAINING, shares.low_flops_of):
             self._usual_flops = max(self._usual_flops, flops)
             self._idle = 0
             return
@@ -142,7 +134,7 @@ class AutocastState:
         self._say(
             census,
             severity,
-            place(totals, totals),
+            shares.place(totals, totals),
             f"no matmul ran in low precision and no autocast region was entered in"
             f" {self._idle} checks in a row, although {' and '.join(expected)}",
             {"looks": float(self._idle), "float32_flops": float(flops)},

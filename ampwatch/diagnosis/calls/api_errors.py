@@ -12,7 +12,7 @@ from ampwatch.diagnosis.calls.known_errors import (
     RECURRENT,
     KnownError,
 )
-from ampwatch.diagnosis.counting import counted
+from ampwatch.numerics.written import counted
 from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:

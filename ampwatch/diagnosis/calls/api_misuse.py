@@ -17,7 +17,6 @@ from ampwatch.diagnosis.calls.kinds import (
     UNSCALED_STEP,
 )
 from ampwatch.diagnosis.calls.known_errors import BCE
-from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.calls import (
     AutocastBackward,
@@ -31,7 +30,7 @@ from ampwatch.diagnosis.evidence.calls import (
     ScaledStep,
 )
 from ampwatch.diagnosis.state.kinds import PARAM_NONFINITE
-from ampwatch.numerics.written import scale_text
+from ampwatch.numerics.written import counted, scale_text
 from ampwatch.wire.records import Severity, in_words
 
 if TYPE_CHECKING:

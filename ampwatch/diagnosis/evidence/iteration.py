@@ -7,16 +7,89 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, field
 
-from ampwatch.diagnosis.evidence.time import NO_TIME
+from ampwatch.wire.records import NO_PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from ampwatch.diagnosis.evidence.ops import OpCensus, Window
-    from ampwatch.diagnosis.evidence.time import StepTime
     from ampwatch.numerics.blocks import BlockHistogram
     from ampwatch.numerics.exponents import ExponentHistogram
-    from ampwatch.wire.records import Topic
+    from ampwatch.wire.records import Phases, Topic
+
+
+class Attention(NamedTuple):
+    """Requests for the next iteration, whatever the governor has planned; looks are planned by it.
+
+    Attributes:
+        trace: Something has failed: follow non-finite values from op to op.
+        inputs: Something failed lately: add up what the models are given.
+        ops: Something may be rounding away: have all ops observed.
+        focus: Names of the modules whose outputs are measured.
+        failed: The newest iteration that has failed and whose calls are to be made again; -1
+            without one.
+        failed_scale: The loss scale of that iteration; NaN without one.
+        is_unexplained: Whether neither calibration nor a growth of the scale explains that it failed.
+        is_known: Whether a failure goes on that is not new any more: nothing is to be made again for now.
+        look_every: Iterations of which the operands of ops are to be read in one; 0 for none.
+    """
+
+    trace: bool = False
+    inputs: bool = False
+    ops: bool = False
+    focus: AbstractSet[str] = frozenset()
+    failed: int = -1
+    failed_scale: float = math.nan
+    is_unexplained: bool = False
+    is_known: bool = False
+    look_every: int = 0
+
+    @property
+    def is_closer(self) -> bool:
+        """Whether the iteration itself is to be observed more closely than planned."""
+        return self.trace or self.inputs or self.ops or bool(self.focus)
+
+
+class StepTime(NamedTuple):
+    """The time of one iteration as the host sees it.
+
+    Attributes:
+        phases: Where it went, by phase. Unit: s.
+        samples: Samples so far, as the program has said; -1 without a word.
+        tokens: Tokens so far, likewise.
+        cpu_ns: CPU time of the training thread so far; -1 where it is not known. Unit: ns.
+        run_delay_ns: Time so far in which it had no core, likewise. Unit: ns.
+        numel: Elements of what the model was called with, all calls together; 0 where it is not known.
+        workers: Workers of the DataLoaders that were asked; -1 without one, or if they have different numbers.
+        is_ahead: Whether the training is on a device: then the host is ahead of it, and its times say
+            nothing of what a step takes.
+    """
+
+    phases: Phases = NO_PHASES
+    samples: int = -1
+    tokens: int = -1
+    cpu_ns: int = -1
+    run_delay_ns: int = -1
+    numel: int = 0
+    workers: int = -1
+    is_ahead: bool = False
+
+
+class DevicePhases(NamedTuple):
+    """The time of one iteration on its device.
+
+    Attributes:
+        step: Index of the iteration.
+        phases: Where it went, by phase. Unit: s.
+    """
+
+    step: int
+    phases: Phases
+
+
+NO_TIME = StepTime()
+"""The time of an iteration that nobody has timed."""
 
 
 class ScalerSettings(NamedTuple):

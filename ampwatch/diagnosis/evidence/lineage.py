@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ampwatch.diagnosis.evidence.births import (
+from ampwatch.diagnosis.evidence.origins import (
     NOT_ASKED,
     Answer,
-    Birth,
     Fault,
     OpTrace,
     Origin,
+    OriginKind,
     Values,
 )
 from ampwatch.numerics.units.ops import FP8_DTYPES, Phase
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-MAX_BIRTHS = 256
-"""Births that are remembered of one iteration; what follows the first of them seldom matters."""
+MAX_ORIGINS = 256
+"""Origins that are remembered of one iteration; what follows the first of them seldom matters."""
 
 MAKES_NONE = frozenset({"_amp_update_scale_", "_amp_foreach_non_finite_check_and_unscale_"})
 """Ops of the scaler. They write what is not finite already, or was not meant to be."""
@@ -63,7 +63,7 @@ class Operand(Protocol):
 
 
 class OpFacts(NamedTuple):
-    """Facts about the op of a birth besides its place; the fields are those of ``Birth``."""
+    """Facts about the op of an origin besides its place; the fields are those of ``Origin``."""
 
     overload: str
     needs_grad: bool
@@ -86,8 +86,8 @@ class SeenOp(NamedTuple):
         is_inside: Whether a watched module was running.
         nonfinite: The first Python number among the arguments that is not finite, if any.
         is_scaling: Whether it reads the loss scale.
-        facts: Returns what else there is to say, for a birth.
-        ask: Computes the op once more, for a birth of finite inputs; given the place of the output.
+        facts: Returns what else there is to say, for an origin.
+        ask: Computes the op once more, for an origin of finite inputs; given the place of the output.
         is_beside_graph: Returns whether the user's code computes with gradients there, in a hook of
             backward or between it and the step.
     """
@@ -118,10 +118,10 @@ class Lineage:
         is_clean: Whether no values are known that are not finite.
     """
 
-    def __init__(self, step: int, owner: Callable[[int], tuple[Origin, str]]) -> None:
+    def __init__(self, step: int, owner: Callable[[int], tuple[OriginKind, str]]) -> None:
         self.trace = OpTrace(step)
         self._owner = owner
-        self._births: list[Birth] = []
+        self._origins: list[Origin] = []
         self._tainted: dict[int, tuple[int, frozenset[int]]] = {}
         self._foreign: dict[int, int] = {}
         self._hidden: set[int] = set()
@@ -176,15 +176,15 @@ class Lineage:
                 self._tainted.pop(output.key, None)
                 continue
             out = bad[index]
-            births = parents
+            origins = parents
             if (out.nans and not has_nans) or not parents:
-                births = frozenset({self._born(op, out, index, given, parents)})
+                origins = frozenset({self._originate(op, out, index, given, parents)})
             else:
-                self._spread(births, op)
+                self._spread(origins, op)
             # Unscaling and clipping write into all gradients at once: what was not finite there has
             # been so since it was made, and the first of them is the culprit's.
-            since, known = before.get(output.key, (self._count, births))
-            self._tainted[output.key] = since if known <= births else self._count, births
+            since, known = before.get(output.key, (self._count, origins))
+            self._tainted[output.key] = since if known <= origins else self._count, origins
 
     def knows(self, keys: Iterable[int]) -> bool:
         """Whether values that are not finite are known at any of these keys."""
@@ -198,7 +198,7 @@ class Lineage:
     def _read(
         self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
     ) -> tuple[list[Values], frozenset[int], bool]:
-        """Return the finite inputs, the births that the others are made of, and if any is NaN."""
+        """Return the finite inputs, the origins that the others are made of, and if any is NaN."""
         given: list[Values] = []
         parents: frozenset[int] = frozenset()
         has_nans = False
@@ -209,7 +209,7 @@ class Lineage:
                 suspect = self._suspects.get(operand.key)
                 if known is not None:
                     parents |= known[1]
-                    has_nans = has_nans or any(self._births[b].out.nans for b in known[1])
+                    has_nans = has_nans or any(self._origins[b].out.nans for b in known[1])
                 elif suspect is not None:
                     parents |= {self._found(op, operand.key, suspect)}
                     has_nans = has_nans or suspect.nans
@@ -248,8 +248,8 @@ class Lineage:
             for operand in inputs:
                 known = self._tainted.get(operand.key)
                 if known is not None and operand.is_float and not operand.is_finite():
-                    for birth in known[1]:
-                        self._births[birth].absorbed_by[op.name] += 1
+                    for origin in known[1]:
+                        self._origins[origin].absorbed_by[op.name] += 1
         if any(output.is_float for output in outputs) and _hides(op):
             self._hide_gradients(op, {output.key for output in outputs}, inputs)
         carried = self._carried(outputs, inputs)
@@ -260,14 +260,14 @@ class Lineage:
                 self._tainted[output.key] = self._count, carried
 
     def _carried(self, outputs: Sequence[Operand], inputs: Iterable[Operand]) -> frozenset[int]:
-        """Return the births that go into outputs of an FP8 format, whose own values are not read."""
-        births: frozenset[int] = frozenset()
+        """Return the origins that go into outputs of an FP8 format, whose own values are not read."""
+        origins: frozenset[int] = frozenset()
         if any(output.dtype_name in FP8_DTYPES for output in outputs):
             for operand in inputs:
                 known = self._tainted.get(operand.key)
                 if known is not None and not (operand.is_float and operand.is_finite()):
-                    births |= known[1]
-        return births
+                    origins |= known[1]
+        return origins
 
     def _hide_gradients(
         self, op: SeenOp, written: AbstractSet[int], inputs: Iterable[Operand]
@@ -277,9 +277,9 @@ class Lineage:
             known = self._tainted.get(operand.key)
             # What is written in place has been read before that.
             if known is not None and (operand.key in written or not operand.is_finite()):
-                for birth in known[1] - self._checked:
-                    if self._births[birth].phase is Phase.BACKWARD:
-                        self._births[birth].hidden_by = op.name
+                for origin in known[1] - self._checked:
+                    if self._origins[origin].phase is Phase.BACKWARD:
+                        self._origins[origin].hidden_by = op.name
 
     def hide(self, keys: Iterable[int]) -> None:
         """Values were written by an op that is nobody's failure, and that was not observed."""
@@ -290,7 +290,7 @@ class Lineage:
     def unseen(self, keys: Iterable[int]) -> None:
         """Code that computes without ops has run, and may have written the values at some keys.
 
-        What is not finite there comes from what was born before, or was born in that code, of
+        What is not finite there comes from an origin before, or has its origin in that code, of
         which the op that reads it is all that is seen.
         """
         self._has_unseen = True
@@ -303,9 +303,9 @@ class Lineage:
             gradients: The gradients that there are at the end, with the names of their parameters.
             scale: The loss scale; NaN without one, or if it is not known.
         """
-        if self._births:
+        if self._origins:
             self.trace.scale = scale
-            self.trace.births = self._births
+            self.trace.origins = self._origins
             self.trace.bad_gradients = self._bad(gradients)
         return self.trace
 
@@ -317,9 +317,9 @@ class Lineage:
             known = self._tainted.get(gradient.key, unseen)
             if known is not None and gradient.is_float and not gradient.is_finite():
                 found.append((known[0], name, known[1]))
-        return {name: births for _, name, births in sorted(found, key=lambda item: item[0])}
+        return {name: origins for _, name, origins in sorted(found, key=lambda item: item[0])}
 
-    def _born(
+    def _originate(
         self,
         op: SeenOp,
         out: Values,
@@ -339,7 +339,7 @@ class Lineage:
         # NaN of infinities is no question of precision: inf - inf, 0 * inf.
         answer = Answer(Fault.INVALID) if parents else op.ask(index)
         return self._add(
-            Origin.OP,
+            OriginKind.OP,
             op,
             out,
             out_index=index,
@@ -349,16 +349,16 @@ class Lineage:
         )
 
     def _found(self, op: SeenOp, key: int, values: Values) -> int:
-        """Return the birth of values that no op was seen to make."""
+        """Return the origin of values that no op was seen to make."""
         if key in self._hidden:
             return self._another(op, values)
         known = self._foreign.get(key)
         if known is None:
-            origin, name = self._owner(key)
-            if origin is Origin.INPUT and self._is_made_unseen(op, key):
+            kind, name = self._owner(key)
+            if kind is OriginKind.INPUT and self._is_made_unseen(op, key):
                 return self._found_unseen(op, key, values)
-            sent = self._sent() if origin is Origin.INPUT and op.phase is Phase.BACKWARD else ()
-            known = sent[-1] if sent else self._add(origin, op, values, name=name)
+            sent = self._sent() if kind is OriginKind.INPUT and op.phase is Phase.BACKWARD else ()
+            known = sent[-1] if sent else self._add(kind, op, values, name=name)
             self._foreign[key] = known
         return known
 
@@ -374,18 +374,18 @@ class Lineage:
         # A gradient that nobody has seen being made says nothing about the op that reads it.
         if key not in self._unseen:
             return self._another(op, values)
-        born = self._add(Origin.OP, op, values)
-        self._births[born].is_unseen = True
-        return born
+        index = self._add(OriginKind.OP, op, values)
+        self._origins[index].is_unseen = True
+        return index
 
     def _before_unseen(self) -> list[int]:
-        """Return the birth that what was made unseen comes from, if any: the first that is no mask."""
+        """Return the origin that what was made unseen comes from, if any: the first that is no mask."""
         return [
-            birth.index
-            for birth in self._births
+            origin.index
+            for origin in self._origins
             if self._has_unseen
-            and birth.origin is not Origin.OTHER
-            and not birth.out.is_negative_only
+            and origin.kind is not OriginKind.OTHER
+            and not origin.out.is_negative_only
         ][:1]
 
     def _sent(self) -> list[int]:
@@ -395,24 +395,24 @@ class Lineage:
         when it does.
         """
         return [
-            birth.index
-            for birth in self._births
-            if birth.is_hook and birth.origin is Origin.OP and not birth.absorbed_by
+            origin.index
+            for origin in self._origins
+            if origin.is_hook and origin.kind is OriginKind.OP and not origin.absorbed_by
         ]
 
     def _constant(self, op: SeenOp, number: float) -> int:
         out = Values("", 1, math.isnan(number), number == math.inf, number == -math.inf)
-        return self._add(Origin.CONSTANT, op, out)
+        return self._add(OriginKind.CONSTANT, op, out)
 
     def _another(self, op: SeenOp, out: Values) -> int:
-        """Return the birth that stands for all that are not kept apart."""
+        """Return the origin that stands for all that are not kept apart."""
         if self._other is None:
-            self._other = self._add(Origin.OTHER, op, out)
+            self._other = self._add(OriginKind.OTHER, op, out)
         return self._other
 
     def _add(
         self,
-        origin: Origin,
+        kind: OriginKind,
         op: SeenOp,
         out: Values,
         *,
@@ -422,11 +422,11 @@ class Lineage:
         parents: frozenset[int] = frozenset(),
         answer: Answer = NOT_ASKED,
     ) -> int:
-        if len(self._births) >= MAX_BIRTHS and origin is not Origin.OTHER:
+        if len(self._origins) >= MAX_ORIGINS and kind is not OriginKind.OTHER:
             return self._another(op, out)
-        birth = Birth(
-            index=len(self._births),
-            origin=origin,
+        origin = Origin(
+            index=len(self._origins),
+            kind=kind,
             name=name,
             op=op.name,
             module=op.module,
@@ -439,17 +439,17 @@ class Lineage:
             answer=answer,
             **op.facts()._asdict(),
         )
-        self._births.append(birth)
-        return birth.index
+        self._origins.append(origin)
+        return origin.index
 
-    def _spread(self, births: Iterable[int], op: SeenOp) -> None:
+    def _spread(self, origins: Iterable[int], op: SeenOp) -> None:
         where = op.module if op.is_inside else "loss"
-        for number in births:
-            birth = self._births[number]
+        for number in origins:
+            origin = self._origins[number]
             if op.phase is Phase.BACKWARD:
-                birth.in_backward = True
+                origin.in_backward = True
             else:
-                birth.spread_to.add(where)
+                origin.spread_to.add(where)
 
 
 def _hides(op: SeenOp) -> bool:

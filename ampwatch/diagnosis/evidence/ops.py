@@ -15,6 +15,54 @@ if TYPE_CHECKING:
     from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 
 
+class LogitsRead(NamedTuple):
+    """The largest attention logit of a module in one iteration.
+
+    Attributes:
+        step: Index of the iteration, from 0.
+        where: Qualified name of the module.
+        op: Base name of the ATen op that made shares of them.
+        dtype: Name of the dtype of the logits; of query and key where attention is fused.
+        largest: The largest one.
+        is_bound: Whether it is not larger than that, computed from the norms of query and key.
+        source: ``file:line`` of the user's code; empty if unknown.
+        reach: The largest norm of a query times that of a key, up to a factor that stays; 0.0 if unknown.
+    """
+
+    step: int
+    where: str
+    op: str
+    dtype: str
+    largest: float
+    is_bound: bool
+    source: str = ""
+    reach: float = 0.0
+
+
+class WaitingLine(NamedTuple):
+    """A line of the program at which the host waits for the device.
+
+    Attributes:
+        source: ``file:line``; empty where no frame is the user's.
+        op: What waits, as a user calls it: ``item``, ``nonzero``, ``copy to the host``.
+    """
+
+    source: str
+    op: str
+
+
+class HostWaits(NamedTuple):
+    """The waits of an iteration whose ops were observed.
+
+    Attributes:
+        step: Its index.
+        lines: The lines, and how often the host has waited at each; empty if it never has.
+    """
+
+    step: int
+    lines: dict[WaitingLine, int]
+
+
 TENSOR_CORES_FROM = (7, 0)
 """Compute capability of the first GPUs that have tensor cores."""
 

@@ -93,11 +93,7 @@ class BrokenScale(NamedTuple):
 
 
 class SumSeen(NamedTuple):
-    """A small tensor in half precision was added to, which may be a running sum.
-
-    Attributes:
-        step: The iteration.
-    """
+    """A small tensor in half precision was added to, which may be a running sum."""
 
     step: int
 

@@ -1,8 +1,76 @@
-"""Observations of scalers, casts and compiled code, made on the spot; no torch here."""
+"""Observations of scalers, casts, compiled code, state and replicas, made on the spot; no torch here."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ampwatch.wire.records import ChecksumRecord
+
+
+class SoundBuffers(NamedTuple):
+    """Floating-point buffers before the first iteration.
+
+    Attributes:
+        names: Names of those without NaN and infinities.
+        broken: Names of the others.
+    """
+
+    names: frozenset[str]
+    broken: frozenset[str] = frozenset()
+
+
+class BadOption(NamedTuple):
+    """An option of an optimizer that is NaN or infinite, as a schedule may make it.
+
+    Attributes:
+        name: Its name in the parameter group: ``lr``, ``weight_decay``.
+        value: Its value.
+        optimizer: Number of the optimizer.
+    """
+
+    name: str
+    value: float
+    optimizer: int
+
+
+class BrokenWeights(NamedTuple):
+    """Parameters that were NaN before the first iteration, and still are at its end.
+
+    Attributes:
+        step: The iteration.
+        first: Name of the first of them, in the order of the model.
+        dtype: Name of its dtype.
+        tensors: How many there are.
+    """
+
+    step: int
+    first: str
+    dtype: str
+    tensors: int
+
+
+GROUPS = 4
+"""Groups that the weights of a check are summed in: where some have come apart, the others say
+whether the ranks still train together."""
+
+
+KEPT_CHECKS = 4
+"""Newest checks of the weights of a rank that are compared with those of others."""
+
+
+class CheckedWeights(NamedTuple):
+    """The newest checks of the ranks of a machine.
+
+    Attributes:
+        step: The open iteration.
+        checks: By rank, the oldest first; that of this rank among them.
+    """
+
+    step: int
+    checks: Mapping[int, Sequence[ChecksumRecord]]
 
 
 class ScalerChange(NamedTuple):

@@ -1,1 +1,1 @@
-"""Findings about the forward pass: births and ranges of activations."""
+"""Findings about the forward pass: origins and ranges of activations."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.causes import INCIDENT_STEPS, LASTING, is_left_behind
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.births import BadInput, OpTrace, Origin
-from ampwatch.diagnosis.forward.births import diagnose
+from ampwatch.diagnosis.evidence.origins import BadInput, OpTrace, OriginKind
 from ampwatch.diagnosis.forward.culprit_words import advice_of, summary_of
 from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.diagnosis.forward.kinds import (
@@ -16,13 +15,14 @@ from ampwatch.diagnosis.forward.kinds import (
     NONFINITE_INPUT,
     REDUCE_OVERFLOW,
 )
+from ampwatch.diagnosis.forward.origins import diagnose
 from ampwatch.diagnosis.forward.persistence import ScaleWitness
 from ampwatch.diagnosis.state.kinds import BUFFER_NONFINITE
 from ampwatch.wire.records import Finding, Severity
 
 if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.forward.births import Diagnosed
+    from ampwatch.diagnosis.forward.origins import Diagnosed
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 RECURS = 3
@@ -194,7 +194,7 @@ class CulpritOps(Detector):
                 f
                 for f in self._book.of_kind(found.kind.slug)
                 if found.kind in (NONFINITE_INPUT, BACKWARD_NONFINITE_ANY_SCALE, REDUCE_OVERFLOW)
-                or (f.op == found.birth.op and f.source == found.birth.source != "")
+                or (f.op == found.origin.op and f.source == found.origin.source != "")
             ),
             None,
         )
@@ -207,8 +207,8 @@ class CulpritOps(Detector):
 
 
 def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
-    birth = found.birth
-    is_op = birth.origin is Origin.OP or found.kind is not NONFINITE_INPUT
+    origin = found.origin
+    is_op = origin.kind is OriginKind.OP or found.kind is not NONFINITE_INPUT
     severity = Severity.WARNING if found.phase == "eval" else Severity.CRITICAL
     if (
         trace.is_scaled
@@ -223,10 +223,10 @@ def _finding(found: Diagnosed, trace: OpTrace) -> Finding:
         summary=summary_of(found, trace.step) + (_OF_COMPILED if trace.of_compiled else ""),
         severity=severity,
         kind_advice=advice_of(found, trace.tried),
-        op=birth.op if is_op else "",
+        op=origin.op if is_op else "",
         phase=found.phase,
-        dtype=birth.out.dtype or "float32",
-        source=birth.source,
+        dtype=origin.out.dtype or "float32",
+        source=origin.source,
         evidence=_evidence(found) | ({"tried_step": float(trace.step)} if trace.tried else {}),
         tried=tuple(trace.tried),
     )
@@ -239,14 +239,14 @@ _OF_COMPILED = (
 
 
 def _evidence(found: Diagnosed) -> dict[str, float]:
-    birth = found.birth
+    origin = found.origin
     evidence = {
-        "numel": float(birth.out.numel),
-        "in_amax": birth.in_amax,
-        "out_amax": birth.out.amax,
-        "dtype_max": limit_of(birth.out.dtype),
-        "in_amin": min((v.amin for v in birth.inputs if not math.isnan(v.amin)), default=math.nan),
-        "number": birth.number,
+        "numel": float(origin.out.numel),
+        "in_amax": origin.in_amax,
+        "out_amax": origin.out.amax,
+        "dtype_max": limit_of(origin.out.dtype),
+        "in_amin": min((v.amin for v in origin.inputs if not math.isnan(v.amin)), default=math.nan),
+        "number": origin.number,
         "other_births": float(found.others),
     }
     return {name: value for name, value in evidence.items() if not math.isnan(value)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.evidence.births import Fault, Origin
+from ampwatch.diagnosis.evidence.origins import Fault, OriginKind
 from ampwatch.diagnosis.forward.faults import WIDE, fault_of, is_of_nothing, is_of_scale, limit_of
 from ampwatch.diagnosis.forward.kinds import (
     BACKWARD_NONFINITE_ANY_SCALE,
@@ -25,8 +25,8 @@ from ampwatch.wire.records import Measure, Remedy, in_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.births import Birth
-    from ampwatch.diagnosis.forward.births import Diagnosed
+    from ampwatch.diagnosis.evidence.origins import Origin
+    from ampwatch.diagnosis.forward.origins import Diagnosed
     from ampwatch.wire.records import Tried
 
 CURABLE = (FORWARD_OVERFLOW, SILENT_OVERFLOW, FORWARD_NAN_UNDERFLOW)
@@ -40,13 +40,13 @@ def remedies_for(found: Diagnosed, autocast_dtypes: Sequence[str]) -> list[Remed
         found: The failure.
         autocast_dtypes: Dtypes of autocast in the call that failed.
     """
-    birth = found.birth
+    origin = found.origin
     # What is computed in float32 already has no wider format to be cured by.
-    if found.kind not in CURABLE or birth.out.dtype not in HALF_DTYPES or not autocast_dtypes:
+    if found.kind not in CURABLE or origin.out.dtype not in HALF_DTYPES or not autocast_dtypes:
         return []
     remedies = []
-    if birth.is_inside:
-        remedies.append(Remedy(Measure.MODULE_IN_FLOAT32, birth.module))
+    if origin.is_inside:
+        remedies.append(Remedy(Measure.MODULE_IN_FLOAT32, origin.module))
         remedies.append(Remedy(Measure.SUMS_IN_FLOAT32))
     if "float16" in autocast_dtypes:
         remedies.append(Remedy(Measure.BFLOAT16))
@@ -55,16 +55,16 @@ def remedies_for(found: Diagnosed, autocast_dtypes: Sequence[str]) -> list[Remed
 
 def summary_of(found: Diagnosed, step: int) -> str:
     """Return one sentence or two: what happened, in which op of which module, since when."""
-    birth = found.birth
+    origin = found.origin
     words = {
-        "op": _op(birth),
+        "op": _op(origin),
         "became": _became(found),
-        "inputs": _inputs(birth),
-        "dtype": birth.out.dtype,
-        "limit": f"{limit_of(birth.out.dtype):.6g}",
-        "squashed": birth.absorbed_by.most_common(1)[0][0] if birth.absorbed_by else "",
-        "unshown": _UNSHOWN[birth.is_inside],
-        "hidden_by": birth.hidden_by,
+        "inputs": _inputs(origin),
+        "dtype": origin.out.dtype,
+        "limit": f"{limit_of(origin.out.dtype):.6g}",
+        "squashed": origin.absorbed_by.most_common(1)[0][0] if origin.absorbed_by else "",
+        "unshown": _UNSHOWN[origin.is_inside],
+        "hidden_by": origin.hidden_by,
         "where": in_words(found.where),
         "step": str(step),
         "why": _why(found),
@@ -73,18 +73,20 @@ def summary_of(found: Diagnosed, step: int) -> str:
 
 
 def _sentence(found: Diagnosed) -> str:
-    birth, slug = found.birth, found.kind.slug
+    origin, slug = found.origin, found.kind.slug
     special = {
-        _UNSEEN: birth.is_unseen,
+        _UNSEEN: origin.is_unseen,
         _HIDDEN: is_hidden(found),
-        _OF_NOTHING: found.kind is FORWARD_NAN_UNDERFLOW and is_of_nothing(birth),
-        _OF_MASK: found.kind is MASKED_ROW_NAN and "softmax" not in birth.op,
+        _OF_NOTHING: found.kind is FORWARD_NAN_UNDERFLOW and is_of_nothing(origin),
+        _OF_MASK: found.kind is MASKED_ROW_NAN and "softmax" not in origin.op,
     }
     for sentence, applies in special.items():
         if applies:
             return sentence
-    by_origin = _WRITTEN if birth.origin is not Origin.OP else _OF_INFINITY if birth.parents else {}
-    return by_origin.get(slug, _SENTENCES[slug])
+    by_kind = (
+        _WRITTEN if origin.kind is not OriginKind.OP else _OF_INFINITY if origin.parents else {}
+    )
+    return by_kind.get(slug, _SENTENCES[slug])
 
 
 def is_hidden(found: Diagnosed) -> bool:
@@ -178,15 +180,15 @@ _SENTENCES = {
 
 def _why(found: Diagnosed) -> str:
     """Return the reason in the words of IEEE 754."""
-    birth = found.birth
+    origin = found.origin
     if found.kind is INVALID_OPERATION:
         # A division by zero is what IEEE 754 calls any exact infinity of finite operands.
-        return "an invalid operation" if birth.out.nans else "its exact result is infinite"
+        return "an invalid operation" if origin.out.nans else "its exact result is infinite"
     if found.is_lasting:
         return "which did not become smaller while the loss scale fell"
-    if fault_of(birth) is Fault.INVALID:
+    if fault_of(origin) is Fault.INVALID:
         return "an invalid operation in any precision"
-    if is_of_scale(birth):
+    if is_of_scale(origin):
         return "which fit its format only at a loss scale too small for any other gradient"
     return "because it is at a point without a finite result, as a division by zero is"
 
@@ -202,8 +204,8 @@ _AUTOCAST_IS_OFF = (
 
 
 def _is_half_itself(found: Diagnosed) -> bool:
-    birth = found.birth
-    is_half = birth.has_autocast is False and birth.out.dtype in HALF
+    origin = found.origin
+    is_half = origin.has_autocast is False and origin.out.dtype in HALF
     return found.kind in CURABLE and is_half and not is_hidden(found)
 
 
@@ -214,13 +216,13 @@ def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
         found: The failure.
         tried: Remedies that were tried; what was tried in vain is not advised again.
     """
-    birth = found.birth
+    origin = found.origin
     if is_hidden(found):
         return _UNHIDE
     is_overflow = found.kind in (FORWARD_OVERFLOW, SILENT_OVERFLOW)
-    if is_overflow and birth.reads_argument and birth.out.dtype == "float16":
+    if is_overflow and origin.reads_argument and origin.out.dtype == "float16":
         return _OUTLIER
-    if is_overflow and _has_wide_range(birth):
+    if is_overflow and _has_wide_range(origin):
         return _TOO_LARGE
     if _is_half_itself(found) and is_overflow:
         return _HALF_ITSELF
@@ -228,7 +230,7 @@ def advice_of(found: Diagnosed, tried: Sequence[Tried] = ()) -> str:
     if found.kind is FORWARD_NAN_UNDERFLOW and Measure.MODULE_IN_FLOAT32 in in_vain:
         return KEEP_OFF_ZERO
     # Advised where the op, computed again, has had a result for the same numbers in a wider format.
-    is_of_format = birth.out.dtype in HALF and math.isfinite(birth.answer.amax)
+    is_of_format = origin.out.dtype in HALF and math.isfinite(origin.answer.amax)
     return _IN_FLOAT32.get(found.kind.slug, "") * is_of_format + found.kind.advice
 
 
@@ -264,15 +266,15 @@ _IN_FLOAT32 = {
 }
 
 
-def _has_wide_range(birth: Birth) -> bool:
-    return limit_of(birth.out.dtype) > WIDE
+def _has_wide_range(origin: Origin) -> bool:
+    return limit_of(origin.out.dtype) > WIDE
 
 
-def _op(birth: Birth) -> str:
-    if birth.phase is Phase.BACKWARD and not (birth.is_hook or birth.is_inside):
+def _op(origin: Origin) -> str:
+    if origin.phase is Phase.BACKWARD and not (origin.is_hook or origin.is_inside):
         # A node is of the module whose forward has made it, if that is known.
-        return f"{birth.op} in {birth.module}" if birth.module else birth.op
-    return f"{birth.op} {_at(birth.place)}"
+        return f"{origin.op} in {origin.module}" if origin.module else origin.op
+    return f"{origin.op} {_at(origin.place)}"
 
 
 def _at(place: str) -> str:
@@ -281,16 +283,16 @@ def _at(place: str) -> str:
     return f"in {place}" if place else "in the root module"
 
 
-def _inputs(birth: Birth) -> str:
+def _inputs(origin: Origin) -> str:
     """Return the size of what went in, and the number that the program has written beside it."""
     parts = []
-    if birth.reads_argument:
+    if origin.reads_argument:
         parts.append("the model's own input")
-    if not math.isnan(birth.in_amax):
-        parts.append(f"largest magnitude {abs(birth.in_amax):.6g}")
-    verb = _WITH_NUMBER.get(birth.op.rstrip("_").removeprefix("_foreach_"))
-    if verb and not math.isnan(birth.number):
-        parts.append(f"{verb} {birth.number:.6g}")
+    if not math.isnan(origin.in_amax):
+        parts.append(f"largest magnitude {abs(origin.in_amax):.6g}")
+    verb = _WITH_NUMBER.get(origin.op.rstrip("_").removeprefix("_foreach_"))
+    if verb and not math.isnan(origin.number):
+        parts.append(f"{verb} {origin.number:.6g}")
     return f" ({', '.join(parts)})" if parts else ""
 
 
@@ -305,6 +307,6 @@ _WITH_NUMBER = {
 
 
 def _became(found: Diagnosed) -> str:
-    out = found.birth.out
+    out = found.origin.out
     names = ["NaN"] * out.nans + ["inf"] * out.posinf + ["-inf"] * out.neginf
     return " and ".join(names)

@@ -2,7 +2,7 @@
 
 An op that could be computed again in float64 has answered that itself. The tables are for the
 others: ops that have overwritten what they read, and on a device those that are not elementwise.
-None of them decides whether a birth is a failure.
+None of them decides whether an origin is a failure.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.evidence.births import Fault
+from ampwatch.diagnosis.evidence.origins import Fault
 from ampwatch.numerics.formats import FORMATS
 
 if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.births import Birth, Values
+    from ampwatch.diagnosis.evidence.origins import Origin, Values
 
 LOGARITHMS = frozenset(
     {"log", "log2", "log10", "log1p", "logit", "special_logit", "xlogy", "special_xlogy"}
@@ -48,78 +48,78 @@ WIDE = 1e30
 """Formats that end beyond this have the range of float32."""
 
 
-def fault_of(birth: Birth) -> Fault:
+def fault_of(origin: Origin) -> Fault:
     """Return the reason why the result of an op is not finite; never ``UNKNOWN``."""
-    if is_of_nothing(birth):
+    if is_of_nothing(origin):
         return Fault.POINT
-    if birth.answer.fault is not Fault.UNKNOWN:
-        return birth.answer.fault
-    if birth.op.rstrip("_") in DOMAINS:
-        return Fault.INVALID if birth.out.nans else Fault.POINT
-    if _is_small_number(birth):
+    if origin.answer.fault is not Fault.UNKNOWN:
+        return origin.answer.fault
+    if origin.op.rstrip("_") in DOMAINS:
+        return Fault.INVALID if origin.out.nans else Fault.POINT
+    if _is_small_number(origin):
         return Fault.POINT
-    return Fault.INVALID if _cannot_overflow(birth) else Fault.OVERFLOW
+    return Fault.INVALID if _cannot_overflow(origin) else Fault.OVERFLOW
 
 
-def is_of_scale(birth: Birth) -> bool:
+def is_of_scale(origin: Origin) -> bool:
     """Whether some smaller gradient would make an op of backward finite."""
-    if birth.answer.fault is Fault.UNKNOWN:
-        return fault_of(birth) is Fault.OVERFLOW
+    if origin.answer.fault is Fault.UNKNOWN:
+        return fault_of(origin) is Fault.OVERFLOW
     # With all but zero in it, it is finite for a gradient that is small enough.
-    return math.isfinite(birth.answer.amax)
+    return math.isfinite(origin.answer.amax)
 
 
-def result_amax(birth: Birth) -> float:
+def result_amax(origin: Origin) -> float:
     """Return the largest magnitude of a result with range to spare; NaN if unknown.
 
     That of the inputs stands in for it where the op was not computed again.
     """
-    answer = birth.answer.amax
-    return birth.in_amax if math.isnan(answer) else answer
+    answer = origin.answer.amax
+    return origin.in_amax if math.isnan(answer) else answer
 
 
-def is_of_nothing(birth: Birth) -> bool:
+def is_of_nothing(origin: Origin) -> bool:
     """Whether it is the mean, or another statistic, of no element at all."""
-    if not birth.out.nans:
+    if not origin.out.nans:
         return False
-    return birth.op in MEANS or any(values.numel == 0 for values in birth.inputs)
+    return origin.op in MEANS or any(values.numel == 0 for values in origin.inputs)
 
 
-def _is_small_number(birth: Birth) -> bool:
+def _is_small_number(origin: Origin) -> bool:
     """Whether something that it needs is zero, or all but zero."""
-    op = birth.op.rstrip("_")
+    op = origin.op.rstrip("_")
     if op in LOGARITHMS or op in RECIPROCALS:
         return True
     if op.startswith("pow") or op == "_foreach_pow":
-        return birth.number < 0 or birth.out.nans
+        return origin.number < 0 or origin.out.nans
     if op in DIVISIONS:
-        return birth.out.nans or not _divisor(birth) >= SMALL
+        return origin.out.nans or not _divisor(origin) >= SMALL
     return False
 
 
-def _divisor(birth: Birth) -> float:
+def _divisor(origin: Origin) -> float:
     """Return the smallest magnitude of a divisor; NaN if unknown."""
-    if not math.isnan(birth.number):
-        return abs(birth.number) / SMALL_NUMBER
-    inputs = birth.inputs
+    if not math.isnan(origin.number):
+        return abs(origin.number) / SMALL_NUMBER
+    inputs = origin.inputs
     if len(inputs) < 2:
         return math.nan
     divisor: Values = inputs[-1]
     return divisor.amin
 
 
-def _cannot_overflow(birth: Birth) -> bool:
+def _cannot_overflow(origin: Origin) -> bool:
     """Whether the inputs are too small for products, and sums of them, to leave the format."""
-    out = birth.out
+    out = origin.out
     # Some kernels add up in the format that they read, and return a wider one: LayerNorm's backward does.
-    limits = [limit_of(values.dtype) for values in (out, *birth.inputs)]
+    limits = [limit_of(values.dtype) for values in (out, *origin.inputs)]
     limit = min(filter(math.isfinite, limits), default=math.nan)
-    square = birth.in_amax * birth.in_amax  # a power would raise where this is infinite
+    square = origin.in_amax * origin.in_amax  # a power would raise where this is infinite
     if out.nans and not (out.posinf or out.neginf):
         return square < limit
     # Of an op of somebody else nobody knows what it multiplies by.
-    is_known = birth.overload.startswith("aten.") and not any(g in birth.op for g in GROWING)
-    elements = sum(values.numel for values in birth.inputs)
+    is_known = origin.overload.startswith("aten.") and not any(g in origin.op for g in GROWING)
+    elements = sum(values.numel for values in origin.inputs)
     return is_known and limit > WIDE and square * elements < WIDE
 
 

@@ -7,10 +7,10 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.forward.kinds import HEADROOM_LOW
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.written import counted
 from ampwatch.wire.records import Topic, in_words
 
 if TYPE_CHECKING:

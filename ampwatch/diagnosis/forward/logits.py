@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.logits import LogitsRead
+from ampwatch.diagnosis.evidence.ops import LogitsRead
 from ampwatch.diagnosis.forward.kinds import LOGIT_GROWTH
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.wire.records import in_words

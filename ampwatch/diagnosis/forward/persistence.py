@@ -1,4 +1,4 @@
-"""Births of backward that stay as large as they were while the loss scale falls.
+"""Origins of backward that stay as large as they were while the loss scale falls.
 
 Gradients are proportional to the loss scale. What comes again from the same line at an eighth of it, and has
 not become smaller with any fall on the way there, is no gradient that is too large, whatever the op is called. A
@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.evidence.births import Fault, Origin
+from ampwatch.diagnosis.evidence.origins import Fault, OriginKind
 from ampwatch.numerics.units.ops import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ampwatch.diagnosis.evidence.births import Birth, OpTrace
+    from ampwatch.diagnosis.evidence.origins import OpTrace, Origin
 
 ENOUGH = 8.0
 """Factor by which the scale has to have fallen. Three halvings, and less than batches differ by."""
@@ -34,7 +34,7 @@ _Key = tuple[str, int, str, str, str, str]
 
 
 class _Sighting(NamedTuple):
-    """A birth at one loss scale.
+    """An origin at one loss scale.
 
     Attributes:
         scale: The loss scale.
@@ -51,7 +51,7 @@ class _Sighting(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """A birth that has not followed the scale so far.
+    """An origin that has not followed the scale so far.
 
     Attributes:
         first: The first of it.
@@ -65,7 +65,7 @@ class _Seen(NamedTuple):
 
 
 class ScaleWitness:
-    """Remembers the births of backward from trace to trace."""
+    """Remembers the origins of backward from trace to trace."""
 
     def __init__(self) -> None:
         self._seen: dict[_Key, _Seen] = {}
@@ -80,20 +80,20 @@ class ScaleWitness:
         self._seen = {key: seen for key, seen in self._seen.items() if seen.step > step}
 
     def observe(self, trace: OpTrace) -> frozenset[int]:
-        """Take in a trace; return the places of its births that the scale has no effect on."""
-        if math.isnan(trace.scale) and trace.births:
+        """Take in a trace; return the places of its origins that the scale has no effect on."""
+        if math.isnan(trace.scale) and trace.origins:
             return frozenset()
         if not trace.has_trained or trace.is_replay or trace.loss_nonfinite:
             return frozenset()
         lasting: set[int] = set()
         seen: dict[_Key, _Seen] = {}
-        for key, birth in _of_backward(trace):
-            now = _Sighting(trace.scale, magnitude_of(birth))
+        for key, origin in _of_backward(trace):
+            now = _Sighting(trace.scale, magnitude_of(origin))
             known = self._seen.get(key)
             if known is None or trace.step - known.step > MAX_APART or not _goes_on(known, now):
                 known = _Seen(now, now, trace.step)
-            elif _has_lasted(birth, known.first, now):
-                lasting.add(birth.index)
+            elif _has_lasted(origin, known.first, now):
+                lasting.add(origin.index)
             newest = now if now.scale < known.newest.scale else known.newest
             seen.setdefault(key, _Seen(known.first, newest, trace.step))
         # What does not come again was cured by the scale.
@@ -102,38 +102,44 @@ class ScaleWitness:
 
 
 def _goes_on(known: _Seen, now: _Sighting) -> bool:
-    """Whether a birth is as those before it, and has not become smaller with the scale."""
+    """Whether an origin is as those before it, and has not become smaller with the scale."""
     newest = known.newest
     if now.scale >= newest.scale or now.scale <= 0.0:
         return now.scale <= newest.scale
     return math.isnan(now.magnitude + newest.magnitude) or newest.lasts_in(now)
 
 
-def _of_backward(trace: OpTrace) -> Iterator[tuple[_Key, Birth]]:
+def _of_backward(trace: OpTrace) -> Iterator[tuple[_Key, Origin]]:
     first_to_last = list(trace.bad_gradients.items())
-    bad = {index: name for name, births in reversed(first_to_last) for index in births}
-    for birth in trace.births:
-        is_made = birth.origin is Origin.OP and not birth.parents and not birth.is_hook
-        if is_made and birth.phase is Phase.BACKWARD and birth.index in bad:
+    bad = {index: name for name, origins in reversed(first_to_last) for index in origins}
+    for origin in trace.origins:
+        is_made = origin.kind is OriginKind.OP and not origin.parents and not origin.is_hook
+        if is_made and origin.phase is Phase.BACKWARD and origin.index in bad:
             # A gradient of weights is a sum over the batch, and larger than one of inputs.
-            which = birth.overload, birth.out_index, birth.module, birth.out.dtype, birth.source
-            yield (*which, bad[birth.index]), birth
+            which = (
+                origin.overload,
+                origin.out_index,
+                origin.module,
+                origin.out.dtype,
+                origin.source,
+            )
+            yield (*which, bad[origin.index]), origin
 
 
-def magnitude_of(birth: Birth) -> float:
+def magnitude_of(origin: Origin) -> float:
     """Return a number that is proportional to the gradient that went into an op of backward.
 
     The result in float64 where that is known, else the product of all inputs: backward is linear in
     the gradient, which is one of them.
     """
-    if birth.answer.fault is not Fault.UNKNOWN:
-        return birth.answer.amax
-    known = [v.amax for v in birth.inputs if v.amax > 0.0]
+    if origin.answer.fault is not Fault.UNKNOWN:
+        return origin.answer.amax
+    known = [v.amax for v in origin.inputs if v.amax > 0.0]
     return math.prod(known) if known else math.nan
 
 
-def _has_lasted(birth: Birth, first: _Sighting, now: _Sighting) -> bool:
+def _has_lasted(origin: Origin, first: _Sighting, now: _Sighting) -> bool:
     fallen = first.scale / now.scale if now.scale > 0.0 else math.inf
     if math.isnan(now.magnitude + first.magnitude):
-        return birth.out.nans and fallen >= ENOUGH_UNMEASURED
+        return origin.out.nans and fallen >= ENOUGH_UNMEASURED
     return fallen >= ENOUGH and (math.isinf(fallen) or first.lasts_in(now))

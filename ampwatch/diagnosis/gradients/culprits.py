@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.births import Fault, OpTrace
+from ampwatch.diagnosis.evidence.origins import Fault, OpTrace
 from ampwatch.diagnosis.forward.faults import limit_of
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Topic, in_words
@@ -14,8 +14,8 @@ from ampwatch.wire.records import Topic, in_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.births import Birth
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.evidence.origins import Origin
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 
@@ -94,7 +94,7 @@ class Culprits(Detector):
         if trace.is_replay or not trace.bad_gradients:
             return
         indices = frozenset().union(*trace.bad_gradients.values())
-        made = [birth for birth in trace.births if birth.index in indices]
+        made = [origin for origin in trace.origins if origin.index in indices]
         is_left = bool(made) and all(map(_is_left_over, made))
         self.left_over = next(iter(trace.bad_gradients)) if is_left else ""
 
@@ -208,15 +208,15 @@ def _are_all_nan(gradients: Sequence[TensorRange]) -> bool:
     return all(r.histogram.nans == r.histogram.numel for r in gradients)
 
 
-def _is_left_over(birth: Birth) -> bool:
+def _is_left_over(origin: Origin) -> bool:
     """Whether a gradient was added to a ``.grad`` that was not finite when the iteration began.
 
     What was there is overwritten when the sum is seen. No sum of finite numbers is NaN, and none of
     float32 is infinite that is far from its end.
     """
-    is_sum = birth.phase is Phase.BACKWARD and birth.op == "add_" and len(birth.inputs) == 2
-    if not is_sum or birth.is_unseen or birth.parents:
+    is_sum = origin.phase is Phase.BACKWARD and origin.op == "add_" and len(origin.inputs) == 2
+    if not is_sum or origin.is_unseen or origin.parents:
         return False
-    before, added = birth.inputs
-    is_overwritten = birth.answer.fault is Fault.UNKNOWN and math.isnan(before.amax)
-    return is_overwritten and FAR * added.amax < limit_of(birth.out.dtype)
+    before, added = origin.inputs
+    is_overwritten = origin.answer.fault is Fault.UNKNOWN and math.isnan(before.amax)
+    return is_overwritten and FAR * added.amax < limit_of(origin.out.dtype)

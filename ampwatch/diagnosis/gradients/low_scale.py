@@ -6,12 +6,11 @@ import math
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.gradients.kinds import GRAD_UNDERFLOW, SCALE_STUCK_LOW
 from ampwatch.diagnosis.gradients.lost_gradients import FLOAT16
 from ampwatch.diagnosis.scale.kinds import SCALE_BELOW_ONE, SCALE_COLLAPSE
 from ampwatch.diagnosis.scale.scale_words import quick_interval
-from ampwatch.numerics.written import scale_argument, scale_text
+from ampwatch.numerics.written import counted, scale_argument, scale_text
 from ampwatch.wire.records import Finding, Severity, in_words
 
 if TYPE_CHECKING:

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.performance.gains import saving
+from ampwatch.diagnosis.performance import op_shares as shares
 from ampwatch.diagnosis.performance.kinds import _AUTOCAST, FP32_MATMUL
-from ampwatch.diagnosis.performance.op_shares import (
-    FORWARD,
-    TRAINING,
-    by_module,
-    flops_of,
-    ops_in,
-    place,
-)
 from ampwatch.numerics.units.ops import Fallback
 from ampwatch.wire.records import in_words
 
@@ -65,9 +57,9 @@ class Float32Matmuls:
 
     def detect(self, census: OpCensus) -> None:
         """Take in one census."""
-        totals = by_module(census, FORWARD, flops_of)
+        totals = shares.by_module(census, shares.FORWARD, shares.flops_of)
         reasons: Counter[Fallback] = Counter()
-        for key, tally in ops_in(census, FORWARD):
+        for key, tally in shares.ops_in(census, shares.FORWARD):
             reasons[key.fallback] += float32_flops_of(key, tally)
         share = reasons.total() / max(1, totals.total())
         if share <= FLOAT32_SHARE:
@@ -90,10 +82,10 @@ class Float32Matmuls:
         def amount(key: OpKey, tally: OpTally) -> int:
             return float32_flops_of(key, tally) if reason in (None, key.fallback) else 0
 
-        amounts = by_module(census, FORWARD, amount)
-        where = place(amounts, totals)
+        amounts = shares.by_module(census, shares.FORWARD, amount)
+        where = shares.place(amounts, totals)
         ops: Counter[str] = Counter()
-        for key, tally in ops_in(census, FORWARD):
+        for key, tally in shares.ops_in(census, shares.FORWARD):
             ops[key.op] += amount(key, tally)
         why = (
             "no autocast is used, and TF32 is off"
@@ -130,10 +122,10 @@ class Float32Matmuls:
             return {}
         ops = [
             (key, tally, flops / peak)
-            for key, tally in ops_in(census, TRAINING)
+            for key, tally in shares.ops_in(census, shares.TRAINING)
             if (flops := float32_flops_of(key, tally))
         ]
-        seconds = saving(ops, self._machine, next(iter(census.autocast_dtypes), "tf32"))
+        seconds = shares.saving(ops, self._machine, next(iter(census.autocast_dtypes), "tf32"))
         if seconds is None:
             return {}
         gain = {"recoverable_seconds": seconds}
@@ -149,4 +141,4 @@ def float32_flops_of(key: OpKey, tally: OpTally) -> int:
     that is meant to be in float32.
     """
     is_elsewhere = not key.module and key.fallback is Fallback.OUTSIDE_REGION
-    return flops_of(key, tally) if key.dtype == "float32" and not is_elsewhere else 0
+    return shares.flops_of(key, tally) if key.dtype == "float32" and not is_elsewhere else 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from ampwatch.diagnosis.performance import op_shares as shares
 from ampwatch.diagnosis.performance.float32_matmuls import float32_flops_of
-from ampwatch.diagnosis.performance.gains import ITEM_BYTES, saving
 from ampwatch.diagnosis.performance.kinds import (
     DIMS_UNALIGNED,
     FP32_MATMUL,
@@ -14,7 +14,6 @@ from ampwatch.diagnosis.performance.kinds import (
     MATMUL_IS_GEMV,
 )
 from ampwatch.diagnosis.performance.op_shapes import unaligned_flops_of
-from ampwatch.diagnosis.performance.op_shares import TRAINING, by_module, heaviest, ops_in
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.wire.records import Severity
 
@@ -141,17 +140,25 @@ class SlowKernels:
             self._book.report_change(finding)
 
     def _heaviest(self, sort: _KernelSort) -> str:
-        amounts = by_module(self._census, TRAINING, sort.ops) if self._census else None
-        return heaviest(amounts) if amounts else ""
+        amounts = (
+            shares.by_module(self._census, shares.TRAINING, sort.ops) if self._census else None
+        )
+        return shares.heaviest(amounts) if amounts else ""
 
     def _gain(self, sort: _KernelSort, seconds: float) -> float | None:
         """Return how much of so many seconds a step better kernels would save, if it is known."""
         if self._census is None or sort.kind not in ROOFED:
             return None
-        ops = [(k, t, sort.ops(k, t)) for k, t in ops_in(self._census, TRAINING) if sort.ops(k, t)]
+        ops = [
+            (k, t, sort.ops(k, t))
+            for k, t in shares.ops_in(self._census, shares.TRAINING)
+            if sort.ops(k, t)
+        ]
         total = sum(flops for _, _, flops in ops)
         low = next((d for d in self._autocast_dtypes if d in HALF_DTYPES), "float16")
-        return saving([(k, t, seconds * flops / total) for k, t, flops in ops], self._machine, low)
+        return shares.saving(
+            [(k, t, seconds * flops / total) for k, t, flops in ops], self._machine, low
+        )
 
 
 def _summary(
@@ -167,7 +174,7 @@ def _summary(
 
 
 def _is_misaligned(kernel: KernelTime) -> bool:
-    loaded = kernel.align * ITEM_BYTES.get(kernel.dtype, 2)
+    loaded = kernel.align * shares.ITEM_BYTES.get(kernel.dtype, 2)
     return kernel.unit == "tensor" and 0 < loaded < FULL_ALIGNMENT
 
 
@@ -180,7 +187,11 @@ def _is_float32(kernel: KernelTime) -> bool:
 
 
 def _is_low_gemv(kernel: KernelTime) -> bool:
-    return kernel.unit == "cuda" and kernel.gemv and kernel.dtype in ITEM_BYTES.keys() - {"tf32"}
+    return (
+        kernel.unit == "cuda"
+        and kernel.gemv
+        and kernel.dtype in shares.ITEM_BYTES.keys() - {"tf32"}
+    )
 
 
 def _vector_bytes(key: OpKey, tally: OpTally) -> int:

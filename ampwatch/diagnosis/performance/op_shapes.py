@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.counting import counted
+from ampwatch.diagnosis.performance import op_shares as shares
 from ampwatch.diagnosis.performance.kinds import DIMS_UNALIGNED, LAYOUT_NCHW
-from ampwatch.diagnosis.performance.op_shares import (
-    FORWARD,
-    LOW_DTYPES,
-    TRAINING,
-    by_module,
-    heaviest,
-    low_flops_of,
-    ops_in,
-)
 from ampwatch.numerics.units.ops import ALIGNMENT, OpKind
+from ampwatch.numerics.written import counted
 from ampwatch.wire.records import in_words
 
 if TYPE_CHECKING:
@@ -113,7 +105,7 @@ class OpShapes:
         share = sum(_.numel for _ in unaligned.values()) / sum(_.numel for _ in layers)
         if share < UNALIGNED_SHARE:
             return
-        where = heaviest({name: layer.numel for name, layer in unaligned.items()})
+        where = shares.heaviest({name: layer.numel for name, layer in unaligned.items()})
         dims = _dims_of_layer(unaligned[where])
         evidence = {"unaligned_weight_share": share, "layers": float(len(unaligned))}
         summary = (
@@ -134,7 +126,7 @@ class OpShapes:
     def _counts(self, layer: LayerShape) -> bool:
         return (
             layer.device_type == "meta"
-            or layer.dtype in LOW_DTYPES
+            or layer.dtype in shares.LOW_DTYPES
             or (layer.device_type == "cuda" and bool(self._autocast_dtypes))
         )
 
@@ -144,19 +136,19 @@ class OpShapes:
         self._check_nchw(census)
 
     def _check_unaligned(self, census: OpCensus) -> None:
-        amounts = by_module(census, TRAINING, unaligned_flops_of)
-        total = by_module(census, TRAINING, low_flops_of).total()
+        amounts = shares.by_module(census, shares.TRAINING, unaligned_flops_of)
+        total = shares.by_module(census, shares.TRAINING, shares.low_flops_of).total()
         share = amounts.total() / max(1, total)
         if not amounts or share < UNALIGNED_SHARE:
             return
-        where = heaviest(amounts)
+        where = shares.heaviest(amounts)
         key, tally = max(
             (
                 (k, t)
-                for k, t in ops_in(census, TRAINING)
+                for k, t in shares.ops_in(census, shares.TRAINING)
                 if k.module == where and unaligned_flops_of(k, t)
             ),
-            key=lambda item: (item[0].phase in FORWARD, unaligned_flops_of(*item)),
+            key=lambda item: (item[0].phase in shares.FORWARD, unaligned_flops_of(*item)),
         )
         dims = _dims_of_op(key, tally)
         evidence = {
@@ -174,14 +166,18 @@ class OpShapes:
 
     def _check_nchw(self, census: OpCensus) -> None:
         # Of the forward pass: the gradient of a loss may be contiguous whatever the model is.
-        amounts = by_module(census, FORWARD, lambda _, tally: tally.nchw_flops)
-        total = by_module(census, FORWARD, _low_convolution_flops_of).total()
+        amounts = shares.by_module(census, shares.FORWARD, lambda _, tally: tally.nchw_flops)
+        total = shares.by_module(census, shares.FORWARD, _low_convolution_flops_of).total()
         share = amounts.total() / max(1, total)
         if not amounts or share < NCHW_SHARE:
             return
-        where = heaviest(amounts)
+        where = shares.heaviest(amounts)
         key = max(
-            ((t.nchw_flops, k) for k, t in ops_in(census, FORWARD) if k.module == where),
+            (
+                (t.nchw_flops, k)
+                for k, t in shares.ops_in(census, shares.FORWARD)
+                if k.module == where
+            ),
         )[1]
         worker = "its fast kernels" if self._has_no_tensor_cores else "tensor cores"
         self._book.report(
@@ -262,4 +258,4 @@ def unaligned_flops_of(key: OpKey, tally: OpTally) -> int:
 
 
 def _low_convolution_flops_of(key: OpKey, tally: OpTally) -> int:
-    return low_flops_of(key, tally) if key.kind is OpKind.CONVOLUTION else 0
+    return shares.low_flops_of(key, tally) if key.kind is OpKind.CONVOLUTION else 0

@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.waits import HostWaits
+from ampwatch.diagnosis.evidence.ops import HostWaits
 from ampwatch.diagnosis.performance.kinds import SYNC_IN_STEP
 from ampwatch.wire.records import Severity
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.ops import Window
-    from ampwatch.diagnosis.evidence.waits import WaitingLine
+    from ampwatch.diagnosis.evidence.ops import WaitingLine, Window
     from ampwatch.diagnosis.steps.steps import StepVerdict
 
 

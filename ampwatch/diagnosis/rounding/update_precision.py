@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
 from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, Stuck, What
 from ampwatch.diagnosis.rounding.kinds import UPDATE_ROUNDING
 from ampwatch.numerics.formats import FORMATS, HALF
+from ampwatch.numerics.written import counted
 from ampwatch.wire.records import Severity, Topic, in_words
 
 if TYPE_CHECKING:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.gradients.culprits import Culprits
-from ampwatch.diagnosis.scale.drift import SkipRateTest
-from ampwatch.diagnosis.scale.falls import Fall
-from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, drift, steps_until
+from ampwatch.diagnosis.scale.falls import SCALE_FLOOR, Fall, SkipRateTest, drift, steps_until
 from ampwatch.diagnosis.scale.kinds import (
     SCALE_BELOW_ONE,
     SCALE_COLLAPSE,
@@ -27,7 +24,7 @@ from ampwatch.diagnosis.scale.scale_words import (
 )
 from ampwatch.diagnosis.steps.skips import MAX_STANDING
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.written import scale_argument, scale_text
+from ampwatch.numerics.written import counted, scale_argument, scale_text
 from ampwatch.wire.records import GONE_STEP, Finding, Severity, SkipClass, Topic
 
 if TYPE_CHECKING:

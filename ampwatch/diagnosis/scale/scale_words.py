@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.counting import counted
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.numerics.written import scale_argument, scale_text
+from ampwatch.numerics.written import counted, scale_argument, scale_text
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.state.kinds import DIVERGENCE
+from ampwatch.numerics.written import counted
 from ampwatch.wire.records import SkipClass, Topic, in_words
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.counting import counted
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.births import OpTrace
+from ampwatch.diagnosis.evidence.origins import OpTrace
 from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, LostSquares
-from ampwatch.diagnosis.evidence.state import BadOption, BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.diagnosis.rounding.kinds import FP8_SCALE_NONFINITE
 from ampwatch.diagnosis.state.kinds import (
     BUFFER_NONFINITE,
@@ -16,13 +15,14 @@ from ampwatch.diagnosis.state.kinds import (
     PARAM_NONFINITE,
 )
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.numerics.written import counted
 from ampwatch.wire.records import Topic, in_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.diagnosis.evidence.births import Birth
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
+    from ampwatch.diagnosis.evidence.origins import Origin
     from ampwatch.diagnosis.kinds.kind import (
         Kind,
     )
@@ -125,7 +125,7 @@ class PoisonedState(Detector):
         self._bad_option: BadOption | None = None
         self._suspects: set[str] = set()
         self._poisoned: set[str] = set()
-        self._moved: tuple[int, Birth] | None = None
+        self._moved: tuple[int, Origin] | None = None
         self._by_hand = ""
         self._were_broken = 0
         self._is_contained = False
@@ -164,10 +164,10 @@ class PoisonedState(Detector):
     @takes(OpTrace)
     def observe_trace(self, trace: OpTrace) -> None:
         """Take in an iteration that was traced op by op: was the model run with what was made of a gradient?"""
-        for birth in trace.births:
-            is_by_hand = birth.phase is Phase.OPTIMIZER and not birth.is_stepping
-            if is_by_hand and birth.gradient and birth.spread_to - {"loss"}:
-                self._moved = trace.step, birth
+        for origin in trace.origins:
+            is_by_hand = origin.phase is Phase.OPTIMIZER and not origin.is_stepping
+            if is_by_hand and origin.gradient and origin.spread_to - {"loss"}:
+                self._moved = trace.step, origin
                 return
 
     def detect(self, iteration: Iteration, _verdict: StepVerdict) -> None:
@@ -275,12 +275,12 @@ class PoisonedState(Detector):
             evidence=evidence,
         )
 
-    def _mover(self) -> Birth | None:
+    def _mover(self) -> Origin | None:
         """Return what has moved weights by hand, if none were seen to be finite since."""
         if self._moved is None:
             return None
-        step, birth = self._moved
-        return birth if self._weights_held is None or self._weights_held < step else None
+        step, origin = self._moved
+        return origin if self._weights_held is None or self._weights_held < step else None
 
     def _say_lost_eps(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
         """Say that ``eps`` is zero in the dtype, if finite gradients have broken the weights."""

@@ -16,7 +16,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
-from ampwatch.diagnosis.evidence.replicas import CheckedWeights
+from ampwatch.diagnosis.evidence.scaler import CheckedWeights
 from ampwatch.diagnosis.state.kinds import REPLICA_DRIFT
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections import deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.diagnosis.counting import ordinal
 from ampwatch.diagnosis.detector import Detector, Shared
 from ampwatch.diagnosis.forward.kinds import NONFINITE_INPUT
 from ampwatch.diagnosis.steps.kinds import PERIODIC_SKIP
+from ampwatch.numerics.written import ordinal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

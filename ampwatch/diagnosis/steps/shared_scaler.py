@@ -1,4 +1,4 @@
-"""Findings about optimizers that share a scaler and are not skipped alike."""
+"""Findings about optimizers that share a scaler, or replicas in one process, that are not skipped alike."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ampwatch.diagnosis.counting import counted
-from ampwatch.diagnosis.detector import Detector, Shared
-from ampwatch.diagnosis.scale.forecast import alarm_rate
-from ampwatch.diagnosis.steps.kinds import SHARED_SCALER_DESYNC
+from ampwatch.diagnosis.detector import Detector, Shared, takes
+from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
+from ampwatch.diagnosis.scale.falls import alarm_rate
+from ampwatch.diagnosis.steps.kinds import RANK_FOUND_INF_MISMATCH, SHARED_SCALER_DESYNC
+from ampwatch.numerics.written import counted, scale_text
 from ampwatch.wire.records import OTHER_OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -220,3 +221,30 @@ def _is_well(other: _Account, account: _Account) -> bool:
     if account.is_stuck:
         return other.skips <= MAX_SHARE_OF_OTHER * account.skips
     return other.relapses <= MAX_SHARE_OF_OTHER * account.relapses
+
+
+class Replicas(Detector):
+    """Reports that replicas part."""
+
+    @takes(ReplicaVerdicts)
+    def observe(self, seen: ReplicaVerdicts) -> None:
+        """Take in that one of several replicas skips a step that another one takes."""
+        here = "skips it" if seen.here else "takes it"
+        self._book.report(
+            RANK_FOUND_INF_MISMATCH,
+            f"optimizer:{seen.optimizer}",
+            seen.step,
+            summary=(
+                f"{seen.skipping} of {seen.replicas} replicas skip step {seen.step} at a loss"
+                f" scale of {scale_text(seen.loss_scale)} (this one {here}), after"
+                f" {counted(seen.common_steps, 'step')} together: from here on their weights and scales are different"
+            ),
+            phase="optimizer",
+            evidence={
+                "replicas": float(seen.replicas),
+                "skipping": float(seen.skipping),
+                "common_steps": float(seen.common_steps),
+                "loss_scale": seen.loss_scale,
+            },
+            is_once=True,
+        )

@@ -1,4 +1,4 @@
-"""Error budgets: the newest call of a model made again on a twin, with float64 beside each op."""
+"""Error budgets: the newest call of a model made again on a replica, with float64 beside each op."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.dtypes import HALF
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.private import graph_task
-from ampwatch.training.sensors.births.kept_calls import ReplayRefusedError
-from ampwatch.training.sensors.births.replay import Replay, prefix_of
+from ampwatch.training.replay.kept_calls import ReplayRefusedError
+from ampwatch.training.replay.replay import Replay, prefix_of
 from ampwatch.wire.records import BY_PLAN
 from ampwatch.wire.ring.requests import ERRORS
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.events import Requested
     from ampwatch.training.iteration.context import Context
-    from ampwatch.training.sensors.births.kept_calls import KeptCall
-    from ampwatch.training.sensors.births.replaying import ReplaySensor
+    from ampwatch.training.replay.kept_calls import KeptCall
+    from ampwatch.training.replay.sensor import ReplaySensor
 
 OUTPUT_ALONE = (
     "the model does not return its loss, so errors are weighed by what they do to its output and"

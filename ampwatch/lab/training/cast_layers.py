@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ampwatch.lab.training.exact_ops import Apart
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
-    from ampwatch.training.sensors.births.replay import Execute
+    from ampwatch.training.replay.replay import Execute
 
 _MATRICES = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Ops that multiply two matrices, or batches of them, and the place of the first among their arguments."""

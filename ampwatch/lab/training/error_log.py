@@ -26,7 +26,7 @@ from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.operands import is_dense
-from ampwatch.training.sensors.births.replay import loss_in
+from ampwatch.training.replay.replay import loss_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ampwatch.lab.training.cast_layers import CastLayers
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
-    from ampwatch.training.sensors.births.replay import Execute
+    from ampwatch.training.replay.replay import Execute
 
 NOISE = 2.0**-49
 """Relative error below which float64 itself may have made it: as if there were none."""

@@ -9,7 +9,7 @@ import torch
 from ampwatch.lab.tape.rows import VERSION, TapeHead, TapeModule
 from ampwatch.training.kernels.admission import whole_part
 from ampwatch.training.model.facts import run_facts
-from ampwatch.training.model.flat import is_in_flat
+from ampwatch.training.model.tensors import is_in_flat
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,7 @@ from ampwatch.lab.training.taping import TapeSensor
 if TYPE_CHECKING:
     from ampwatch.training.hooks.sensor import Sensor
     from ampwatch.training.iteration.context import Context
-    from ampwatch.training.sensors.births.replaying import ReplaySensor
+    from ampwatch.training.replay.sensor import ReplaySensor
     from ampwatch.wire.blackbox import Box
     from ampwatch.wire.records import RunIdentity
 

@@ -21,7 +21,7 @@ from ampwatch.lab.training.head import head_of
 from ampwatch.lab.training.sketch import Sketcher
 from ampwatch.lab.training.step_rows import RowName, StepRows
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.events import ForwardReturned, RootCalled
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.places import before_node
 from ampwatch.training.kernels.admission import is_ordinary
 from ampwatch.training.kernels.choice import KernelSelector
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.events import (
-        CompiledEntering,
-        IterationArrived,
-        IterationClosing,
-        IterationOpened,
-        OptimizerStepping,
-        StepBegan,
-    )
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.events import Op
     from ampwatch.training.ops.info import OpInfo
@@ -117,7 +109,7 @@ class TapeSensor(OpSensor):
             raise SettingsError(msg) from error
         self._begin(self._context.iteration.step)
 
-    def iteration_opened(self, event: IterationOpened) -> None:
+    def iteration_opened(self, event: on.IterationOpened) -> None:
         """Record the iteration that begins, if it is one of those."""
         self._begin(event.step)
 
@@ -138,15 +130,15 @@ class TapeSensor(OpSensor):
             self._rows.missing["ops: op_census is window"] = None
         names = self._context.names
         self._modules = {id(m): (name, weakref.ref(m)) for name, m in names.modules()}
-        bus.listen(self, RootCalled)
-        bus.listen(self, ForwardReturned)
+        bus.listen(self, on.RootCalled)
+        bus.listen(self, on.ForwardReturned)
 
     def _end_listening(self) -> None:
         if self._rows is not None:
             self._rows = None
             self._elements = None
-            self._context.bus.ignore(self, RootCalled)
-            self._context.bus.ignore(self, ForwardReturned)
+            self._context.bus.ignore(self, on.RootCalled)
+            self._context.bus.ignore(self, on.ForwardReturned)
         self._modules.clear()
 
     def failed(self) -> None:
@@ -166,16 +158,16 @@ class TapeSensor(OpSensor):
             ):  # no step was recorded: there is nothing to hold against anything
                 writer.path.unlink(missing_ok=True)
 
-    def compiled_entering(self, _event: CompiledEntering) -> None:
+    def compiled_entering(self, _event: on.CompiledEntering) -> None:
         """Have the hooks taken out: code that is compiled must not be compiled with them."""
         if self._rows is not None:
             self._rows.missing["outputs of modules: compiled code runs"] = None
-            self._context.bus.ignore(self, RootCalled)
-            self._context.bus.ignore(self, ForwardReturned)
+            self._context.bus.ignore(self, on.RootCalled)
+            self._context.bus.ignore(self, on.ForwardReturned)
 
     # What a step computes, in the order of its coming.
 
-    def root_called(self, event: RootCalled) -> None:
+    def root_called(self, event: on.RootCalled) -> None:
         """Record the weights before the first call, and what the model is called with."""
         rows = self._rows
         if rows is None or not torch.is_grad_enabled() or graph_task() != -1:
@@ -230,7 +222,7 @@ class TapeSensor(OpSensor):
         for tensor in made:
             rows.add(name, tensor, read=read, sources=sources)
 
-    def forward_returned(self, event: ForwardReturned) -> None:
+    def forward_returned(self, event: on.ForwardReturned) -> None:
         """Record the output of a module, and have its gradient recorded."""
         rows, name = self._rows, self._known(event.module)
         if rows is None or name is None or not torch.is_grad_enabled() or graph_task() != -1:
@@ -276,14 +268,14 @@ class TapeSensor(OpSensor):
         scale = scale_tensor(scaler)
         return None if scale is None else scale.detach().clone()
 
-    def step_began(self, event: StepBegan) -> None:
+    def step_began(self, event: on.StepBegan) -> None:
         """Record the gradients that the scaler is about to unscale, or has unscaled."""
         scaler, optimizer = event
         if self._rows is not None and scaler.is_enabled():
             is_scaled = stage_of(scaler, optimizer) == READY
             self._record_gradients(optimizer, self._scale() if is_scaled else None)
 
-    def optimizer_stepping(self, event: OptimizerStepping) -> None:
+    def optimizer_stepping(self, event: on.OptimizerStepping) -> None:
         """Record the gradients that an optimizer is about to step with."""
         if self._rows is not None:
             self._record_gradients(event.optimizer, None)
@@ -299,7 +291,7 @@ class TapeSensor(OpSensor):
                 self._rows.add(row, parameter.grad, scale=scale, read=(parameter.grad,))
                 self._keep(f"gradient/{name}", parameter.grad)
 
-    def iteration_closing(self, _event: IterationClosing) -> None:
+    def iteration_closing(self, _event: on.IterationClosing) -> None:
         """Record the weights that the step has left, and write what there is of it."""
         rows = self._rows
         if rows is None:
@@ -310,7 +302,7 @@ class TapeSensor(OpSensor):
         self._write(rows)
         self._end_listening()
 
-    def iteration_arrived(self, event: IterationArrived) -> None:
+    def iteration_arrived(self, event: on.IterationArrived) -> None:
         """Write what became of a recorded step, once its loss has reached the host."""
         iteration = event.iteration
         if iteration.step not in self._waiting:

@@ -29,9 +29,30 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ampwatch.guard import Account
-    from ampwatch.training.hooks.open_iteration import OpenIteration
-    from ampwatch.training.hooks.place import Handle, Place
+    from ampwatch.training.hooks.places import Handle, Place
     from ampwatch.training.scalers.loss_scaler import LossScaler
+
+
+def _nothing() -> None:
+    pass
+
+
+class OpenIteration:
+    """The open iteration. The ledger moves it on; all others read it.
+
+    Attributes:
+        step: Index of the open iteration.
+        thread: Identity of the thread that trains, as of the last iteration; 0 before the first.
+        take_over: Has the ledger go on with an iteration that was recorded in C until now. Whoever finds
+            in the middle of one that it is no quiet one calls it before measuring anything.
+    """
+
+    __slots__ = ("step", "take_over", "thread")
+
+    def __init__(self, step: int = 0) -> None:
+        self.step = step
+        self.thread = 0
+        self.take_over: Callable[[], None] = _nothing
 
 
 HEARD_AT_FIRST = 64
@@ -110,8 +131,6 @@ class Bus:
         account: The account.
         guards: The guards of the sensors, and those that were asked for by name.
         scaler: The watched scaler. Another one may take over while the training runs.
-        models: As given.
-        loss_scaler: As given.
         note: Takes down a moment (``PythonNotes.note``); forgets it unless a sensor has asked for moments.
         note_call: Takes a call of a watched model likewise: model, positional arguments, those by name.
         timing: The guard of the sensor that has asked for moments, ``None`` without one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.guard import Account, Guard, is_of_a_signal
 from ampwatch.training.native import timed
@@ -17,19 +17,7 @@ from ampwatch.training.native import timed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
-class Sleeper(Protocol):
-    """A sensor as a channel sees it.
-
-    Attributes:
-        is_dormant: Nothing happens that concerns it: only events that wake it are handed to it.
-    """
-
-    is_dormant: bool
-
-    @property
-    def batched(self) -> frozenset[str]:
-        """Names of events of which the newest of several will do (``Sensor``)."""
+    from ampwatch.training.hooks.sensor import Sensor
 
 
 class Subscriber(NamedTuple):
@@ -42,7 +30,7 @@ class Subscriber(NamedTuple):
         wakes: Whether the event reaches it while it is dormant.
     """
 
-    sensor: Sleeper
+    sensor: Sensor
     guard: Guard
     handle: Callable[[Any], object]
     wakes: bool

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from ampwatch.diagnosis.evidence.attention import Attention
-    from ampwatch.diagnosis.evidence.iteration import Iteration
-    from ampwatch.diagnosis.evidence.time import StepTime
+    from ampwatch.diagnosis.evidence.iteration import Attention, Iteration, StepTime
     from ampwatch.wire.ring.requests import Request
 
     GradScaler = torch.amp.GradScaler
@@ -148,11 +146,7 @@ class EndReturned(NamedTuple):
 
 
 class ScaleSeen(NamedTuple):
-    """A loss was multiplied by a scale of a scaler that nobody has handed in.
-
-    Attributes:
-        scale: The scale.
-    """
+    """A loss was multiplied by a scale of a scaler that nobody has handed in."""
 
     scale: float
 
@@ -348,9 +342,6 @@ class AlteredCalled(NamedTuple):
     """A function is about to be called that PyTorch computes otherwise under a dispatch mode.
 
     On demand.
-
-    Attributes:
-        name: Its name.
     """
 
     name: str

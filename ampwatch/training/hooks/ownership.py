@@ -38,7 +38,6 @@ class Ownership:
         models: Returns its models that are still there.
 
     Attributes:
-        models: As given.
         optimizers: Returns its optimizers that are known and still there.
         has_others: Whether another training is watched in this process.
         has_company: Whether a training was seen in this process that nobody watches: an optimizer, or

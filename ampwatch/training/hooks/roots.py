@@ -159,11 +159,7 @@ class RootCalls:
             bus.timing.switch_off(error)
 
     def _timed_call(self, kind: Any) -> Callable[..., Any]:
-        """Return what makes a call that only is to be noted, in few lines.
-
-        Args:
-            kind: The class.
-        """
+        """Return what makes a call that only is to be noted, in few lines."""
         bus, roots = self._bus, self._roots
         called_by, returned = self._called, self._returned
         is_inherited = "__call__" not in vars(kind)

@@ -15,7 +15,7 @@ class Sensor:
 
     A method with the name of an event (`events.py`) is called with each of that kind, on the
     thread on which it happens and behind the sensor's own guard. A sensor places nothing itself:
-    the bus does, and only where a sensor wants the event.
+    the bus does, and only where a sensor wants the event. It is made from the ``Context`` that all share.
 
     Attributes:
         name: Short and stable; names the sensor in logs and metrics.

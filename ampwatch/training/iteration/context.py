@@ -15,16 +15,14 @@ if TYPE_CHECKING:
     import torch
 
     from ampwatch.settings import Settings
-    from ampwatch.training.hooks.bus import Bus
-    from ampwatch.training.hooks.open_iteration import OpenIteration
+    from ampwatch.training.hooks.bus import Bus, OpenIteration
     from ampwatch.training.hooks.regions import Regions
     from ampwatch.training.iteration.governor import Governor
     from ampwatch.training.iteration.ledger import Clock
     from ampwatch.training.memory import MemoryBudget
     from ampwatch.training.model.home import Home
     from ampwatch.training.model.names import Names
-    from ampwatch.training.model.optimizers import OptimizerRegistry
-    from ampwatch.training.model.trained import Trained
+    from ampwatch.training.model.optimizers import OptimizerRegistry, Trained
     from ampwatch.training.transfer.deferred import Deferred
     from ampwatch.training.transfer.losses import LossSum
     from ampwatch.training.transfer.measuring import Measuring

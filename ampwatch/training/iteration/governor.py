@@ -36,13 +36,14 @@ import math
 from collections import deque
 from enum import Enum
 from statistics import median
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ampwatch.guard import Account
     from ampwatch.settings import Settings
 
 OPENING = 32
@@ -164,24 +165,12 @@ DEEP_BUDGET = 0.1
 """Share of a step that samples may take at ``deep``, where following each op takes more."""
 
 
-class Purse(Protocol):
-    """The account of what ampwatch has cost.
-
-    Attributes:
-        spent_ns: Time spent so far. Unit: ns.
-    """
-
-    @property
-    def spent_ns(self) -> int:
-        """Return the time spent so far. Unit: ns."""
-
-
 class Governor:
     """Decides for each iteration, when it begins, what is measured in it.
 
     Args:
         settings: ``level``, ``sample_every``, ``op_census`` and ``overhead_budget``.
-        purse: Says at the end of each iteration what ampwatch has cost so far.
+        account: Says at the end of each iteration what ampwatch has cost so far.
 
     Attributes:
         wanted: Topics to measure in the open iteration, ``OPS`` if ops are to be observed, ``OPERANDS`` if
@@ -192,14 +181,14 @@ class Governor:
         is_held: Whether nothing is to be measured, because a profiler is at work.
         is_opening: Whether nothing is known of the training yet.
         follows_ops: Whether each op of each iteration is followed.
-        hidden_ns: Time that samples have taken so far besides what the purse says. Unit: ns.
+        hidden_ns: Time that samples have taken so far besides what the account says. Unit: ns.
         counts_one_by_one: Whether ops are to be counted one by one, where that can be done.
         observes_skips: Whether gradients that made a step be skipped are measured on the spot.
         uncountable: Name of the op or function because of which ops are not counted one by one
             any more; empty without.
     """
 
-    def __init__(self, settings: Settings, purse: Purse) -> None:
+    def __init__(self, settings: Settings, account: Account) -> None:
         self._is_recorded: Callable[[int], bool] | None = None
         self._level = settings.level
         self.observes_skips = settings.level in SAMPLED
@@ -212,14 +201,14 @@ class Governor:
         self._budget = settings.overhead_budget
         if self.follows_ops:
             self._budget = max(self._budget, DEEP_BUDGET)
-        self._purse = purse
+        self._account = account
         self._opening, self._settling = OPENING, SETTLING
         if self.follows_ops:
             self._opening, self._settling = DEEP_OPENING, 0
         self.step = 0
         self._turn = 0
         self._owed_ns = 0.0
-        self._spent_before = purse.spent_ns
+        self._spent_before = account.spent_ns
         self._quiet_ns: deque[float] = deque(maxlen=REMEMBERED)
         self._bare_ns: deque[float] = deque(maxlen=REMEMBERED)
         self._excesses: dict[Wanted, deque[float]] = {}
@@ -352,7 +341,7 @@ class Governor:
 
     def pass_by(self, duration_s: float, num: int) -> None:
         """Account for iterations that have ended, as ``next`` does, and plan nothing: no more than ``quiet`` are over."""
-        spent = self._purse.spent_ns
+        spent = self._account.spent_ns
         cost_ns = float(spent - self._spent_before)
         self._spent_before = spent
         self._settle(cost_ns, duration_s * 1e9, num)
@@ -397,12 +386,7 @@ class Governor:
             self._pay(due_ns, duration_ns, num)
 
     def _price(self, own_ns: float, duration_ns: float) -> float:
-        """Return what a sample costs: its own account, or what its iterations take longer.
-
-        Args:
-            own_ns: The account. Unit: ns.
-            duration_ns: Duration of the iteration, without what watching takes in each. Unit: ns.
-        """
+        """Return what a sample costs: its own account, or what its iterations take longer."""
         excesses = self._excesses.setdefault(self.wanted, deque(maxlen=COMPARED))
         usual_ns = self._usual_ns
         if usual_ns and own_ns and not math.isnan(duration_ns):
@@ -456,11 +440,7 @@ class Governor:
         return self.follows_ops and self.is_alert
 
     def _may_spend(self, cost_ns: float) -> bool:
-        """Whether a sample may be taken: what was spent is paid, or the advance is not used up.
-
-        Args:
-            cost_ns: What the sample will cost as far as known. Unit: ns.
-        """
+        """Whether a sample may be taken: what was spent is paid, or the advance is not used up."""
         if not self._is_settling:
             return self._owed_ns <= 0.0
         is_known = len(self._bare_ns) >= UNKNOWN

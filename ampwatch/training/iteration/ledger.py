@@ -43,25 +43,11 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from ampwatch.diagnosis.evidence.attention import Attention
-    from ampwatch.diagnosis.evidence.iteration import TensorRange
-    from ampwatch.diagnosis.evidence.time import StepTime
+    from ampwatch.diagnosis.evidence.iteration import StepTime, TensorRange
+    from ampwatch.diagnosis.pipeline import Diagnosis
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.bus import Bus
-    from ampwatch.training.hooks.events import (
-        DevicesKnown,
-        EndCalled,
-        EndReturned,
-        OptimizerStepped,
-        Scaled,
-        ScaleSeen,
-        SchedulerStepped,
-        StepBegan,
-        StepMissed,
-        Updated,
-        Updating,
-    )
-    from ampwatch.training.hooks.open_iteration import OpenIteration
+    from ampwatch.training.hooks import events as on
+    from ampwatch.training.hooks.bus import Bus, OpenIteration
     from ampwatch.training.model.optimizers import OptimizerRegistry
     from ampwatch.training.transfer.losses import LossSum
     from ampwatch.training.transfer.measuring import Sample
@@ -133,19 +119,6 @@ class Schedulers(Protocol):
 
     def has_moved(self, optimizer: Optimizer) -> bool:
         """Whether the learning rate of an optimizer that steps was moved by one since it stepped last."""
-
-
-class Judge(Protocol):
-    """The diagnosis, as the ledger knows it."""
-
-    def deliver(self, *iterations: Iteration) -> None:
-        """Take iterations that are complete; they come in order."""
-
-    def deliver_alike(self, iterations: Sequence[Iteration]) -> None:
-        """Take iterations that differ in their times, in their losses, which are finite, and in the tracker."""
-
-    def attention(self) -> Attention:
-        """Return what should be observed more closely in the next iteration."""
 
 
 class _Draft(Struct):
@@ -230,7 +203,7 @@ class IterationLedger(Sensor):
         losses: LossSum,
         readback: Readback,
         registry: OptimizerRegistry,
-        judge: Judge,
+        judge: Diagnosis,
         samples: Samples | None,
         clock: Clock,
         schedulers: Schedulers | None = None,
@@ -296,14 +269,14 @@ class IterationLedger(Sensor):
         if self._plain is not None:
             self._plain.end()
 
-    def devices_known(self, event: DevicesKnown) -> None:
+    def devices_known(self, event: on.DevicesKnown) -> None:
         """Pin memory."""
         if event.has_accelerator:
             self._readback.prepare()
             if self._readback.why_not:
                 logger.warning("values of devices are not read: %s", self._readback.why_not)
 
-    def scaled(self, event: Scaled) -> None:
+    def scaled(self, event: on.Scaled) -> None:
         """Take the loss as it was before it was scaled."""
         before = self._losses.num_losses
         self._losses.add(event.outputs)
@@ -312,7 +285,7 @@ class IterationLedger(Sensor):
 
     # Steps.
 
-    def step_began(self, event: StepBegan) -> None:
+    def step_began(self, event: on.StepBegan) -> None:
         """Note which optimizer is about to step."""
         scaler, optimizer = event
         if not scaler.is_enabled():
@@ -324,11 +297,11 @@ class IterationLedger(Sensor):
             # always called, gets found_inf as an attribute and decides on the device.
             self._draft.uncalled[index] = True
 
-    def scheduler_stepped(self, event: SchedulerStepped) -> None:
+    def scheduler_stepped(self, event: on.SchedulerStepped) -> None:
         """Note that a scheduler has moved the learning rate of an optimizer that steps."""
         self._draft.scheduler_stepped.add(self._registry.admit(event.optimizer))
 
-    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+    def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
         """Take note that an optimizer was called, by the scaler or by the user."""
         if not event.is_outermost:
             return
@@ -364,7 +337,7 @@ class IterationLedger(Sensor):
 
     # Updates.
 
-    def updating(self, event: Updating) -> None:
+    def updating(self, event: on.Updating) -> None:
         """Take scale and verdicts while they are there."""
         scaler = event.scaler
         # A disabled scaler has none of this state.
@@ -396,7 +369,7 @@ class IterationLedger(Sensor):
         self._readback.put(row, SCALE_BEFORE, scale)
         self._readback.put(row, FOUND_INF, *verdicts)
 
-    def updated(self, event: Updated) -> None:
+    def updated(self, event: on.Updated) -> None:
         """Take the new scale; the iteration is over.
 
         An update that only sets the scale, without any step before it, is no iteration.
@@ -439,7 +412,7 @@ class IterationLedger(Sensor):
 
     # Scalers that are not torch's.
 
-    def end_called(self, event: EndCalled) -> None:
+    def end_called(self, event: on.EndCalled) -> None:
         """Take the scale that was in use, before the call moves it."""
         self._take_over()
         self.settle()
@@ -453,7 +426,7 @@ class IterationLedger(Sensor):
             self._put(row, SCALE_BEFORE, event.scale)
             draft.has_scale = True
 
-    def end_returned(self, event: EndReturned) -> None:
+    def end_returned(self, event: on.EndReturned) -> None:
         """Take the new scale and the outcome; the iteration is over."""
         draft = self._draft
         if draft.has_ended and not draft.applied:
@@ -478,7 +451,7 @@ class IterationLedger(Sensor):
             draft.applied = list(self._optimizers)
         self._close(row, settings, scale_given=False)
 
-    def scale_seen(self, event: ScaleSeen) -> None:
+    def scale_seen(self, event: on.ScaleSeen) -> None:
         """Take the scale that a loss was multiplied by, which is also that after the last iteration."""
         self._take_over()
         if self._ends_by_call:
@@ -487,7 +460,7 @@ class IterationLedger(Sensor):
         if math.isnan(self._draft.seen_scale):
             self._draft.seen_scale = event.scale
 
-    def step_missed(self, event: StepMissed) -> None:
+    def step_missed(self, event: on.StepMissed) -> None:
         """Close an iteration whose gradients were thrown away."""
         self._take_over()
         if self._ends_by_call:

@@ -15,19 +15,8 @@ import torch
 
 from ampwatch.diagnosis.evidence.iteration import Iteration
 from ampwatch.guard import is_of_a_signal
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.bus import handler_name
-from ampwatch.training.hooks.events import (
-    IterationClosed,
-    IterationClosing,
-    IterationOpened,
-    OptimizerStepped,
-    OptimizerStepping,
-    Scaled,
-    StepBegan,
-    StepEnded,
-    Updated,
-    Updating,
-)
 from ampwatch.training.native import timed
 from ampwatch.training.private import (
     DECIDES_ON_DEVICE,
@@ -47,20 +36,27 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from ampwatch.training.hooks.bus import Bus
-    from ampwatch.training.hooks.open_iteration import OpenIteration
+    from ampwatch.training.hooks.bus import Bus, OpenIteration
     from ampwatch.training.iteration.ledger import Clock
 
-HEARD = (Scaled, StepBegan, StepEnded, OptimizerStepping, OptimizerStepped, Updating, Updated)
+HEARD = (
+    on.Scaled,
+    on.StepBegan,
+    on.StepEnded,
+    on.OptimizerStepping,
+    on.OptimizerStepped,
+    on.Updating,
+    on.Updated,
+)
 """Events that are not made of what is taken down, in the order of steps.c."""
 
-ENDS = (IterationClosing, IterationClosed, IterationOpened)
+ENDS = (on.IterationClosing, on.IterationClosed, on.IterationOpened)
 """Events between two iterations: where anybody is to be told of each, the ledger ends the iteration."""
 
 NAMES = tuple(handler_name(kind) for kind in (*HEARD, *ENDS))
 """Names by which sensors know them."""
 
-NOTED = (*HEARD[:-1], IterationClosed)
+NOTED = (*HEARD[:-1], on.IterationClosed)
 """What is noted of each; of the first and of the last but one nothing is."""
 
 PATIENCE = 32

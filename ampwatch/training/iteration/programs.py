@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from hashlib import blake2b
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import is_of_user
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
+    from ampwatch.diagnosis.book import FindingBook
     from ampwatch.training.hooks.events import IterationOpened
     from ampwatch.training.iteration.context import Context
-    from ampwatch.wire.records import Finding
 
 MAX_PROGRAMS = 256
 """Programs that are remembered; then all are forgotten, and looked at again."""
@@ -43,18 +43,6 @@ _seen: dict[str, int] = {}
 """By program, how many iterations of its fits were looked at and found well."""
 
 
-class Judged(Protocol):
-    """What is known of a fit.
-
-    Attributes:
-        findings: Its findings.
-    """
-
-    @property
-    def findings(self) -> Iterable[Finding]:
-        """Return the findings so far."""
-
-
 class Programs(Sensor):
     """Shortens the opening of a fit whose program is known in this process.
 
@@ -62,19 +50,19 @@ class Programs(Sensor):
 
     Args:
         context: Shared parts of the training.
-        judged: Says what went wrong.
+        book: Says what went wrong.
 
     Cost: a walk over the modules and the frames of the calling thread, once in a fit.
     """
 
     name = "programs"
 
-    def __init__(self, context: Context, judged: Judged) -> None:
+    def __init__(self, context: Context, book: FindingBook) -> None:
         self._names = context.names
         # The laboratory looks at more: an opening without it is none to it.
         self._is_lab = context.settings.lab
         self._governor = context.governor
-        self._judged = judged
+        self._book = book
         self._set_up = self._program = ""
         self._looked_at = 0
 
@@ -97,7 +85,7 @@ class Programs(Sensor):
         """Remember the program, or forget it where something went wrong."""
         if not self._program:
             return
-        is_well = all(finding.severity is Severity.INFO for finding in self._judged.findings)
+        is_well = all(finding.severity is Severity.INFO for finding in self._book.findings)
         if len(_seen) >= MAX_PROGRAMS:
             _seen.clear()
         for program in (self._set_up, self._program):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.diagnosis.evidence.iteration import Attention
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OF_OPS
@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ampwatch.diagnosis.evidence.iteration import Iteration, TensorRange
-    from ampwatch.training.hooks.events import (
-        DevicesKnown,
-        IterationArrived,
-        IterationClosed,
-        IterationOpened,
-    )
+    from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.transfer.measuring import Sample
 
@@ -31,11 +26,7 @@ nothing any more of what is left of them. Noisy gradients and probes fall by far
 
 
 class DeferredReads(Sensor):
-    """Hands over the values that sensors have asked for and that have reached the host.
-
-    Args:
-        context: Shared parts of the training.
-    """
+    """Hands over the values that sensors have asked for and that have reached the host."""
 
     name = "deferred"
     batched = frozenset({"iteration_closed"})
@@ -43,12 +34,12 @@ class DeferredReads(Sensor):
     def __init__(self, context: Context) -> None:
         self._deferred = context.deferred
 
-    def devices_known(self, event: DevicesKnown) -> None:
+    def devices_known(self, event: on.DevicesKnown) -> None:
         """Pin memory."""
         if event.has_accelerator:
             self._deferred.prepare()
 
-    def iteration_closed(self, _event: IterationClosed) -> None:
+    def iteration_closed(self, _event: on.IterationClosed) -> None:
         """Hand over what has arrived. Never waits."""
         if self._deferred.flying:
             self._deferred.poll()
@@ -59,9 +50,6 @@ class Planner(Sensor):
 
     It stands before the sensors that measure: the governor has planned an iteration when the event
     of its beginning reaches them.
-
-    Args:
-        context: Shared parts of the training.
     """
 
     name = "governor"
@@ -79,7 +67,7 @@ class Planner(Sensor):
         self._governor.stop()
         self._bus.emit(IterationPlanned(self._step, Attention()))
 
-    def iteration_opened(self, event: IterationOpened) -> None:
+    def iteration_opened(self, event: on.IterationOpened) -> None:
         """Plan what is measured in the iteration that begins."""
         governor = self._governor
         self._step = event.step
@@ -96,7 +84,7 @@ class Planner(Sensor):
             self._bus.emit(IterationPlanned(event.step, attention))
         self._was_quiet = is_quiet
 
-    def iteration_arrived(self, event: IterationArrived) -> None:
+    def iteration_arrived(self, event: on.IterationArrived) -> None:
         """Plan more samples after an alarm, after a streak of alarms, and after a far fall of the scale.
 
         One that was set by hand falls without any alarm.
@@ -119,9 +107,6 @@ class RangeSamples(Sensor):
     """Sends off what the sensors of ranges have measured, and takes in what has arrived.
 
     The ledger asks for it: a sample travels with its iteration. Nothing in here raises.
-
-    Args:
-        context: Shared parts of the training.
     """
 
     name = "ranges"
@@ -133,7 +118,7 @@ class RangeSamples(Sensor):
         self._home = context.home
         self.guard = self._guard = context.bus.guard(self.name, sweep=self.failed)
 
-    def devices_known(self, _event: DevicesKnown) -> None:
+    def devices_known(self, _event: on.DevicesKnown) -> None:
         """Choose kernels, allocate and compile."""
         for device in self._home.devices:
             self._measuring.prepare(device)

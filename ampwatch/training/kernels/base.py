@@ -67,7 +67,7 @@ class Kernel(Protocol):
         Args:
             pieces: As for ``measure``.
             rows: As ``measure`` has filled them for the same pieces.
-            out: int32, at least one row of ``block_rows.BLOCK_ROW_WORDS`` per piece, contiguous,
+            out: int32, at least one row of ``rows.BLOCK_ROW_WORDS`` per piece, contiguous,
                 on the same device.
             whole: Whether all blocks are measured. Else one part of ``blocks.PART`` elements is of each
                 stretch, whose length ``blocks.stretch_of`` says; which part ``blocks.part_of`` does,

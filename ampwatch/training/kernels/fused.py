@@ -9,8 +9,8 @@ import torch
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.training import devices
 from ampwatch.training.kernels import fused_blocks, fused_device
-from ampwatch.training.kernels.block_rows import BLOCK_DTYPES
 from ampwatch.training.kernels.norms import fill_norms
+from ampwatch.training.kernels.rows import BLOCK_DTYPES
 from ampwatch.training.kernels.work_units import StretchUnits, WorkUnits
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from ampwatch.numerics import blocks as facts
-from ampwatch.training.kernels import block_rows as layout
 from ampwatch.training.kernels import rows as first_layout
+from ampwatch.training.kernels import rows as layout
 from ampwatch.training.kernels.fused_keys import key_of, position_of
 
 PART = tl.constexpr(facts.PART)

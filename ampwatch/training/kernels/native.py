@@ -8,9 +8,8 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.numerics.encodings import DTYPES, ENCODINGS
-from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES
 from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
-from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, word
+from ampwatch.training.kernels.rows import BLOCK_ROW_BYTES, ROW_BYTES, ROW_WORDS, word
 from ampwatch.training.native import core
 
 if TYPE_CHECKING:
@@ -71,9 +70,7 @@ class NativeKernel:
                 ctypes.memset(blocks.data_ptr(), 0, len(pieces) * BLOCK_ROW_BYTES)
             return
         arrays = (
-            array("Q", [piece.data_ptr() for piece in pieces]),
-            array("q", [piece.numel() for piece in pieces]),
-            array("B", [_CODES[piece.dtype] for piece in pieces]),
+            *_arrays(pieces),
             array("q", stride or [1] * len(pieces)),
             _WORDS,
         )
@@ -86,25 +83,25 @@ class NativeKernel:
         self, pieces: Sequence[Tensor], rows: Tensor, out: Tensor, *, whole: bool = False
     ) -> None:
         """Fill ``out[i]`` with the blocks of ``pieces[i]`` (``base.Kernel.measure_blocks``)."""
-        arrays = (
-            array("Q", [piece.data_ptr() for piece in pieces]),
-            array("q", [piece.numel() for piece in pieces]),
-            array("B", [_CODES[piece.dtype] for piece in pieces]),
-        )
+        arrays = _arrays(pieces)
         addresses = [values.buffer_info()[0] for values in arrays]
         self._core.measure_blocks(len(pieces), *addresses, whole, rows.data_ptr(), out.data_ptr())
 
     def norms(self, pieces: Sequence[Tensor], out: Tensor) -> None:
         """Fill ``out[i]`` with the L2 norm of ``pieces[i]`` (``base.Kernel.norms``)."""
-        arrays = (
-            array("Q", [piece.data_ptr() for piece in pieces]),
-            array("q", [piece.numel() for piece in pieces]),
-            array("B", [_CODES[piece.dtype] for piece in pieces]),
-            array("d", bytes(8 * len(pieces))),
-        )
+        arrays = (*_arrays(pieces), array("d", bytes(8 * len(pieces))))
         self._core.squares(len(pieces), *(values.buffer_info()[0] for values in arrays))
         norms = (ctypes.c_float * len(pieces)).from_address(out.data_ptr())
         norms[:] = [math.sqrt(square) for square in arrays[-1]]
+
+
+def _arrays(pieces: Sequence[Tensor]) -> tuple[array[int], array[int], array[int]]:
+    """Return where pieces lie, how long they are and their dtypes, as C reads them."""
+    return (
+        array("Q", [piece.data_ptr() for piece in pieces]),
+        array("q", [piece.numel() for piece in pieces]),
+        array("B", [_CODES[piece.dtype] for piece in pieces]),
+    )
 
 
 def load() -> NativeKernel | None:

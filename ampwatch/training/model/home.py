@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ampwatch.training.model.names import Names
-    from ampwatch.training.model.trained import Trained
+    from ampwatch.training.model.optimizers import Trained
 
 
 class Home:

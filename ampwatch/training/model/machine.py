@@ -1,4 +1,4 @@
-"""The machine that a training runs on: the GPU and its peaks, or the CPU and its instructions."""
+"""The machine that a training runs on: the GPU and its peaks, or the CPU and its instructions; and its leave to use TF32."""
 
 from __future__ import annotations
 
@@ -14,12 +14,29 @@ from ampwatch.guard import is_of_a_signal
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.report.op_shares import peaks_of
-from ampwatch.training.model.tf32 import allows_tf32
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.settings import Settings
+
+
+def allows_tf32(kind: OpKind) -> bool:
+    """Whether matmuls, or convolutions, of float32 may use TF32 on a GPU."""
+    if kind is OpKind.CONVOLUTION:
+        return _allows(torch.backends.cudnn)
+    return _allows(torch.backends.cuda.matmul)
+
+
+def _allows(switches: Any) -> bool:
+    # PyTorch 2.9 and newer raises where its older and newer switches were both used. The newer
+    # one of cuDNN is split by operation, that of matmul is not.
+    try:
+        return bool(switches.allow_tf32)
+    except RuntimeError:
+        switches = getattr(switches, "conv", switches)
+        return bool(getattr(switches, "fp32_precision", "") == "tf32")
+
 
 CPUINFO = Path("/proc/cpuinfo")
 

@@ -56,9 +56,6 @@ class Names:
     With several models a name begins with the index of its model. A parameter that no
     watched model holds is called by its place in its optimizer.
 
-    Args:
-        models: The watched models.
-
     Attributes:
         unread: Sentences about the modules that could not be read, by their names.
     """

@@ -1,4 +1,4 @@
-"""Tensors in the inputs and outputs of modules."""
+"""Tensors in the inputs and outputs of modules, and parameters in the flat ones of FSDP."""
 
 from __future__ import annotations
 
@@ -7,8 +7,56 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwatch.training.model.names import canonical
+from ampwatch.training.private import FLAT_NAMES, FLAT_SHARDS, FLAT_SIZE, IS_FLATTENED
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from torch import Tensor
+
+
+def parts_of(name: str, parameter: Tensor, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of the model that a parameter consists of, each with its own elements.
+
+    Args:
+        name: Qualified name of the parameter.
+        parameter: The parameter.
+        tensor: The parameter itself, its gradient, or another tensor that is laid out alike.
+
+    Yields:
+        Name and tensor as they are given; of a flat parameter the name of each parameter that has
+        elements in this process's shard, and a view of these.
+
+    Cost:
+        0.2 us for a parameter that is not flat.
+    """
+    # What FSDP itself goes by; in the class of no other parameter.
+    shards = getattr(parameter, FLAT_SHARDS, None)
+    # While it is gathered it is of another size.
+    if not shards or tensor.shape != getattr(parameter, FLAT_SIZE, None):
+        yield name, tensor
+        return
+    flat = tensor.detach()
+    for inner, shard in zip(names_of(name, parameter), shards, strict=True):
+        if shard.in_shard:
+            begin = shard.offset_in_shard
+            yield inner, flat[begin : begin + shard.numel_in_shard]
+
+
+def is_in_flat(parameter: Tensor) -> bool:
+    """Whether a parameter is flat, or one of the model that lies in a flat one."""
+    return bool(getattr(parameter, IS_FLATTENED, False))
+
+
+def names_of(name: str, parameter: Tensor) -> list[str]:
+    """Return the names of the parameters that a parameter consists of, wherever their elements are."""
+    names = getattr(parameter, FLAT_NAMES, None)
+    if not names:
+        return [name]
+    prefix = name.rpartition(".")[0]
+    return [canonical(f"{prefix}.{inner}".lstrip(".")) for inner in names]
+
 
 MAX_DEPTH = 4
 """Levels of nesting in which tensors are searched for in the output of a module."""

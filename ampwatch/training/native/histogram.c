@@ -36,7 +36,7 @@ enum { /* words of a row */
     ROW_WORDS = AMIN_KEY + 2
 };
 
-enum { /* words of a row of blocks: block_rows.py */
+enum { /* words of a row of blocks: rows.py */
     NUM_DISTANCES = 32,
     NUM_MANTISSAS = 16,
     NUM_LEVELS = 4,

@@ -1,4 +1,4 @@
-/* Notes: takes down when something happens, as PythonNotes of hooks/notes.py does. */
+/* Notes: takes down when something happens, as PythonNotes of sensors/time/call_notes.py does. */
 
 #include "parts.h"
 

@@ -21,7 +21,7 @@ from ampwatch.numerics.units.ops import (
 from ampwatch.training.kernels.admission import is_ordinary
 from ampwatch.training.kernels.dtypes import HALF
 from ampwatch.training.model.dtypes import name_of, promoted
-from ampwatch.training.model.tf32 import allows_tf32
+from ampwatch.training.model.machine import allows_tf32
 from ampwatch.training.ops.dequantized import Dequantized
 from ampwatch.training.ops.flops import flops_of
 from ampwatch.training.ops.info import OpInfo, dims_of, operands_of

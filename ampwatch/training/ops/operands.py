@@ -1,4 +1,4 @@
-"""The tensors and numbers that an op has read and written, for the births of non-finite values."""
+"""The tensors and numbers that an op has read and written, for the origins of non-finite values."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ampwatch.diagnosis.evidence.ops import TrainingMoved
 from ampwatch.guard import Log
 from ampwatch.training.devices import HOST, is_readable
-from ampwatch.training.hooks.events import DevicesKnown, FactsChanged
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.facts import layer_shapes, ranks, run_facts
 from ampwatch.training.model.machine import machine_of
@@ -15,12 +15,6 @@ from ampwatch.training.native import core
 from ampwatch.wire.records import WITHOUT_C, FactsRecord, SensorFailureRecord
 
 if TYPE_CHECKING:
-    from ampwatch.training.hooks.events import (
-        IterationClosed,
-        IterationPlanned,
-        SensorFailed,
-        TensorsSwapping,
-    )
     from ampwatch.training.iteration.context import Context
 
 logger = Log()
@@ -43,16 +37,16 @@ class Notices(Sensor):
         self._context = context
         self._held: dict[str, str] = {}
 
-    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+    def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
         """Refer to no parameter meanwhile."""
         self._context.names.let_go()
         self._context.trained.let_go()
 
-    def facts_changed(self, _event: FactsChanged) -> None:
+    def facts_changed(self, _event: on.FactsChanged) -> None:
         """Record the facts anew."""
         self.record_facts()
 
-    def iteration_planned(self, _event: IterationPlanned) -> None:
+    def iteration_planned(self, _event: on.IterationPlanned) -> None:
         """Record what memory is held, where that has changed."""
         self.record_memory()
 
@@ -92,7 +86,7 @@ class Failures(Sensor):
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    def sensor_failed(self, event: SensorFailed) -> None:
+    def sensor_failed(self, event: on.SensorFailed) -> None:
         """Record which sensor has failed, in which iteration and of what."""
         sensor, errors, error = event
         message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE]
@@ -116,9 +110,9 @@ class Whereabouts(Sensor):
         """Have sensors do at set-up what is slow."""
         types = {device.type for device in self._context.home.devices}
         if types and all(map(is_readable, types)):
-            self._context.bus.emit(DevicesKnown(has_accelerator=types != {HOST}))
+            self._context.bus.emit(on.DevicesKnown(has_accelerator=types != {HOST}))
 
-    def iteration_closed(self, _event: IterationClosed) -> None:
+    def iteration_closed(self, _event: on.IterationClosed) -> None:
         """Look once: by now all parameters are where they are going to be."""
         self.is_dormant = True
         self._compare_ranks()
@@ -138,7 +132,7 @@ class Whereabouts(Sensor):
             )
         layers = layer_shapes(context.names) if context.samples else ()
         context.observe(TrainingMoved(machine_of(home.device, context.settings), layers))
-        context.bus.emit(FactsChanged())
+        context.bus.emit(on.FactsChanged())
 
     def _compare_ranks(self) -> None:
         rank, _, world_size = ranks()

@@ -18,9 +18,8 @@ import torch
 from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
-from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES, BLOCK_ROW_WORDS
 from ampwatch.training.kernels.choice import KernelSelector
-from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
+from ampwatch.training.kernels.rows import BLOCK_ROW_BYTES, BLOCK_ROW_WORDS, ROW_BYTES, ROW_WORDS
 from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, pinned
 from ampwatch.training.transfer.slabs import NORM_BYTES, Landing, RowLabel, Slab
 from ampwatch.wire.records import Topic

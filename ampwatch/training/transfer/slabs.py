@@ -14,13 +14,15 @@ from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged
 from ampwatch.numerics.formats import OF_TRAINING
-from ampwatch.training.kernels.block_rows import (
+from ampwatch.training.kernels.dtypes import dtypes_of
+from ampwatch.training.kernels.rows import (
     BLOCK_ROW_BYTES,
     BLOCK_ROW_WORDS,
+    ROW_BYTES,
+    ROW_WORDS,
+    decode,
     decode_blocks,
 )
-from ampwatch.training.kernels.dtypes import dtypes_of
-from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -140,7 +142,6 @@ class Slab:
         with_blocks: Whether there is memory for blocks as well, which takes as much again.
 
     Attributes:
-        num_rows: As given.
         room: Rows that are free.
     """
 

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.causes import LASTING
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.births import Answer, BadInput, Fault, OpTrace, Origin, Values
+from ampwatch.diagnosis.evidence.origins import (
+    Answer,
+    BadInput,
+    Fault,
+    OpTrace,
+    Origin,
+    OriginKind,
+    Values,
+)
 from ampwatch.diagnosis.forward.culprit_ops import DOUBT_STEPS, RECURS, CulpritOps
-from ampwatch.diagnosis.forward.kinds import KEEP_OFF_ZERO
+from ampwatch.diagnosis.forward.culprit_words import remedies_for
+from ampwatch.diagnosis.forward.kinds import FORWARD_OVERFLOW, KEEP_OFF_ZERO, MASKED_ROW_NAN
+from ampwatch.diagnosis.forward.origins import Diagnosed
 from ampwatch.diagnosis.kinds.registry import row_of
 from ampwatch.diagnosis.news import News, Reason
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.wire.records import Finding, Measure, Severity, SkipClass, Tried
-from tests.workshop.births import BIG, INF, MASK, NAN, TINY, backward, born, outside, traced
+from ampwatch.wire.records import Finding, Measure, Remedy, Severity, SkipClass, Tried
+from tests.workshop.origins import BIG, INF, MASK, NAN, TINY, backward, inside, outside, traced
 from tests.workshop.simulation import Simulation
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.births import Birth
 
 OVER = {"spread_to": {"block", "head", "loss"}, "in_backward": True}
 SKIP = StepVerdict(SkipClass.UNPROVOKED, 1024.0)
@@ -40,9 +47,9 @@ class Desk:
     def _notify(self, news: News) -> None:
         self.notified.append((news.finding.kind, news.finding.severity, news.reason))
 
-    def overflow(self, *, step: int, birth: Birth | None = None, **more: Any) -> None:
+    def overflow(self, *, step: int, origin: Origin | None = None, **more: Any) -> None:
         self.culprits.observe_trace(
-            traced(birth or born(**OVER), step=step, loss_nonfinite=True, is_scaled=True, **more)
+            traced(origin or inside(**OVER), step=step, loss_nonfinite=True, is_scaled=True, **more)
         )
 
     def made(self, kind: str, where: str = "optimizer:0", step: int = 0) -> Finding:
@@ -96,17 +103,17 @@ def test_a_finding_has_the_place_the_op_and_the_numbers(desk: Desk) -> None:
 
 SENTENCES = {
     "forward_overflow": (
-        [born(**OVER)],
+        [inside(**OVER)],
         ["mul in block overflowed float16, which ends at 65504", "magnitude 300", "became inf"],
     ),
     "silent_overflow": (
-        [born(absorbed=["rsqrt", "rsqrt", "tanh"])],
+        [inside(absorbed=["rsqrt", "rsqrt", "tanh"])],
         ["rsqrt turned it into finite values that are wrong"],
     ),
     "masked_row_nan": (
         [
-            born("masked_fill", origin=Origin.CONSTANT, out=MASK),
-            born("_softmax", out=NAN, parents=frozenset({0}), module="", **OVER),
+            inside("masked_fill", kind=OriginKind.CONSTANT, out=MASK),
+            inside("_softmax", out=NAN, parents=frozenset({0}), module="", **OVER),
         ],
         ["_softmax in the root module", "0/0"],
     ),
@@ -119,7 +126,7 @@ SENTENCES = {
         ["sqrt outside of the model made NaN in float32", "magnitude 300", "an invalid operation"],
     ),
     "nonfinite_input": (
-        [born("addmm", origin=Origin.INPUT, out=NAN, **OVER)],
+        [inside("addmm", kind=OriginKind.INPUT, out=NAN, **OVER)],
         ["NaN in a tensor that is read by addmm in block, at step 5"],
     ),
     "backward_nonfinite_any_scale": (
@@ -139,8 +146,8 @@ SENTENCES = {
 @pytest.mark.parametrize("kind", SENTENCES)
 def test_what_is_said_has_all_its_numbers(kind: str, desk: Desk) -> None:
     """Each kind in its own words, with advice."""
-    births, parts = SENTENCES[kind]
-    desk.culprits.observe_trace(traced(*births, bad={"w": {0}}, loss_nonfinite=True, scale=4.0))
+    origins, parts = SENTENCES[kind]
+    desk.culprits.observe_trace(traced(*origins, bad={"w": {0}}, loss_nonfinite=True, scale=4.0))
 
     made = desk.only
     assert made.kind == kind
@@ -153,8 +160,8 @@ def test_what_is_said_has_all_its_numbers(kind: str, desk: Desk) -> None:
     assert made.advice == row.advice
 
 
-def _said(birth: Birth, desk: Desk, **more: Any) -> Finding:
-    desk.culprits.observe_trace(traced(birth, loss_nonfinite=True, **more))
+def _said(origin: Origin, desk: Desk, **more: Any) -> Finding:
+    desk.culprits.observe_trace(traced(origin, loss_nonfinite=True, **more))
     return desk.only
 
 
@@ -162,7 +169,7 @@ def test_what_overflows_float32_is_not_to_be_kept_in_float32(desk: Desk) -> None
     """No wider format is left, in float32 as in bfloat16."""
     for dtype in ("float32", "bfloat16"):
         desk = Desk()
-        made = _said(born("pow", out=Values(dtype, 8, posinf=True), number=2.0, **OVER), desk)
+        made = _said(inside("pow", out=Values(dtype, 8, posinf=True), number=2.0, **OVER), desk)
         assert f"overflowed {dtype}" in made.summary
         assert "float32" not in made.advice
         assert "bfloat16" not in made.advice
@@ -176,10 +183,10 @@ def test_float32_is_advised_where_it_was_seen_to_help(
 ) -> None:
     """0/0 is 0/0 in float64 as well; so is what could not be computed again, for all that is known."""
     answer = Answer(Fault.POINT, exact)
-    forward = _said(born("div", answer=answer, **OVER), desk)
+    forward = _said(inside("div", answer=answer, **OVER), desk)
     desk = Desk()
-    birth = backward("div", answer=answer._replace(amax=1e12 if is_advised else exact))
-    desk.culprits.observe_trace(traced(birth, bad={"w": {0}}, scale=4.0))
+    origin = backward("div", answer=answer._replace(amax=1e12 if is_advised else exact))
+    desk.culprits.observe_trace(traced(origin, bad={"w": {0}}, scale=4.0))
 
     assert forward.advice.startswith("Compute this in float32") is is_advised
     assert desk.only.advice.startswith("Compute what has this derivative in") is is_advised
@@ -187,11 +194,11 @@ def test_float32_is_advised_where_it_was_seen_to_help(
 
 def test_float32_that_was_tried_in_vain_is_not_advised(desk: Desk) -> None:
     """Neither first nor last; nor is it where it is tried after the finding was made."""
-    birth = born("div", inputs=(BIG, TINY), answer=Answer(Fault.POINT, 7e4), **OVER)
-    made = _said(birth, desk)
+    origin = inside("div", inputs=(BIG, TINY), answer=Answer(Fault.POINT, 7e4), **OVER)
+    made = _said(origin, desk)
     assert made.advice.startswith("Compute this in float32")
 
-    _said(birth, desk, tried=[Tried(Measure.MODULE_IN_FLOAT32, "block", 0, cures=False)])
+    _said(origin, desk, tried=[Tried(Measure.MODULE_IN_FLOAT32, "block", 0, cures=False)])
 
     assert made.kind_advice == KEEP_OFF_ZERO
     assert made.advice.startswith(
@@ -202,7 +209,7 @@ def test_float32_that_was_tried_in_vain_is_not_advised(desk: Desk) -> None:
 @pytest.mark.parametrize("is_on", [False, True])
 def test_the_switch_of_autocast_is_named_where_it_is_on(desk: Desk, *, is_on: bool) -> None:
     """Turning it off for the op is the remedy; a model in half precision has reasons of its own."""
-    made = _said(born(has_autocast=is_on, **OVER), desk)
+    made = _said(inside(has_autocast=is_on, **OVER), desk)
 
     assert ("Autocast is off there" in made.summary) is not is_on
     assert ("enabled=False" in made.advice) is is_on
@@ -210,7 +217,7 @@ def test_the_switch_of_autocast_is_named_where_it_is_on(desk: Desk, *, is_on: bo
 
 def test_an_outlier_in_the_data_is_said_to_be_one(desk: Desk) -> None:
     """What overflows is what the model was called with."""
-    made = _said(born("_to_copy", reads_argument=True, **OVER), desk)
+    made = _said(inside("_to_copy", reads_argument=True, **OVER), desk)
 
     assert "the model's own input" in made.summary
     assert "Check the data" in made.advice
@@ -222,17 +229,17 @@ def test_an_outlier_in_the_data_is_said_to_be_one(desk: Desk) -> None:
 )
 def test_a_number_that_the_program_has_written_is_said(op: str, number: float, said: str) -> None:
     """It is what makes a small input large."""
-    assert said in _said(born(op, number=number, **OVER), Desk()).summary
+    assert said in _said(inside(op, number=number, **OVER), Desk()).summary
 
 
 def test_a_number_that_is_a_dimension_is_not_said(desk: Desk) -> None:
     """The second argument of a softmax is no operand."""
-    assert "-1" not in _said(born("_softmax", number=-1.0, **OVER), desk).summary
+    assert "-1" not in _said(inside("_softmax", number=-1.0, **OVER), desk).summary
 
 
 def test_an_infinity_of_the_program_itself_is_named_by_the_op_that_writes_it(desk: Desk) -> None:
     """It has come out as the loss."""
-    written = born("masked_fill", origin=Origin.CONSTANT, out=INF, spread_to={"block", "loss"})
+    written = inside("masked_fill", kind=OriginKind.CONSTANT, out=INF, spread_to={"block", "loss"})
     made = _said(written, desk)
 
     assert (made.kind, made.op, made.where) == ("invalid_operation", "masked_fill", "block")
@@ -241,7 +248,7 @@ def test_an_infinity_of_the_program_itself_is_named_by_the_op_that_writes_it(des
 
 def test_what_backward_makes_of_an_infinity_of_forward_is_said_to_be_that(desk: Desk) -> None:
     """A mask that is read again in backward: 0 * inf."""
-    mask = born("masked_fill", origin=Origin.CONSTANT, out=MASK, absorbed=["exp"])
+    mask = inside("masked_fill", kind=OriginKind.CONSTANT, out=MASK, absorbed=["exp"])
     made_of_it = backward("mul", out=NAN, parents=frozenset({0}))
     desk.culprits.observe_trace(traced(mask, made_of_it, bad={"w": {1}}, scale=4.0))
 
@@ -252,9 +259,9 @@ def test_what_backward_makes_of_an_infinity_of_forward_is_said_to_be_that(desk: 
 def test_a_gradient_that_does_not_shrink_with_the_scale_is_named_at_last(desk: Desk) -> None:
     """Whatever the op is called; the words say what was seen."""
     for step in range(6):
-        birth = backward("fused_thing", inputs=(BIG,))
+        origin = backward("fused_thing", inputs=(BIG,))
         desk.culprits.observe_trace(
-            traced(birth, bad={"w": {0}}, scale=1024.0 / 2**step, step=step)
+            traced(origin, bad={"w": {0}}, scale=1024.0 / 2**step, step=step)
         )
 
     assert (desk.only.kind, desk.only.first_step) == ("backward_nonfinite_any_scale", 3)
@@ -265,7 +272,7 @@ def test_summary_and_evidence_are_of_one_step(desk: Desk) -> None:
     """What comes later is counted, and changes no number that was said."""
     desk.overflow(step=1)
     before = dict(desk.only.evidence)
-    desk.overflow(step=2, birth=born(inputs=(BIG._replace(amax=999.0),), **OVER))
+    desk.overflow(step=2, origin=inside(inputs=(BIG._replace(amax=999.0),), **OVER))
 
     assert desk.only.count == 2
     assert desk.only.evidence == before
@@ -273,8 +280,8 @@ def test_summary_and_evidence_are_of_one_step(desk: Desk) -> None:
 
 def test_an_op_of_backward_whose_module_is_unknown_has_no_place(desk: Desk) -> None:
     """It is not outside of the model for that."""
-    birth = backward("div", inputs=(BIG, TINY), module="")
-    desk.culprits.observe_trace(traced(birth, bad={"w": {0}}))
+    origin = backward("div", inputs=(BIG, TINY), module="")
+    desk.culprits.observe_trace(traced(origin, bad={"w": {0}}))
 
     assert "in backward div made inf" in desk.only.summary
 
@@ -294,25 +301,25 @@ def test_what_a_scaler_skips_is_information_until_it_recurs(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("birth", "more", "severity"),
+    ("origin", "more", "severity"),
     [
-        (born(**OVER), {"is_scaled": False}, Severity.CRITICAL),
-        (born(**OVER), {"has_trained": False}, Severity.CRITICAL),
-        (born(absorbed=["rsqrt"]), {}, Severity.CRITICAL),
+        (inside(**OVER), {"is_scaled": False}, Severity.CRITICAL),
+        (inside(**OVER), {"has_trained": False}, Severity.CRITICAL),
+        (inside(absorbed=["rsqrt"]), {}, Severity.CRITICAL),
     ],
 )
 def test_what_no_scaler_skips_is_critical_at_once(
-    birth: Birth, more: dict[str, bool], severity: Severity, desk: Desk
+    origin: Origin, more: dict[str, bool], severity: Severity, desk: Desk
 ) -> None:
     """Without a scaler the weights take it in; what is silent nobody skips."""
-    desk.culprits.observe_trace(traced(birth, **{"is_scaled": True, **more}))
+    desk.culprits.observe_trace(traced(origin, **{"is_scaled": True, **more}))
 
     assert desk.only.severity is severity
 
 
 def test_an_evaluation_is_a_warning(desk: Desk) -> None:
     """The weights are none the worse."""
-    desk.culprits.observe_trace(traced(born(phase=Phase.EVAL, spread_to={"head"})))
+    desk.culprits.observe_trace(traced(inside(phase=Phase.EVAL, spread_to={"head"})))
 
     assert desk.only.severity is Severity.WARNING
 
@@ -320,17 +327,17 @@ def test_an_evaluation_is_a_warning(desk: Desk) -> None:
 def test_the_same_line_in_another_block_is_the_same_incident(desk: Desk) -> None:
     """Another line is another one."""
     desk.overflow(step=1)
-    desk.overflow(step=2, birth=born(module="next", **OVER))
+    desk.overflow(step=2, origin=inside(module="next", **OVER))
     assert desk.only.count == 2
 
-    desk.overflow(step=3, birth=born(module="next", source="train.py:9", **OVER))
+    desk.overflow(step=3, origin=inside(module="next", source="train.py:9", **OVER))
     assert [f.where for f in desk.book.findings] == ["block", "next"]
 
 
 def test_without_a_line_two_modules_are_two_incidents(desk: Desk) -> None:
     """Nothing says that they are the same code."""
-    desk.overflow(step=1, birth=born(source="", **OVER))
-    desk.overflow(step=2, birth=born(source="", module="next", **OVER))
+    desk.overflow(step=1, origin=inside(source="", **OVER))
+    desk.overflow(step=2, origin=inside(source="", module="next", **OVER))
 
     assert [f.where for f in desk.book.findings] == ["block", "next"]
 
@@ -346,9 +353,9 @@ def test_what_goes_on_untraced_is_counted(desk: Desk) -> None:
     assert desk.only.severity is Severity.CRITICAL
 
 
-def poisoned(step: int, *before: Birth) -> OpTrace:
+def poisoned(step: int, *before: Origin) -> OpTrace:
     """An iteration that fails because of a buffer alone."""
-    read = born("mm", origin=Origin.BUFFER, out=NAN, **OVER)
+    read = inside("mm", kind=OriginKind.BUFFER, out=NAN, **OVER)
     return traced(*before, read, step=step, loss_nonfinite=True)
 
 
@@ -369,9 +376,11 @@ def doubtful(desk: Desk) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize("before", [[], [born("masked_fill", origin=Origin.CONSTANT, out=MASK)]])
+@pytest.mark.parametrize(
+    "before", [[], [inside("masked_fill", kind=OriginKind.CONSTANT, out=MASK)]]
+)
 def test_an_op_is_over_where_a_buffer_it_has_left_makes_steps_fail(
-    before: list[Birth], doubtful: Desk
+    before: list[Origin], doubtful: Desk
 ) -> None:
     """A trace shows it, until then nothing is counted; also in a model with a mask."""
     doubtful.culprits.observe_trace(poisoned(5, *before))
@@ -407,7 +416,7 @@ def test_a_buffer_that_does_no_harm_raises_no_doubt(desk: Desk) -> None:
 
 @pytest.mark.parametrize(
     "trace",
-    [OpTrace(5), traced(born("max", origin=Origin.BUFFER, out=INF), step=5), poisoned(3)],
+    [OpTrace(5), traced(inside("max", kind=OriginKind.BUFFER, out=INF), step=5), poisoned(3)],
     ids=["healthy", "healthy with a sentinel", "of before"],
 )
 def test_what_shows_nothing_ends_no_doubt(trace: OpTrace, doubtful: Desk) -> None:
@@ -505,10 +514,48 @@ def test_where_it_was_traced_the_trace_says_more(desk: Desk) -> None:
 
 def test_a_second_bad_batch_is_counted(desk: Desk) -> None:
     """One finding, however it was seen."""
-    birth = born("addmm", origin=Origin.INPUT, out=NAN, **OVER)
-    desk.culprits.observe_trace(traced(birth, step=1, loss_nonfinite=True))
+    origin = inside("addmm", kind=OriginKind.INPUT, out=NAN, **OVER)
+    desk.culprits.observe_trace(traced(origin, step=1, loss_nonfinite=True))
     desk.culprits.observe_input(BAD)
     _judge(desk, 3, SKIP)
     desk.culprits.goes_on(4, 4)
 
     assert (desk.only.kind, desk.only.count, desk.only.last_step) == ("nonfinite_input", 3, 4)
+
+
+def found(
+    *, kind: object = FORWARD_OVERFLOW, inside: bool = True, dtype: str = "float16"
+) -> Diagnosed:
+    origin = Origin(
+        0,
+        OriginKind.OP,
+        "",
+        "mul",
+        "aten.mul.Tensor",
+        "blocks.2",
+        inside,
+        Phase.FORWARD,
+        Values(dtype, 8, posinf=True),
+    )
+    return Diagnosed(kind, origin, origin.place, "forward")  # type: ignore[arg-type]
+
+
+def test_the_smallest_change_is_tried_first() -> None:
+    """The module, then the residual stream, then the format of all."""
+    assert remedies_for(found(), ["float16"]) == [
+        Remedy(Measure.MODULE_IN_FLOAT32, "blocks.2"),
+        Remedy(Measure.SUMS_IN_FLOAT32),
+        Remedy(Measure.BFLOAT16),
+    ]
+
+
+def test_what_is_no_matter_of_the_dtype_has_no_remedy_to_try() -> None:
+    """Nor has a training without autocast."""
+    assert not remedies_for(found(kind=MASKED_ROW_NAN), ["float16"])
+    assert not remedies_for(found(), [])
+
+
+def test_bfloat16_is_no_remedy_for_bfloat16() -> None:
+    """And outside of the model there is no module to run otherwise."""
+    assert remedies_for(found(inside=False), ["bfloat16"]) == []
+    assert Remedy(Measure.BFLOAT16) not in remedies_for(found(), ["bfloat16"])

@@ -10,7 +10,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.logits import LogitsRead
+from ampwatch.diagnosis.evidence.ops import LogitsRead
 from ampwatch.diagnosis.forward.logits import INTERVALS, PLATEAU, SATURATED, LogitGrowth
 from ampwatch.wire.records import Severity
 

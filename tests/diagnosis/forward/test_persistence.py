@@ -1,4 +1,4 @@
-"""Which births of backward the loss scale has no effect on."""
+"""Which origins of backward the loss scale has no effect on."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import math
 
 import pytest
 
-from ampwatch.diagnosis.evidence.births import Answer, Fault, Values
+from ampwatch.diagnosis.evidence.origins import Answer, Fault, Values
 from ampwatch.diagnosis.forward.persistence import MAX_APART, ScaleWitness
-from tests.workshop.births import NAN, backward, traced
+from tests.workshop.origins import NAN, backward, traced
 
 
 def _lasting(
     magnitudes: list[float], scales: list[float], *, apart: int = 1, **more: object
 ) -> list[bool]:
-    """Return for each trace whether its one birth was found to last."""
+    """Return for each trace whether its one origin was found to last."""
     witness = ScaleWitness()
     found = []
     for number, (magnitude, scale) in enumerate(zip(magnitudes, scales, strict=True)):
-        birth = backward(
+        origin = backward(
             "fused", inputs=(Values("float16", 8, amax=magnitude), Values("float16", 8, amax=2.0))
         )
-        trace = traced(birth, bad={"w": {0}}, scale=scale, step=number * apart, **more)
+        trace = traced(origin, bad={"w": {0}}, scale=scale, step=number * apart, **more)
         found.append(witness.observe(trace) == {0})
     return found
 
@@ -49,8 +49,8 @@ def test_the_result_in_float64_counts_where_it_is_known() -> None:
     witness = ScaleWitness()
     found = []
     for scale in HALVED:
-        birth = backward("fused", answer=Answer(Fault.OVERFLOW, 100.0 * scale))
-        trace = traced(birth, bad={"w": {0}}, scale=scale)
+        origin = backward("fused", answer=Answer(Fault.OVERFLOW, 100.0 * scale))
+        trace = traced(origin, bad={"w": {0}}, scale=scale)
         found.append(bool(witness.observe(trace)))
 
     assert not any(found)
@@ -62,12 +62,12 @@ def test_results_of_one_op_are_not_compared_with_one_another() -> None:
     found = []
     for scale in HALVED:
         fits = scale < HALVED[2]
-        births = [
+        origins = [
             backward("fused", out_index=place, answer=Answer(Fault.OVERFLOW, size * scale))
             for place, size in ((0, 100.0), (1, 1600.0))
             if not (place == 0 and fits)
         ]
-        trace = traced(*births, bad={"w": set(range(len(births)))}, scale=scale)
+        trace = traced(*origins, bad={"w": set(range(len(origins)))}, scale=scale)
         found.append(witness.observe(trace))
 
     assert not any(found)
@@ -87,9 +87,9 @@ def test_nan_of_unmeasured_inputs_takes_more_halvings(fallen: float, *, expected
 def test_what_was_gone_in_between_was_cured() -> None:
     """It begins anew."""
     witness = ScaleWitness()
-    birth = backward("fused")
+    origin = backward("fused")
     for scale in HALVED:
-        assert not witness.observe(traced(birth, bad={"w": {0}}, scale=scale, step=1))
+        assert not witness.observe(traced(origin, bad={"w": {0}}, scale=scale, step=1))
         assert not witness.observe(traced(scale=scale, step=2))
 
 
@@ -118,8 +118,8 @@ def test_backwards_of_two_lines_are_not_compared_with_one_another() -> None:
     found = []
     for scale in HALVED:
         line, size = ("train.py:3", 1.0) if scale > HALVED[2] else ("train.py:9", 8.0)
-        birth = backward("mm", answer=Answer(Fault.OVERFLOW, size * scale), source=line)
-        found.append(witness.observe(traced(birth, bad={"w": {0}}, scale=scale)))
+        origin = backward("mm", answer=Answer(Fault.OVERFLOW, size * scale), source=line)
+        found.append(witness.observe(traced(origin, bad={"w": {0}}, scale=scale)))
 
     assert not any(found)
 

@@ -7,14 +7,13 @@ import math
 import pytest
 
 from ampwatch.diagnosis.book import FindingBook
-from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.births import Values
-from ampwatch.diagnosis.evidence.known import Known
+from ampwatch.diagnosis.detector import Known, Shared
+from ampwatch.diagnosis.evidence.origins import Values
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.wire.records import SkipClass, Topic
-from tests.workshop.births import backward, traced
 from tests.workshop.iterations import iteration
+from tests.workshop.origins import backward, traced
 from tests.workshop.replay import measured
 
 

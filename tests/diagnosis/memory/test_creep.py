@@ -11,8 +11,7 @@ import pytest
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.memory import Holding, Kept, Memory, MemoryPlace, MemoryRead
-from ampwatch.diagnosis.memory.course import Course, Point
-from ampwatch.diagnosis.memory.creep import LONG, MemoryCreep
+from ampwatch.diagnosis.memory.creep import LONG, Course, MemoryCreep, Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable

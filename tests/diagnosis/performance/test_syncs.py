@@ -8,8 +8,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.ops import Window
-from ampwatch.diagnosis.evidence.waits import HostWaits, WaitingLine
+from ampwatch.diagnosis.evidence.ops import HostWaits, WaitingLine, Window
 from ampwatch.diagnosis.performance.syncs import WINDOW, SyncsInStep
 from tests.diagnosis.words import Known, complaints_of
 from tests.workshop.iterations import TAKEN, iteration

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ampwatch.diagnosis.evidence.iteration import ScalerSettings
-from ampwatch.diagnosis.scale.forecast import SCALE_FLOOR, alarm_rate, drift, steps_until
+from ampwatch.diagnosis.scale.falls import SCALE_FLOOR, alarm_rate, drift, steps_until
 
 
 def _simulated_drift(rate: float, scaler: ScalerSettings, steps: int) -> float:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.diagnosis.evidence.state import BadOption, BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Severity, Topic
-from tests.workshop.births import outside, traced
+from tests.workshop.origins import outside, traced
 from tests.workshop.replay import Replay, measured
 
 if TYPE_CHECKING:

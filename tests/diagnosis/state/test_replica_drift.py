@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
-from ampwatch.diagnosis.evidence.replicas import CheckedWeights
+from ampwatch.diagnosis.evidence.scaler import CheckedWeights
 from ampwatch.diagnosis.state.replica_drift import PATIENCE, ReplicaDrift
 from tests.workshop.records import checksum
 

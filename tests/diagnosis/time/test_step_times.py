@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
+from ampwatch.diagnosis.evidence.iteration import DevicePhases, StepTime
 from ampwatch.diagnosis.evidence.ops import OpCensus
-from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
-from ampwatch.diagnosis.time.input_bound import workers_needed
-from ampwatch.diagnosis.time.step_times import StepTimes
+from ampwatch.diagnosis.time.step_times import StepTimes, workers_needed
 from ampwatch.wire.records import Phases, Severity, StepPhase, Topic
 from tests.workshop.clocks import SECOND, START
 from tests.workshop.iterations import TAKEN, iteration

@@ -23,7 +23,7 @@ import torch
 import ampwatch
 from ampwatch.training import outlet
 from ampwatch.training.launcher import DaemonStatus
-from tests.training.sensors.births.small_models import MODELS, batch
+from tests.training.replay.small_models import MODELS, batch
 
 outlet.ensure_daemon = lambda _settings: DaemonStatus("", "unavailable")  # a ring, and nobody who reads it
 stop, replay = Path(sys.argv[1]), sys.argv[2]

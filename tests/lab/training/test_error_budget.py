@@ -16,7 +16,7 @@ import ampwatch
 from ampwatch import lab
 from ampwatch.errors import SettingsError, StateError
 from ampwatch.lab.budget import ErrorBudget, from_dict
-from tests.training.sensors.births.small_models import MODELS, batch
+from tests.training.replay.small_models import MODELS, batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from torch import nn
 
 import ampwatch
 from ampwatch.diagnosis.records.range_records import RangeRecorder
-from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.training.sensors.origins.sensor import OriginSensor
 from ampwatch.wire.records import Topic
 from tests.played.kernel import PlayedKernel
 from tests.played.machine import is_ours
@@ -92,7 +92,7 @@ def test_gradients_of_both_devices_are_measured(level: str, measured: list[Itera
 def test_a_model_that_moves_after_set_up_is_found_again(
     level: str, measured: list[Iteration], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One warning; facts, ranges and births are those of the device it is on."""
+    """One warning; facts, ranges and origins are those of the device it is on."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
     scaler = torch.amp.GradScaler(DEVICE, init_scale=16.0)
@@ -112,9 +112,9 @@ def test_a_model_that_moves_after_set_up_is_found_again(
     if level != "light":
         assert {r.topic for i in measured for r in i.ranges} >= {Topic.GRADIENT, Topic.WEIGHT}
     if level == "deep":
-        births = session._one(BirthSensor)
-        assert births is not None
-        assert births._origins._reading.is_late
+        origins = session._one(OriginSensor)
+        assert origins is not None
+        assert origins._origins._reading.is_late
 
 
 def test_a_training_without_a_model_is_found_by_its_optimizer() -> None:

@@ -14,7 +14,7 @@ from ampwatch.training.hooks import compiling, tapped_call, taps
 from ampwatch.training.hooks.places import graphs, optimizer
 from ampwatch.training.model.home import Home
 from ampwatch.training.ops import mode
-from ampwatch.training.sensors.births import following
+from ampwatch.training.sensors.origins import sensor as following
 from ampwatch.training.sensors.ranges.gradients import ScaledGradientSensor
 from ampwatch.training.transfer import extremes
 from ampwatch.training.transfer.measuring import Measuring
@@ -38,7 +38,7 @@ def _capture(of: Any, level: str, *, scaled: bool, has_stepped: bool) -> Callabl
     return run
 
 
-def births_are_sent_in_a_capture(patch: pytest.MonkeyPatch) -> None:
+def origins_are_sent_in_a_capture(patch: pytest.MonkeyPatch) -> None:
     """A copy and pinned memory in the user's graph."""
     patch.setattr(following, "is_capturing", lambda: False)
 
@@ -148,7 +148,7 @@ def _waits(device: Machine, **_: Any) -> None:
 
 PLANTED: tuple[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None]], ...] = (
     (
-        births_are_sent_in_a_capture,
+        origins_are_sent_in_a_capture,
         _capture(test_captures.graphed_where_it_warmed_up, "deep", scaled=False, has_stepped=False),
     ),
     (

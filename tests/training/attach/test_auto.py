@@ -14,8 +14,7 @@ from torch import nn
 import ampwatch
 from ampwatch.training import announcement
 from ampwatch.training import monitor as monitoring
-from ampwatch.training.attach.auto import Attacher
-from ampwatch.training.attach.owners import models_of
+from ampwatch.training.attach.auto import Attacher, models_of
 from ampwatch.training.hooks import taps
 from tests.trainings import RECIPES, Net, Run, adamw, build, scaler
 

@@ -147,8 +147,8 @@ def test_norms_that_need_no_singular_values_are_nothing(heard: list[str]) -> Non
     assert heard == []
 
 
-def test_a_call_ends_the_iteration_and_the_counting_but_not_the_births() -> None:
-    """The rest of it is not seen; the next one has its births followed, and is not counted."""
+def test_a_call_ends_the_iteration_and_the_counting_but_not_the_origins() -> None:
+    """The rest of it is not seen; the next one has its origins followed, and is not counted."""
     model = nn.Linear(6, 6)
     traced = Traced(model)
     with traced:
@@ -158,7 +158,7 @@ def test_a_call_ends_the_iteration_and_the_counting_but_not_the_births() -> None
     with traced:
         torch.zeros(2).rsqrt()
 
-    assert [[b.op for b in t.births] for t in traced.traces] == [["log"], ["rsqrt"]]
+    assert [[b.op for b in t.origins] for t in traced.traces] == [["log"], ["rsqrt"]]
     assert traced.sensor.uncounted == "svdvals"
     assert not traced.sensor.altered
     assert not traced.sensor.begin(9)
@@ -174,7 +174,7 @@ def test_a_call_of_another_thread_counts_as_well() -> None:
         torch.zeros(2).log()
 
     assert traced.sensor.uncounted == "svdvals"
-    assert traced.births == []
+    assert traced.origins == []
 
 
 def test_what_is_called_while_nothing_is_seen_changes_nothing() -> None:

@@ -16,27 +16,13 @@ from torch.optim import optimizer as optimizer_state
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ampwatch.training.devices import graph_classes
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.bus import TORCH_EVENTS, handler_name
-from ampwatch.training.hooks.events import (
-    ON_DEMAND,
-    EndCalled,
-    ForwardBegan,
-    IterationClosed,
-    OptimizerStepped,
-    Scaled,
-    ScalerLoaded,
-    StepBegan,
-    StepEnded,
-    Unscaled,
-    Unscaling,
-    Updated,
-    Updating,
-)
 from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.ops.events import OP_EVENTS
-from ampwatch.training.patched import sensors_of
 from tests.training.bench import Bench, Heard
+from tools.site.patched import sensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -134,7 +120,15 @@ class Training:
         self.optimizer.zero_grad()
 
 
-SCALER_EVENTS = (Scaled, Unscaling, Unscaled, StepBegan, StepEnded, Updating, Updated)
+SCALER_EVENTS = (
+    on.Scaled,
+    on.Unscaling,
+    on.Unscaled,
+    on.StepBegan,
+    on.StepEnded,
+    on.Updating,
+    on.Updated,
+)
 
 
 def kinds(heard: Heard) -> list[type]:
@@ -142,7 +136,7 @@ def kinds(heard: Heard) -> list[type]:
 
 
 # The methods that a LossScaler names are replaced where there is one: tests/training/scalers.
-ALWAYS_THERE = [p for p in PLACES if p.events and EndCalled not in p.events]
+ALWAYS_THERE = [p for p in PLACES if p.events and on.EndCalled not in p.events]
 
 
 @pytest.mark.parametrize("place", ALWAYS_THERE, ids=lambda p: p.what[:40])
@@ -156,7 +150,7 @@ def test_a_place_is_there_only_while_a_sensor_wants_one_of_its_events(
     for event in place.events:
         heard = Heard(event)
         one = bench(None, heard)
-        if event in ON_DEMAND:
+        if event in on.ON_DEMAND:
             assert in_torch() == for_nobody
             one.bus.listen(heard, event)
         assert [p for p in one.bus._placed if p.events] == [place]
@@ -169,16 +163,16 @@ def test_a_place_is_there_only_while_a_sensor_wants_one_of_its_events(
 
 def test_a_place_goes_with_the_last_of_those_who_want_it(bench: Callable[..., Bench]) -> None:
     """Two events of one place, and two sensors of one event."""
-    heard, too = Heard(ForwardBegan), Heard(ForwardBegan)
+    heard, too = Heard(on.ForwardBegan), Heard(on.ForwardBegan)
     one = bench(None, heard, too)
     for sensor in (heard, too, too):
-        one.bus.listen(sensor, ForwardBegan)
+        one.bus.listen(sensor, on.ForwardBegan)
     nn.Identity()(1)
-    one.bus.ignore(heard, ForwardBegan)
-    one.bus.ignore(heard, ForwardBegan)
+    one.bus.ignore(heard, on.ForwardBegan)
+    one.bus.ignore(heard, on.ForwardBegan)
     nn.Identity()(2)
     during = len(module_state._global_forward_pre_hooks)
-    one.bus.ignore(too, ForwardBegan)
+    one.bus.ignore(too, on.ForwardBegan)
     nn.Identity()(3)
 
     assert (during, len(module_state._global_forward_pre_hooks)) == (1, 0)
@@ -189,30 +183,30 @@ def test_a_place_goes_with_the_last_of_those_who_want_it(bench: Callable[..., Be
 def test_the_events_of_a_step_come_in_the_order_of_the_calls(bench: Callable[..., Bench]) -> None:
     """With the watched scaler and its optimizer in them."""
     mine = Training()
-    heard = Heard(*SCALER_EVENTS, OptimizerStepped)
+    heard = Heard(*SCALER_EVENTS, on.OptimizerStepped)
     bench(mine.scaler, heard)
     mine.step(unscale=True)
 
     assert kinds(heard) == [
-        Scaled,
-        Unscaling,
-        Unscaled,
-        StepBegan,
-        OptimizerStepped,
-        StepEnded,
-        Updating,
-        Updated,
+        on.Scaled,
+        on.Unscaling,
+        on.Unscaled,
+        on.StepBegan,
+        on.OptimizerStepped,
+        on.StepEnded,
+        on.Updating,
+        on.Updated,
     ]
-    assert heard.events[3] == StepBegan(mine.scaler, mine.optimizer)
-    assert heard.events[4] == OptimizerStepped(mine.optimizer, by_scaler=True, is_outermost=True)
-    assert heard.events[7] == Updated(mine.scaler, is_given=False)
+    assert heard.events[3] == on.StepBegan(mine.scaler, mine.optimizer)
+    assert heard.events[4] == on.OptimizerStepped(mine.optimizer, by_scaler=True, is_outermost=True)
+    assert heard.events[7] == on.Updated(mine.scaler, is_given=False)
 
 
 def test_what_the_step_unscales_itself_is_part_of_the_step(bench: Callable[..., Bench]) -> None:
     """Only the user's own calls are told of, also after a step that has raised."""
     mine = Training()
-    heard = Heard(Unscaling, Unscaled)
-    one = bench(mine.scaler, heard, Heard(StepBegan), Heard(Updating))
+    heard = Heard(on.Unscaling, on.Unscaled)
+    one = bench(mine.scaler, heard, Heard(on.StepBegan), Heard(on.Updating))
     mine.step()
     assert (heard.events, one.bus.is_stepping) == ([], False)
 
@@ -224,20 +218,22 @@ def test_what_the_step_unscales_itself_is_part_of_the_step(bench: Callable[..., 
     mine.scaler.scale(mine.weight.sum()).backward()
     mine.scaler.unscale_(mine.optimizer)
 
-    assert kinds(heard) == [Unscaling, Unscaled]
+    assert kinds(heard) == [on.Unscaling, on.Unscaled]
 
 
 def test_other_scalers_are_heard_only_by_those_who_want_any(bench: Callable[..., Bench]) -> None:
     """Those hear of the watched one as well."""
     mine, other = Training(), Training()
-    watching = Heard(Scaled, StepBegan, StepEnded, Updating, ScalerLoaded)
-    any_of_them = Heard(Scaled, StepBegan, StepEnded, Updating, ScalerLoaded, any_scaler=True)
+    watching = Heard(on.Scaled, on.StepBegan, on.StepEnded, on.Updating, on.ScalerLoaded)
+    any_of_them = Heard(
+        on.Scaled, on.StepBegan, on.StepEnded, on.Updating, on.ScalerLoaded, any_scaler=True
+    )
     bench(mine.scaler, watching, any_of_them)
     for training in (mine, other):
         training.step()
         training.scaler.load_state_dict(training.scaler.state_dict())
 
-    told = [Scaled, StepBegan, StepEnded, Updating, ScalerLoaded]
+    told = [on.Scaled, on.StepBegan, on.StepEnded, on.Updating, on.ScalerLoaded]
     assert kinds(watching) == told
     assert kinds(any_of_them) == told * 2
     assert {event.scaler for event in watching.events} == {mine.scaler}
@@ -273,7 +269,7 @@ def test_a_scaler_that_takes_over_is_heard_once_a_call(
 ) -> None:
     """Whatever methods of their own the two classes have; the older one is one of the others then."""
     first, second = Training(before), Training(after)
-    watching, any_of_them = Heard(*SCALER_EVENTS), Heard(StepBegan, any_scaler=True)
+    watching, any_of_them = Heard(*SCALER_EVENTS), Heard(on.StepBegan, any_scaler=True)
     one = bench(first.scaler, watching, any_of_them)
     first.step()
     of_first = list(watching.events)
@@ -281,7 +277,7 @@ def test_a_scaler_that_takes_over_is_heard_once_a_call(
     second.step()
     first.step()
 
-    told = [Scaled, StepBegan, StepEnded, Updating, Updated]
+    told = [on.Scaled, on.StepBegan, on.StepEnded, on.Updating, on.Updated]
     assert [type(event) for event in of_first] == told
     assert [type(event) for event in watching.events[len(of_first) :]] == told
     assert [event.scaler for event in any_of_them.events] == [
@@ -300,7 +296,7 @@ class Follows(Sensor):
     def __init__(self) -> None:
         self.bus: Any = None
 
-    def step_began(self, event: StepBegan) -> None:
+    def step_began(self, event: on.StepBegan) -> None:
         if event.scaler is not self.bus.scaler:
             self.bus.follow(event.scaler)
 
@@ -312,12 +308,12 @@ def test_a_scaler_that_takes_over_with_a_step_is_heard_from_that_step_on(
     """Each call once, its end included; what it unscales is part of the step."""
     first, second = Training(), Training(after)
     follows = Follows()
-    heard = Heard(StepBegan, StepEnded, Unscaling, Updating, Updated)
+    heard = Heard(on.StepBegan, on.StepEnded, on.Unscaling, on.Updating, on.Updated)
     one = bench(first.scaler, follows, heard)
     follows.bus = one.bus
     second.step()
 
-    assert kinds(heard) == [StepBegan, StepEnded, Updating, Updated]
+    assert kinds(heard) == [on.StepBegan, on.StepEnded, on.Updating, on.Updated]
     assert not one.bus.is_stepping
 
 
@@ -334,19 +330,19 @@ def test_a_scaler_is_asked_nothing_that_its_own_step_does_not_ask(
 ) -> None:
     """A method of the user's that raises would raise in the user's step."""
     mine = Training()
-    heard = Heard(StepBegan, StepEnded)
+    heard = Heard(on.StepBegan, on.StepEnded)
     bench(mine.scaler, heard)
     mine.scaler.__class__ = Moody  # after the set-up, which asks
     mine.scaler.scale(mine.weight.sum()).backward()
     mine.scaler.step(mine.optimizer)
 
-    assert kinds(heard) == [StepBegan, StepEnded]
+    assert kinds(heard) == [on.StepBegan, on.StepEnded]
 
 
 def test_a_call_without_an_optimizer_is_no_event(bench: Callable[..., Bench]) -> None:
     """PyTorch raises what the user sees; no sensor fails over it."""
     mine = Training()
-    heard = Heard(StepBegan, StepEnded, Unscaling, Unscaled)
+    heard = Heard(on.StepBegan, on.StepEnded, on.Unscaling, on.Unscaled)
     bench(mine.scaler, heard)
     for call in (mine.scaler.step, mine.scaler.unscale_):
         with pytest.raises(TypeError, match="optimizer"):
@@ -363,10 +359,10 @@ class Closes(Sensor):
     def __init__(self) -> None:
         self.bench: Any = None
 
-    def updated(self, _event: Updated) -> None:
+    def updated(self, _event: on.Updated) -> None:
         self.bench.iteration.step += 1
 
-    def optimizer_stepped(self, _event: OptimizerStepped) -> None:
+    def optimizer_stepped(self, _event: on.OptimizerStepped) -> None:
         if self.bench.bus.scaler is None:
             self.bench.iteration.step += 1
 
@@ -379,10 +375,10 @@ class Late(Sensor):
     def __init__(self) -> None:
         self.told = 0
 
-    def updated(self, _event: Updated) -> None:
+    def updated(self, _event: on.Updated) -> None:
         self.told += 1
 
-    def optimizer_stepped(self, _event: OptimizerStepped) -> None:
+    def optimizer_stepped(self, _event: on.OptimizerStepped) -> None:
         self.told += 1
 
 
@@ -449,7 +445,7 @@ class Everything(Heard):
         self.removals = 0
 
     def installed(self) -> None:
-        for event in ON_DEMAND:
+        for event in on.ON_DEMAND:
             self.bus.listen(self, event)
         if self.error is not None:
             raise self.error
@@ -476,17 +472,17 @@ def test_nothing_is_left_in_torch_after_the_removal() -> None:
 
 def test_nobody_is_told_of_anything_after_the_removal(bench: Callable[..., Bench]) -> None:
     """Code that a callback has interrupted with the removal goes on and emits."""
-    heard = Heard(IterationClosed)
+    heard = Heard(on.IterationClosed)
     one = bench(None, heard)
     one.remove()
-    one.bus.emit(IterationClosed(None))  # type: ignore[arg-type] # nobody reads it
+    one.bus.emit(on.IterationClosed(None))  # type: ignore[arg-type] # nobody reads it
 
     assert heard.events == []
 
 
 def test_what_is_to_wake_a_sensor_must_be_an_event(bench: Callable[..., Bench]) -> None:
     """A word that is misspelt would let it sleep for ever."""
-    sensor = Heard(StepBegan)
+    sensor = Heard(on.StepBegan)
     sensor.waking = frozenset({"step_began", "step_begun"})  # type: ignore[misc]
     with pytest.raises(ValueError, match=r"expected names of events, got \['step_begun'\]"):
         bench(None, sensor)
@@ -501,7 +497,8 @@ def test_methods_that_take_an_event_have_its_name(level: str) -> None:
         for sensor in sensors_of(level)
         for name, method in inspect.getmembers(type(sensor), inspect.isfunction)
         if not name.startswith("_")
-        for kind in [method.__annotations__.get("event") or method.__annotations__.get("_event")]
+        for given in [{"_event": "", "event": "", **method.__annotations__}]
+        for kind in [(given["event"] or given["_event"]).removeprefix("on.")]
         if kind in names
     ]
 
@@ -538,7 +535,7 @@ def test_a_place_that_cannot_be_put_on_leaves_nothing(monkeypatch: pytest.Monkey
 def test_a_bus_does_not_take_off_what_another_one_has_placed(bench: Callable[..., Bench]) -> None:
     """Two trainings in one process."""
     mine, other = Training(), Training()
-    heard, too = Heard(StepBegan, OptimizerStepped), Heard(StepBegan, OptimizerStepped)
+    heard, too = Heard(on.StepBegan, on.OptimizerStepped), Heard(on.StepBegan, on.OptimizerStepped)
     one, another = bench(mine.scaler, heard), bench(other.scaler, too)
     one.remove()
     mine.step()
@@ -547,4 +544,4 @@ def test_a_bus_does_not_take_off_what_another_one_has_placed(bench: Callable[...
 
     assert heard.events == []
     # Optimizers are told of whoever steps them: whose they are is for the sensors to know.
-    assert kinds(too) == [OptimizerStepped, StepBegan, OptimizerStepped]
+    assert kinds(too) == [on.OptimizerStepped, on.StepBegan, on.OptimizerStepped]

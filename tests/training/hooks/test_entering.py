@@ -10,8 +10,8 @@ import torch._dynamo
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from ampwatch.training.hooks import entering
 from ampwatch.training.hooks.events import CompiledEntering
+from ampwatch.training.hooks.places import graphs
 from ampwatch.training.private import SEES_COMPILED
 from tests.training.bench import Bench, Heard
 
@@ -113,13 +113,13 @@ def test_where_it_cannot_be_heard_the_call_of_torch_compile_has_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After ``monitor`` it is heard; before, PyTorch still knows the backend."""
-    monkeypatch.setattr(entering, name, value)
-    monkeypatch.setattr(entering, "may_compile", lambda: False)
+    monkeypatch.setattr(graphs, name, value)
+    monkeypatch.setattr(graphs, "may_compile", lambda: False)
     bench, events = heard()
     before = (len(events), bench.bus.runs_compiled)
     function()
     after = (len(events), bench.bus.runs_compiled)
-    monkeypatch.setattr(entering, "may_compile", lambda: True)
+    monkeypatch.setattr(graphs, "may_compile", lambda: True)
     later, _ = heard()
 
     assert (before, after) == ((0, False), (1, True))

@@ -10,9 +10,8 @@ import torch._dynamo
 from torch import fx, nn
 
 from ampwatch.guard import Account
-from ampwatch.training.hooks.bus import Bus
+from ampwatch.training.hooks.bus import Bus, OpenIteration
 from ampwatch.training.hooks.events import RootCalled, RootReturned
-from ampwatch.training.hooks.open_iteration import OpenIteration
 from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.private import GUARDS_CLASSES

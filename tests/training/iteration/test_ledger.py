@@ -9,21 +9,9 @@ import pytest
 import torch
 from torch.amp.grad_scaler import OptState
 
-from ampwatch.diagnosis.evidence.attention import Attention
-from ampwatch.diagnosis.evidence.iteration import ScalerSettings, TensorRange
+from ampwatch.diagnosis.evidence.iteration import Attention, ScalerSettings, TensorRange
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.training.hooks.events import (
-    IterationArrived,
-    IterationClosed,
-    IterationClosing,
-    IterationOpened,
-    OptimizerStepped,
-    Scaled,
-    StepBegan,
-    StepEnded,
-    Updated,
-    Updating,
-)
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.ledger import MAX_FOUND_INF, ROW_WIDTH, Clock, IterationLedger
 from ampwatch.training.transfer.readback import Readback, Row
@@ -81,7 +69,7 @@ class SeesOps(Sensor):
     def __init__(self) -> None:
         self.seen: tuple[Any, Any] = (None, None)
 
-    def iteration_closed(self, event: IterationClosed) -> None:
+    def iteration_closed(self, event: on.IterationClosed) -> None:
         event.iteration.census, event.iteration.window = self.seen
 
 
@@ -106,7 +94,9 @@ class Watched:
         self.judge = ListJudge()
         self.samples = NoSamples()
         self.ops = SeesOps()
-        self.heard = Heard(IterationClosing, IterationClosed, IterationOpened, IterationArrived)
+        self.heard = Heard(
+            on.IterationClosing, on.IterationClosed, on.IterationOpened, on.IterationArrived
+        )
         self.readback = Readback(slots, ROW_WIDTH, device)
         self.scaler: Any = torch.amp.GradScaler("cpu")
         bench = Bench(scaler=self.scaler)
@@ -139,17 +129,17 @@ class Watched:
 
     def scale_loss(self, outputs: object) -> None:
         """The user calls ``scaler.scale``."""
-        self.bus.emit(Scaled(self.scaler, outputs, None))
+        self.bus.emit(on.Scaled(self.scaler, outputs, None))
 
     def step(self, number: int, *, called: bool = True, **options: Any) -> None:
         """The user calls ``scaler.step`` of the optimizer of this number."""
         made = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1, **options)
         optimizer = self._optimizers.setdefault(number, made)
         self._stepped.add(number)
-        self.bus.emit(StepBegan(self.scaler, optimizer))
+        self.bus.emit(on.StepBegan(self.scaler, optimizer))
         if called:
-            self.bus.emit(OptimizerStepped(optimizer, by_scaler=True, is_outermost=True))
-        self.bus.emit(StepEnded(self.scaler, optimizer))
+            self.bus.emit(on.OptimizerStepped(optimizer, by_scaler=True, is_outermost=True))
+        self.bus.emit(on.StepEnded(self.scaler, optimizer))
 
     def begin_update(self, found_inf: list[tuple[int, float]], scale: float = 8.0) -> None:
         """``scaler.update`` begins, with these verdicts; -1 stands for one that has not stepped."""
@@ -165,13 +155,13 @@ class Watched:
         self.scaler._per_optimizer_states = states
         self.scaler._scale = torch.tensor(2 * scale)
         self.scaler._growth_tracker = torch.tensor(3, dtype=torch.int32)
-        self.bus.emit(Updating(self.scaler))
+        self.bus.emit(on.Updating(self.scaler))
 
     def update(self, found_inf: list[tuple[int, float]], scale: float = 8.0) -> None:
         """The user calls ``scaler.update``."""
         self.begin_update(found_inf, scale)
         self.scaler._scale = torch.tensor(scale)
-        self.bus.emit(Updated(self.scaler, is_given=False))
+        self.bus.emit(on.Updated(self.scaler, is_given=False))
         self._stepped.clear()
         assert not self.ledger.guard.off
 
@@ -377,12 +367,12 @@ def test_sensors_are_told_of_the_end_of_each_iteration_and_of_what_is_not_finite
     watched.update([(0, 0.0)])
     delivered = watched.iterations
 
-    assert [event.has_nonfinite for event in watched.of(IterationClosing)] == [False, True, True]
-    assert watched.of(IterationOpened)[1].duration_s == 3.0
-    assert [event.is_alarming for event in watched.of(IterationArrived)] == [False, True, True]
+    assert [event.has_nonfinite for event in watched.of(on.IterationClosing)] == [False, True, True]
+    assert watched.of(on.IterationOpened)[1].duration_s == 3.0
+    assert [event.is_alarming for event in watched.of(on.IterationArrived)] == [False, True, True]
     watched.update([(0, 0.0)])
     assert watched.iterations
-    assert [event.ends_alarm for event in watched.of(IterationArrived)] == [False] * 3 + [True]
+    assert [event.ends_alarm for event in watched.of(on.IterationArrived)] == [False] * 3 + [True]
     assert [i.loss_dtype for i in delivered] == ["", "", "float32", ""]
 
 
@@ -402,16 +392,16 @@ def test_what_was_seen_of_the_ops_of_an_iteration_goes_with_it() -> None:
     assert early == []
     assert [(i.census, i.window) for i in watched.iterations] == [(census, window), (None, None)]
     told = [
-        (type(event), event.step if isinstance(event, IterationOpened) else event.iteration.step)
+        (type(event), event.step if isinstance(event, on.IterationOpened) else event.iteration.step)
         for event in watched.heard.events
-        if isinstance(event, (IterationClosed, IterationOpened))
+        if isinstance(event, (on.IterationClosed, on.IterationOpened))
     ]
     assert told == [
-        (IterationClosed, 0),
-        (IterationOpened, 1),
-        (IterationClosed, 1),
-        (IterationOpened, 2),
+        (on.IterationClosed, 0),
+        (on.IterationOpened, 1),
+        (on.IterationClosed, 1),
+        (on.IterationOpened, 2),
     ]
-    first, second = watched.of(IterationClosed)
+    first, second = watched.of(on.IterationClosed)
     assert math.isnan(first.iteration.duration_s)
     assert second.iteration.duration_s == 2.0

@@ -10,14 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampwatch.numerics.exponents import merged
-from ampwatch.training.kernels import admission, reference
+from ampwatch.training.kernels import admission
 from ampwatch.training.kernels.admission import (
     admit,
     is_ordinary,
     is_wrapped,
     local_part,
 )
-from tests.training.kernels import oracle
+from tests.training.kernels import oracle, reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

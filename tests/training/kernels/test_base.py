@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.training.kernels import reference
 from ampwatch.training.kernels.base import BLOCK
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
-from tests.training.kernels import oracle
+from tests.training.kernels import oracle, reference
 from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, small_dtypes
 
 if TYPE_CHECKING:

@@ -19,15 +19,15 @@ from ampwatch.numerics.blocks import (
     part_of,
     stretch_of,
 )
-from ampwatch.training.kernels.block_rows import (
+from ampwatch.training.kernels.rows import (
     BLOCK_DTYPES,
     BLOCK_ROW_BYTES,
     BLOCK_ROW_WORDS,
+    ROW_WORDS,
     decode_blocks,
 )
-from ampwatch.training.kernels.reference import histogram
-from ampwatch.training.kernels.rows import ROW_WORDS
 from tests.numerics.block_oracle import counted
+from tests.training.kernels.reference import histogram
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampwatch.numerics.encodings import DTYPES
-from ampwatch.training.kernels import eager, reference
+from ampwatch.training.kernels import eager
 from ampwatch.training.kernels.rows import ROW_WORDS
-from tests.training.kernels import oracle
+from tests.training.kernels import oracle, reference
 
 
 class Watcher(TorchDispatchMode):

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from ampwatch.training.kernels.dtypes import MEASURED
-from ampwatch.training.kernels.reference import histogram
 from ampwatch.training.kernels.rows import ROW_WORDS, decode
 from ampwatch.training.transfer.readback import Link
 from ampwatch.training.transfer.slabs import Slab
+from tests.training.kernels.reference import histogram
 from tests.workshop.absent_gpus import TARGETS, AbsentDriver, compiled_for
 from tests.workshop.alone import python
 

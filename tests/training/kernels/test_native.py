@@ -15,14 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampwatch.training.native
 from ampwatch.report.html_report import render_html
-from ampwatch.training.kernels import native, reference
+from ampwatch.training.kernels import native
 from ampwatch.training.kernels.base import BLOCK
-from ampwatch.training.kernels.block_rows import BLOCK_ROW_BYTES
 from ampwatch.training.kernels.dtypes import FLOATS
-from ampwatch.training.kernels.rows import ROW_WORDS
+from ampwatch.training.kernels.rows import BLOCK_ROW_BYTES, ROW_WORDS
 from ampwatch.training.native import core
 from ampwatch.training.sensors import facts
-from tests.training.kernels import oracle
+from tests.training.kernels import oracle, reference
 from tests.trainings import build
 
 

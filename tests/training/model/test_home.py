@@ -7,7 +7,7 @@ from torch import nn
 
 from ampwatch.training.model.home import Home
 from ampwatch.training.model.names import Names
-from ampwatch.training.model.trained import Trained
+from ampwatch.training.model.optimizers import Trained
 
 
 class Placed(nn.Parameter):

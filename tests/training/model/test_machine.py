@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from ampwatch.errors import SettingsError
-from ampwatch.numerics.units.ops import HALF_DTYPES
+from ampwatch.numerics.units.ops import HALF_DTYPES, OpKind
 from ampwatch.report.op_shares import peaks_of
 from ampwatch.settings import Settings
 from ampwatch.training.model import machine
 from ampwatch.training.model.facts import run_facts
-from ampwatch.training.model.machine import gpu_facts, machine_of
+from ampwatch.training.model.machine import allows_tf32, gpu_facts, machine_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 cpu_dtypes = machine.cpu_dtypes  # the real one, whatever a fixture puts in its place
 
@@ -233,3 +234,48 @@ def test_a_setting_that_is_not_of_its_form_is_refused_at_once(setting: dict[str,
     """Before anything is attached, with its name."""
     with pytest.raises(SettingsError, match=next(iter(setting))):
         Settings.resolve(setting, {})
+
+
+class _Plain:
+    """Switches of which only the older one was used."""
+
+    def __init__(self, *, allow_tf32: bool) -> None:
+        self.allow_tf32 = allow_tf32
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_older_switch_is_read(*, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of matmuls and that of cuDNN are two."""
+    monkeypatch.setattr(torch.backends.cuda, "matmul", _Plain(allow_tf32=allowed))
+    monkeypatch.setattr(torch.backends, "cudnn", _Plain(allow_tf32=not allowed))
+
+    assert allows_tf32(OpKind.MATMUL) is allowed
+    assert allows_tf32(OpKind.CONVOLUTION) is not allowed
+
+
+def test_pytorch_has_the_switches_that_are_asked() -> None:
+    """TF32 is off for matmuls and on for convolutions, by PyTorch's own defaults."""
+    assert allows_tf32(OpKind.MATMUL) is False
+    assert allows_tf32(OpKind.CONVOLUTION) is True
+
+
+class _Mixed:
+    """Switches of which both kinds were used: PyTorch raises at the older one."""
+
+    def __init__(self, precision: str) -> None:
+        self.fp32_precision = precision
+
+    @property
+    def allow_tf32(self) -> bool:
+        msg = "mix of the legacy and new APIs"
+        raise RuntimeError(msg)
+
+
+@pytest.mark.parametrize(("precision", "allowed"), [("tf32", True), ("ieee", False)])
+def test_the_newer_switch_is_read_where_the_older_one_raises(
+    *, precision: str, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question in the middle of a step must not fail."""
+    monkeypatch.setattr(torch.backends.cuda, "matmul", _Mixed(precision))
+
+    assert allows_tf32(OpKind.MATMUL) is allowed

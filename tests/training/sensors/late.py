@@ -98,8 +98,8 @@ class Waits(TorchDispatchMode):
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have births followed as on a device from now on, although all is in host memory."""
-    from ampwatch.training.sensors.births import following  # noqa: PLC0415 - what is patched
+    """Have origins followed as on a device from now on, although all is in host memory."""
+    from ampwatch.training.sensors.origins import sensor as following  # noqa: PLC0415 - what is patched
     from ampwatch.training.transfer import extremes  # noqa: PLC0415 - likewise
 
     monkeypatch.setattr(following, "is_host", lambda _device: False)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.evidence.replicas import GROUPS
+from ampwatch.diagnosis.evidence.scaler import GROUPS
 from ampwatch.training.hooks.events import IterationClosing
 from ampwatch.training.sensors.state import checksums
 from tests.training.bench import Bench

@@ -1,4 +1,4 @@
-"""Iterations that are traced op by op, and a slow log of their births that knows no ampwatch."""
+"""Iterations that are traced op by op, and a slow log of their origins that knows no ampwatch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ampwatch.diagnosis.evidence.births import OpTrace
-from ampwatch.training.sensors.births.following import BirthSensor
+from ampwatch.diagnosis.evidence.origins import OpTrace
+from ampwatch.training.sensors.origins.sensor import OriginSensor
 from tests.training.sensors.counting import Counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from typing_extensions import Self
 
-    from ampwatch.diagnosis.evidence.births import Birth, Origin
+    from ampwatch.diagnosis.evidence.origins import Origin, OriginKind
 
 LOOKED_AT = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Traced(Counted):
-    """An iteration, from ``with`` to its end, whose births are followed; each use is one more.
+    """An iteration, from ``with`` to its end, whose origins are followed; each use is one more.
 
     Args:
         models: The watched models.
@@ -36,7 +36,7 @@ class Traced(Counted):
             scaler = torch.amp.GradScaler("cpu")
             scaler._scale = scale
         super().__init__(*models, scaler=scaler, count=False)
-        self.add(BirthSensor(self.bench.context))
+        self.add(OriginSensor(self.bench.context))
 
     def __enter__(self) -> Self:
         self.step = len(self.traces)
@@ -48,13 +48,13 @@ class Traced(Counted):
         return [seen for seen in self.bench.seen if isinstance(seen, OpTrace)]
 
     @property
-    def births(self) -> list[Birth]:
-        """The births of the newest iteration."""
-        return list(self.traces[-1].births)
+    def origins(self) -> list[Origin]:
+        """The origins of the newest iteration."""
+        return list(self.traces[-1].origins)
 
-    def of(self, origin: Origin) -> list[Birth]:
-        """The births of the newest iteration that come from there."""
-        return [birth for birth in self.births if birth.origin is origin]
+    def of(self, kind: OriginKind) -> list[Origin]:
+        """The origins of the newest iteration that come from there."""
+        return [origin for origin in self.origins if origin.kind is kind]
 
 
 class Naive(TorchDispatchMode):
@@ -65,7 +65,7 @@ class Naive(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.born: list[tuple[str, int]] = []
+        self.origins: list[tuple[str, int]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -77,10 +77,10 @@ class Naive(TorchDispatchMode):
         if out is None:  # a foreach op in place: what it has written are its first inputs
             made = list(args[0])
         for index, tensor in enumerate(made):
-            is_born = _trouble(tensor) == "nan" and "nan" not in given
-            is_born |= _trouble(tensor) == "inf" and given <= {""}
-            if is_born and "empty" not in func.overloadpacket.__name__:
-                self.born.append((func.overloadpacket.__name__, index))
+            is_origin = _trouble(tensor) == "nan" and "nan" not in given
+            is_origin |= _trouble(tensor) == "inf" and given <= {""}
+            if is_origin and "empty" not in func.overloadpacket.__name__:
+                self.origins.append((func.overloadpacket.__name__, index))
         return out
 
 

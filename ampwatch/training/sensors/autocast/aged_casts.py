@@ -56,9 +56,6 @@ class AgedCasts(OpSensor):
     weights that are loaded or averaged inside of one region. What is written through ``.data`` raises
     no version of the weight; the op that writes is seen, or that the weight lies elsewhere.
 
-    Args:
-        context: Shared parts of the training.
-
     Cost:
         Less than 1 us for an op that neither casts a parameter nor multiplies nor writes in place;
         2 us for one that does. No value is read.

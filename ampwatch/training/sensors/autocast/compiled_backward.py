@@ -60,9 +60,6 @@ class CompiledBackwardSensor(Sensor):
     autocast is on for throughout, unless ``torch._functorch.config.backward_pass_autocast`` says
     otherwise. That is the cause where after a backward gradients of these ops are not finite, and
     all gradients behind them are. On a CPU only: elsewhere reading gradients would be a sync.
-
-    Args:
-        context: Shared parts of the training.
     """
 
     name = "compiled_backward"

@@ -35,9 +35,6 @@ class StaleCastSensor(Sensor):
     before the last step of the optimizer, that is used by an op from after it, is stale. Graphs
     are checked only after an optimizer has stepped inside of an autocast region that keeps casts,
     and until that region is left.
-
-    Args:
-        context: Shared parts of the training.
     """
 
     name = "stale_casts"

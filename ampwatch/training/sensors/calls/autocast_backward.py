@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-    from ampwatch.training.hooks.events import (
-        AutocastEntering,
-        AutocastLeft,
-        BackwardBegan,
-    )
+    from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
 
 HELD = 2
@@ -40,9 +36,6 @@ class AutocastBackwardSensor(Sensor):
     The usual slip is a ``backward()`` in the block of the forward pass, which is entered anew each
     time; a region around a whole epoch is something else. It is known which of the two it was, and
     reported, when the region is left, or in the iteration that shows that it goes on.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost:
         One question about autocast a call, and one each time a region is entered or left. In the
@@ -83,12 +76,12 @@ class AutocastBackwardSensor(Sensor):
         self._entered.clear()
         self._pending.clear()
 
-    def autocast_entering(self, _event: AutocastEntering) -> None:
+    def autocast_entering(self, _event: on.AutocastEntering) -> None:
         """Note in which iteration this thread enters its outermost region."""
         if not is_in_autocast():
             self._entered[get_ident()] = self._iteration.step
 
-    def autocast_left(self, _event: AutocastLeft) -> None:
+    def autocast_left(self, _event: on.AutocastLeft) -> None:
         """Report a backward in the outermost region of this thread, which is over."""
         if not is_in_autocast():
             seen = self._pending.pop(get_ident(), None)
@@ -99,7 +92,7 @@ class AutocastBackwardSensor(Sensor):
     def _is_held(self) -> bool:
         return self._iteration.step - self._entered.get(get_ident(), self._since) >= HELD
 
-    def backward_began(self, call: BackwardBegan) -> Callable[[], None] | None:
+    def backward_began(self, call: on.BackwardBegan) -> Callable[[], None] | None:
         """Have gradients compared around a backward that begins under autocast."""
         if not is_in_autocast():
             return None

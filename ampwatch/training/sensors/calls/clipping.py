@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec import Struct, field
 
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
 from ampwatch.training.devices import Link
@@ -15,14 +17,7 @@ from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.living import alive
 from ampwatch.training.model.names import module_of, parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of, stages
-from ampwatch.training.private import DECIDES_ON_DEVICE
-from ampwatch.training.sensors.calls.clip_call import (
-    BY_NORM,
-    BY_VALUE,
-    ClipCall,
-    num_nonfinite,
-    witnesses,
-)
+from ampwatch.training.private import DECIDES_ON_DEVICE, version_of
 from ampwatch.training.transfer.readback import Readback, host_scalar, is_plain_scalar
 
 if TYPE_CHECKING:
@@ -31,18 +26,92 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from ampwatch.training.hooks.events import (
-        ClippingByNorm,
-        ClippingByValue,
-        DevicesKnown,
-        OptimizerStepped,
-        StepBegan,
-        StepEnded,
-        Unscaling,
-        Updated,
-        Zeroed,
-    )
+    from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
+
+
+MAX_WITNESSES = 64
+"""Gradients of a call that are remembered, to see later whether they are still there; of a longer
+list every k-th is."""
+
+BY_NORM = "clip_grad_norm_"
+BY_VALUE = "clip_grad_value_"
+
+
+class ClipCall(Struct, eq=False):
+    """One call of a clipping function.
+
+    Attributes:
+        function: Name of the function.
+        limit: ``max_norm`` or ``clip_value``; NaN where that is a tensor.
+        gradients: Gradients by identity, with their versions before the call.
+        changes: Number of operations in place that the call may take.
+        scale: The scale, NaN unless it lies in host memory.
+        source: ``file:line`` of the call.
+        norm: The norm, NaN where it cannot be read, ``None`` while it is on its way.
+        broken: Name of the parameter whose gradient was not finite, and the number of non-finite
+            elements.
+        scaled_for: Numbers of optimizers whose gradients were unscaled after the call, and the
+            iterations in which they were.
+        stepped_by: Numbers of the optimizers that stepped with the gradients, and the iterations.
+    """
+
+    function: str
+    limit: float
+    gradients: dict[int, tuple[weakref.ref[Tensor], int]]
+    changes: int
+    scale: float
+    source: str
+    norm: float | None = math.nan
+    broken: tuple[str, int] = ("", 0)
+    scaled_for: list[tuple[int, int]] = field(default_factory=list)
+    stepped_by: list[tuple[int, int]] = field(default_factory=list)
+
+    def is_there(self) -> bool:
+        """Whether clipped gradients are still there, and nobody has changed them since."""
+        return any(map(self._is_unchanged, self.gradients))
+
+    def is_stepped_with(self, mine: set[int]) -> bool:
+        """Whether some of ``mine``, by identity, are clipped gradients, unchanged since."""
+        return any(self._is_unchanged(key) for key in mine & self.gradients.keys())
+
+    def is_unscaled_with(self, mine: set[int]) -> bool:
+        """Whether some of ``mine``, by identity, were clipped; losses may have been added since."""
+        return any(self.gradients[key][0]() is not None for key in mine & self.gradients.keys())
+
+    def _is_unchanged(self, key: int) -> bool:
+        # An identity is given away again once its owner is freed; the reference proves whose it is.
+        # Every operation in place raises the version, and those of the call itself are allowed.
+        reference, version = self.gradients[key]
+        gradient = reference()
+        if gradient is None:
+            return False
+        return version <= version_of(gradient) <= version + self.changes
+
+    def is_repaired(self) -> bool:
+        """Whether gradients in host memory are finite again, although their norm was not."""
+        if self.norm is None or math.isfinite(self.norm):
+            return False
+        gradients = [reference() for reference, _ in self.gradients.values()]
+        here = [g for g in gradients if g is not None and g.device.type == "cpu"]
+        return bool(here) and not any(num_nonfinite(g) for g in here)
+
+
+def witnesses(gradients: Sequence[Tensor]) -> dict[int, tuple[weakref.ref[Tensor], int]]:
+    """Return gradients, or some of them, by identity, with their versions."""
+    # Rounded up, so that no more than MAX_WITNESSES are left; 1 for an empty list.
+    some = gradients[:: -(-len(gradients) // MAX_WITNESSES) or 1]
+    return {id(g): (weakref.ref(g), version_of(g)) for g in some}
+
+
+def num_nonfinite(gradient: Tensor) -> int:
+    """Return how many elements of a gradient in host memory are not finite. No sync."""
+    if gradient.device.type != "cpu":
+        return 0
+    with torch.no_grad():
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
+        return int(host_scalar((~torch.isfinite(values)).sum()))
+
 
 SLOTS = 16
 """Norms that may be on their way from the device at a time."""
@@ -87,7 +156,7 @@ class ClippingSensor(Sensor):
         scaler = self._bus.scaler
         return scaler if scaler is not None and scaler.is_enabled() else None
 
-    def devices_known(self, event: DevicesKnown) -> None:
+    def devices_known(self, event: on.DevicesKnown) -> None:
         """Pin memory."""
         if event.has_accelerator:
             self._readback.prepare()
@@ -109,7 +178,7 @@ class ClippingSensor(Sensor):
 
     # Clipping.
 
-    def clipping_by_norm(self, event: ClippingByNorm) -> None:
+    def clipping_by_norm(self, event: on.ClippingByNorm) -> None:
         """Remember a call that may be a mistake: gradients are about to be scaled to a norm."""
         parameters, limit, norm = event
         if isinstance(parameters, torch.Tensor):
@@ -131,7 +200,7 @@ class ClippingSensor(Sensor):
         elif self._is_suspicious():
             self._remember(BY_NORM, limit, _all_of(parameters), 1).norm = value
 
-    def clipping_by_value(self, event: ClippingByValue) -> None:
+    def clipping_by_value(self, event: on.ClippingByValue) -> None:
         """Remember a call that may be a mistake: gradients are about to be limited one by one."""
         if self._is_suspicious():
             # The foreach implementation takes two operations in place, the other one.
@@ -195,11 +264,11 @@ class ClippingSensor(Sensor):
 
     # What becomes of the gradients.
 
-    def unscaling(self, event: Unscaling) -> None:
+    def unscaling(self, event: on.Unscaling) -> None:
         """Note that the user has the gradients of an optimizer divided by the scale."""
         self._unscale(event.scaler, event.optimizer)
 
-    def step_began(self, event: StepBegan) -> None:
+    def step_began(self, event: on.StepBegan) -> None:
         """Note that the scaler divides the gradients itself, unless the user has had it done."""
         self._unscale(event.scaler, event.optimizer)
 
@@ -212,17 +281,17 @@ class ClippingSensor(Sensor):
                 call.scaled_for.append((self._registry.admit(optimizer), self._iteration.step))
                 self._report(call)
 
-    def step_ended(self, event: StepEnded) -> None:
+    def step_ended(self, event: on.StepEnded) -> None:
         """Forget the calls whose gradients the scaler has used."""
         if event.scaler is self._scaler:
             self._forget(_gradients_of(event.optimizer))
 
-    def updated(self, event: Updated) -> None:
+    def updated(self, event: on.Updated) -> None:
         """Forget all calls: the scale may be another one."""
         if event.scaler is self._scaler:
             self._keep([])
 
-    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+    def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
         """Report a step with gradients that a norm that is not finite has spoilt.
 
         The scaler takes one if it was clipped with the gradients of other optimizers: those are not
@@ -247,7 +316,7 @@ class ClippingSensor(Sensor):
                 del call.gradients[used]
         self._keep([call for call in self._calls if call.gradients])
 
-    def zeroed(self, _event: Zeroed) -> None:
+    def zeroed(self, _event: on.Zeroed) -> None:
         """Forget the calls whose gradients are gone."""
         self._keep([c for c in self._calls if c.is_there()])
 

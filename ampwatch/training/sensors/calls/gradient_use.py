@@ -19,7 +19,7 @@ from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, STEPPED, UNSCALED, scale_on_host, stage_of, stages
 from ampwatch.training.private import graph_task, states_of_optimizers, version_of
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
-from ampwatch.training.sensors.calls.scale_doubts import Doubt, Doubts
+from ampwatch.training.sensors.calls.scale_doubts import Doubt, Doubts, ScaleLog
 from ampwatch.training.sensors.calls.scaled_roots import PLAIN, UNKNOWN, Branch, ScaledRoots
 from ampwatch.training.sensors.calls.untouched import (
     Untouched,
@@ -27,7 +27,6 @@ from ampwatch.training.sensors.calls.untouched import (
     may_be_changed,
     may_divide,
 )
-from ampwatch.training.transfer.scale_log import ScaleLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,23 +35,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.events import (
-        BackwardBegan,
-        ClippingByNorm,
-        ClippingByValue,
-        DevicesKnown,
-        OptimizerStepped,
-        Scaled,
-        ScaleRead,
-        StepBegan,
-        StepEnded,
-        TensorsSwapping,
-        Unscaled,
-        Unscaling,
-        Updated,
-        Updating,
-        Zeroed,
-    )
+    from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
 
 FOLLOWED = 24
@@ -141,12 +124,12 @@ class GradientUseSensor(Sensor):
         self._judged: set[int] = set()
         self._unscaling: set[int] = set()
 
-    def devices_known(self, event: DevicesKnown) -> None:
+    def devices_known(self, event: on.DevicesKnown) -> None:
         """Pin memory."""
         if event.has_accelerator:
             self._scales.prepare()
 
-    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+    def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
         """Know nothing of the gradients meanwhile, and after."""
         self._contents.clear()
         self._untouched.clear()
@@ -173,7 +156,7 @@ class GradientUseSensor(Sensor):
 
     # Backward.
 
-    def backward_began(self, call: BackwardBegan) -> Callable[[], None] | None:
+    def backward_began(self, call: on.BackwardBegan) -> Callable[[], None] | None:
         """Find the losses that a backward begins at; return what to call when it has ended."""
         if not (call.is_alone and self._trained.thread == get_ident()):
             return None
@@ -239,7 +222,7 @@ class GradientUseSensor(Sensor):
 
     # The scaler.
 
-    def scaled(self, event: Scaled) -> None:
+    def scaled(self, event: on.Scaled) -> None:
         """Remember the node of the graph that multiplies the loss by the scale."""
         if event.scaler is not self._scaler:
             return
@@ -251,17 +234,17 @@ class GradientUseSensor(Sensor):
         if self._doubts.pending:
             self._doubts.settle()
 
-    def scale_read(self, _event: ScaleRead) -> None:
+    def scale_read(self, _event: on.ScaleRead) -> None:
         """Take note that something may be scaled by hand."""
         self._roots.asked = True
         self._was_asked_within |= self._bus.is_optimizer_stepping
 
-    def unscaling(self, event: Unscaling) -> None:
+    def unscaling(self, event: on.Unscaling) -> None:
         """Judge the gradients that the user is about to have unscaled."""
         self._may_be_unscaled = True
         self._judge_known(event.scaler, event.optimizer)
 
-    def unscaled(self, event: Unscaled) -> None:
+    def unscaled(self, event: on.Unscaled) -> None:
         """Take note that the user has had gradients divided by the scale."""
         if not self._contents.known or event.scaler is not self._scaler:
             return
@@ -275,7 +258,7 @@ class GradientUseSensor(Sensor):
         self._contents.forget([p for p in of_optimizer if id(p) not in self._unscaling])
         self._unscaling.clear()
 
-    def step_began(self, event: StepBegan) -> None:
+    def step_began(self, event: on.StepBegan) -> None:
         """Judge the gradients that the scaler is about to unscale and to step with."""
         # Set before the step: one that raises may have unscaled its gradients already.
         self._may_be_unscaled = True
@@ -287,7 +270,7 @@ class GradientUseSensor(Sensor):
         ):
             self._judge(optimizer)
 
-    def step_ended(self, event: StepEnded) -> None:
+    def step_ended(self, event: on.StepEnded) -> None:
         """Forget the content of the gradients that the scaler has stepped with.
 
         Whatever is left in ``.grad`` after a step is of unknown content.
@@ -295,7 +278,7 @@ class GradientUseSensor(Sensor):
         if self._contents.known and event.scaler is self._scaler:
             self._contents.forget(parameters_of(event.optimizer))
 
-    def updating(self, event: Updating) -> None:
+    def updating(self, event: on.Updating) -> None:
         """Check whether gradients are waiting that the scale, which changes, will not fit."""
         if event.scaler is not self._scaler:
             return
@@ -315,7 +298,7 @@ class GradientUseSensor(Sensor):
                 self._contents.set(others, frozenset({self._roots.number}))
             self._scales.note(self._roots.number, self._scaler)
 
-    def updated(self, event: Updated) -> None:
+    def updated(self, event: on.Updated) -> None:
         """Begin anew: the scale may be another one."""
         if event.scaler is not self._scaler:
             return
@@ -397,7 +380,7 @@ class GradientUseSensor(Sensor):
         )
         self._doubts.add(Doubt(numbers, newest, observed))
 
-    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+    def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
         """Judge the gradients of a step that the scaler did not call, or that it has not unscaled for."""
         optimizer, by_scaler, is_outermost = event
         if (by_scaler and self._is_unscaled(optimizer)) or is_traced():
@@ -519,7 +502,7 @@ class GradientUseSensor(Sensor):
 
         self._deferred.read(is_same, judge)
 
-    def zeroed(self, event: Zeroed) -> None:
+    def zeroed(self, event: on.Zeroed) -> None:
         """Take note that gradients were set to zero or to ``None``."""
         # While no gradient is followed, its content is not asked for.
         if self._waits or self._follows or self._contents.known:
@@ -527,14 +510,14 @@ class GradientUseSensor(Sensor):
             owned = owner.parameters() if isinstance(owner, nn.Module) else parameters_of(owner)
             self._contents.set(owned, frozenset())
 
-    def clipping_by_norm(self, event: ClippingByNorm) -> None:
+    def clipping_by_norm(self, event: on.ClippingByNorm) -> None:
         """Take note that gradients are about to be changed by an operation in place."""
         parameters = event.parameters
         if self._contents.known and isinstance(parameters, (torch.Tensor, list, tuple)):
             each = [parameters] if isinstance(parameters, torch.Tensor) else parameters
             self._contents.allow_changes([id(p.grad) for p in each if p.grad is not None], 1)
 
-    def clipping_by_value(self, event: ClippingByValue) -> None:
+    def clipping_by_value(self, event: on.ClippingByValue) -> None:
         """Take note that gradients are about to be changed by two operations in place."""
         if self._contents.known:
             self._contents.allow_changes([id(g) for g in event.gradients], 2)

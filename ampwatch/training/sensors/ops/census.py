@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.diagnosis.evidence.iteration import Attention
 from ampwatch.diagnosis.evidence.ops import LoneForward, OpCensus, OpKey, OpTally
 from ampwatch.guard import is_of_a_signal
 from ampwatch.numerics.units.ops import Fallback, OpKind, Phase
 from ampwatch.training.devices import is_capturing
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.channel import Channel, Subscriber
 from ampwatch.training.hooks.compiling import ForcedEager, may_compile
-from ampwatch.training.hooks.events import AlteredCalled, ForwardBegan, ForwardEnded
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import Observation
 from ampwatch.training.model.module_stack import FOREIGN, ModuleStack
@@ -42,13 +42,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.events import (
-        CompiledEntering,
-        GraphCaptured,
-        IterationClosed,
-        IterationPlanned,
-        OptimizerStepping,
-    )
     from ampwatch.training.iteration.context import Context
 
 MAX_OPS = 200_000
@@ -115,11 +108,8 @@ class OpCensusSensor(Sensor):
     its ops are a part of what it computes. They are followed anyway, without hooks, and the
     frames they are called from say where they belong; before PyTorch 2.10 not even that, since
     compiled code would run otherwise than without a mode. Nothing is counted once an
-    op of ``ALTERED`` was met that ``places/altered.py`` has not noticed before the call. Nothing
+    op of ``ALTERED`` was met that ``places/functions.py`` has not noticed before the call. Nothing
     is counted while a CUDA graph is captured, and no op of ampwatch itself ever is.
-
-    Args:
-        context: Shared parts of the training.
 
     Attributes:
         altered: Name of the op because of which nothing is seen any more; empty without.
@@ -209,9 +199,9 @@ class OpCensusSensor(Sensor):
         self.stop()
         self._clear()
         self._frames.forget()
-        self._bus.ignore(self, ForwardEnded)
+        self._bus.ignore(self, on.ForwardEnded)
 
-    def iteration_planned(self, event: IterationPlanned) -> None:
+    def iteration_planned(self, event: on.IterationPlanned) -> None:
         """Begin to observe the ops of the iteration, if that is planned or asked for."""
         self._begin_planned(event.step, event.attention)
 
@@ -228,9 +218,9 @@ class OpCensusSensor(Sensor):
             self._is_observing = self.begin(step, count=counts, follow=follows)
             self.is_dormant = not self._is_observing
         elif not runs_elsewhere():
-            self._bus.ignore(self, ForwardEnded)
+            self._bus.ignore(self, on.ForwardEnded)
 
-    def iteration_closed(self, event: IterationClosed) -> None:
+    def iteration_closed(self, event: on.IterationClosed) -> None:
         """Add the counts to the iteration that has ended."""
         if self._is_observing:
             self._is_observing = False
@@ -282,7 +272,7 @@ class OpCensusSensor(Sensor):
         self._by_frames = (self._bus.runs_compiled and not is_forced) or not self._hears_ends()
         if self._by_frames and not runs_elsewhere():
             # Left by an iteration that ran eagerly: what is compiled now would be compiled again without it.
-            self._bus.ignore(self, ForwardEnded)
+            self._bus.ignore(self, on.ForwardEnded)
         count = count and not self._by_frames
         notifies = follow is not None and bool(self._op.subscribers) and not is_forced
         if self._by_frames and not SEES_COMPILED:
@@ -291,7 +281,7 @@ class OpCensusSensor(Sensor):
             return False
         self._forced = ForcedEager() if is_forced else None
         self._was_forced = is_forced
-        self._bus.listen(self, AlteredCalled)
+        self._bus.listen(self, on.AlteredCalled)
         self.is_dormant = False
         ignored = [func for func, info in self._infos.items() if _is_of_nobody(info)]
         self._mode = OpMode(self._note, ignored, self._is_altered, self.closed)
@@ -304,7 +294,7 @@ class OpCensusSensor(Sensor):
         if self._by_frames:
             self._frames.begin()
         else:
-            self._bus.listen(self, ForwardBegan)
+            self._bus.listen(self, on.ForwardBegan)
         if is_forced and not is_capturing():
             # Functions that torch.compile has wrapped restore the thread's dispatch state: a mode
             # that is put on inside is forgotten outside.
@@ -321,9 +311,9 @@ class OpCensusSensor(Sensor):
 
     def _hears_ends(self) -> bool:
         """Place the hook after modules, unless another thread may be at the hooks; return whether it is."""
-        hears = self._bus.hears(self, ForwardEnded)
+        hears = self._bus.hears(self, on.ForwardEnded)
         if not hears and not runs_elsewhere():
-            self._bus.listen(self, ForwardEnded)
+            self._bus.listen(self, on.ForwardEnded)
             hears = True
         return hears
 
@@ -366,8 +356,8 @@ class OpCensusSensor(Sensor):
     def stop(self) -> None:
         """Observe nothing until the next planned iteration begins."""
         self.is_dormant = not self._is_observing
-        self._bus.ignore(self, ForwardBegan)
-        self._bus.ignore(self, AlteredCalled)
+        self._bus.ignore(self, on.ForwardBegan)
+        self._bus.ignore(self, on.AlteredCalled)
         if self._notifies:
             self._notifies = self._is_quick = False
             self._ops_ended.emit(OpsEnded())
@@ -386,11 +376,11 @@ class OpCensusSensor(Sensor):
         self._modules.clear()
         self._foreign.clear()
 
-    def compiled_entering(self, _event: CompiledEntering) -> None:
+    def compiled_entering(self, _event: on.CompiledEntering) -> None:
         """Do without hooks from now on: what is compiled must not be compiled with them."""
         if self._forced is not None:  # it runs eagerly in this iteration
             return
-        self._bus.ignore(self, ForwardEnded)
+        self._bus.ignore(self, on.ForwardEnded)
         for mode in (*self._former, *([self._mode] if self._mode is not None else ())):
             mode.do_without_hooks()
         self._may_count = self._is_counting = False
@@ -398,24 +388,24 @@ class OpCensusSensor(Sensor):
         if not (SEES_COMPILED and self._notifies):
             self.stop()
             return
-        self._bus.ignore(self, ForwardBegan)
+        self._bus.ignore(self, on.ForwardBegan)
         self._stack.clear()
         self._is_quick = False
         self._by_frames = True
         self._frames.begin()
 
-    def graph_captured(self, event: GraphCaptured) -> None:
+    def graph_captured(self, event: on.GraphCaptured) -> None:
         """Note which modules the nodes of a graph belong to."""
         if SEES_COMPILED:
             self._frames.learn(event.graph)
 
-    def altered_called(self, event: AlteredCalled) -> None:
+    def altered_called(self, event: on.AlteredCalled) -> None:
         """Stop observing this iteration, and count none later."""
         if self._mode is not None:
             self.uncounted = self._governor.uncountable = event.name
             self.stop()
 
-    def optimizer_stepping(self, _event: OptimizerStepping) -> None:
+    def optimizer_stepping(self, _event: on.OptimizerStepping) -> None:
         """Take note that what follows belongs to an optimizer."""
         self._newest = Phase.OPTIMIZER
 
@@ -459,7 +449,7 @@ class OpCensusSensor(Sensor):
             return False
         return True
 
-    def forward_began(self, event: ForwardBegan) -> None:
+    def forward_began(self, event: on.ForwardBegan) -> None:
         """Have the ops of a watched module observed."""
         module = event.module
         known = self._modules.get(id(module))
@@ -487,7 +477,7 @@ class OpCensusSensor(Sensor):
                 self._lone[known[0], reason, region.dtype, region.device_type] += 1
             self._put_on()
 
-    def forward_ended(self, event: ForwardEnded) -> None:
+    def forward_ended(self, event: on.ForwardEnded) -> None:
         """Leave a module that has run, or has raised."""
         module = event.module
         if (

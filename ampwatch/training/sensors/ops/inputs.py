@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ampwatch.diagnosis.evidence.births import BadInput
+from ampwatch.diagnosis.evidence.origins import BadInput
 from ampwatch.training.hooks.events import ForwardBegan
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
@@ -28,9 +28,6 @@ class InputSensor(Sensor):
 
     A bad batch is gone when the next iteration is traced op by op: this is the one check of values
     that has to come before anything is known to be wrong. Negative infinity alone is a mask.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost:
         One pass over the inputs, no sync; 0.5 us a call of any module while it is on.

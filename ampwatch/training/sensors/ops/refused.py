@@ -33,9 +33,6 @@ class RefusedOps(OpSensor):
     Autocast on a CPU casts the probability to float32 first, which brings no bit back. The cast
     right before the loss distinguishes it from a probability that was computed in float32.
 
-    Args:
-        context: Shared parts of the training.
-
     Cost:
         Less than 1 us an op.
     """

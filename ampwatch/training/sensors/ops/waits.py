@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.diagnosis.evidence.waits import HostWaits, WaitingLine
+from ampwatch.diagnosis.evidence.ops import HostWaits, WaitingLine
 from ampwatch.training.devices import HOST
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.ops.events import OpSensor
@@ -40,9 +40,6 @@ class WaitSensor(OpSensor):
 
     The scaler of PyTorch reads once in each step whether gradients are finite, which is left out: it
     is how a step is skipped.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for an op that does not wait; 5 us for one that does.

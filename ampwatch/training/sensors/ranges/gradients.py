@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
+from ampwatch.training.model.tensors import parts_of
 from ampwatch.training.private import DECIDES_ON_DEVICE, states_of_optimizers
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.training.transfer.readback import host_scalar
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from ampwatch.training.hooks.events import (
-        BackwardBegan,
-        OptimizerStepping,
-        StepBegan,
-        StepEnded,
-        Unscaled,
-        Unscaling,
-    )
+    from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
 
 SCALED = How(scaled=True, with_norms=True)
@@ -55,11 +48,7 @@ class _Handled(Struct):
 
 
 class _Gradients(Sensor):
-    """Measures the gradients of an optimizer, once per iteration and device.
-
-    Args:
-        context: Shared parts of the training.
-    """
+    """Measures the gradients of an optimizer, once per iteration and device."""
 
     name = "gradients"
 
@@ -111,12 +100,12 @@ class ScaledGradientSensor(_Gradients):
         # By optimizer, the iteration in which the user has unscaled its gradients.
         self._unscaled: dict[int, int] = {}
 
-    def unscaling(self, event: Unscaling) -> None:
+    def unscaling(self, event: on.Unscaling) -> None:
         """Measure the gradients that the user is about to have unscaled."""
         if Topic.GRADIENT in self._governor.wanted:
             self._measure_scaled(event.scaler, event.optimizer)
 
-    def unscaled(self, event: Unscaled) -> None:
+    def unscaled(self, event: on.Unscaled) -> None:
         """Measure gradients that the scaler objects to, before the user may change them.
 
         Clipping by a norm that is NaN makes every element NaN.
@@ -124,13 +113,13 @@ class ScaledGradientSensor(_Gradients):
         self._unscaled[id(event.optimizer)] = self._iteration.step
         self._observe_skips(event.scaler, event.optimizer)
 
-    def step_began(self, event: StepBegan) -> None:
+    def step_began(self, event: on.StepBegan) -> None:
         """Measure the gradients that the scaler, or the optimizer itself, is about to unscale."""
         scaler, optimizer = event
         if Topic.GRADIENT in self._governor.wanted:
             self._measure_scaled(scaler, optimizer)
 
-    def step_ended(self, event: StepEnded) -> None:
+    def step_ended(self, event: on.StepEnded) -> None:
         """Measure gradients that the scaler objects to, while they are there."""
         self._observe_skips(event.scaler, event.optimizer)
 
@@ -171,9 +160,6 @@ class DirectGradientSensor(_Gradients):
     a framework unscales when and where it likes. With accumulation that is the last backward, if
     there are as many as in the iteration before; what comes after the measurement leaves it
     incomplete. What a framework has moved elsewhere by then, as ZeRO 1 to 3 do, is not measured.
-
-    Args:
-        context: Shared parts of the training.
     """
 
     def __init__(self, context: Context) -> None:
@@ -185,13 +171,13 @@ class DirectGradientSensor(_Gradients):
         scaler = self._bus.loss_scaler
         return self._bus.infers_scale or (scaler is not None and scaler.get_scale is not None)
 
-    def optimizer_stepping(self, event: OptimizerStepping) -> None:
+    def optimizer_stepping(self, event: on.OptimizerStepping) -> None:
         """Measure the gradients that an optimizer is about to step with."""
         is_wanted = Topic.GRADIENT in self._governor.wanted and not self._knows_scale
         if is_wanted and self._registry.index_of(event.optimizer) is not None:
             self._measure(event.optimizer, UNSCALED)
 
-    def backward_began(self, event: BackwardBegan) -> Callable[[], None] | None:
+    def backward_began(self, event: on.BackwardBegan) -> Callable[[], None] | None:
         """Measure once backward has ended."""
         if not event.is_alone or not self._knows_scale:
             return None

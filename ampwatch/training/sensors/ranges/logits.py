@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.logits import LogitsRead
+from ampwatch.diagnosis.evidence.ops import LogitsRead
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.kernels.dtypes import FLOATS
@@ -93,9 +93,6 @@ class LogitSensor(OpSensor):
     that of the longest key, head by head. That product of norms is read of all attention, for it strays
     less from batch to batch than the largest logit does. Logits that are capped by a tanh are left alone. Attention
     in compiled code that is one kernel is not seen.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for other ops; one pass over query and key, and one over logits that are seen; one over

@@ -16,8 +16,8 @@ from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.memory import bytes_held
 from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
+from ampwatch.training.model.tensors import parts_of
 from ampwatch.training.ops.values import is_plain, thinned
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
@@ -131,9 +131,6 @@ class UpdateSensor(Sensor):
     rounding that loses each update loses their sum as well.
 
     Parameters whose group has a learning rate of 0 are left out: they are not meant to move.
-
-    Args:
-        context: Shared parts of the training.
     """
 
     name = "updates"

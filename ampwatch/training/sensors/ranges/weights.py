@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ampwatch.diagnosis.evidence.state import BadOption, BrokenWeights, SoundBuffers
+from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.model.flat import parts_of
 from ampwatch.training.model.names import module_of
+from ampwatch.training.model.tensors import parts_of
 from ampwatch.training.ops.values import is_plain
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
@@ -45,9 +45,6 @@ class WeightSensor(Sensor):
     Measures also at the end of an iteration in which something was not finite: a forward whose step
     is then skipped poisons the running statistics of a BatchNorm. And reports parameters that are
     NaN from before the first step on: no op of this training has made them.
-
-    Args:
-        context: Shared parts of the training.
     """
 
     name = "weights"

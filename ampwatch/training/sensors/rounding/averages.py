@@ -18,13 +18,15 @@ from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.storage import Memory
 from ampwatch.training.ops.values import has_grad, is_plain, thinned
-from ampwatch.training.sensors.rounding.operands import listed, number_of, rows_of
 from ampwatch.training.sensors.rounding.shadow import (
     Shadow,
     Shadows,
     ShadowSensor,
     distance_of,
+    listed,
     now_of,
+    number_of,
+    rows_of,
 )
 
 if TYPE_CHECKING:
@@ -99,9 +101,6 @@ class Averages(ShadowSensor):
     training. One of weights is known by the parameter that goes into it, with a share. One of data
     by two factors that add up to one; beside it some elements are averaged in float32 since they
     moved last: where these have become another number and the average has not, its updates round away.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for an op that is no multiplication, addition, cast or norm, or that

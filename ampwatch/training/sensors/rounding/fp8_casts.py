@@ -91,9 +91,6 @@ class Fp8Casts(OpSensor):
     there. Formats inside custom ops (Transformer Engine's kernels, torchao's own in CUDA and Triton) are
     not seen, and neither are the insides of tensor subclasses that do not say what they are made of.
 
-    Args:
-        context: Shared parts of the training.
-
     Cost:
         Less than 1 us for other ops; two passes over a small tensor that is divided; six over
         what is cast.
@@ -217,8 +214,8 @@ class Fp8Casts(OpSensor):
         if nonfinite and broken:
             # The newest in the module that casts, else the newest of all.
             own = [b for b in broken if b.where == site.where] or broken
-            born = own[-1]._replace(step=site.step)
-            self._observe(BrokenScale(born, dtype, site.where, int(nonfinite)))
+            origin = own[-1]._replace(step=site.step)
+            self._observe(BrokenScale(origin, dtype, site.where, int(nonfinite)))
         if count:
             self._observe(
                 Fp8Cast(site, dtype, int(count), int(clipped), int(flushed), largest, is_first)

@@ -19,7 +19,7 @@ from ampwatch.training.ops.events import OpSensor
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.ops.values import has_grad, head, is_plain, place_name, thinned
-from ampwatch.training.sensors.rounding.vain import VainChecks
+from ampwatch.training.sensors.rounding.shadow import VainChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -127,9 +127,6 @@ class LossyCasts(OpSensor):
     A cast of integers outside of the model counts once an op of the model, or one that gradients flow
     through, reads the result. A cast of other numbers counts where what is made of them is the angle of a
     sine or cosine: that magnifies the rounding by as much as the numbers, or their factors, are large.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost:
         Less than 1 us for an op that casts nothing; 10 us a cast on a CPU until it is known to be

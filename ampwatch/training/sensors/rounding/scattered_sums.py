@@ -13,8 +13,7 @@ from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain
-from ampwatch.training.sensors.rounding.shadow import TINY, ShadowSensor
-from ampwatch.training.sensors.rounding.vain import VainChecks
+from ampwatch.training.sensors.rounding.shadow import TINY, ShadowSensor, VainChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -65,9 +64,6 @@ class ScatteredSums(ShadowSensor):
 
     In half precision a sum stands still where a term is less than half of the distance to the next number: of numbers
     alike at 2048 terms in float16, and at 256 in bfloat16.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost:
         Nothing in iterations whose ops are not observed. 0.1 to 1 ms an op on a CPU, the first times.

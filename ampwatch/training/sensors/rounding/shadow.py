@@ -14,13 +14,72 @@ from ampwatch.training.ops.storage import Memory
 from ampwatch.training.ops.values import is_plain, names_by_address, place_name, thinned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from torch import Tensor
 
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+
+
+MAX_VAIN = 3
+"""Ops alike that are checked in vain, after which they are checked rarely."""
+
+RARELY = 16
+"""Iterations of which one checks ops that were checked in vain."""
+
+MAX_SIGNATURES = 4096
+"""Kinds of ops that are told apart."""
+
+
+class VainChecks:
+    """Counts checks that have shown nothing, by a signature: what the ops have in common."""
+
+    def __init__(self) -> None:
+        self._times: dict[Hashable, int] = {}
+
+    def are_enough(self, signature: Hashable, step: int) -> bool:
+        """Whether ops alike were checked in vain, and it is not their turn again in iteration ``step``."""
+        return self._times.get(signature, 0) >= MAX_VAIN and step % RARELY != 0
+
+    def add(self, signature: Hashable) -> None:
+        """Count a check in vain."""
+        if len(self._times) >= MAX_SIGNATURES:
+            self._times.clear()
+        self._times[signature] = self._times.get(signature, 0) + 1
+
+
+def number_of(value: Any) -> float | None:
+    """Return a factor that is known on the host, ``None`` for every other."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    if isinstance(value, (list, tuple)) and value and len(set(map(type, value))) == 1:
+        numbers = {number_of(item) for item in value}
+        return numbers.pop() if len(numbers) == 1 else None
+    if is_plain(value) and value.numel() == 1 and value.device.type == "cpu":
+        return float(value.detach().reshape(-1).tolist()[0])
+    return None
+
+
+def listed(value: Any) -> Sequence[Any]:
+    """Return a list as it is, and anything else as the only one of a list."""
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def rows_of(call: OpCall, *places: int) -> list[tuple[Any, ...]]:
+    """Return the tensors of an op in rows, one for each place in its lists.
+
+    With a second list the result comes last in a row; of a copy it is the first already.
+    """
+    columns = [listed(call.args[place]) for place in places]
+    if len(places) > 1 and call.info.name not in ("copy_", "_foreach_copy_"):
+        in_place = call.info.name.endswith("_")
+        columns.append(columns[0] if in_place else listed(call.out))
+    longest = max(map(len, columns))
+    columns = [list(c) * longest if len(c) == 1 else c for c in columns]
+    return [row for row in zip(*columns, strict=False) if is_plain(row[0])]
+
 
 TINY = 1e-30
 """What a distance is divided by at least."""
@@ -157,11 +216,7 @@ class Shadows:
 
 
 class ShadowSensor(OpSensor):
-    """A sensor of what is added to tensors in half precision.
-
-    Args:
-        context: Shared parts of the training.
-    """
+    """A sensor of what is added to tensors in half precision."""
 
     is_thread_safe = True
 

@@ -74,9 +74,6 @@ class Sums(ShadowSensor):
     stream, of which each block is a module of its own. What writes to a running sum otherwise ends it. A sum of
     gradients begins anew where anything else has written to it: decay, as of momentum, makes it no sum.
 
-    Args:
-        context: Shared parts of the training.
-
     Cost:
         Less than 1 us for an op that adds nothing in half precision; 2 us for one that begins a sum, 15 to 25 us for
         an addition to one.

@@ -11,13 +11,14 @@ from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.values import is_plain, names_by_address
-from ampwatch.training.sensors.rounding.operands import number_of, rows_of
 from ampwatch.training.sensors.rounding.shadow import (
     Shadow,
     ShadowSensor,
     added_of,
     is_stuck,
     now_of,
+    number_of,
+    rows_of,
 )
 
 if TYPE_CHECKING:
@@ -74,9 +75,6 @@ class WeightAdditions(ShadowSensor):
     Code that copies a weight, or takes a difference to it, before the addition or after, may keep what was lost, as
     Kahan summation and float32 copies do; so may an optimizer that reads the weight again in any way. Such an
     addition is not counted.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost:
         Nothing without such weights, or in iterations whose ops are not observed. Else less than 1 us for an op that

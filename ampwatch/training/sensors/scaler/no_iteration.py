@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ampwatch.guard import Log
-from ampwatch.training.hooks.events import RootCalled
+from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.private import version_of
 from ampwatch.training.scalers.factors import factor_at_root
@@ -17,14 +17,6 @@ from ampwatch.training.scalers.thrown_away import Contents, Gradients
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ampwatch.training.hooks.events import (
-        BackwardBegan,
-        CompileCalled,
-        EndCalled,
-        IterationClosed,
-        OptimizerStepped,
-        Zeroed,
-    )
     from ampwatch.training.iteration.context import Context
 
 logger = Log()
@@ -48,9 +40,6 @@ HAND = "call watch.end_iteration(loss_scale=..., skipped=...) after each step (d
 
 class NoIteration(Sensor):
     """Says once why nothing is judged although the training goes on.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost: 0.2 us a backward; from ``MAX_BACKWARDS`` without an iteration on some us, and a pass over
     the gradients of one backward of ``MAX_BACKWARDS + MAX_CYCLES``.
@@ -80,7 +69,7 @@ class NoIteration(Sensor):
     def installed(self) -> None:
         """Begin to hear the calls of the models, where they are heard anyway."""
         if self._hears_calls:
-            self._bus.listen(self, RootCalled)
+            self._bus.listen(self, on.RootCalled)
 
     def may_rest(self) -> bool:
         """Whether iterations end."""
@@ -94,23 +83,23 @@ class NoIteration(Sensor):
         """Forget the gradients."""
         self._gradients.forget()
 
-    def iteration_closed(self, _event: IterationClosed) -> None:
+    def iteration_closed(self, _event: on.IterationClosed) -> None:
         """Begin anew: an iteration has ended."""
         self._num_ended += 1
         self._looks = False
         self._backwards = self._cycles = self._own_steps = 0
         self._ignore_calls()
 
-    def compile_called(self, _event: CompileCalled) -> None:
+    def compile_called(self, _event: on.CompileCalled) -> None:
         """Hear no calls of models any more: nothing of ours is to be compiled."""
         self._ignore_calls()
 
     def _ignore_calls(self) -> None:
         if self._hears_calls:
             self._hears_calls = False
-            self._bus.ignore(self, RootCalled)
+            self._bus.ignore(self, on.RootCalled)
 
-    def root_called(self, event: RootCalled) -> None:
+    def root_called(self, event: on.RootCalled) -> None:
         """Count forward passes of which nothing else is heard."""
         is_training = event.module.training and torch.is_grad_enabled()
         if not is_training or self._num_ended or self._backwards or self._is_said:
@@ -119,11 +108,11 @@ class NoIteration(Sensor):
         if self._forwards >= MAX_FORWARDS:
             self._say(f"in {self._forwards} forward passes no backward and no step was seen")
 
-    def end_called(self, _event: EndCalled) -> None:
+    def end_called(self, _event: on.EndCalled) -> None:
         """Take note that the call that is to end iterations is heard."""
         self._end_was_called = True
 
-    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+    def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
         """Take note of steps that end no iteration."""
         if self._context.registry.index_of(event.optimizer) is None:
             self._strangers = type(event.optimizer).__qualname__
@@ -131,12 +120,12 @@ class NoIteration(Sensor):
         else:
             self._own_steps += 1
 
-    def zeroed(self, event: Zeroed) -> None:
+    def zeroed(self, event: on.Zeroed) -> None:
         """Take note that gradients were set to zero or to ``None``."""
         if self._backwards >= MAX_BACKWARDS and not self._is_said:
             self._gradients.zeroed(event.owner)
 
-    def backward_began(self, event: BackwardBegan) -> Callable[[], None] | None:
+    def backward_began(self, event: on.BackwardBegan) -> Callable[[], None] | None:
         """Count backward passes, and how often their gradients were thrown away."""
         self._backwards += 1
         if not self._is_said and (broken := self._contents.answer()):

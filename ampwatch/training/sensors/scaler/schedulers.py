@@ -64,9 +64,6 @@ class _Course(Struct):
 class SchedulerSensor(Sensor):
     """Reports a schedule that has moved since its optimizer stepped last.
 
-    Args:
-        context: Shared parts of the training.
-
     Cost:
         Nothing at set-up. A step through the scaler: one attribute read per scheduler and parameter
         group; in the first of an optimizer, and when a rate moves that no known scheduler has moved, a

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch.optim import Optimizer
 
-    from ampwatch.training.hooks.events import (
-        OptimizerLoaded,
-        ScalerLoaded,
-        StepBegan,
-        TensorsSwapping,
-    )
+    from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
 
 
@@ -63,17 +58,17 @@ class ScalerSuccession(Sensor):
         """Forget the parameters."""
         self._parameters.clear()
 
-    def scaler_loaded(self, event: ScalerLoaded) -> None:
+    def scaler_loaded(self, event: on.ScalerLoaded) -> None:
         """Take note that a state was loaded into a scaler."""
         self._loaded.add(event.scaler)
         if event.scaler is self._bus.scaler:
             self._observe(ScalerChange(self._iteration.step, loaded=True, resumed=True))
 
-    def optimizer_loaded(self, event: OptimizerLoaded) -> None:
+    def optimizer_loaded(self, event: on.OptimizerLoaded) -> None:
         """Take note that a state was loaded into an optimizer."""
         self._restored.add(event.optimizer)
 
-    def step_began(self, event: StepBegan) -> None:
+    def step_began(self, event: on.StepBegan) -> None:
         """Check whether the scaler that steps is the watched one, or a successor."""
         scaler, optimizer = event
         if scaler is self._bus.scaler:
@@ -121,7 +116,7 @@ class ScalerSuccession(Sensor):
     def _refer_to_parameters(self, optimizer: Optimizer) -> None:
         self._parameters.update({id(p): weakref.ref(p) for p in parameters_of(optimizer)})
 
-    def tensors_swapping(self, _event: TensorsSwapping) -> None:
+    def tensors_swapping(self, _event: on.TensorsSwapping) -> None:
         """Refer to no parameter; those of the optimizers that live are known through them."""
         self._parameters.clear()
 

@@ -14,12 +14,7 @@ from ampwatch.training.scalers.factors import may_be_scaled
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ampwatch.training.hooks.events import (
-        BackwardBegan,
-        FactsChanged,
-        OptimizerStepped,
-        Scaled,
-    )
+    from ampwatch.training.hooks import events as on
     from ampwatch.training.iteration.context import Context
 
 MAX_STEPS = 8
@@ -57,23 +52,23 @@ class UnscaledHalf(Sensor):
         self._is_half = False
         self._steps_left = MAX_STEPS
 
-    def facts_changed(self, _event: FactsChanged) -> None:
+    def facts_changed(self, _event: on.FactsChanged) -> None:
         """Wake once float16 autocast is seen."""
         self.is_dormant = not self._steps_left or "float16" not in self._dtypes
 
-    def scaled(self, event: Scaled) -> None:
+    def scaled(self, event: on.Scaled) -> None:
         """Claim nothing where a scaler that is not watched is used."""
         if event.scaler.is_enabled():
             self._end()
 
-    def backward_began(self, event: BackwardBegan) -> None:
+    def backward_began(self, event: on.BackwardBegan) -> None:
         """Look whether backward leads through float16, and whether its loss is scaled."""
         if may_be_scaled(event.tensors, event.gradients):
             self._end()
         elif not self._is_half:
             self._is_half = event.is_alone and _leads_through_half(event.tensors)
 
-    def optimizer_stepped(self, event: OptimizerStepped) -> None:
+    def optimizer_stepped(self, event: on.OptimizerStepped) -> None:
         """Report a step with such gradients."""
         if self._registry.index_of(event.optimizer) is None:
             return

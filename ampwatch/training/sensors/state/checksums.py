@@ -19,11 +19,11 @@ import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ampwatch.diagnosis.evidence.replicas import GROUPS, KEPT_CHECKS, CheckedWeights
+from ampwatch.diagnosis.evidence.scaler import GROUPS, KEPT_CHECKS, CheckedWeights
 from ampwatch.training.devices import HOST, is_capturing
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.kernels.admission import admit
-from ampwatch.training.model.flat import is_in_flat
+from ampwatch.training.model.tensors import is_in_flat
 from ampwatch.training.ops.values import is_plain
 from ampwatch.wire.records import ChecksumRecord
 from ampwatch.wire.records.fields import MAX_NAME

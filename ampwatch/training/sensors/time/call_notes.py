@@ -1,14 +1,16 @@
-"""Takes note of the calls of models: when forward or an evaluation begins, and of how large a batch."""
+"""Notes of moments: of events, and of the calls of models, with the size of the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from threading import get_ident
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
+from ampwatch.training.native import timed
 from ampwatch.training.private import (
     ACTIVE_REPLICA,
     NoFunctionModes,
@@ -28,6 +30,41 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ampwatch.training.iteration.context import Context
+
+
+class PythonNotes:
+    """Takes down moments, as `native/notes.c` does; for where that is not built, or the clock is not the system's.
+
+    Args:
+        keep: Takes the four values of each: when (unit ns), on which thread (``threading.get_ident``), what,
+            and what is told with it.
+        now: The clock. Unit: ns.
+    """
+
+    def __init__(
+        self, keep: Callable[[tuple[Any, ...]], object], now: Callable[[], int] = perf_counter_ns
+    ) -> None:
+        self._keep = keep
+        self._now = now
+
+    def note(self, kind: Any, given: Any = 0, at: int | None = None) -> None:
+        """Take down a moment.
+
+        Args:
+            kind: The kind of event, or what else a sensor notes.
+            given: What is told with it: of ``BatchAwaited`` the workers of the loader, of
+                ``IterationClosed`` the iteration.
+            at: When it happened, if not now.
+        """
+        self._keep((self._now() if at is None else at, get_ident(), kind, given))
+
+
+def noted_to(keep: Callable[[tuple[Any, ...]], object], now: Callable[[], int]) -> Any:
+    """Return what takes down moments by a clock. See ``PythonNotes.note``."""
+    if timed is None or now is not perf_counter_ns:
+        return PythonNotes(keep, now).note
+    return timed.Notes(keep).note
+
 
 MAX_DEPTH = 3
 """Containers within one another in which the batch is looked for."""

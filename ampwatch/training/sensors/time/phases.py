@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from operator import sub
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from ampwatch.diagnosis.evidence.time import DevicePhases, StepTime
+from ampwatch.diagnosis.evidence.iteration import DevicePhases, StepTime
 from ampwatch.guard import Suppress
 from ampwatch.training.devices import HOST, is_capturing
 from ampwatch.training.hooks.compiling import SETTLED
-from ampwatch.training.hooks.events import (
-    BatchAwaited,
-    IterationClosed,
-    RootCalled,
-)
-from ampwatch.training.hooks.notes import noted_to
+from ampwatch.training.hooks.events import BatchAwaited, IterationClosed, RootCalled
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.sensors.time.call_notes import CallNotes
+from ampwatch.training.sensors.time.call_notes import CallNotes, noted_to
 from ampwatch.training.sensors.time.device_clock import DeviceClock
-from ampwatch.training.sensors.time.scheduling import ThreadTimes
 from ampwatch.training.sensors.time.splitting import (
     BACKWARD,
     BACKWARD_WITH_REDUCTION,
@@ -39,13 +34,53 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.events import (
-        CompileCalled,
-        DevicesKnown,
-        IterationsArriving,
-    )
+    from ampwatch.training.hooks.events import CompileCalled, DevicesKnown, IterationsArriving
     from ampwatch.training.iteration.context import Context
     from ampwatch.wire.records import Phases
+
+
+SCHEDSTAT = "/proc/thread-self/schedstat"
+"""Linux' account of the calling thread: ns on a core, ns ready to run without one, times it ran.
+
+Source: Documentation/scheduler/sched-stats.rst of the kernel."""
+
+LENGTH = 96
+"""Bytes that three numbers of 64 bits take at most, and more."""
+
+
+class ThreadTimes:
+    """The times of the thread that reads them first. Never raises.
+
+    Attributes:
+        cpu_ns: CPU time so far; -1 where the system does not tell. Unit: ns.
+        run_delay_ns: Time so far in which the thread could run and had no core; -1 likewise. Unit: ns.
+
+    Cost: 2.4 us a reading, 5 us the first.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_ns = self.run_delay_ns = -1
+        self._file = -1
+        self._has_tried = False
+
+    def read(self) -> None:
+        """Read both, on the thread whose they are."""
+        # Which thread the file is of is decided where it is opened.
+        with Suppress(OSError, ValueError):
+            if not self._has_tried:
+                self._has_tried = True
+                self._file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            if self._file >= 0:
+                cpu, delay = os.pread(self._file, LENGTH, 0).split()[:2]
+                self.cpu_ns, self.run_delay_ns = int(cpu), int(delay)
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        file, self._file, self._has_tried = self._file, -1, False
+        if file >= 0:
+            with Suppress(OSError):
+                os.close(file)
+
 
 NUM_PHASES = len(StepPhase)
 
@@ -79,9 +114,6 @@ class PhaseSensor(Sensor):
     judged it adds up what lies in between, of all that have ended: ``Splitter`` tells of which phase it is.
     Between two steps of a training the caches forget our code, so iterations are split as they are judged,
     many at once. Phases do not overlap, and their sum is the duration of the iteration.
-
-    Args:
-        context: Shared parts of the training.
 
     Cost: a clock reading an event, of which a plain iteration has about eight; on a device an event of
     its stream more for each, in one iteration of ``DEVICE_PERIOD``. ``benchmarks/phases.py`` measures it.
@@ -235,11 +267,6 @@ class PhaseSensor(Sensor):
 
         As ``_fold`` does of each, all at once.
 
-        Args:
-            moments: As they are kept.
-            begin: Place of the first moment of the first one.
-            end: Place of the last one of it: its end.
-
         Returns:
             How many moments they have; 0 where they are to be split one by one.
         """
@@ -278,14 +305,7 @@ class PhaseSensor(Sensor):
         given: tuple[Any, ...],
         duration_s: float,
     ) -> Phases:
-        """Return the phases of an iteration that has ended, unit s; zeros without a duration.
-
-        Args:
-            times: When something happened, and when it ended. Unit: ns.
-            course: What happened.
-            given: What was told with it.
-            duration_s: Its duration.
-        """
+        """Return the phases of an iteration that has ended, unit s; zeros without a duration."""
         if self._spent is None:
             known = self._splitter.split_whole(course)
             if known.tells_elements_only:

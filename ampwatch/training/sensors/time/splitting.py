@@ -4,24 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from ampwatch.training.hooks.events import (
-    BackwardBegan,
-    BackwardEnded,
-    BatchArrived,
-    BatchAwaited,
-    ClipBegan,
-    ClipEnded,
-    CommunicationArrived,
-    CommunicationAwaited,
-    CommunicationAwaitedWithin,
-    OptimizerStepped,
-    OptimizerStepping,
-    RootCalled,
-    StepBegan,
-    StepEnded,
-    Unscaled,
-    Unscaling,
-)
+from ampwatch.training.hooks import events as on
 from ampwatch.wire.records import StepPhase
 
 if TYPE_CHECKING:
@@ -47,7 +30,11 @@ TRAINS, EVALUATES, KEEPS_GRADIENTS, SUMS_GRADIENTS = range(4)
 """What is noted for ``RootCalled``. The last two train, and say whether the backward to come sums gradients
 over ranks."""
 
-COMMUNICATION = frozenset({CommunicationAwaited, CommunicationAwaitedWithin, CommunicationArrived})
+WITHIN = on.CommunicationAwaitedWithin
+
+COMMUNICATION = frozenset(
+    {on.CommunicationAwaited, on.CommunicationAwaitedWithin, on.CommunicationArrived}
+)
 """Events without which a training of one rank is split."""
 
 
@@ -76,7 +63,7 @@ class Split(NamedTuple):
     tells_elements_only: bool
 
 
-TELLING = frozenset({BatchAwaited, None})
+TELLING = frozenset({on.BatchAwaited, None})
 """Events with which no number of elements is told; ``None`` are those of other threads."""
 
 
@@ -293,21 +280,21 @@ class Splitter:
         TRAINS: _trains,
         KEEPS_GRADIENTS: _keeps_gradients,
         SUMS_GRADIENTS: _sums_gradients,
-        BatchAwaited: _batch_awaited,
-        BatchArrived: _batch_arrived,
-        BackwardBegan: _backward_began,
-        BackwardEnded: _backward_ended,
-        CommunicationAwaited: _communication_awaited,
-        CommunicationAwaitedWithin: _communication_awaited_within,
-        CommunicationArrived: _communication_arrived,
-        Unscaling: _unscaling,
-        Unscaled: _paused,
-        ClipBegan: _clip_began,
-        ClipEnded: _paused,
-        StepBegan: _step_began,
-        StepEnded: _step_ended,
-        OptimizerStepping: _optimizer_stepping,
-        OptimizerStepped: _optimizer_stepped,
+        on.BatchAwaited: _batch_awaited,
+        on.BatchArrived: _batch_arrived,
+        on.BackwardBegan: _backward_began,
+        on.BackwardEnded: _backward_ended,
+        on.CommunicationAwaited: _communication_awaited,
+        on.CommunicationAwaitedWithin: _communication_awaited_within,
+        on.CommunicationArrived: _communication_arrived,
+        on.Unscaling: _unscaling,
+        on.Unscaled: _paused,
+        on.ClipBegan: _clip_began,
+        on.ClipEnded: _paused,
+        on.StepBegan: _step_began,
+        on.StepEnded: _step_ended,
+        on.OptimizerStepping: _optimizer_stepping,
+        on.OptimizerStepped: _optimizer_stepped,
     }
 
 
@@ -322,10 +309,10 @@ def of_thread(thread: int, threads: Iterable[int], kinds: Iterable[Any]) -> tupl
         kinds: What happened.
     """
     return tuple(
-        kind if of == thread or kind is CommunicationAwaitedWithin else None
+        kind if of == thread or kind is WITHIN else None
         for of, kind in zip(threads, kinds)  # noqa: B905 - as many
     )
 
 
-TIMED = frozenset(kind for kind in Splitter._TAKE if isinstance(kind, type)) | {RootCalled}  # noqa: SLF001 - of this module
+TIMED = frozenset(kind for kind in Splitter._TAKE if isinstance(kind, type)) | {on.RootCalled}  # noqa: SLF001 - of this module
 """Events whose moments are wanted."""

@@ -32,7 +32,7 @@ from ampwatch.training.hooks.events import Requested
 from ampwatch.training.hooks.profilers import OtherProfilers
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.iteration.governor import OPENING
-from ampwatch.training.model.tf32 import allows_tf32
+from ampwatch.training.model.machine import allows_tf32
 from ampwatch.training.sensors.window.census import census_of
 from ampwatch.training.sensors.window.events import call_tree, cpu_work, device_work
 from ampwatch.training.sensors.window.recording import Recording, close_soon
@@ -111,9 +111,6 @@ class WindowSensor(Sensor):
 
     Everything runs on the training thread. On a CPU windows open by themselves only where
     something was compiled.
-
-    Args:
-        context: Shared parts of the training.
     """
 
     name = "window"

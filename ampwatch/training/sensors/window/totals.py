@@ -181,29 +181,20 @@ class WindowTotals(Struct):
     def record(self, step: int, time_ns: int, skipped: Iterable[int]) -> WindowRecord:
         """Return the record of all windows."""
         first, second, third, fourth, fifth = skipped
+        same = {name: getattr(self, name) for name in SAME}
         return WindowRecord(
-            step=step,
-            time_ns=time_ns,
-            windows=self.windows,
-            invalid=self.invalid,
-            iterations=self.iterations,
+            step,
+            time_ns,
             skipped=(first, second, third, fourth, fifth),
-            start_ns=self.start_ns,
-            run_ns=self.run_ns,
-            stop_ns=self.stop_ns,
-            walk_ns=self.walk_ns,
-            first_ns=self.first_ns,
-            drag=self.drag,
-            memory_bytes=self.memory_bytes,
-            busy_ns=self.busy_ns,
-            wall_ns=self.wall_ns,
-            misaligned_ns=self.misaligned_ns,
-            lagging_ns=self.lagging_ns,
-            gemv_ns=self.gemv_ns,
             totals=by_time(self.totals),
             kernels=tuple(self.rows[:MAX_ROWS]),
             kernels_left_out=max(len(self.rows) - MAX_ROWS, 0),
+            **same,
         )
+
+
+SAME = frozenset(WindowTotals.__struct_fields__) - {"totals", "rows"}
+"""Fields that the record has under the same names."""
 
 
 def by_time(totals: Mapping[tuple[str, str], int]) -> tuple[KernelTotal, ...]:

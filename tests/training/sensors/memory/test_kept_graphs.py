@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ampwatch.diagnosis.evidence.memory import Holding
-from ampwatch.training.sensors.memory.kept_graphs import KEY, MAX_MARKED, MIN_AGE, KeptGraphs
+from ampwatch.training.sensors.memory.growth import KEY, MAX_MARKED, MIN_AGE, KeptGraphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

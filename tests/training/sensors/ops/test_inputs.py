@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.diagnosis.evidence.iteration import Attention
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.sensors.ops.inputs import InputSensor
 from tests.training.bench import Bench
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from ampwatch.diagnosis.evidence.births import BadInput
+    from ampwatch.diagnosis.evidence.origins import BadInput
 
 
 class Watching:

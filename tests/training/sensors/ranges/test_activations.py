@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
-from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.diagnosis.evidence.iteration import Attention
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.model.tensors import MAX_TENSORS, tensors_in
 from ampwatch.training.sensors.ranges.activations import ActivationSensor

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from ampwatch.diagnosis.evidence.logits import LogitsRead
+from ampwatch.diagnosis.evidence.ops import LogitsRead
 from ampwatch.training.sensors.ranges.logits import LogitSensor
 from tests.training.sensors.listening import EVALUATED, Listening, inside
 

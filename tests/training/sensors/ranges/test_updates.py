@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ampwatch
-from ampwatch.diagnosis.evidence.attention import Attention
+from ampwatch.diagnosis.evidence.iteration import Attention
 from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN
 from ampwatch.training.hooks.events import IterationPlanned
 from ampwatch.training.sensors.ranges.updates import LONG_SPAN, MAX_ELEMENTS, UpdateSensor

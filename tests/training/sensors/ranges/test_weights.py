@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.evidence.state import BrokenWeights
+from ampwatch.diagnosis.evidence.scaler import BrokenWeights
 from ampwatch.training.hooks.events import IterationClosing
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.wire.records import Topic

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ampwatch.training.sensors.rounding.scattered_sums import ScatteredSums
-from ampwatch.training.sensors.rounding.vain import RARELY
+from ampwatch.training.sensors.rounding.shadow import RARELY
 from tests.training.sensors.listening import Listening, inside
 
 if TYPE_CHECKING:

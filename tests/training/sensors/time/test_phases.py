@@ -13,14 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import ampwatch
-from ampwatch.training.hooks.events import (
-    BackwardBegan,
-    BackwardEnded,
-    CommunicationArrived,
-    CommunicationAwaited,
-    StepBegan,
-    StepEnded,
-)
+from ampwatch.training.hooks import events as on
 from ampwatch.training.sensors.time.device_clock import DeviceClock
 from ampwatch.training.sensors.time.phases import FOLDED, WIDTH, PhaseSensor
 from ampwatch.training.sensors.time.splitting import (
@@ -350,7 +343,7 @@ def test_a_device_that_fails_to_mark_is_asked_no_more(
 
 def test_a_course_that_is_known_is_split_as_it_was_the_first_time() -> None:
     """Also where what one iteration leaves behind differs: whether gradients are summed."""
-    course = (TRAINS, BackwardBegan, BackwardEnded, StepBegan, StepEnded)
+    course = (TRAINS, on.BackwardBegan, on.BackwardEnded, on.StepBegan, on.StepEnded)
     sums = (SUMS_GRADIENTS, *course[1:])
     splitter = Splitter(communicates=True)
 
@@ -369,9 +362,9 @@ def test_a_course_that_is_known_is_split_as_it_was_the_first_time() -> None:
 def test_a_wait_for_gradients_that_a_program_sums_is_reduction() -> None:
     """And a backward within ``no_sync`` is apart from the one that sums."""
     course = (
-        *(KEEPS_GRADIENTS, BackwardBegan, BackwardEnded),
-        *(TRAINS, BackwardBegan, BackwardEnded),
-        *(CommunicationAwaited, CommunicationArrived, StepBegan, StepEnded),
+        *(KEEPS_GRADIENTS, on.BackwardBegan, on.BackwardEnded),
+        *(TRAINS, on.BackwardBegan, on.BackwardEnded),
+        *(on.CommunicationAwaited, on.CommunicationArrived, on.StepBegan, on.StepEnded),
     )
 
     phases = Splitter(communicates=True).split_whole(course).phases

@@ -1,1 +1,0 @@
-"""Births of non-finite values: the op in which a finite value became non-finite."""

@@ -1,0 +1,169 @@
+"""The op of a loss that failed, found in the graph that backward is about to free.
+
+A loss is computed by the user's code, outside of every module: no replay of a model shows it. But its
+graph holds what backward needs, and so most of what was computed. Each op of it is asked again, with
+the inputs that it has saved.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ampwatch.diagnosis.evidence.origins import OpTrace, Origin, OriginKind
+from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.kernels.admission import is_there
+from ampwatch.training.model.module_stack import ACCUMULATES
+from ampwatch.training.ops.operands import FLOATS
+from ampwatch.training.private import schema_of, sequence_number
+from ampwatch.training.sensors.origins.reading import values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from ampwatch.diagnosis.evidence.origins import Values
+
+MAX_NODES = 512
+"""Nodes of a loss that are gone through. One with more is left alone."""
+
+MAX_NUMEL = 2**24
+"""Elements of a tensor that an op is asked with again."""
+
+_SAVED = "_saved_"
+_RESULT = "result"
+
+
+class _Seen(NamedTuple):
+    """Facts about one op of a loss.
+
+    Attributes:
+        op: Base name of the op.
+        out: What is known of its result; ``None`` if nothing is.
+        inputs: What is known of the inputs that it has saved.
+        number: The Python number that it was given; NaN without one.
+    """
+
+    op: str
+    out: Values | None
+    inputs: Sequence[Values]
+    number: float
+
+
+def loss_trace(roots: Sequence[Any], begins_at: int, step: int) -> OpTrace | None:
+    """Return the origin in a loss that is not finite; ``None`` if its origin is elsewhere, or unknown.
+
+    Args:
+        roots: Where backward will begin.
+        begins_at: Sequence number of autograd when the model had returned: nodes from there on are
+            the loss's.
+        step: The open iteration.
+
+    Cost: as much as the loss itself. Only for a loss in host memory that is known not to be finite.
+    """
+    nodes = _nodes_of(roots, begins_at)
+    if len(nodes) > MAX_NODES:
+        return None
+    for node in nodes:
+        seen = _seen(node)
+        if any(not values.is_finite for values in seen.inputs):
+            return None  # it came from the model, or from an op that nothing is known of
+        if seen.out is not None and not seen.out.is_finite:
+            return _trace_of(seen, step)
+    return None
+
+
+def _nodes_of(roots: Sequence[Any], begins_at: int) -> list[Any]:
+    """Return the nodes of a loss in the order in which its ops ran."""
+    waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
+    found: dict[int, Any] = {}
+    while waiting and len(found) <= MAX_NODES:
+        node = waiting.pop()
+        if node is None or id(node) in found:
+            continue
+        if begins_at <= sequence_number(node) < ACCUMULATES:
+            found[id(node)] = node
+            waiting += [following for following, _ in node.next_functions]
+    return sorted(found.values(), key=lambda node: int(sequence_number(node)))
+
+
+def _seen(node: Any) -> _Seen:
+    saved = dict(_saved_by(node))
+    name = re.sub(r"Backward\d*$", "", type(node).__name__)
+    op = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    result = saved.pop(_RESULT, None)
+    inputs = [value for value in saved.values() if _is_readable(value)]
+    if result is None and inputs:
+        result = _asked_again(op, saved)
+    numbers = [float(v) for v in saved.values() if isinstance(v, (int, float)) and v is not True]
+    return _Seen(
+        op,
+        values_of(result) if _is_readable(result) else None,
+        [values_of(value) for value in inputs],
+        numbers[0] if len(numbers) == 1 else float("nan"),
+    )
+
+
+def _saved_by(node: Any) -> Iterator[tuple[str, Any]]:
+    for attribute in dir(node):
+        if attribute.startswith(_SAVED):
+            try:
+                yield attribute.removeprefix(_SAVED), getattr(node, attribute)
+            except RuntimeError:
+                continue  # freed, or changed in place since
+
+
+def _is_readable(value: Any) -> bool:
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.is_cpu
+        and value.dtype in FLOATS
+        and 0 < value.numel() <= MAX_NUMEL
+        and is_there(value)
+    )
+
+
+def _asked_again(op: str, saved: dict[str, Any]) -> Tensor | None:
+    """Return what an op makes of the inputs that it has saved; ``None`` if some are missing."""
+    packet = getattr(torch.ops.aten, op, None)
+    for name in packet.overloads() if packet is not None else ():
+        overload = getattr(packet, name)
+        schema = schema_of(overload)
+        if schema.is_mutable or torch.Tag.nondeterministic_seeded in overload.tags:
+            continue
+        needed = [a.name for a in schema.arguments if not a.has_default_value()]
+        if not all(saved.get(argument) is not None for argument in needed):
+            continue
+        known = {a.name: saved[a.name] for a in schema.arguments if a.name in saved}
+        try:
+            with torch.no_grad():
+                made = overload(**known)
+        except (RuntimeError, TypeError):
+            continue  # another overload of that name
+        first = made[0] if isinstance(made, (tuple, list)) and made else made
+        return first if isinstance(first, torch.Tensor) else None
+    return None
+
+
+def _trace_of(seen: _Seen, step: int) -> OpTrace | None:
+    if seen.out is None:
+        return None
+    origin = Origin(
+        index=0,
+        kind=OriginKind.OP,
+        name="",
+        op=seen.op,
+        overload=f"aten.{seen.op}",
+        module="",
+        is_inside=False,
+        phase=Phase.FORWARD,
+        out=seen.out,
+        inputs=seen.inputs,
+        needs_grad=True,
+        number=seen.number,
+        spread_to={"loss"},
+    )
+    return OpTrace(step, [origin], loss_nonfinite=True, has_trained=True, is_replay=True, num_ops=1)

@@ -1,0 +1,38 @@
+"""The graph of a loss that is not finite, gone through while ops are observed."""
+
+from __future__ import annotations
+
+import torch
+
+from ampwatch.training.ops.mode import OpMode
+from ampwatch.training.sensors.origins.loss_graph import loss_trace
+
+
+def test_a_number_of_the_program_in_the_loss_is_read_under_a_mode() -> None:
+    """The graph has saved it as a tensor, which the dispatcher hands to a mode as a number."""
+    weight = torch.zeros(2, requires_grad=True)
+    before = torch._C._autograd._get_sequence_nr()
+    loss = (weight * 0.25).log().sum()
+    mode = OpMode(lambda *_: None)
+    mode.put_on()
+    try:
+        trace = loss_trace([loss], before, 5)
+    finally:
+        mode.take_off()
+
+    assert trace is not None
+    assert [origin.op for origin in trace.origins] == ["log"]
+
+
+def test_what_was_freed_is_not_read() -> None:
+    """As FSDP does with the weights it has gathered: the shape stays, the memory is gone."""
+    weight = torch.zeros(2, requires_grad=True)
+    gathered = torch.ones(2)
+    before = torch._C._autograd._get_sequence_nr()
+    loss = (weight * gathered).log().sum()
+    gathered.untyped_storage().resize_(0)
+
+    trace = loss_trace([loss], before, 5)
+
+    assert trace is not None
+    assert [origin.op for origin in trace.origins] == ["log"]

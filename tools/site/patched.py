@@ -14,7 +14,8 @@ import torch
 
 from ampwatch.settings import Settings
 from ampwatch.training.hooks.bus import handler_name
-from ampwatch.training.hooks.places import FUNCTION, HOOK, PLACES, REPLACED, Place
+from ampwatch.training.hooks.place import FUNCTION, HOOK, REPLACED, Place
+from ampwatch.training.hooks.places import PLACES
 from ampwatch.training.outlet import Outlet
 from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets

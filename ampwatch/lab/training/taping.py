@@ -22,7 +22,7 @@ from ampwatch.lab.training.sketch import Sketcher
 from ampwatch.lab.training.step_rows import RowName, StepRows
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks import events as on
-from ampwatch.training.hooks.places import before_node
+from ampwatch.training.hooks.place import before_node
 from ampwatch.training.kernels.admission import is_ordinary
 from ampwatch.training.kernels.choice import KernelSelector
 from ampwatch.training.model.dtypes import name_of

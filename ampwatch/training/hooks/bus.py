@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ampwatch.guard import Account
-    from ampwatch.training.hooks.places import Handle, Place
+    from ampwatch.training.hooks.place import Handle, Place
     from ampwatch.training.scalers.loss_scaler import LossScaler
 
 

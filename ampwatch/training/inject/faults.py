@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ampwatch.training.hooks.compiling import is_traced
-from ampwatch.training.hooks.places import (
+from ampwatch.training.hooks.place import (
     Handle,
     after_any_forward_first,
     before_any_step,

@@ -13,7 +13,7 @@ import torch
 from ampwatch.guard import Account, Modes, is_of_a_signal, leave_out_own_frames, unbroken
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
-from ampwatch.training.hooks.places import before_any_forward
+from ampwatch.training.hooks.place import before_any_forward
 from ampwatch.training.kernels.admission import has_parts, is_bare, is_fake_class
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.info import lets_autocast_through
@@ -37,7 +37,7 @@ from ampwatch.training.private import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from ampwatch.training.hooks.places import Handle
+    from ampwatch.training.hooks.place import Handle
 
     Note = Callable[[Any, Sequence[Any], dict[str, Any], Any], None]
 

@@ -14,7 +14,7 @@ from ampwatch.guard import is_of_a_signal, unbroken
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import HOST, Replaying, autocast_types
 from ampwatch.training.hooks.compiling import ForcedEager, has_compiled
-from ampwatch.training.hooks.places import before_any_forward
+from ampwatch.training.hooks.place import before_any_forward
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.model.tensors import tensors_in
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from ampwatch.training.hooks.places import Handle
+    from ampwatch.training.hooks.place import Handle
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.model.names import Names
     from ampwatch.training.ops.info import OpInfo

@@ -99,7 +99,7 @@ def test_what_is_by_hand_is_kept(ampwatch: Command, grafana: Grafana, dashboards
     assert (said.status, grafana.writes) == (1, [])
     assert '-  "title": "Mine",\n+  "title": "ampwatch / Run",\n' in said.out
     by_hand = "dashboard ampwatch-run: it was saved by hand: version 2 by ada on 2026-10-01 12:30"
-    assert f"nothing was written, for this stands against it:\n  {by_hand}; --force" in said.err
+    assert f"nothing was written, because:\n  {by_hand}; --force" in said.err
     grafana.history["ampwatch-run"].clear()
     assert "by hand, or its history cannot be read: version 2" in ampwatch("push").err
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,14 +47,14 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def settings(tmp_path: Path) -> Iterator[Settings]:
     """Of a place where rings are, as open to everybody as ``/dev/shm``."""
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
-    rings = tmp_path / "shared"
-    rings.mkdir()
-    rings.chmod(0o1777)
-    return Settings(ring_dir=str(rings), runtime_dir=str(tmp_path / "mine"))
+    with tempfile.TemporaryDirectory() as place:
+        rings = Path(place) / "shared"
+        rings.mkdir()
+        rings.chmod(0o1777)
+        rings.parent.chmod(0o755)
+        yield Settings(ring_dir=str(rings), runtime_dir=str(tmp_path / "mine"))
 
 
 @pytest.fixture

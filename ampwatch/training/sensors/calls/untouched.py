@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ampwatch.training.hooks.places import before_node
+from ampwatch.training.hooks.place import before_node
 from ampwatch.training.kernels.norms import norms_of
 from ampwatch.training.ops.values import is_of_floats
 from ampwatch.training.private import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.places import Handle
+    from ampwatch.training.hooks.place import Handle
 
 MAX_OF_ONE = 4
 """Gradients of one optimizer that are compared: who divides gradients divides all of them."""

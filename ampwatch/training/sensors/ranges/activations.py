@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ampwatch.training.hooks.events import ForwardReturned
-from ampwatch.training.hooks.places import before_node
+from ampwatch.training.hooks.place import before_node
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.values import is_plain

@@ -21,7 +21,7 @@ import torch
 from torch.autograd import profiler
 
 from ampwatch.training.hooks.compiling import may_compile
-from ampwatch.training.hooks.places import before_any_forward
+from ampwatch.training.hooks.place import before_any_forward
 from ampwatch.training.private import is_kineto_stopped, prepare_trace, start_trace
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.places import Handle
+    from ampwatch.training.hooks.place import Handle
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 """Environment variable from which Kineto reads its log level."""

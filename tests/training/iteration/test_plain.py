@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import ampwatch
+from ampwatch.diagnosis.records import range_records
 from ampwatch.guard import Account
 from ampwatch.training.hooks import bus
 from ampwatch.training.iteration import governor, plain, programs
@@ -41,7 +42,8 @@ def _rest_soon(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     # What is sampled depends on no clock.
     monkeypatch.setattr(governor, "OPENING", 4)
     monkeypatch.setattr(Account, "spent_ns", 0)
-    monkeypatch.setattr(governor.Governor, "owe", lambda *_: None)
+    # Nor is it by a clock which samples are recorded.
+    monkeypatch.setattr(range_records, "APART_NS", 0)
 
 
 class Program:

@@ -150,7 +150,7 @@ demo: $(if $(wildcard $(INSTALLED)),$(INSTALLED),$(DEMO_INSTALLED)) ## Train a s
 	$(if $(wildcard $(INSTALLED)),$(VENV),$(DEMO_VENV))/bin/ampwatch demo $(ARGS)
 
 .PHONY: test
-test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests of a commit, some twelve minutes; installs Prometheus and Chromium if it may (ARGS="-k ring")
+test: $(INSTALLED) $(GRAFANA_INSTALLED) ## Run the tests of a commit, some five minutes; installs Prometheus and Chromium if it may (ARGS="-k ring")
 	@$(BEFORE_TESTS)
 	@echo "==> Running the tests of a commit; make test-all runs those of the night as well"
 	$(PYTEST) -m "not nightly" $(ARGS)

@@ -179,7 +179,8 @@ def announcement_path(ring_dir: str = "") -> Path:
     Args:
         ring_dir: The setting ``ring_dir``.
     """
-    return Path(ring_dir or SHARED_MEMORY) / ANNOUNCEMENT
+    is_usual = not ring_dir or Path(ring_dir) == SHARED_MEMORY / f"ampwatch-{os.geteuid()}"
+    return (SHARED_MEMORY if is_usual else Path(ring_dir)) / ANNOUNCEMENT
 
 
 def search_ring_directories() -> Iterator[Path | None]:

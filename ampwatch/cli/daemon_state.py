@@ -144,7 +144,10 @@ def token_of(found: Found) -> str:
     """
     token = readers_token(found)
     if token is None:
-        msg = f"there is no token in {str(found.directory and found.directory / TOKEN_FILE)!r} that only this user can read; end the daemon with `kill {found.info.pid}`, and the next one makes it"
+        if found.directory is None:
+            msg = f"the daemon at {found.info.url} asks for the token of the user it runs as; ask that user"
+            raise DaemonError(msg)
+        msg = f"there is no token in {str(found.directory / TOKEN_FILE)!r} that only this user can read; end the daemon with `kill {found.info.pid}`, and the next one makes it"
         raise DaemonError(msg)
     return token
 

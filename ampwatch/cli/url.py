@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         SettingsError: If a setting is not usable.
-        DaemonError: If no daemon of this user serves, there is no token, or the daemon shows no such run.
+        DaemonError: If no daemon serves, there is no token, or the daemon shows no such run.
     """
     from ampwatch.cli.daemon_state import of_ended_runs, token_of  # noqa: PLC0415 - --help must be quick
     from ampwatch.errors import DaemonError  # noqa: PLC0415 - likewise

@@ -169,6 +169,8 @@ class Daemon:
         self._scheme = "https" if web.tls else "http"
         self._polled_at = self._busy_at = self._collected_at = time.monotonic()
         self._marked_at = -math.inf
+        self._announcement: Announcement | None = None
+        self._has_complained = False
 
     def _listening(self, site: Site, web: web_config.WebConfig) -> Server:
         host, port = self._settings.host, self._settings.port
@@ -254,6 +256,8 @@ class Daemon:
                 self._pusher.stop()
             if self._names is not None:
                 self._names.save()
+            if self._announcement is not None:
+                self._announcement.retract()
             # Last: whoever takes the lock next binds the same port.
             if was_to_end:
                 lock.resign()
@@ -271,6 +275,7 @@ class Daemon:
             self._passes["rings"] = CollectorPass(success, self._polled_at - started)
         if self._polled_at - self._marked_at > MARK_SECONDS:
             self._mark_read()
+            self._announce()
         if self._watcher.num_followed or self.fleet.ranks():
             self._busy_at = self._polled_at
         if self._gpus is not None:
@@ -281,6 +286,22 @@ class Daemon:
         if self._polled_at - self._collected_at > COLLECT_SECONDS:
             self._collected_at = self._polled_at
             gc.collect()
+
+    def _announce(self) -> None:
+        """Announce the daemon of a machine to all users, again where somebody has emptied the place."""
+        place = announcement_path(self._settings.ring_dir)
+        # What another daemon has put there since is left alone: one of the two is announced.
+        if not self._options.machine or (self._announcement and os.path.lexists(place)):
+            return
+        try:
+            if self._announcement is not None:
+                self._announcement.retract()
+            self._announcement = Announcement(place, self.info(os.getpid()))
+        except DaemonError as error:
+            self._announcement = None
+            if not self._has_complained:
+                self._has_complained = True
+                logger.warning("%s; each user's trainings start a daemon of their own", error)
 
     def _mark_read(self) -> None:
         """Note for the next daemon that the rings were read until now."""
@@ -382,22 +403,7 @@ def serve(settings: Settings, options: DaemonOptions, lock_fd: int | None = None
         )
     if daemon.wants_token:
         logger.info("it asks for a token: `ampwatch url` prints the address with it")
-    place = announcement_path(settings.ring_dir)
-    announcement = _announced(place, info) if options.machine else None
-    try:
-        daemon.run(lock)
-    finally:
-        if announcement is not None:
-            announcement.retract()
-
-
-def _announced(place: Path, info: DaemonInfo) -> Announcement | None:
-    """Announce the daemon to all users, or say that trainings will not find it."""
-    try:
-        return Announcement(place, info)
-    except DaemonError as error:
-        logger.warning("%s; until then each user's trainings start a daemon of their own", error)
-        return None
+    daemon.run(lock)
 
 
 def _lock(directory: Path, lock_fd: int | None) -> DaemonLock:

@@ -143,7 +143,8 @@ class Handler:
             asks_who=self.server.asks_who,
             place=f"{address[1] or self.server.standard_port}{_NO_WORD.sub('-', self.server.site.prefix)}",
             # Of who comes by the name of a reverse proxy that has TLS, the connection to that is meant.
-            is_tls=self.server.is_tls or address[0] == self.server.site.tls_host,
+            is_tls=self.server.is_tls
+            or (address[0], int(address[1] or 443)) == self.server.site.tls_address,
         )
 
     def _unknown(self, host: str) -> str:
@@ -183,7 +184,6 @@ class Handler:
         }
         if response.stream is None:
             headers["Content-Length"] = str(len(response.body))
-        # Whatever the answer: who may not read may still ask whose daemon this is.
         if self.ends:
             headers["Connection"] = "close"
         headers |= self.server.protection.web.headers

@@ -132,7 +132,7 @@ class Site:
 
     Attributes:
         prefix: Path of that address, below which a reverse proxy may send requests on.
-        tls_host: Host of that address, if it has TLS.
+        tls_address: Host and port of that address, ``None`` unless it has TLS.
     """
 
     def __init__(
@@ -162,7 +162,8 @@ class Site:
         self._external_url = external_url
         external = urlsplit(external_url)
         self.prefix = external.path.rstrip("/")
-        self.tls_host = external.hostname if external.scheme == "https" else None
+        is_tls = external.scheme == "https"
+        self.tls_address = (external.hostname, external.port or 443) if is_tls else None
         pages = find_pages()
         self._assets = find_assets() | pages
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)

@@ -15,7 +15,7 @@ import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from ampwatch.errors import DaemonError
+from ampwatch.errors import DaemonError, remedy_of
 from ampwatch.runtime import announcement_path, runtime_paths, service_uid
 from ampwatch.wire.rendezvous.lock import MAX_CONTENT, DaemonInfo, encoded, info_of, look_at
 from ampwatch.wire.rendezvous.token import read_token
@@ -57,7 +57,8 @@ class Announcement:
                 os.close(self._fd)
                 raise
         except OSError as error:
-            msg = f"expected to write {str(self._path)!r}, by which trainings find this daemon, got: {error.strerror}; remove that file, and start the daemon again"
+            otherwise = "remove a file of that name, or make its directory writable for this daemon"
+            msg = f"expected to write {str(self._path)!r}, by which trainings find this daemon, got: {error.strerror}; {remedy_of(error, otherwise)}"
             raise DaemonError(msg) from error
 
     def retract(self) -> None:
@@ -101,11 +102,12 @@ def readers_token(found: Found) -> str | None:
     """Return the token that a daemon wants of readers.
 
     Returns:
-        Empty if it wants none; ``None`` if there is none that only this user can read.
+        Empty if it wants none; ``None`` if there is none that only this user can read, as of the
+        daemon of the machine, which takes that of the user it runs as.
     """
-    if found.directory is None or not found.info.wants_token:
+    if not found.info.wants_token:
         return ""
-    return read_token(found.directory)
+    return None if found.directory is None else read_token(found.directory)
 
 
 def _announced(path: Path) -> DaemonInfo | None:

@@ -21,6 +21,7 @@ from ampwatch.host.daemon import app as app_module
 from ampwatch.host.daemon import server as server_module
 from ampwatch.host.daemon.app import Daemon, DaemonOptions, is_of_own_user
 from ampwatch.host.daemon.web_config import WebConfig
+from ampwatch.runtime import announcement_path
 from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.lock import DaemonLock, look_at, read_info
 from ampwatch.wire.rendezvous.machine import find_daemon
@@ -329,6 +330,9 @@ def test_a_machine_wide_daemon_says_so(place: Place, tmp_path: Path) -> None:
     with place.daemon("--machine") as daemon:
         answer = daemon.ask("/healthz")
         found = eventually(lambda: find_daemon(own), "its announcement")
+        # What empties the place, as the epilogue of a job may, hides the daemon for some seconds.
+        announcement_path(own.ring_dir).unlink()
+        eventually(lambda: find_daemon(own), "its announcement, made again")
 
     assert answer.status == HTTPStatus.OK
     assert answer.json["scope"] == "machine"

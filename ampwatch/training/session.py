@@ -456,8 +456,7 @@ class Session:
         if sensor is None or sensor.guard is None:
             return
         if not isinstance(tensor, torch.Tensor) or not (isinstance(name, str) and name):
-            # The types alone: a tensor in place of the name would be waited for, to be printed.
-            given = f"{type(name).__name__} and {type(tensor).__name__}"
+            given = f"{name!r} and {type(tensor).__name__}"
             self._complain(
                 "probe()", f"expected a name and a tensor, got {given}; it is not measured"
             )

@@ -124,6 +124,6 @@ def test_what_is_no_tensor_is_said_once_and_returned(caplog: pytest.LogCaptureFi
 
     said = [r.getMessage() for r in caplog.records if "probe()" in r.getMessage()]
     assert said == [
-        "probe(): expected a name and a tensor, got str and NoneType; it is not measured, training goes on",
+        "probe(): expected a name and a tensor, got 'nothing' and NoneType; it is not measured, training goes on",
         "probe() of many names: expected 256 names at most, got 'name 256' as well; it is not measured, training goes on",
     ]

@@ -212,7 +212,7 @@ def test_an_option_of_the_optimizer_that_is_nan_is_named() -> None:
     """Unless gradients were not finite before the weights were."""
     for gradients_first in (False, True):
         replay = Replay(scaled=False)
-        replay.diagnosis.observe(BadOption(int(gradients_first), "lr", nan, 0))
+        replay.diagnosis.observe(BadOption("lr", nan, 0))
         if gradients_first:
             replay.take(measured(Topic.GRADIENT, "w", [nan]), measured(Topic.WEIGHT, "w", [1.0]))
         replay.take(measured(Topic.WEIGHT, "w", [nan]))

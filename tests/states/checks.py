@@ -589,7 +589,7 @@ def _head_of_report(row: Row, text: str) -> Iterator[str]:
 def _traceback(row: Row, text: str) -> Iterator[str]:
     if row.cause is None:
         return
-    ranks = [int(n) for n in re.findall(r"raised \(rank (\d+)\)", text)]
+    ranks = [int(n) for n in re.findall(r"Traceback \(rank (\d+)\)", text)]
     wanted = [] if row.cause[1] == "killed" else [row.cause[0]]
     if ranks != wanted:
         yield _wrong("traceback of rank", wanted, ranks)

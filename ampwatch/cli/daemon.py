@@ -14,7 +14,7 @@ A training process starts a daemon if none runs, and that daemon ends when nothi
 watch. Start one by hand to keep it running, to listen for other machines, or to protect it.
 
   /         the page                     /metrics  for Prometheus, text or OpenMetrics
-  /healthz  liveness and version   /sd       for Prometheus's http_sd_configs
+  /healthz  liveness and version         /sd       for Prometheus's http_sd_configs
   /state.json                            everything about all ranks
   /events                                the state of a page and its changes: ?run=RUN&rank=RANK
   /ranks                                 a row a rank for `ampwatch top`, as MessagePack

@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
         SettingsError: If a setting is not usable.
         ReportError: If there is nothing to report on, or the page cannot be written.
     """
-    if args.check and (args.html or args.all):
-        args.parser.error("expected --check without --html and --all")
+    if args.check and args.html:
+        args.parser.error("expected --check without --html: write the page in a run of its own")
     if args.check:
         return _check(args)
     with piped():

@@ -183,11 +183,11 @@ def _running(settings: Settings, info: DaemonInfo) -> DaemonStatus:
         places = ", ".join(info.ring_directories)
         message = f"the daemon at {info.url} does not show this run: it reads the rings in {places}, this run writes to {_ring_directory(settings)!r}; set AMPWATCH_RING_DIR to the same for both, or end it with {how_to_end} and start the run again"
     if not message and not is_machines:
-        message = _other_port(settings, info)
+        message = _other_port(settings, info, was_running=True)
     return DaemonStatus(info.url, "running", message, info)
 
 
-def _other_port(settings: Settings, info: DaemonInfo) -> str:
+def _other_port(settings: Settings, info: DaemonInfo, *, was_running: bool) -> str:
     """Return the message about a daemon on another port than asked for; empty if it is on that.
 
     Each rank of a job comes to the same sentence, so that one of them says it.
@@ -195,9 +195,10 @@ def _other_port(settings: Settings, info: DaemonInfo) -> str:
     if settings.port in (0, info.port):
         return ""
     owner = port_owner(settings.port)
-    if owner is None:
+    if owner is None and was_running:
         return f"a daemon already serves at {info.url}; using it instead of port {settings.port}"
-    return f"port {settings.port} is in use by {owner}; using {info.url}; set AMPWATCH_PORT to choose another port"
+    holder = owner or "a program that has ended since, or is not to be seen from here"
+    return f"port {settings.port} is in use by {holder}; using {info.url}; set AMPWATCH_PORT to choose another port"
 
 
 def _mismatch(version: str, layout: int, how_to_end: str) -> str:
@@ -231,7 +232,9 @@ def _start(settings: Settings, directory: Path, lock: DaemonLock) -> DaemonStatu
         return DaemonStatus("", "unavailable", msg)
     info = read_info(directory)
     if child.returncode == 0 and info is not None:
-        return DaemonStatus(info.url, "started", _other_port(settings, info), info)
+        return DaemonStatus(
+            info.url, "started", _other_port(settings, info, was_running=False), info
+        )
     lines = child.stderr.decode(errors="replace").strip().splitlines()
     reason = lines[-1].removeprefix("ampwatch: ") if lines else f"exit status {child.returncode}"
     return DaemonStatus("", "unavailable", f"the daemon did not start: {reason}")

@@ -77,6 +77,15 @@ def test_a_daemon_that_takes_no_connection_is_a_problem(tmp_path: Path) -> None:
     assert checks[3].why.endswith("is held by the daemon")
 
 
+def test_a_machines_daemon_may_be_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a container that has its /dev/shm and not its network: nothing is wrong with it."""
+    monkeypatch.setattr(module, "find_daemon", lambda _: Found(ours(port=1, scope="machine"), None))
+    (check, *_) = daemon(Settings.resolve({"port": 0}))
+
+    assert check.state is State.OK
+    assert "from here http://127.0.0.1:1/ takes no connection" in check.why
+
+
 def test_a_held_lock_without_a_daemon_is_a_problem(tmp_path: Path, examined: Any) -> None:
     """It is starting, or it hangs; the log says which."""
     lock = DaemonLock.take(tmp_path)

@@ -77,8 +77,21 @@ def test_a_report_is_let_through_or_not(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == "run gpt: all checks hold\n  ok      skips<=40%  40 %\n"
     assert main(["report", str(path), "--check", "critical=0"]) == 1
     assert "\n\ngpt: fail" in capsys.readouterr().out
+    (tmp_path / "well.json").write_text(to_json([Box(identity(run="well"), steps=[step(8)])]))
+    assert main(["report", f"{tmp_path}/", "--all", "--check", "critical=0"]) == 1
+    said = capsys.readouterr().out
+    assert "run gpt: 1 of 1 check failed" in said
+    assert "run well: all checks hold" in said
     path.unlink()
     assert main(["report", str(path), "--check", "critical=0"]) == 1, "no report, no way through"
+
+
+def test_a_page_is_not_left_out_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["report", "--check", "skips<1%", "--html", "gpt.html"])
+
+    assert ended.value.code == 2
+    assert "expected --check without --html" in capsys.readouterr().err
 
 
 def test_a_run_that_ended_well_is_read_from_its_ring(

@@ -132,6 +132,27 @@ _SCALE_ALERTS = (
 )
 _CRITICAL = ("AmpwatchLossScaleCollapsed", "AmpwatchRunBroken")
 
+
+def _broken_weight(run: str, since: int, *silent: str) -> Row:
+    root = Root(
+        kinds=("param_nonfinite",),
+        where=None,
+        place="",
+        op="",
+        since=range(since, since + 1),
+        severity="critical",
+    )
+    return Row(
+        run=run,
+        level="failing",
+        root=root,
+        lost=None,
+        scale=None,
+        fires=(("AmpwatchParametersNotFinite",),),
+        silent=(*_SCALE_ALERTS, *silent),
+    )
+
+
 TABLE: dict[str, tuple[Row, ...]] = {
     "healthy": (Row(run="healthy", level="healthy", pages=False, denies=COLLAPSING),),
     "calibrating": (
@@ -320,42 +341,8 @@ TABLE: dict[str, tuple[Row, ...]] = {
     "restarted": (
         Row(run="restarted", level="healthy", silent=("AmpwatchRunFailed",), denies=COLLAPSING),
     ),
-    "resumed": (
-        Row(
-            run="resumed",
-            level="failing",
-            root=Root(
-                kinds=("param_nonfinite",),
-                where=None,
-                place="",
-                op="",
-                since=range(190, 191),
-                severity="critical",
-            ),
-            lost=None,
-            scale=None,
-            fires=(("AmpwatchParametersNotFinite",),),
-            silent=(*_SCALE_ALERTS, "AmpwatchRunFailed"),
-        ),
-    ),
-    "broken_weight": (
-        Row(
-            run="broken-weight",
-            level="failing",
-            root=Root(
-                kinds=("param_nonfinite",),
-                where=None,
-                place="",
-                op="",
-                since=range(100, 101),
-                severity="critical",
-            ),
-            lost=None,
-            scale=None,
-            fires=(("AmpwatchParametersNotFinite",),),
-            silent=_SCALE_ALERTS,
-        ),
-    ),
+    "resumed": (_broken_weight("resumed", 190, "AmpwatchRunFailed"),),
+    "broken_weight": (_broken_weight("broken-weight", 100),),
     "ended_unseen": (
         Row(
             run="ended-unseen",

@@ -133,7 +133,7 @@ class PrometheusExporter:
     def usual(self, accept: str, names: Sequence[str]) -> str | None:
         """Return the media type of a scrape as Prometheus asks for it, ``None`` for any other.
 
-        Those who get the same media type get the same body. Any other one may take much longer.
+        Those who get the same media type get the same body, which is made once for all who wait.
         """
         _, content_type = _negotiated(accept)
         return content_type if not names and content_type in self._usual else None

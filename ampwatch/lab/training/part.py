@@ -21,7 +21,7 @@ DETECTORS = (PlanLeft,)
 
 
 class Lab:
-    """The laboratory's part of one training. See ``ampwatch.training.part.Part``.
+    """The laboratory's part of one training. See ``ampwatch.training.session.Part``.
 
     Args:
         context: Shared parts of the training.

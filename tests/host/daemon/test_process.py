@@ -123,19 +123,6 @@ def test_a_port_in_use_is_an_error_that_names_who_uses_it(place: Place) -> None:
     assert len(said.splitlines()) == 1
 
 
-def test_a_port_of_another_daemon_is_an_error_that_names_it(
-    place: Place, running: tuple[Place, Running]
-) -> None:
-    """Another runtime directory does not help if the port is taken."""
-    _, first = running
-    with place.command("daemon", "--port", str(first.info.port)) as second:
-        _, said = second.communicate(timeout=200)
-
-    assert second.returncode == 1
-    assert "ampwatch" in said
-    assert f"pid {first.info.pid}" in said
-
-
 @pytest.mark.parametrize(
     ("error", "advice"),
     [

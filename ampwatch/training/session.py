@@ -456,16 +456,17 @@ class Session:
         if sensor is None or sensor.guard is None:
             return
         if not isinstance(tensor, torch.Tensor) or not (isinstance(name, str) and name):
-            given = f"{name!r} and {type(tensor).__name__}"
-            self._complain(
-                "probe()", f"expected a name and a tensor, got {given}; it is not measured"
-            )
-        elif name in self._probes or len(self._probes) < MAX_PROBES:
-            self._probes.add(name)
-            sensor.guard.run(sensor.probe, name, tensor)
-        else:
-            expected = f"expected {MAX_PROBES} names at most, got {name!r} as well"
+            # The types alone: a tensor in place of the name would be waited for, to be printed.
+            given = f"{type(name).__name__} and {type(tensor).__name__}"
+            expected = f"expected a name and a tensor, got {given}"
+            self._complain("probe()", f"{expected}; it is not measured")
+        elif name not in self._probes and len(self._probes) >= MAX_PROBES:
+            expected = f"expected {MAX_PROBES} names at most, got one more"
             self._complain("probe() of many names", f"{expected}; it is not measured")
+        else:
+            self._probes.add(name)
+            if sensor.measures_probes:
+                sensor.guard.run(sensor.probe, name, tensor)
 
     def _complain(self, about: str, sentence: str) -> None:
         # Once about the same thing: what is wrong with it may be another number in each iteration.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 STEPS = 16
+
+NEEDS_CXX = pytest.mark.skipif(shutil.which("c++") is None, reason="inductor wants a compiler")
 
 
 class Scored(nn.Module):
@@ -70,7 +73,10 @@ def test_a_named_tensor_is_measured_as_the_output_of_a_module_and_nothing_change
     assert {record.dtype for record in measured} == {"float16"}
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    "backend",
+    ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.nightly, NEEDS_CXX])],
+)
 def test_compiled_code_is_compiled_once_and_in_one_graph(backend: str) -> None:
     """Whether an iteration is sampled is asked when the op runs; its values are those of eager code."""
     torch._dynamo.reset()
@@ -111,12 +117,20 @@ def test_the_value_is_that_of_the_tensor() -> None:
     assert measured.histogram.numel == 12
 
 
+class Unprintable:
+    """A tensor in place of a name must not be printed: that waits for its device."""
+
+    def __repr__(self) -> str:
+        raise AssertionError
+
+
 def test_what_is_no_tensor_is_said_once_and_returned(caplog: pytest.LogCaptureFixture) -> None:
     """As are names without end, and what comes after the end; without gradients nothing is measured."""
     x = torch.ones(2)
     with ampwatch.monitor(nn.Linear(2, 2), level="deep", sample_every=1, serve=False) as watch:
         for _ in range(2):
             assert watch.probe("nothing", None) is None
+            assert watch.probe(Unprintable(), "scores") == "scores"  # type: ignore[arg-type] # as where they are exchanged
             assert watch.probe(7, x) is x  # type: ignore[arg-type] # what is tried
         for number in range(MAX_PROBES + 2):
             assert watch.probe(f"name {number}", x) is x
@@ -124,6 +138,6 @@ def test_what_is_no_tensor_is_said_once_and_returned(caplog: pytest.LogCaptureFi
 
     said = [r.getMessage() for r in caplog.records if "probe()" in r.getMessage()]
     assert said == [
-        "probe(): expected a name and a tensor, got 'nothing' and NoneType; it is not measured, training goes on",
-        "probe() of many names: expected 256 names at most, got 'name 256' as well; it is not measured, training goes on",
+        "probe(): expected a name and a tensor, got str and NoneType; it is not measured, training goes on",
+        "probe() of many names: expected 256 names at most, got one more; it is not measured, training goes on",
     ]

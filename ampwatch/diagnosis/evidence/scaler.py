@@ -26,11 +26,13 @@ class BadOption(NamedTuple):
     """An option of an optimizer that is NaN or infinite, as a schedule may make it.
 
     Attributes:
+        step: The iteration.
         name: Its name in the parameter group: ``lr``, ``weight_decay``.
         value: Its value.
         optimizer: Number of the optimizer.
     """
 
+    step: int
     name: str
     value: float
     optimizer: int

@@ -126,7 +126,7 @@ class PoisonedState(Detector):
         self._suspects: set[str] = set()
         self._poisoned: set[str] = set()
         self._moved: tuple[int, Origin] | None = None
-        self._by_hand = ""
+        self._cause = ""
         self._were_broken = 0
         self._is_contained = False
 
@@ -245,19 +245,21 @@ class PoisonedState(Detector):
             return (
                 f"{counted(len(bad), 'parameter')} {_have(bad)} NaN or infinite elements as of step"
                 f" {since}, most of them in {in_words(where)}: {_words(worst)}; nothing this training does from"
-                f" here on is of use{self._by_hand}"
+                f" here on is of use{self._cause}"
             )
 
         by = None if self._book.of_kind(PARAM_NONFINITE.slug) else self._mover()
         if by is not None:
-            self._by_hand = (
+            self._cause = (
                 f". {by.op} outside of any optimizer's step made them of the gradient of"
                 f" {in_words(f'param:{by.gradient}')}, which was not finite"
             )
         advice = PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND
-        if self._bad_option is not None and not self._gradients_broke_first():
-            option = self._bad_option
-            self._by_hand = (
+        option = self._bad_option
+        # Looked at in the same iteration: one that was mended since is none.
+        is_current = option is not None and option.step == iteration.step
+        if option is not None and is_current and by is None and not self._gradients_broke_first():
+            self._cause = (
                 f". {option.name} of optimizer {option.optimizer} is {option.value:g}, so that its step breaks"
                 " weights whatever their gradients are"
             )

@@ -215,9 +215,13 @@ def _shape_for(url: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return what makes a message of a body, for chats that are known by their address."""
     parts = urlsplit(url)
     host, path = parts.hostname or "", parts.path
-    if re.fullmatch(r"hooks\.slack(-gov)?\.com", host):
+    is_discord = re.fullmatch(r"(\w+\.)?discord(app)?\.com", host) and path.startswith("/api/")
+    # Discord takes messages of Slack below an address of its own.
+    if (re.fullmatch(r"hooks\.slack(-gov)?\.com", host) and path.startswith("/services/")) or (
+        is_discord and path.endswith("/slack")
+    ):
         return _for_slack
-    if re.fullmatch(r"(\w+\.)?discord(app)?\.com", host) and path.startswith("/api/"):
+    if is_discord:
         return _for_discord
     # Teams: webhooks of a channel, and workflows, which have taken their place.
     if re.search(r"\.(webhook\.office|logic\.azure|api\.powerplatform)\.(com|us)$", host):

@@ -212,7 +212,7 @@ def test_an_option_of_the_optimizer_that_is_nan_is_named() -> None:
     """Unless gradients were not finite before the weights were."""
     for gradients_first in (False, True):
         replay = Replay(scaled=False)
-        replay.diagnosis.observe(BadOption("lr", nan, 0))
+        replay.diagnosis.observe(BadOption(int(gradients_first), "lr", nan, 0))
         if gradients_first:
             replay.take(measured(Topic.GRADIENT, "w", [nan]), measured(Topic.WEIGHT, "w", [1.0]))
         replay.take(measured(Topic.WEIGHT, "w", [nan]))
@@ -220,6 +220,15 @@ def test_an_option_of_the_optimizer_that_is_nan_is_named() -> None:
         finding = replay.only("param_nonfinite")
         assert ("lr of optimizer 0 is nan" in finding.summary) is not gradients_first
         assert ("what sets lr" in finding.advice) is not gradients_first
+
+
+def test_an_option_that_was_mended_is_not_blamed() -> None:
+    replay = Replay(scaled=False)
+    replay.diagnosis.observe(BadOption(0, "lr", nan, 0))
+    replay.take(measured(Topic.WEIGHT, "w", [1.0]))
+    replay.take(measured(Topic.WEIGHT, "w", [nan]))
+
+    assert "lr" not in replay.only("param_nonfinite").summary
 
 
 def test_running_statistics_that_are_infinite_from_the_start_are_poisoned() -> None:

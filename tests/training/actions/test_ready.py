@@ -311,6 +311,11 @@ def test_a_root_is_posted_as_bad_as_its_story_and_a_symptom_with_its_root() -> N
     [
         ("https://hooks.slack.com/services/T/B/SECRET", "blocks.0.text.text", "blocks.1.text.text"),
         ("https://discord.com/api/webhooks/1/SECRET", "embeds.0.title", "embeds.0.description"),
+        (
+            "https://discord.com/api/webhooks/1/SECRET/slack",
+            "blocks.0.text.text",
+            "blocks.1.text.text",
+        ),
         ("https://x.webhook.office.com/webhookb2/SECRET", *TEAMS),
         ("https://prod-1.westeurope.logic.azure.com:443/workflows/SECRET", *TEAMS),
         ("https://a.b.environment.api.powerplatform.com/workflows/SECRET", *TEAMS),

@@ -119,10 +119,15 @@ class ActivationSensor(Sensor):
         if leaf is not None and leaf[2]() is event.module:
             self._measure(leaf[0], leaf[1], event)
 
+    @property
+    def measures_probes(self) -> bool:
+        """Whether the open iteration measures what the program has named."""
+        return not self._governor.wanted.isdisjoint(MODULES)
+
     def probe(self, name: str, tensor: torch.Tensor) -> None:
         """Measure a tensor that the program has named, as the output of a module of that name."""
         wanted = self._governor.wanted
-        if wanted.isdisjoint(MODULES) or not tensor.is_floating_point() or not is_plain(tensor):
+        if not tensor.is_floating_point() or not is_plain(tensor):
             return
         if Topic.ACTIVATION in wanted and not self._is_repeated(name):
             self._measuring.measure(Topic.ACTIVATION, [Item(name, name, tensor)], OUTPUT)

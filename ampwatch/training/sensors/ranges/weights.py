@@ -116,9 +116,12 @@ class WeightSensor(Sensor):
         for index, optimizer in self._registry.known():
             for group in optimizer.param_groups:
                 for name, value in group.items():
-                    # Tensors, as a learning rate on a device may be, are not read here.
-                    if type(value) is float and not math.isfinite(value):
-                        self._observe(BadOption(name, value, index))
+                    # Tensors, as a learning rate on a device may be, are not read here. Infinity may be meant, as of
+                    # a norm to clip by.
+                    if type(value) is float and (
+                        math.isnan(value) or (name == "lr" and math.isinf(value))
+                    ):
+                        self._observe(BadOption(self._iteration.step, name, value, index))
         parameters = self._trained()[part::parts]
         self._measuring.measure(Topic.WEIGHT, list(_items(parameters)), STATE)
         self._measuring.measure(Topic.BUFFER, list(_items(self._buffers())), STATE)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ampwatch.diagnosis.evidence.scaler import BrokenWeights
+from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights
 from ampwatch.training.hooks.events import IterationClosing
 from ampwatch.training.sensors.ranges.weights import WeightSensor
 from ampwatch.wire.records import Topic
@@ -101,6 +101,21 @@ def test_weights_that_are_nan_from_the_start_are_reported_once(
         parts.bus.emit(IterationClosing(has_nonfinite=False))
 
     assert [o for o in parts.seen if isinstance(o, BrokenWeights)] == seen
+
+
+def test_an_option_that_is_nan_is_reported_and_an_infinity_that_may_be_meant_is_not() -> None:
+    """As of a norm to clip by; an infinite learning rate is none."""
+    model, parts = nn.Sequential(nn.Linear(2, 3)), None
+    for lr, seen in ((0.1, ["decay"]), (math.inf, ["lr", "decay"])):
+        parts = Parts([model])
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        optimizer.param_groups[0] |= {"max_norm": math.inf, "decay": math.nan}
+        parts.context.registry.admit(optimizer)
+        parts.install(WeightSensor(parts.context))
+        parts.governor.wanted = frozenset({Topic.WEIGHT})
+        parts.bus.emit(IterationClosing(has_nonfinite=False))
+
+        assert [o.name for o in parts.seen if isinstance(o, BadOption)] == seen
 
 
 def test_weights_that_are_written_after_set_up_are_left_alone() -> None:

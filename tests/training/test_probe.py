@@ -73,6 +73,7 @@ def test_a_named_tensor_is_measured_as_the_output_of_a_module_and_nothing_change
     assert {record.dtype for record in measured} == {"float16"}
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of inductor's own
 @pytest.mark.parametrize(
     "backend",
     ["eager", "aot_eager", pytest.param("inductor", marks=[pytest.mark.nightly, NEEDS_CXX])],

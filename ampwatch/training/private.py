@@ -505,6 +505,12 @@ def is_profiled() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled or _is_profiled())  # noqa: SLF001
 
 
+IS_COMPILING = _on_instances(
+    "compiler._is_compiling_flag",
+    "What torch.compiler.is_compiling() returns in code that runs.",
+    "That is called.",
+)
+
 # The compiler. Importing torch._dynamo takes a second, and whoever compiles has imported it.
 
 CACHED_BACKENDS = _on_instances(

@@ -26,12 +26,12 @@ SETTLED = 100
 
 @pytest.mark.parametrize(
     ("level", "by_hand", "limit"),
-    [("light", False, 26), ("light", True, 52), ("standard", False, 56)],
+    [("light", False, 17), ("light", True, 43), ("standard", False, 49)],
 )
 def test_a_plain_step_makes_few_calls(level: str, limit: int, *, by_hand: bool) -> None:
     """Of functions written in Python; more where the program unscales and clips itself, or where its calls are kept.
 
-    24, 49 and 50 in a process of its own, some more in one that has done other things.
+    15, 40 and 43 in a process of its own, some more in one that has done other things.
     """
     if core is None:
         pytest.skip("without its C part ampwatch makes more calls")

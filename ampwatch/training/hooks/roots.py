@@ -20,8 +20,8 @@ from torch import nn
 from ampwatch.guard import is_of_a_signal
 from ampwatch.training.hooks.compiling import is_traced, may_compile
 from ampwatch.training.hooks.events import RootCalled, RootReturned
-from ampwatch.training.hooks.tapped_call import NOT_TAKEN
 from ampwatch.training.hooks.taps import listen
+from ampwatch.training.native import timed
 from ampwatch.training.private import (
     GUARDS_CLASSES,
     OPTIMIZED_MODULE,
@@ -150,38 +150,29 @@ class RootCalls:
 
     def _note(self, root: nn.Module, args: Any, kwargs: Any) -> None:
         """Have the call noted, without the bookkeeping of a guard: it takes longer than what is done."""
-        bus = self._bus
         try:
-            bus.note_call(root, args, kwargs)
+            self._bus.note_call(root, args, kwargs)
         except Exception as error:
-            if bus.timing is None or is_of_a_signal(error):
+            if not self._is_switched_off(error):
                 raise
-            bus.timing.switch_off(error)
 
-    def _timed_call(self, kind: Any) -> Callable[..., Any]:
-        """Return what makes a call that only is to be noted, in few lines."""
-        bus, roots = self._bus, self._roots
-        called_by, returned = self._called, self._returned
-        is_inherited = "__call__" not in vars(kind)
+    def _is_switched_off(self, error: BaseException) -> bool:
+        """Switch off what notes calls, unless an error is the program's; return whether that was done."""
+        timing = self._bus.timing
+        if timing is None or is_of_a_signal(error):
+            return False
+        timing.switch_off(error)
+        return True
 
-        def around(original: Callable[..., Any], called: Any, args: Any, kwargs: Any) -> Any:
-            known = roots.get(id(called))
-            root = None if known is None else known()
-            if root is None or root is not called or called_by.subscribers:
-                return NOT_TAKEN
-            if returned.subscribers or bus.may_compile or tracing_state() is not None:
-                return NOT_TAKEN
-            try:
-                bus.note_call(root, args, kwargs)
-            except Exception as error:
-                if bus.timing is None or is_of_a_signal(error):
-                    raise
-                bus.timing.switch_off(error)
-            if is_inherited:
-                return super(kind, called).__call__(*args, **kwargs)  # type: ignore[misc] # of the class
-            return original(called, *args, **kwargs)
-
-        return around
+    def _timed_call(self, kind: Any) -> Callable[..., Any] | None:
+        """Return what makes a call that only is to be noted, in C; ``None`` where that is not built."""
+        if timed is None:
+            return None
+        inherits = None if "__call__" in vars(kind) else kind
+        channels = self._called, self._returned
+        given = self._bus, *channels, self._roots, inherits, self._is_switched_off
+        call: Callable[..., Any] = timed.TimedRoot(given).call
+        return call
 
     def _after(self, called: Any, output: Any, _args: Any, _kwargs: Any) -> None:
         if not self._returned.subscribers:

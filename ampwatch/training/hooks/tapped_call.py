@@ -10,18 +10,23 @@ from __future__ import annotations
 import copyreg
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ampwatch.training.devices import captures, is_unheard
-from ampwatch.training.hooks.compiling import never_compiled, set_compiler
+from ampwatch.training.hooks.compiling import is_compiling, never_compiled, set_compiler
 from ampwatch.training.native import core
-from ampwatch.training.private import SEES_COMPILED
+from ampwatch.training.private import IS_COMPILING, SEES_COMPILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ampwatch.training.hooks.channel import Channel
+
+    Called = Callable[..., None]
     Plan = tuple[
-        tuple[tuple[Callable[..., None], object | None], ...],
-        tuple[tuple[Callable[..., None] | None, Callable[..., None] | None, object | None], ...],
-        tuple[tuple[Callable[..., None], object | None], ...],
+        tuple[tuple[Called, Channel | None, object | None], ...],
+        tuple[tuple[Called | None, Called | None, Channel | None, object | None], ...],
+        tuple[tuple[Called, None, object | None], ...],
     ]
 
 NOT_TAKEN = object()
@@ -32,8 +37,9 @@ class PythonTappedCall:
     """Calls what was replaced, and tells the listeners before and after.
 
     Attributes:
-        plan: What is called before it, after it, and where it has raised: each with the one instance that
-            is listened to, or ``None``. Of what is called after it, the first does not get the result.
+        plan: What is called before it, after it, and where it has raised: each with the channel without
+            whose subscribers it is not called, and with the one instance that is listened to, or ``None``.
+            Of what is called after it, the first does not get the result.
         around: Asked to make the call in its own way, or ``None``.
         always_heard: Also while a capture writes down what is done.
 
@@ -56,6 +62,8 @@ class PythonTappedCall:
             BaseException: What the original raises.
         """
         *of, args, kwargs = given
+        if not self.always_heard and is_compiling():
+            return original(*of, *args, **kwargs)
         # What is captured into a graph of an accelerator is not done now: whatever a listener
         # computed would be done again at each replay.
         if not self.always_heard and captures and is_unheard():
@@ -69,8 +77,8 @@ class PythonTappedCall:
         # Between two graphs of compiled code whatever is called is compiled, listeners as well.
         compiler = set_compiler(None)
         try:
-            for before, only in begins:
-                if only is None or of[0] is only:
+            for before, channel, only in begins:
+                if (only is None or of[0] is only) and (channel is None or channel.subscribers):
                     before(*of, args, kwargs)
             if compiler is not None:
                 set_compiler(compiler)
@@ -79,14 +87,14 @@ class PythonTappedCall:
             except BaseException:  # of an interrupt as well: who counts depth would stay inside
                 if compiler is not None:
                     set_compiler(None)
-                for failed, only in fails:
+                for failed, _, only in fails:
                     if only is None or of[0] is only:
                         failed(*of)
                 raise
             if compiler is not None:
                 set_compiler(None)
-            for after, returned, only in afters:
-                if only is None or of[0] is only:
+            for after, returned, channel, only in afters:
+                if (only is None or of[0] is only) and (channel is None or channel.subscribers):
                     if after is not None:
                         after(*of, args, kwargs)
                     if returned is not None:
@@ -109,7 +117,14 @@ class _Untold:
 if TYPE_CHECKING or core is None:
     TappedCall = PythonTappedCall
 else:
-    core.prepare_taps(captures, is_unheard, set_compiler if SEES_COMPILED else None, NOT_TAKEN)
+    core.prepare_taps(
+        captures,
+        is_unheard,
+        set_compiler if SEES_COMPILED else None,
+        NOT_TAKEN,
+        vars(torch.compiler),
+        IS_COMPILING,
+    )
     TappedCall = core.TappedCall
 
 

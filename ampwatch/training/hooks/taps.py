@@ -14,10 +14,13 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ampwatch.guard import leave_out_own_frames
-from ampwatch.training.hooks.compiling import never_compiled, stands_before, stands_no_more
+from ampwatch.training.hooks.compiling import (
+    is_traced_here,
+    never_compiled,
+    stands_before,
+    stands_no_more,
+)
 from ampwatch.training.hooks.tapped_call import TappedCall
 from ampwatch.training.private import builtin_table, find_builtin, register_builtin
 
@@ -25,10 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from ampwatch.training.hooks.channel import Channel
     from ampwatch.training.hooks.tapped_call import Plan
 
-
-is_compiling = torch.compiler.is_compiling
 
 _lock = threading.RLock()
 """Reentrant: whatever Python frees while it is held may close a monitor."""
@@ -49,9 +51,11 @@ class Listener:
             or ``None``.
         around: Asked, while nobody else listens, to make the call in its own way, or ``None``: to note
             when it begins and ends takes a third of the time there.
+        channel: Where all of it goes: while that has no subscribers, nothing of it is called before the
+            method and after it. Or ``None``.
     """
 
-    __slots__ = ("_tap", "after", "around", "before", "failed", "instance", "returned")
+    __slots__ = ("_tap", "after", "around", "before", "channel", "failed", "instance", "returned")
 
     def __init__(
         self,
@@ -62,8 +66,10 @@ class Listener:
         returned: Callable[..., None] | None = None,
         failed: Callable[..., None] | None = None,
         around: Callable[..., Any] | None = None,
+        channel: Channel | None = None,
     ) -> None:
         self._tap = tap
+        self.channel = channel
         self.around = around
         self.instance = instance
         self.before = before
@@ -79,13 +85,13 @@ class Listener:
 
 def _planned(listeners: tuple[Listener, ...]) -> Plan:
     return (
-        tuple((x.before, x.instance) for x in listeners if x.before is not None),
+        tuple((x.before, x.channel, x.instance) for x in listeners if x.before is not None),
         tuple(
-            (x.after, x.returned, x.instance)
+            (x.after, x.returned, x.channel, x.instance)
             for x in listeners
             if x.after is not None or x.returned is not None
         ),
-        tuple((x.failed, x.instance) for x in listeners if x.failed is not None),
+        tuple((x.failed, None, x.instance) for x in listeners if x.failed is not None),
     )
 
 
@@ -117,9 +123,8 @@ class _Tap:
 
         @functools.wraps(original)
         def wrapper(instance: Any, /, *args: Any, **kwargs: Any) -> Any:
-            # A call that is being compiled must not get our code into its graph. Dynamo takes
-            # is_compiling() for the constant True, so the rest of the wrapper is not even traced.
-            if not always_heard and is_compiling():
+            # A call that is being compiled must not get our code into its graph.
+            if not always_heard and is_traced_here():
                 return original(instance, *args, **kwargs)
             try:
                 return call(original, instance, args, kwargs)
@@ -191,7 +196,7 @@ class _FunctionTap(_Tap):
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():  # as above
+            if is_traced_here():  # as above
                 return original(*args, **kwargs)
             try:
                 return call(original, args, kwargs)
@@ -221,6 +226,7 @@ def listen(  # noqa: PLR0913 - all but two by keyword
     returned: Callable[..., None] | None = None,
     failed: Callable[..., None] | None = None,
     around: Callable[..., Any] | None = None,
+    channel: Channel | None = None,
     always_heard: bool = False,
     at: type | None = None,
 ) -> Listener:
@@ -238,6 +244,7 @@ def listen(  # noqa: PLR0913 - all but two by keyword
         around: Called with ``(original, instance, args, kwargs)`` in place of all these while no other
             listener is there. Returns what it has called the original for, or ``NOT_TAKEN``; then it has
             done nothing. Must not raise of itself. It is not kept from compilers as the others are.
+        channel: While it has no subscribers, neither ``before`` nor ``after`` nor ``returned`` is called.
         always_heard: Also while a compiler or a capture writes down what the method does.
         at: The class to tap instead, also where it inherits the method: what other classes
             inherit is left alone.
@@ -261,7 +268,7 @@ def listen(  # noqa: PLR0913 - all but two by keyword
         if tap is None or not tap.is_in_place:
             tap = _taps[definer, name] = _Tap(definer, name, always_heard=always_heard)
             tap.put_on()
-        listener = Listener(tap, instance, before, after, returned, failed, around)
+        listener = Listener(tap, instance, before, after, returned, failed, around, channel)
         tap.add(listener)
     return listener
 

@@ -120,6 +120,9 @@ class Schedulers(Protocol):
     def has_moved(self, optimizer: Optimizer) -> bool:
         """Whether the learning rate of an optimizer that steps was moved by one since it stepped last."""
 
+    def seen(self, optimizer: Optimizer) -> object:
+        """Return what is the same while it does not move."""
+
 
 class _Draft(Struct):
     """The facts about the open iteration that are on the host, besides its losses.
@@ -248,7 +251,7 @@ class IterationLedger(Sensor):
                 lambda: self.guard.run(self._turn),
                 bus,
                 iteration,
-                schedulers.has_moved,
+                schedulers,
                 int(BATCH_SECONDS * 1e9),
             )
             bus.replace_listener = self._plain.replace_listener

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from ampwatch.training.hooks.bus import Bus, OpenIteration
-    from ampwatch.training.iteration.ledger import Clock
+    from ampwatch.training.iteration.ledger import Clock, Schedulers
 
 HEARD = (
     on.Scaled,
@@ -64,6 +64,10 @@ PATIENCE = 32
 
 NOT_YET, BEGAN, WITHIN, CALLED, ENDED, UPDATING = range(6)
 """What has happened to the optimizer in the open iteration, as in steps.c."""
+
+
+def _is_ours(error: BaseException) -> bool:
+    return not is_of_a_signal(error)
 
 
 class Noted(NamedTuple):
@@ -106,7 +110,7 @@ class PlainSteps:
         turn: Called between two iterations where ``is_due``, and when that of ``turn_at`` begins.
         bus: Notes what happens; has nobody told of it.
         iteration: The open iteration; is moved on here as well.
-        has_moved: Whether a scheduler has moved the learning rate of an optimizer that steps.
+        schedulers: Says whether one has moved the learning rate of an optimizer that steps.
         batch_ns: Time from one judgement to the next. Unit: ns.
 
     Attributes:
@@ -120,13 +124,14 @@ class PlainSteps:
         turn: Callable[[], object],
         bus: Bus,
         iteration: OpenIteration,
-        has_moved: Callable[[Optimizer], bool],
+        schedulers: Schedulers,
         batch_ns: int,
     ) -> None:
         of_torch = torch.Tensor, torch.strided, is_functorch_wrapped, tracing_state
         timed.prepare_steps((IS_ENABLED, *SCALER_STATE), of_torch)
         self._channels = tuple(bus.channel(kind) for kind in (*HEARD, *ENDS))
-        given = resume, turn, bus, iteration, has_moved, is_of_a_signal, NOTED
+        moved = schedulers.has_moved, schedulers.seen
+        given = resume, turn, bus, iteration, *moved, _is_ours, NOTED
         self._steps = timed.Steps(given, self._channels, batch_ns)
         self.replace_listener: Callable[[str, Callable[..., Any]], Callable[..., Any]] = (
             self._steps.listener

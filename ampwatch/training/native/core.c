@@ -134,6 +134,8 @@ static PyMethodDef functions[] = {
     FAST(prepare_channels),
     FAST(prepare_scalars),
     FAST(prepare_steps),
+    FAST(prepare_timed),
+    FAST(call_uncompiled),
     {"host_scalar", host_scalar, METH_O, NULL},
     {"instructions", instructions, METH_NOARGS, NULL},
     {"choose", choose, METH_O, NULL},
@@ -148,6 +150,53 @@ long long now_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+int is_same(PyObject *owner, PyObject *name, PyObject *expected)
+{
+    PyObject *value = PyObject_GetAttr(owner, name);
+    Py_XDECREF(value);
+    return value ? value == expected : -1;
+}
+
+/* Hold the items of a tuple in place of what was held; -1 with an error set if they are not as many. */
+int hold(PyObject **into, PyObject *from, Py_ssize_t num)
+{
+    if (PyTuple_Size(from) != num) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_TypeError, "expected %zd objects, got %zd", num, PyTuple_Size(from));
+        return -1;
+    }
+    for (Py_ssize_t i = 0; i < num; i++) {
+        PyObject *before = into[i];
+        Py_INCREF(into[i] = PyTuple_GetItem(from, i));
+        Py_XDECREF(before);
+    }
+    return 0;
+}
+
+int ends_at(PyObject *asked)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return 0;
+    PyObject *kind, *error, *traceback;
+    PyErr_Fetch(&kind, &error, &traceback);
+    PyErr_NormalizeException(&kind, &error, &traceback);
+    if (traceback) PyException_SetTraceback(error, traceback);
+    PyObject *answer = PyObject_CallFunctionObjArgs(asked, error, NULL);
+    int ends = answer && PyObject_IsTrue(answer) > 0;
+    Py_XDECREF(answer);
+    if (answer && !ends) {
+        PyErr_Restore(kind, error, traceback);
+        return 0;
+    }
+    Py_XDECREF(kind);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    if (ends) return 1;
+    /* Where the stack is full it cannot be asked; anything else has come from outside meanwhile. */
+    if (!PyErr_ExceptionMatches(PyExc_RecursionError)) return 0;
+    PyErr_Clear();
+    return 1;
 }
 
 void free_part(PyObject *self)
@@ -180,6 +229,9 @@ PyMODINIT_FUNC PyInit__core(void)
                    add(module, "Channel", make_channel()) < 0 ||
                    add(module, "Notes", make_notes()) < 0 ||
                    add(module, "Steps", make_steps()) < 0 ||
+                   add(module, "TimedBackward", make_timed_backward()) < 0 ||
+                   add(module, "TimedRoot", make_timed_root()) < 0 ||
+                   add(module, "CallNotes", make_call_notes()) < 0 ||
                    add(module, "Finalizer", make_finalizer()) < 0))
         Py_CLEAR(module);
     return module;

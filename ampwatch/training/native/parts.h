@@ -13,12 +13,19 @@ PyObject *make_channel(void);
 PyObject *make_notes(void);
 PyObject *make_finalizer(void);
 PyObject *make_steps(void);
+PyObject *make_timed_backward(void);
+PyObject *make_timed_root(void);
+PyObject *make_call_notes(void);
 
 /* Functions of the module. The first tell it of what is Python's: hooks/tapped_call.py, hooks/channel.py,
- * transfer/readback.py, iteration/plain.py. */
+ * transfer/readback.py, iteration/plain.py, sensors/time/call_notes.py. */
 PyObject *prepare_taps(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *prepare_channels(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *prepare_steps(PyObject *module, PyObject *const *args, Py_ssize_t given);
+PyObject *prepare_timed(PyObject *module, PyObject *const *args, Py_ssize_t given);
+
+/* call_uncompiled(function, args): call it, with nothing that it calls being compiled. */
+PyObject *call_uncompiled(PyObject *module, PyObject *const *args, Py_ssize_t given);
 
 PyObject *prepare_scalars(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *host_scalar(PyObject *module, PyObject *tensor);
@@ -28,6 +35,19 @@ PyObject *subscribers_of(PyObject *channel);
 
 /* Whether anything is captured into a graph of an accelerator in this process. */
 int captures_any(void);
+
+/* Call a function with an instance before other arguments; with NULL without one. */
+PyObject *call_with(PyObject *function, PyObject *instance, PyObject *args, PyObject *kwargs);
+
+/* Whether an attribute of an object is another object; -1 with an error set. */
+int is_same(PyObject *owner, PyObject *name, PyObject *expected);
+
+/* Hold the items of a tuple in place of what was held; -1 with an error set if they are not as many. */
+int hold(PyObject **into, PyObject *from, Py_ssize_t num);
+
+/* Have Python say of the error that is set, if it is an Exception, whether it ends here: 1; 0 with an error set
+ * if not. */
+int ends_at(PyObject *asked);
 
 /* The clock of time.perf_counter_ns(). */
 long long now_ns(void);

@@ -28,7 +28,7 @@ enum { MAX_STEPS = 256 };
 #define MAX_COUNT 0x1p53 /* above it a double leaves out some whole numbers */
 
 /* Objects that are given when it is made, and those of a form. */
-enum { RESUME, TURN, BUS, ITERATION, HAS_MOVED, IS_OF_A_SIGNAL, NOTES, NUM_GIVEN };
+enum { RESUME, TURN, BUS, ITERATION, HAS_MOVED, SEEN, IS_OURS, NOTES, NUM_GIVEN };
 enum { SCALER, OPTIMIZER, NUMBER, DTYPE, STAGE, SCALE, TRACKER, SETTINGS, NUM_OF_FORM };
 
 /* What has happened to the optimizer in the open iteration, in that order. */
@@ -48,6 +48,7 @@ typedef struct {
     /* The form; with the subscribers of each channel and those of them that are dormant. */
     PyObject *form[NUM_OF_FORM];
     PyObject *subscribers[NUM_CHANNELS], *dormant[NUM_CHANNELS];
+    PyObject *seen; /* of its schedule while it had not moved: learning rates, counts of schedulers; or NULL */
     double scale;
     int num_losses, is_moved;
     unsigned long thread;
@@ -71,16 +72,9 @@ static const char *const heard_names[NUM_HEARD] = {
 };
 
 static PyObject *s_numel, *s_dtype, *s_layout, *s_is_cpu, *s_note, *s_step, *s_stage, *s_found_inf,
-    *s_is_dormant, *s_is_stepping, *s_is_optimizer_stepping, *s_scaler, *s_at_boundary, *s_settle;
+    *s_is_dormant, *s_param_groups, *s_lr, *s_last_epoch, *s_is_stepping, *s_is_optimizer_stepping, *s_scaler, *s_at_boundary, *s_settle;
 static PyObject *s_enabled, *s_scale, *s_tracker, *s_states, *settings_names[3];
 static PyObject *tensor_type, *strided, *is_wrapped, *tracing_state;
-
-static int is_same(PyObject *owner, PyObject *name, PyObject *expected)
-{
-    PyObject *value = PyObject_GetAttr(owner, name);
-    Py_XDECREF(value);
-    return value ? value == expected : -1;
-}
 
 /* Call a function and let go of what it returns. */
 static int run(PyObject *function, PyObject *argument)
@@ -167,6 +161,54 @@ static int is_known(Steps *self, PyObject *optimizer)
     return known ? known == optimizer : -1;
 }
 
+/* Whether each learning rate of an optimizer is the very object that it was. */
+static int has_rates(PyObject *optimizer, PyObject *rates)
+{
+    PyObject *groups = PyObject_GetAttr(optimizer, s_param_groups);
+    Py_ssize_t num = PyTuple_Size(rates);
+    int is = groups && PyList_Check(groups) && PyList_Size(groups) == num;
+    for (Py_ssize_t i = 0; is && i < num; i++) {
+        PyObject *group = PyList_GetItem(groups, i);
+        PyObject *rate = PyDict_CheckExact(group) ? PyDict_GetItemWithError(group, s_lr) : NULL;
+        is = rate == PyTuple_GetItem(rates, i);
+    }
+    Py_XDECREF(groups);
+    return PyErr_Occurred() ? -1 : is;
+}
+
+/* Whether each scheduler has the very count that it had: weak references, and the counts. */
+static int has_counts(PyObject *counts)
+{
+    int is = 1;
+    for (Py_ssize_t i = 0; is > 0 && i < PyTuple_Size(counts); i++) {
+        PyObject *pair = PyTuple_GetItem(counts, i);
+        PyObject *scheduler = PyObject_CallFunctionObjArgs(PyTuple_GetItem(pair, 0), NULL);
+        if (!scheduler) return -1;
+        is = scheduler == Py_None ? 0 : is_same(scheduler, s_last_epoch, PyTuple_GetItem(pair, 1));
+        Py_XDECREF(scheduler);
+    }
+    return is;
+}
+
+/* Whether its schedule has moved since the optimizer stepped last; -1 with an error set. */
+static int has_moved(Steps *self, PyObject *optimizer)
+{
+    if (self->seen) {
+        int is = has_rates(optimizer, PyTuple_GetItem(self->seen, 0));
+        if (is > 0) is = has_counts(PyTuple_GetItem(self->seen, 1));
+        if (is) return is < 0 ? -1 : 0;
+        Py_CLEAR(self->seen);
+    }
+    PyObject *moved = PyObject_CallFunctionObjArgs(self->given[HAS_MOVED], optimizer, NULL);
+    Py_XDECREF(moved);
+    if (!moved || moved == Py_True) return moved ? 1 : -1;
+    PyObject *seen = PyObject_CallFunctionObjArgs(self->given[SEEN], optimizer, NULL);
+    PyObject *before = self->seen;
+    self->seen = seen;
+    Py_XDECREF(before);
+    return seen ? 0 : -1;
+}
+
 static int take_step_before(Steps *self, PyObject *const *args)
 {
     if (!has_nothing(args[1], args[2], 1) || self->open.stage != NOT_YET) return 0;
@@ -174,10 +216,9 @@ static int take_step_before(Steps *self, PyObject *const *args)
     int is = is_known(self, optimizer);
     if (is > 0) is = is_same(args[0], s_enabled, Py_True);
     if (is <= 0) return is;
-    PyObject *moved = PyObject_CallFunctionObjArgs(self->given[HAS_MOVED], optimizer, NULL);
-    Py_XDECREF(moved);
-    if (!moved || note_and_set(self, STEP_BEFORE, s_is_stepping, Py_True) < 0) return -1;
-    self->open.is_moved = moved == Py_True;
+    int moved = has_moved(self, optimizer);
+    if (moved < 0 || note_and_set(self, STEP_BEFORE, s_is_stepping, Py_True) < 0) return -1;
+    self->open.is_moved = moved;
     self->open.stage = BEGAN;
     return 1;
 }
@@ -361,6 +402,7 @@ static void forget(Steps *self)
     self->is_on = 0;
     if (self->num_taking) return;
     for (int i = 0; i < NUM_OF_FORM; i++) Py_CLEAR(self->form[i]);
+    Py_CLEAR(self->seen);
     for (int i = 0; i < NUM_CHANNELS; i++) {
         Py_CLEAR(self->subscribers[i]);
         Py_CLEAR(self->dormant[i]);
@@ -371,25 +413,7 @@ static void forget(Steps *self)
  * raised. Whether it was dropped. */
 static int drop_error(Steps *self)
 {
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) return 0;
-    PyObject *kind, *error, *traceback;
-    PyErr_Fetch(&kind, &error, &traceback);
-    PyErr_NormalizeException(&kind, &error, &traceback);
-    if (traceback) PyException_SetTraceback(error, traceback);
-    PyObject *is = PyObject_CallFunctionObjArgs(self->given[IS_OF_A_SIGNAL], error, NULL);
-    Py_XDECREF(is);
-    if (is == Py_True) {
-        PyErr_Restore(kind, error, traceback);
-        return 0;
-    }
-    Py_XDECREF(kind);
-    Py_XDECREF(error);
-    Py_XDECREF(traceback);
-    if (is) return 1;
-    /* Where the stack is full it cannot be asked; anything else has come from outside meanwhile. */
-    if (!PyErr_ExceptionMatches(PyExc_RecursionError)) return 0;
-    PyErr_Clear();
-    return 1;
+    return ends_at(self->given[IS_OURS]);
 }
 
 /* Call the ledger; what it raises of itself ends behind its guard, and what is raised before ends here. */
@@ -466,22 +490,6 @@ static PyObject *listener(PyObject *object, PyObject *args)
     }
     PyErr_Format(PyExc_ValueError, "expected one of what is heard, got %s", name);
     return NULL;
-}
-
-/* Hold the items of a tuple in place of what was held; -1 with an error set if they are not as many. */
-static int hold(PyObject **into, PyObject *from, Py_ssize_t num)
-{
-    if (PyTuple_Size(from) != num) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_TypeError, "expected %zd objects, got %zd", num, PyTuple_Size(from));
-        return -1;
-    }
-    for (Py_ssize_t i = 0; i < num; i++) {
-        PyObject *before = into[i];
-        Py_INCREF(into[i] = PyTuple_GetItem(from, i));
-        Py_XDECREF(before);
-    }
-    return 0;
 }
 
 /* begin(form, dormant, scale, num_losses, is_moved, step, ended_ns): take down iterations like one. */
@@ -562,6 +570,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Steps *self = (Steps *)object;
     Py_VISIT(Py_TYPE(object));
     for (int i = 0; i < NUM_GIVEN; i++) Py_VISIT(self->given[i]);
+    Py_VISIT(self->seen);
     for (int i = 0; i < NUM_HEARD; i++) Py_VISIT(self->fallback[i]);
     for (int i = 0; i < NUM_OF_FORM; i++) Py_VISIT(self->form[i]);
     for (int i = 0; i < NUM_CHANNELS; i++) {
@@ -639,6 +648,9 @@ PyObject *make_steps(void)
         {&s_stage, "stage"},
         {&s_found_inf, "found_inf_per_device"},
         {&s_is_dormant, "is_dormant"},
+        {&s_param_groups, "param_groups"},
+        {&s_lr, "lr"},
+        {&s_last_epoch, "last_epoch"},
         {&s_is_stepping, "is_stepping"},
         {&s_is_optimizer_stepping, "is_optimizer_stepping"},
         {&s_scaler, "scaler"},

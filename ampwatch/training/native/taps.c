@@ -16,7 +16,7 @@ typedef struct {
 } TappedCall;
 
 /* As given to prepare_taps; set_compiler is NULL where it has no effect. */
-static PyObject *captures, *is_unheard, *set_compiler, *not_taken;
+static PyObject *captures, *is_unheard, *set_compiler, *not_taken, *of_compiler, *flag;
 
 /* What a call is made with; instance is NULL for a function. */
 typedef struct {
@@ -27,22 +27,27 @@ enum { BEGINS, AFTERS, FAILS };
 
 int captures_any(void) { return PyDict_Size(captures) > 0; }
 
-static PyObject *call_original(const Call *call)
+PyObject *call_with(PyObject *function, PyObject *instance, PyObject *args, PyObject *kwargs)
 {
-    if (!call->instance) return PyObject_Call(call->original, call->args, call->kwargs);
-    Py_ssize_t given = PyTuple_Size(call->args);
+    if (!instance) return PyObject_Call(function, args, kwargs);
+    Py_ssize_t given = PyTuple_Size(args);
     PyObject *all = PyTuple_New(given + 1);
     if (!all) return NULL;
-    Py_INCREF(call->instance);
-    PyTuple_SetItem(all, 0, call->instance);
+    Py_INCREF(instance);
+    PyTuple_SetItem(all, 0, instance);
     for (Py_ssize_t i = 0; i < given; i++) {
-        PyObject *value = PyTuple_GetItem(call->args, i);
+        PyObject *value = PyTuple_GetItem(args, i);
         Py_INCREF(value);
         PyTuple_SetItem(all, i + 1, value);
     }
-    PyObject *result = PyObject_Call(call->original, all, call->kwargs);
+    PyObject *result = PyObject_Call(function, all, kwargs);
     Py_DECREF(all);
     return result;
+}
+
+static PyObject *call_original(const Call *call)
+{
+    return call_with(call->original, call->instance, call->args, call->kwargs);
 }
 
 /* Call a listener with the instance, if there is one, and with what follows until a NULL. */
@@ -57,15 +62,18 @@ static int tell(PyObject *listener, const Call *call, PyObject *first, PyObject 
     return told ? 0 : -1;
 }
 
-/* Tell those of one kind, in order; an item ends with the instance that it listens to alone. */
+/* Tell those of one kind, in order; an item ends with the channel that they wait for and the instance that
+ * they listen to alone. */
 static int tell_all(PyObject *plan, int kind, const Call *call, PyObject *result)
 {
     PyObject *listeners = PyTuple_GetItem(plan, kind);
     Py_ssize_t num = listeners ? PyTuple_Size(listeners) : -1;
     for (Py_ssize_t i = 0; i < num; i++) {
         PyObject *item = PyTuple_GetItem(listeners, i);
-        PyObject *only = PyTuple_GetItem(item, PyTuple_Size(item) - 1);
+        Py_ssize_t last = PyTuple_Size(item) - 1;
+        PyObject *only = PyTuple_GetItem(item, last), *channel = PyTuple_GetItem(item, last - 1);
         if (only != Py_None && only != call->instance) continue;
+        if (channel != Py_None && !PyTuple_Size(subscribers_of(channel))) continue;
         PyObject *listener = PyTuple_GetItem(item, 0);
         if (kind == FAILS) {
             if (tell(listener, call, NULL, NULL, NULL) < 0) return -1;
@@ -117,6 +125,37 @@ static PyObject *call_between(PyObject *plan, const Call *call, PyObject *compil
     return NULL;
 }
 
+/* Whether a compiler is at work in this process: PyTorch's flag. */
+static int is_compiling(void)
+{
+    return PyDict_GetItemWithError(of_compiler, flag) == Py_True;
+}
+
+/* Have none of the Python functions that are called from now on be compiled; return what compiles them
+ * otherwise, NULL if nothing does or with an error set. */
+static PyObject *stop_compiler(void)
+{
+    PyObject *compiler =
+        set_compiler ? PyObject_CallFunctionObjArgs(set_compiler, Py_None, NULL) : NULL;
+    if (compiler == Py_None) Py_CLEAR(compiler);
+    return compiler;
+}
+
+PyObject *call_uncompiled(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 2) {
+        PyErr_Format(PyExc_TypeError, "expected 2 arguments, got %zd", given);
+        return NULL;
+    }
+    if (is_compiling()) Py_RETURN_NONE;
+    PyObject *compiler = stop_compiler();
+    if (PyErr_Occurred()) return NULL;
+    PyObject *result = PyObject_Call(args[0], args[1], NULL);
+    if (compiler) set_to(compiler);
+    Py_XDECREF(compiler);
+    return result;
+}
+
 static PyObject *make_call(PyObject *self, PyObject *const *given, Py_ssize_t num)
 {
     TappedCall *tapped = (TappedCall *)self;
@@ -125,6 +164,7 @@ static PyObject *make_call(PyObject *self, PyObject *const *given, Py_ssize_t nu
         return NULL;
     }
     Call call = {given[0], num == 4 ? given[1] : NULL, given[num - 2], given[num - 1]};
+    if (!tapped->always_heard && is_compiling()) return call_original(&call);
     if (!tapped->always_heard && captures_any()) {
         PyObject *asked = PyObject_CallFunctionObjArgs(is_unheard, NULL);
         if (!asked) return NULL;
@@ -147,14 +187,12 @@ static PyObject *make_call(PyObject *self, PyObject *const *given, Py_ssize_t nu
     PyObject *plan = tapped->plan;
     if (!plan) return call_original(&call);
     /* Between two graphs of compiled code whatever is called is compiled, listeners as well. */
-    PyObject *compiler =
-        set_compiler ? PyObject_CallFunctionObjArgs(set_compiler, Py_None, NULL) : NULL;
-    if (set_compiler && !compiler) return NULL;
+    PyObject *compiler = stop_compiler();
+    if (PyErr_Occurred()) return NULL;
     Py_INCREF(plan);
-    int compiles = compiler && compiler != Py_None;
-    PyObject *result = call_between(plan, &call, compiles ? compiler : NULL);
+    PyObject *result = call_between(plan, &call, compiler);
     Py_DECREF(plan);
-    if (compiles) set_to(compiler);
+    if (compiler) set_to(compiler);
     Py_XDECREF(compiler);
     return result;
 }
@@ -195,12 +233,12 @@ PyObject *make_tapped_call(void) { return PyType_FromSpec(&spec); }
 
 PyObject *prepare_taps(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    if (given != 4 || !PyDict_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "expected a dictionary and three more arguments");
+    if (given != 6 || !PyDict_Check(args[0]) || !PyDict_Check(args[4])) {
+        PyErr_SetString(PyExc_TypeError, "expected two dictionaries and four more arguments");
         return NULL;
     }
-    PyObject **kept[] = {&captures, &is_unheard, &set_compiler, &not_taken};
-    for (int i = 0; i < 4; i++) {
+    PyObject **kept[] = {&captures, &is_unheard, &set_compiler, &not_taken, &of_compiler, &flag};
+    for (int i = 0; i < 6; i++) {
         Py_INCREF(args[i]);
         Py_XDECREF(*kept[i]);
         *kept[i] = args[i];

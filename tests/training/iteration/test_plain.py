@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 import ampwatch
 from ampwatch.diagnosis.records import range_records
+from ampwatch.diagnosis.steps.step_bookkeeping import StepBookkeeping
 from ampwatch.guard import Account
 from ampwatch.training.hooks import bus
 from ampwatch.training.iteration import governor, plain, programs
@@ -292,6 +293,32 @@ def test_a_way_that_is_taken_each_time_is_taken_down_in_c_too() -> None:
             program.take(way)
         assert _steps_of(program.watch).is_on, way
         program.watch.close()
+
+
+def test_a_schedule_that_moves_after_a_while_is_seen_in_its_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its count, although the rate is the very object that it was."""
+    moved: list[int] = []
+    detect = StepBookkeeping.detect
+
+    def spy(self: StepBookkeeping, iteration: Any, verdict: Any) -> None:
+        if iteration.scheduler_stepped:
+            moved.append(iteration.step)
+        detect(self, iteration, verdict)
+
+    monkeypatch.setattr(StepBookkeeping, "detect", spy)
+    program = Program()
+    program.scheduler = torch.optim.lr_scheduler.ConstantLR(program.optimizer, 1.0)
+    rate = program.optimizer.param_groups[0]["lr"]
+    for step in range(40):
+        if step == 20:
+            program.scheduler.last_epoch += 1
+        program.plain()
+    program.watch.close()
+
+    assert program.optimizer.param_groups[0]["lr"] is rate
+    assert moved == [20]
 
 
 def test_nothing_of_the_program_is_held() -> None:

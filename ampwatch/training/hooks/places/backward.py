@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.training.hooks.events import BackwardBegan, BackwardEnded
-from ampwatch.training.hooks.tapped_call import NOT_TAKEN
 from ampwatch.training.hooks.taps import listen_to_function
+from ampwatch.training.native import timed
 from ampwatch.training.private import graph_task, tracing_state
 
 if TYPE_CHECKING:
@@ -17,27 +17,6 @@ if TYPE_CHECKING:
 
     from ampwatch.guard import Guard
     from ampwatch.training.hooks.bus import Bus
-
-
-def _timed_backward(bus: Bus) -> Callable[..., Any]:
-    """Return what makes a call of ``backward`` of which only the moments are wanted, in few lines.
-
-    In the middle of a step the caches have forgotten our code: it is what is run that costs.
-    """
-    channel, ownership = bus.channel(BackwardBegan), bus.ownership
-
-    def around(original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        # As a rule all sensors rest.
-        if channel.subscribers or ownership.has_company or ownership.has_others:
-            return NOT_TAKEN
-        if bus.may_compile or graph_task() != -1:
-            return NOT_TAKEN
-        bus.note(BackwardBegan)
-        result = original(*args, **kwargs)
-        bus.note(BackwardEnded)
-        return result
-
-    return around
 
 
 def place_backward(bus: Bus, handles: list[Any]) -> None:
@@ -77,6 +56,10 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
         if graph_task() == -1:
             running.pop(get_ident(), None)
 
+    around = None
+    if timed is not None:
+        given = bus, bus.ownership, channel, BackwardBegan, BackwardEnded
+        around = timed.TimedBackward(given).call
     handles.append(
         listen_to_function(
             torch.autograd,
@@ -84,7 +67,7 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
             before=before,
             after=after,
             failed=failed,
-            around=_timed_backward(bus),
+            around=around,
         )
     )
 

@@ -30,15 +30,13 @@ def place_autocast(bus: Bus, handles: list[Any]) -> None:
     entering, left = bus.channel(AutocastEntering), bus.channel(AutocastLeft)
 
     def before(region: torch.autocast, _args: Any, _kwargs: Any) -> None:
-        if entering.subscribers:
-            entering.emit(AutocastEntering(region))
+        entering.emit(AutocastEntering(region))
 
     def after(_region: torch.autocast, _args: Any, _kwargs: Any) -> None:
-        if left.subscribers:
-            left.emit(AutocastLeft())
+        left.emit(AutocastLeft())
 
-    handles.append(listen(torch.autocast, "__enter__", before=before))
-    handles.append(listen(torch.autocast, "__exit__", after=after))
+    handles.append(listen(torch.autocast, "__enter__", before=before, channel=entering))
+    handles.append(listen(torch.autocast, "__exit__", after=after, channel=left))
 
 
 def place_before_forward(bus: Bus, handles: list[Any]) -> None:

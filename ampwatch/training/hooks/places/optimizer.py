@@ -82,8 +82,8 @@ def place_zero_grad(bus: Bus, handles: list[Any]) -> None:
     channel = bus.channel(Zeroed)
 
     def after(owner: Optimizer | nn.Module, _args: Any, _kwargs: Any) -> None:
-        if channel.subscribers and not bus.is_of_another(owner):
+        if not bus.is_of_another(owner):
             channel.emit(Zeroed(owner))
 
-    handles.append(listen(Optimizer, "zero_grad", after=after))
-    handles.append(listen(nn.Module, "zero_grad", after=after))
+    handles.append(listen(Optimizer, "zero_grad", after=after, channel=channel))
+    handles.append(listen(nn.Module, "zero_grad", after=after, channel=channel))

@@ -114,6 +114,16 @@ class SchedulerSensor(Sensor):
             return is_new
         return self._courses[id(optimizer)].is_schedule_after(is_up=rates > before)
 
+    def seen(self, optimizer: Optimizer) -> tuple[tuple[Any, ...], tuple[tuple[Any, Any], ...]]:
+        """Return what is the same while its schedule does not move, by identity.
+
+        Returns:
+            The learning rate of each group, and of each scheduler that is known a weak reference and its count.
+        """
+        rates = tuple(group.get("lr") for group in optimizer.param_groups)
+        counted = tuple(s for s in self._of(optimizer) if hasattr(s, "last_epoch"))
+        return rates, tuple((weakref.ref(s), s.last_epoch) for s in counted)
+
     def _search(self, optimizer: Optimizer) -> None:
         owner = weakref.ref(optimizer)
         self._found = [

@@ -162,7 +162,7 @@ class PhaseSensor(Sensor):
 
     def installed(self) -> None:
         """Begin to have noted what happens."""
-        self._bus.time(self, self._note, self._calls.note)
+        self._bus.time(self, self._note, self._calls.noting())
         self._is_listening = True
         self._listening_since = self._iteration.step
         self._since = self._now()

@@ -21,10 +21,11 @@ from ampwatch.diagnosis.news import News, Reason, is_worse
 from ampwatch.wire.records import GONE_STEP, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Unpack
 
+    from ampwatch.diagnosis.evidence.iteration import Iteration
     from ampwatch.diagnosis.kinds.kind import Details, Kind
     from ampwatch.wire.records import Finding
 
@@ -262,17 +263,39 @@ class FindingBook:
         Every time at first, then every ``REPORTED_AGAIN_STEPS``, or once a minute: whoever watches
         sees that it lasts.
         """
-        finding.count += step != finding.last_step  # two parts may see it in one iteration
+        num = int(step != finding.last_step)  # two parts may see it in one iteration
+        is_due = self._is_due(finding, num, step)
+        self._count(finding, num, step)
+        return is_due
+
+    def _is_due(self, finding: Finding, num: int, step: int) -> bool:
+        """Whether it is time to report a finding again once it is counted ``num`` times more, last in ``step``."""
+        key = finding.key
+        return (
+            finding.count + num <= REPORTED_EACH_TIME
+            or step - self._reported_step.get(key, 0) >= REPORTED_AGAIN_STEPS
+            or self.now_ns - self._reported_ns.get(key, 0) >= REPORTED_AGAIN_NS
+        )
+
+    def _count(self, finding: Finding, num: int, step: int) -> None:
+        finding.count += num
         finding.last_step = step
         finding.evidence.pop(GONE_STEP, None)
         self._unreported[finding.key] = finding
-        waited_ns = self.now_ns - self._reported_ns.get(finding.key, 0)
-        waited_steps = step - self._reported_step.get(finding.key, 0)
-        return (
-            finding.count <= REPORTED_EACH_TIME
-            or waited_steps >= REPORTED_AGAIN_STEPS
-            or waited_ns >= REPORTED_AGAIN_NS
-        )
+
+    def last(self, finding: Finding, plain: Sequence[Iteration], **evidence: float) -> None:
+        """Count iterations in a row, of which none was counted, each as ``again`` does."""
+        num, newest = len(plain), plain[-1]
+        self.now_ns = newest.time_ns
+        if num == 1:
+            self.again(finding, newest.step, **evidence)
+        elif finding.count < REPORTED_EACH_TIME or self._is_due(finding, num, newest.step):
+            # It is reported again after one of them.
+            self.last(finding, plain[: num // 2], **evidence)
+            self.last(finding, plain[num // 2 :], **evidence)
+        else:
+            finding.evidence.update(evidence)
+            self._count(finding, num, newest.step)
 
     def again(self, finding: Finding, step: int, **evidence: float) -> None:
         """Count one more iteration of a finding, with some numbers as they stand now."""

@@ -61,8 +61,9 @@ class PlainForm:
 
     def takes_all(self, iterations: Sequence[Iteration]) -> bool:
         """Whether iterations that differ in times, losses and tracker alone are of this form, all of them."""
-        calm = (-CALM_LOSS < iteration.loss < CALM_LOSS for iteration in iterations)
-        return self.takes(iterations[0]) and self.takes(iterations[-1]) and all(calm)
+        losses = [iteration.loss for iteration in iterations]
+        is_calm = min(losses) > -CALM_LOSS and max(losses) < CALM_LOSS
+        return is_calm and self.takes(iterations[0]) and self.takes(iterations[-1])
 
     def takes(self, iteration: Iteration) -> bool:
         """Whether an iteration is of this form. Cost: 0.5 us."""
@@ -309,39 +310,44 @@ class Diagnosis:
 
     def _record(self, alike: Sequence[Iteration], verdict: StepVerdict) -> None:
         """Record iterations of one verdict."""
-        totals = self.totals
-        cost = self._cost()
-        records: list[Record] = []
+        totals, cost = self.totals, self._cost()
         totals.add(alike[-1], verdict, len(alike))
-        for iteration in alike:
-            records.append(
-                StepRecord(
-                    step=iteration.step,
-                    time_ns=iteration.time_ns,
-                    duration_s=iteration.duration_s,
-                    loss=iteration.loss,
-                    num_losses=iteration.num_losses,
-                    loss_scale=iteration.loss_scale,
-                    growth_tracker=iteration.growth_tracker,
-                    skip_class=verdict.skip_class,
-                    consecutive_skips=self._skips.streak,
-                    grew=verdict.grew,
-                    backed_off=verdict.backed_off,
-                    set_by_hand=verdict.set_by_hand,
-                    total_growths=totals.growths,
-                    total_backoffs=totals.backoffs,
-                    total_set_by_hand=totals.set_by_hand,
-                    total_nonfinite_losses=totals.nonfinite_losses,
-                    total_observations_dropped=cost.observations_dropped,
-                    total_sensor_errors=cost.sensor_errors,
-                    overhead_ns=cost.overhead_ns,
-                    phases=iteration.time.phases,
-                    total_samples=iteration.time.samples,
-                    total_tokens=iteration.time.tokens,
-                    cpu_ns=iteration.time.cpu_ns,
-                    run_delay_ns=iteration.time.run_delay_ns,
-                )
+        # Once and not for each, of which there may be some hundred.
+        skip_class, streak = verdict.skip_class, self._skips.streak
+        grew, backed_off, set_by_hand = verdict.grew, verdict.backed_off, verdict.set_by_hand
+        growths, backoffs, by_hand = totals.growths, totals.backoffs, totals.set_by_hand
+        nonfinite, dropped = totals.nonfinite_losses, cost.observations_dropped
+        errors, overhead_ns = cost.sensor_errors, cost.overhead_ns
+        records: list[Record] = [
+            StepRecord(
+                step=iteration.step,
+                time_ns=iteration.time_ns,
+                duration_s=iteration.duration_s,
+                loss=iteration.loss,
+                num_losses=iteration.num_losses,
+                loss_scale=iteration.loss_scale,
+                growth_tracker=iteration.growth_tracker,
+                skip_class=skip_class,
+                consecutive_skips=streak,
+                grew=grew,
+                backed_off=backed_off,
+                set_by_hand=set_by_hand,
+                total_growths=growths,
+                total_backoffs=backoffs,
+                total_set_by_hand=by_hand,
+                total_nonfinite_losses=nonfinite,
+                total_observations_dropped=dropped,
+                total_sensor_errors=errors,
+                overhead_ns=overhead_ns,
+                phases=(time := iteration.time).phases,
+                total_samples=time.samples,
+                total_tokens=time.tokens,
+                cpu_ns=time.cpu_ns,
+                run_delay_ns=time.run_delay_ns,
             )
+            for iteration in alike
+        ]
+        iteration = alike[-1]
         # Totals: of iterations alike those after the last one say all.
         for index in {*iteration.found_inf, *iteration.applied_directly}:
             calibrating, probe, unprovoked, storm = totals.skipped[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.numerics.formats import narrowest_half
@@ -33,7 +34,7 @@ from ampwatch.wire.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.wire.records import Finding, Record, RunIdentity
@@ -62,6 +63,12 @@ _PUT: dict[type[Any], str] = {
     EndRecord: "_put_end",
 }
 """The method that takes in a record of a type. A state that has none of that name keeps nothing of it."""
+
+
+@cache
+def _puts_of(kind: type[RankState]) -> dict[type[Any], Callable[[RankState, Any], None]]:
+    # By name, so that a method of a subclass is found.
+    return {of: getattr(kind, name) for of, name in _PUT.items() if hasattr(kind, name)}
 
 
 class RankState:
@@ -108,17 +115,18 @@ class RankState:
         self.failures: dict[str, SensorFailureRecord] = {}
         self.end: EndRecord | None = None
         self.finding_totals = Findings()
+        self._puts = _puts_of(type(self))
 
     def apply(self, *records: Record) -> None:
         """Fold records in, in the order in which they were written.
 
         A record that comes again, as the ring repeats some, changes nothing.
         """
+        puts = self._puts
         for record in records:
-            # By name, so that a method of a subclass is found.
-            put = getattr(self, _PUT.get(type(record), ""), None)
+            put = puts.get(type(record))
             if put is not None:
-                put(record)
+                put(self, record)
 
     @property
     def findings(self) -> dict[str, Finding]:

@@ -121,12 +121,8 @@ class ScaleDynamics(Detector):
     def count(self, plain: Sequence[Iteration]) -> None:
         """Take in plain iterations in a row: a scaler that is of no use stays that."""
         useless = self._book.get(SCALER_WITH_BF16.slug, "api") if self._is_useless else None
-        if useless is None:
-            return
-        for iteration in plain:
-            # The time decides when a finding that lasts is reported again.
-            self._book.now_ns = iteration.time_ns
-            self._book.again(useless, iteration.step, loss_scale=iteration.loss_scale)
+        if useless is not None:
+            self._book.last(useless, plain, loss_scale=plain[-1].loss_scale)
 
     def _note_movement(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # The test compares with the scale it began at, which is no longer the scaler's own doing.

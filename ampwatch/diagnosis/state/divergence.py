@@ -105,9 +105,33 @@ class Divergence(Detector):
     def count(self, plain: Sequence[Iteration]) -> None:
         """Take in plain iterations in a row: their losses, none of which says anything by itself."""
         if plain[-1].num_losses:
-            for iteration in plain:
-                self._follow(abs(iteration.loss), iteration.step)
-                self._updated = True
+            losses = [abs(iteration.loss) for iteration in plain]
+            if not self._has_followed(losses):
+                for iteration, loss in zip(plain, losses, strict=True):
+                    self._follow(loss, iteration.step)
+                    self._updated = True
+
+    def _has_followed(self, losses: Sequence[float]) -> bool:
+        """Follow losses at once, as ``_follow`` does each; return whether that was possible.
+
+        It is while none sets a record, and there is none that a loss on its way back would end.
+        """
+        if self._records or len(self._losses) < CALM:
+            return False
+        recent = [*self._losses, *losses][1:]
+        # The largest of each CALM losses in a row, the last of which are those given.
+        windows = list(map(max, zip(*(recent[i:] for i in range(CALM)), strict=False)))
+        level = min(windows)
+        if max(losses) > max(RECORD * min(self._record, level), MIN_LEVEL):
+            return False
+        since = losses
+        if level < self._level:
+            self._level = self._largest = self._record = level
+            since = losses[windows.index(level) :]
+        self._largest = max(self._largest, *since)
+        self._losses.extend(losses)
+        self._newest, self._updated = losses[-1], True
+        return True
 
     def _weigh(self, iteration: Iteration) -> None:
         for r in iteration.ranges:

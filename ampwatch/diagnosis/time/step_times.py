@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.detector import Detector, Shared, takes
@@ -136,8 +137,7 @@ KEPT = 32
 USUAL_EVALUATIONS = 0.5
 """Share of iterations with an evaluation from which on it is part of each step: a teacher, a target."""
 
-EVALUATION = int(StepPhase.EVALUATION)
-"""A plain integer: an enumeration takes longer to index a tuple with."""
+_OF_EVALUATION = itemgetter(StepPhase.EVALUATION)
 
 
 class StepTimes(Detector):
@@ -168,11 +168,10 @@ class StepTimes(Detector):
 
     def count(self, plain: Sequence[Iteration]) -> None:
         """Take in iterations in a row."""
-        for iteration in plain:
-            if iteration.time.is_ahead:
-                self._newest.append(iteration)
-            elif not self._is_on_device:
-                self._take(iteration, iteration.time.phases)
+        if plain[-1].time.is_ahead:
+            self._newest.extend(plain)
+        elif not self._is_on_device:
+            self._take(plain, [iteration.time.phases for iteration in plain])
 
     @takes(DevicePhases, is_aside=True)
     def observe(self, timed: DevicePhases) -> None:
@@ -183,21 +182,24 @@ class StepTimes(Detector):
             self._spans.clear()
         for iteration in self._newest:
             if iteration.step == timed.step:
-                self._take(iteration, timed.phases)
+                self._take([iteration], [timed.phases])
 
-    def _take(self, iteration: Iteration, phases: Phases) -> None:
-        self._seen += 1
-        if self._is_of_evaluation(phases) or self._seen <= WARM_UP_STEPS or not any(phases):
+    def _take(self, steps: Sequence[Iteration], phases: Sequence[Phases]) -> None:
+        are_judged = self._seen >= WARM_UP_STEPS and all(map(any, phases))
+        if len(steps) > 1 and (not are_judged or any(map(_OF_EVALUATION, phases))):
+            for step, times in zip(steps, phases, strict=True):
+                self._take([step], [times])
             return
-        span = self._spans.add(iteration, phases)
-        if span is None:
+        self._seen += len(steps)
+        if not are_judged or self._is_of_evaluation(phases[0]):
             return
-        self._input_bound.take(span, on_device=self._is_on_device)
-        if not math.isnan(span.usual):
-            self._step_slower.take(span)
+        for span in self._spans.take(steps, phases):
+            self._input_bound.take(span, on_device=self._is_on_device)
+            if not math.isnan(span.usual):
+                self._step_slower.take(span)
 
     def _is_of_evaluation(self, phases: Phases) -> bool:
         """Whether an iteration is to be left out since it has an evaluation, as few of them have."""
-        has_one = phases[EVALUATION] > 0.0
+        has_one = _OF_EVALUATION(phases) > 0.0
         self._evaluations += has_one
         return has_one and self._evaluations < USUAL_EVALUATIONS * self._seen

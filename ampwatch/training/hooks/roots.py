@@ -165,12 +165,12 @@ class RootCalls:
         return True
 
     def _timed_call(self, kind: Any) -> Callable[..., Any] | None:
-        """Return what makes a call that only is to be noted, in C; ``None`` where that is not built."""
+        """Return what makes the call of a root, in C; ``None`` where that is not built."""
         if timed is None:
             return None
         inherits = None if "__call__" in vars(kind) else kind
-        channels = self._called, self._returned
-        given = self._bus, *channels, self._roots, inherits, self._is_switched_off
+        events = self._called, self._returned, RootCalled, RootReturned
+        given = self._bus, *events, self._roots, inherits, self._is_switched_off
         call: Callable[..., Any] = timed.TimedRoot(given).call
         return call
 

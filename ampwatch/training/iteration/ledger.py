@@ -640,7 +640,12 @@ class IterationLedger(Sensor):
         return iteration
 
     def _tell_times(self, iterations: Sequence[Iteration]) -> None:
-        times = self._times
+        times, num = self._times, len(iterations)
+        first, last = iterations[0].step, iterations[-1].step
+        if len(times) >= num and (times[0][0], times[num - 1][0]) == (first, last):
+            for iteration in iterations:
+                iteration.time = times.popleft()[1]
+            return
         for iteration in iterations:
             while times and times[0][0] < iteration.step:
                 times.popleft()  # its values were given up

@@ -1,4 +1,4 @@
-/* What makes a call of which only the moments are wanted: of a watched model, or of backward.
+/* What makes a call as in most steps: of a watched model, or of backward.
  *
  * In the middle of a step the caches have forgotten our code: it is what is run that costs. Each looks
  * whether all is as in most steps; where it is not, it has done nothing, and the tap tells its listeners. */
@@ -7,7 +7,7 @@
 
 #include <structmember.h>
 
-enum { MAX_GIVEN = 7 };
+enum { MAX_GIVEN = 8 };
 
 typedef struct {
     PyObject_HEAD
@@ -19,7 +19,7 @@ typedef struct {
 static PyObject *graph_task, *tracing_state, *num_modes, *tensor_type, *not_taken;
 
 static PyObject *s_note, *s_note_call, *s_may_compile, *s_has_company, *s_has_others, *s_thread,
-    *s_training, *s_numel, *s_call;
+    *s_training, *s_numel, *s_call, *s_emit;
 
 /* Call a function; return the whole number that it returns, -2 with an error set. */
 static long number_from(PyObject *function)
@@ -54,7 +54,7 @@ static int is_outermost_and_alone(Timed *self)
     int is = is_same(self->given[OWNERSHIP], s_has_company, Py_False);
     if (is > 0) is = is_same(self->given[OWNERSHIP], s_has_others, Py_False);
     if (is > 0) is = is_same(self->given[BUS], s_may_compile, Py_False);
-    return is > 0 ? number_from(graph_task) == -1 && !PyErr_Occurred() : is;
+    return is > 0 ? number_from(graph_task) == -1 : is;
 }
 
 /* call(backward, args, kwargs) */
@@ -70,14 +70,12 @@ static PyObject *call_backward(PyObject *object, PyObject *const *args, Py_ssize
     return result;
 }
 
-/* TimedRoot((bus, two channels, weak references to roots by identity, class that inherits the call or None,
- * what is told of a failed note)) */
-enum { CALLED = 1, RETURNED, ROOTS, INHERITS, FAILED, NUM_OF_ROOT };
+/* TimedRoot((bus, two channels and their events, weak references to roots by identity, class that inherits the
+ * call or None, what is told of a failed note)) */
+enum { CALLED = 1, RETURNED, CALL_EVENT, RETURN_EVENT, ROOTS, INHERITS, FAILED, NUM_OF_ROOT };
 
 static int is_root(Timed *self, PyObject *called)
 {
-    if (PyTuple_Size(subscribers_of(self->given[CALLED]))) return 0;
-    if (PyTuple_Size(subscribers_of(self->given[RETURNED]))) return 0;
     PyObject *key = PyLong_FromVoidPtr(called);
     PyObject *known = key ? PyDict_GetItemWithError(self->given[ROOTS], key) : NULL;
     Py_XDECREF(key);
@@ -104,14 +102,19 @@ static int note_call(Timed *self, PyObject *const *args)
     return ends_at(self->given[FAILED]) ? 0 : -1;
 }
 
-/* call(original, module, args, kwargs) */
-static PyObject *call_root(PyObject *object, PyObject *const *args, Py_ssize_t given)
+/* Tell the subscribers of a channel, if there are any, of an event made with up to three values. */
+static int emit(PyObject *channel, PyObject *kind, PyObject *a, PyObject *b, PyObject *c)
 {
-    Timed *self = (Timed *)object;
-    int is = given == 4 ? is_root(self, args[1]) : 0;
-    if (is < 0) return NULL;
-    if (!is) return leave_it();
-    if (note_call(self, args) < 0) return NULL;
+    if (!PyTuple_Size(subscribers_of(channel))) return 0;
+    PyObject *event = PyObject_CallFunctionObjArgs(kind, a, b, c, NULL);
+    PyObject *told = event ? PyObject_CallMethodObjArgs(channel, s_emit, event, NULL) : NULL;
+    Py_XDECREF(event);
+    Py_XDECREF(told);
+    return told ? 0 : -1;
+}
+
+static PyObject *call_as_ever(Timed *self, PyObject *const *args)
+{
     if (self->given[INHERITS] == Py_None) return call_with(args[0], args[1], args[2], args[3]);
     PyObject *of = PyObject_CallFunctionObjArgs((PyObject *)&PySuper_Type, self->given[INHERITS],
                                                 args[1], NULL);
@@ -119,6 +122,22 @@ static PyObject *call_root(PyObject *object, PyObject *const *args, Py_ssize_t g
     PyObject *result = method ? PyObject_Call(method, args[2], args[3]) : NULL;
     Py_XDECREF(of);
     Py_XDECREF(method);
+    return result;
+}
+
+/* call(original, module, args, kwargs) */
+static PyObject *call_root(PyObject *object, PyObject *const *args, Py_ssize_t given)
+{
+    Timed *self = (Timed *)object;
+    PyObject *const *parts = self->given;
+    int is = given == 4 ? is_root(self, args[1]) : 0;
+    if (is < 0) return NULL;
+    if (!is) return leave_it();
+    if (note_call(self, args) < 0) return NULL;
+    if (emit(parts[CALLED], parts[CALL_EVENT], args[1], args[2], args[3]) < 0) return NULL;
+    PyObject *result = call_as_ever(self, args);
+    if (result && emit(parts[RETURNED], parts[RETURN_EVENT], args[1], result, NULL) < 0)
+        Py_CLEAR(result);
     return result;
 }
 
@@ -221,7 +240,8 @@ PyObject *prepare_timed(PyObject *module, PyObject *const *args, Py_ssize_t give
                  {&s_thread, "thread"},
                  {&s_training, "training"},
                  {&s_numel, "numel"},
-                 {&s_call, "__call__"}};
+                 {&s_call, "__call__"},
+                 {&s_emit, "emit"}};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].kept = PyUnicode_InternFromString(names[i].name))) return NULL;
     PyObject **into[] = {&graph_task, &tracing_state, &num_modes, &tensor_type, &not_taken};

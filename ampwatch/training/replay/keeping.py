@@ -51,12 +51,14 @@ class NewestCalls:
 
     def keep(self, step: int, call: KeptCall, model: nn.Module) -> None:
         """Keep a call, and let go of the one before."""
-        for key, (_, older) in list(self._calls.items()):
-            if older.is_orphan:
-                del self._calls[key]
+        known, key = self._calls, id(model)
         # In the place of the newest: a dictionary keeps the order in which keys came.
-        self._calls.pop(id(model), None)
-        self._calls[id(model)] = step, call
+        known.pop(key, None)
+        if known:
+            for other, (_, older) in list(known.items()):
+                if older.is_orphan:
+                    del known[other]
+        known[key] = step, call
 
     def let_go(self, why: str = NO_FORWARD) -> None:
         """Keep none of them, for a reason in words."""

@@ -7,7 +7,11 @@ import random
 
 import pytest
 
+from ampwatch.diagnosis.book import FindingBook
+from ampwatch.diagnosis.detector import Shared
+from ampwatch.diagnosis.state.divergence import Divergence
 from ampwatch.wire.records import Topic
+from tests.workshop.iterations import iteration
 from tests.workshop.replay import Replay, measured
 from tests.workshop.simulation import Simulation
 
@@ -94,3 +98,27 @@ def test_a_bias_that_begins_at_zero_has_not_blown_up() -> None:
         replay.take(weights, bias, loss=loss, found_inf=step == 23)
 
     assert replay.findings == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_losses_are_followed_alike_however_many_come_at_once(seed: int) -> None:
+    """Falling and noisy ones, with a rise and a way back now and then."""
+    chance = random.Random(seed)
+    losses, level = [], 1.0
+    for _ in range(600):
+        level *= 20.0 if chance.random() < 0.01 else 0.02 if chance.random() < 0.01 else 0.995
+        losses.append(level * (1.0 + chance.random()))
+    plain = [iteration(step=step, loss=loss, num_losses=1) for step, loss in enumerate(losses)]
+    one_by_one, at_once = (Divergence(Shared(FindingBook(lambda _: None))) for _ in range(2))
+    begin = 0
+    while begin < len(plain):
+        part = plain[begin : (begin := begin + chance.randrange(1, 60))]
+        at_once.count(part)
+        for one in part:
+            one_by_one._follow(abs(one.loss), one.step)
+            one_by_one._updated = True
+
+    known = ("_losses", "_level", "_largest", "_record", "_records", "_newest", "_updated")
+    assert [getattr(at_once, name) for name in known] == [
+        getattr(one_by_one, name) for name in known
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.iteration import DevicePhases, StepTime
 from ampwatch.diagnosis.evidence.ops import OpCensus
+from ampwatch.diagnosis.time.spans import MAX_ROWS, SpanBuilder
 from ampwatch.diagnosis.time.step_times import StepTimes, workers_needed
 from ampwatch.wire.records import Phases, Severity, StepPhase, Topic
 from tests.workshop.clocks import SECOND, START
@@ -316,3 +318,32 @@ def test_where_each_iteration_is_sampled_the_wait_for_data_is_found_all_the_same
         course.times.detect(sampled, TAKEN)
 
     assert [kind for kind, _ in course.kinds()] == ["input_bound"]
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0, 3000.0])
+def test_spans_are_the_same_however_many_steps_come_at_once(scale: float) -> None:
+    """Short steps, of which one in many is kept; usual ones; and some so long that few are enough."""
+    chance, course = random.Random(0), Course()
+    each = noisy(tuple(seconds * scale for seconds in usual(data=0.3)))  # type: ignore[arg-type]
+    steps = [course.of(each(0), numel=chance.randrange(9)) for _ in range(4000)]
+    for step in steps[::50]:
+        step.census = OpCensus(step.step)
+    expected, rows, num, seconds, stride = [], [], 0, 0.0, 1
+    for step in steps:
+        num, total = num + 1, sum(step.time.phases)
+        seconds += total
+        if step.census is None and num % stride == 0:
+            rows.append(total)
+            if len(rows) > MAX_ROWS:
+                rows, stride = rows[::2], 2 * stride
+        if (num >= 16 and seconds >= 1.5) or (num >= 4 and seconds >= 600.0):
+            expected.append((num, seconds, median(rows)))
+            rows, num, seconds, stride = [], 0, 0.0, 1
+
+    spans, found, begin = SpanBuilder(), [], 0
+    while begin < len(steps):
+        part = steps[begin : (begin := begin + chance.randrange(1, 400))]
+        found += spans.take(part, [step.time.phases for step in part])
+
+    assert len(expected) > 1
+    assert [(span.steps, span.seconds, span.usual) for span in found] == expected

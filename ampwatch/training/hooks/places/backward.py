@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from ampwatch.training.hooks.bus import Bus
 
 
+def _timed(bus: Bus) -> Callable[..., Any] | None:
+    """Return what makes a call of which only the moments are wanted, in C; ``None`` where that is not built."""
+    if timed is None:
+        return None
+    given = bus, bus.ownership, bus.channel(BackwardBegan), BackwardBegan, BackwardEnded
+    call: Callable[..., Any] = timed.TimedBackward(given).call
+    return call
+
+
 def place_backward(bus: Bus, handles: list[Any]) -> None:
     """Hear every outermost backward begin and end."""
     # Every Tensor.backward goes through torch.autograd.backward. One within another one is part
@@ -56,10 +65,6 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
         if graph_task() == -1:
             running.pop(get_ident(), None)
 
-    around = None
-    if timed is not None:
-        given = bus, bus.ownership, channel, BackwardBegan, BackwardEnded
-        around = timed.TimedBackward(given).call
     handles.append(
         listen_to_function(
             torch.autograd,
@@ -67,7 +72,7 @@ def place_backward(bus: Bus, handles: list[Any]) -> None:
             before=before,
             after=after,
             failed=failed,
-            around=around,
+            around=_timed(bus),
         )
     )
 

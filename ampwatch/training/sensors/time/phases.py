@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from operator import sub
+from itertools import repeat, starmap
+from operator import sub, truediv
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -248,9 +249,8 @@ class PhaseSensor(Sensor):
             self._moments.clear()
             return
         # One by one: another thread may be about to add to those of the open iteration.
-        take = self._moments.popleft
-        for _ in range(begin * WIDTH):
-            take()
+        taken = starmap(self._moments.popleft, repeat((), begin * WIDTH))
+        deque(taken, maxlen=0)
 
     def _end(self, ended: Iterable[tuple[int, Phases, int]], workers: int) -> None:
         """Say of iterations where their time has gone: of each its index, its phases and its elements."""
@@ -258,9 +258,10 @@ class PhaseSensor(Sensor):
         is_ahead = device is not None and device.type != HOST
         samples, tokens = self._counted
         cpu_ns, delay_ns = self._thread.cpu_ns, self._thread.run_delay_ns
-        for step, phases, numel in ended:
-            time = StepTime(phases, samples, tokens, cpu_ns, delay_ns, numel, workers, is_ahead)
-            self._ended.append((step, time))
+        self._ended += [
+            (step, StepTime(phases, samples, tokens, cpu_ns, delay_ns, numel, workers, is_ahead))
+            for step, phases, numel in ended
+        ]
 
     def _fold_alike(self, moments: tuple[Any, ...], begin: int, end: int) -> int:
         """Say of iterations in a row, in which the same has happened, where their time has gone.
@@ -287,8 +288,10 @@ class PhaseSensor(Sensor):
         columns = [[0.0] * len(ends)] * NUM_PHASES
         for phase, first, last in known.runs:
             begins, stops = times[begin + first : stop : width], times[begin + last : stop : width]
-            # No time goes backwards; a clock of a virtual machine that is moved may.
-            taken = [max(b - a, 0) / 1e9 for a, b in zip(begins, stops, strict=True)]
+            spent = list(map(sub, stops, begins))
+            if min(spent) < 0:
+                return 0  # no time goes backwards; a clock of a virtual machine that is moved may
+            taken = list(map(truediv, spent, repeat(1e9)))
             columns[phase], rest = taken, list(map(sub, rest, taken))
         columns[known.rest] = [max(seconds, 0.0) for seconds in rest]
         all_phases: Any = zip(*columns, strict=True)  # as many each as there are phases

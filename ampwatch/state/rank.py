@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.numerics.formats import narrowest_half
@@ -65,12 +64,6 @@ _PUT: dict[type[Any], str] = {
 """The method that takes in a record of a type. A state that has none of that name keeps nothing of it."""
 
 
-@cache
-def _puts_of(kind: type[RankState]) -> dict[type[Any], Callable[[RankState, Any], None]]:
-    # By name, so that a method of a subclass is found.
-    return {of: getattr(kind, name) for of, name in _PUT.items() if hasattr(kind, name)}
-
-
 class RankState:
     """One rank of one run, as its records show it.
 
@@ -115,7 +108,11 @@ class RankState:
         self.failures: dict[str, SensorFailureRecord] = {}
         self.end: EndRecord | None = None
         self.finding_totals = Findings()
-        self._puts = _puts_of(type(self))
+        # By name, so that a method of a subclass is found.
+        kind = type(self)
+        self._puts: dict[type[Any], Callable[[Any, Any], None]] = {
+            of: getattr(kind, name) for of, name in _PUT.items() if hasattr(kind, name)
+        }
 
     def apply(self, *records: Record) -> None:
         """Fold records in, in the order in which they were written.

@@ -156,7 +156,7 @@ class RootCalls:
             if not self._is_switched_off(error):
                 raise
 
-    def _is_switched_off(self, error: BaseException) -> bool:
+    def _is_switched_off(self, error: Exception) -> bool:
         """Switch off what notes calls, unless an error is the program's; return whether that was done."""
         timing = self._bus.timing
         if timing is None or is_of_a_signal(error):

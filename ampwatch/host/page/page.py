@@ -83,6 +83,7 @@ class Feed:
         clock: Returns the Unix time in seconds.
         step_aside: Called between small pieces of work, with the longest time that it may wait
             for something urgent; returns what is left of that. Unit: s.
+        lists_ended: Returns whether the daemon lists runs that have ended.
 
     Cost:
         A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
@@ -95,8 +96,10 @@ class Feed:
         fleet: Fleet,
         clock: Callable[[], float] = time.time,
         step_aside: Callable[[float], float] = lambda seconds: seconds,
+        lists_ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._fleet = fleet
+        self._lists_ended = lists_ended
         self._clock = clock
         self._step_aside = step_aside
         self._patience = 0.0
@@ -221,6 +224,7 @@ class Feed:
             "runs": {run: {**of, "links": self._links.of_run(run)} for run, of in told.items()},
             "gpus": gpus,
             "problems": problems,
+            "lists_ended": self._lists_ended(),
         }
 
     def _run(self, ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:

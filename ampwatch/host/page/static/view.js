@@ -147,7 +147,7 @@ function findingDetails(key, findings, glossary) {
 /** The remedy as a difference of the line of the program at which it helps. */
 function difference({ change, source }) {
   const lines = change.map((line) => make(line.startsWith("-") ? "del" : "ins", {}, `${line}\n`));
-  return make("div", { class: "change" }, make("p", { class: "place" }, `The change, in ${source}:`), make("pre", {}, ...lines));
+  return make("div", { class: "change" }, make("p", { class: "place" }, `The change, in ${source}:`), make("pre", { tabindex: "0" }, ...lines));
 }
 
 /** A button that copies a finding as text, to be pasted into a message. */

@@ -202,7 +202,7 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
     drawn = page.run(f"{chart} return c.querySelector('[data-sign=cross]').getAttribute('d')")
     assert drawn.count("M") == 20
     assert page.text("#chart-scale").count("2") > 3  # powers of two
-    assert "shrunk" in page.text("#chart-scale")
+    assert "reduces the loss" in page.text("#chart-scale")
     signs = f"{chart} return [...c.querySelectorAll('[data-sign]')].map((e) => e.dataset.sign)"
     assert len(set(page.run(signs))) == 4
 

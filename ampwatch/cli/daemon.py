@@ -21,6 +21,7 @@ watch. Start one by hand to keep it running, to listen for other machines, or to
   /map.json                              values outside their number format, by module: ?run=RUN&rank=RANK
   /blocks.json                           losses in block-scaled formats: ?run=RUN&rank=RANK
   /whatif.json                           gradients in another format, at another scale: ?run=RUN&rank=RANK&format=F&exponent=E
+  /ended/    runs that have ended, by their reports; only with the token or a login
   /explain/  pages of kinds of findings, /runbooks/ runbooks of alerts, /docs/ guides
   /debug/kernels.json                    kernels of the newest profiler windows, by name and rule
 """

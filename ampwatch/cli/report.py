@@ -239,21 +239,16 @@ def _short(job: list[Box]) -> str:
 
 
 def _listed(found: list[list[Box]]) -> list[str]:
-    """Return a line for each job."""
+    """Return two lines for each job."""
     from ampwatch.report.html_report import when  # noqa: PLC0415 - as above
-    from ampwatch.report.report import one_line  # noqa: PLC0415 - likewise
-    from ampwatch.report.standing import judge_boxes  # noqa: PLC0415 - likewise
+    from ampwatch.report.run_list import row_of  # noqa: PLC0415 - likewise
 
     lines = []
-    for job in reversed(found):
-        first = job[0]
-        verdict = judge_boxes(job)
-        kinds = ", ".join(dict.fromkeys(s.finding.kind for s in verdict.stories)) or "no finding"
-        ranks = f" ({len(job)} ranks)" if len(job) > 1 else ""
-        lines.append(
-            f"{when(first.identity.started_ns)}  {first.identity.run}{ranks}: {verdict.level.value}, {kinds}"
-        )
-        lines.append(f"    {one_line(first)}")
+    for row in map(row_of, reversed(found)):
+        kinds = ", ".join(row.kinds) or "no finding"
+        ranks = f" ({row.ranks} ranks)" if row.ranks > 1 else ""
+        lines.append(f"{when(row.started_ns)}  {row.run}{ranks}: {row.level}, {kinds}")
+        lines.append(f"    {row.progress}")
     return [encodable(line) for line in lines]
 
 

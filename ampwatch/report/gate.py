@@ -103,7 +103,7 @@ def gate(checks: Sequence[Check], boxes: Sequence[Box]) -> tuple[bool, str]:
         checks: The limits.
         boxes: What the ranks of one run have left; at least one.
     """
-    states = [_state_of(box) for box in boxes]
+    states = [state_of(box) for box in boxes]
     lines, failed = [], 0
     width = max(len(check.text) for check in checks)
     for check in checks:
@@ -119,7 +119,7 @@ def gate(checks: Sequence[Check], boxes: Sequence[Box]) -> tuple[bool, str]:
     return not failed, "".join([f"run {boxes[0].identity.run}: {said}\n", *lines])
 
 
-def _state_of(box: Box) -> RankState:
+def state_of(box: Box) -> RankState:
     """Return the state of a rank that the records in its report add up to."""
     state = RankState(box.identity)
     state.apply(FactsRecord(box.facts), *box.steps, *box.optimizers, *box.ranges)

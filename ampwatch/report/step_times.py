@@ -123,7 +123,8 @@ def breakdown(
         return None
     of_device = [record for record in timed if record.step >= newest[0].step]
     told: Sequence[StepRecord | DevicePhasesRecord] = of_device or newest
-    known = [(record.step, record.phases) for record in told if any(record.phases)]
+    # A report can have times below zero, of which no phase has a share.
+    known = [(record.step, record.phases) for record in told if sum(record.phases) > 0]
     # Of the first iteration nobody knows how long it took.
     first = newest[0].step if math.isnan(newest[0].duration_s) else 0
     settled = [phases for step, phases in known if step >= first + OPENING_STEPS]

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from ampwatch.errors import AmpwatchError
 from ampwatch.host.daemon.remains import jobs, read_path
+from ampwatch.host.page.ended_page import list_html
 from ampwatch.report.html_report import render_html
 from ampwatch.report.report import one_line, render_boxes
+from ampwatch.report.run_list import row_of
 from ampwatch.report.standing import judge_boxes, render_json
 from ampwatch.wire.blackbox.document import from_json, to_json
 from tests.fuzz.engine import scratch
@@ -56,7 +58,10 @@ def one(data: bytes) -> object:
     for job in jobs(boxes):
         text = render_boxes(job) + judge_boxes(job).level.value + one_line(job[0])
         assert ESCAPES.search(text) is None, ESCAPES.search(text)
-        page = render_html(job)
+        listed = list_html(
+            [row_of(job)], directory="", days=1, picked=("", ""), compared=(job, job)
+        )
+        page = render_html(job) + listed
         assert "<script>alert" not in page
         assert len(from_json(render_json(job), "again")) == len(job)
     return len(boxes)

@@ -17,6 +17,8 @@ from tests.workshop.fleets import PRECISION, RANGES
 from tests.workshop.records import FACTS, ON_DEVICE, finding
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from selenium.webdriver.chrome.webdriver import WebDriver
 
     from tests.host.daemon.parts import Place
@@ -65,17 +67,22 @@ def test_a_finding_appears_with_its_advice_and_its_symptom_below(
 
 
 def test_a_remedy_that_was_tried_is_marked_by_more_than_a_colour(
-    trainer: Trainer, page: Page
+    trainer: Trainer, page: Page, tmp_path: Path
 ) -> None:
-    """In the headline and at the finding."""
+    """In the headline and at the finding, there with the change of the line."""
+    file = tmp_path / "model.py"
+    file.write_text("import torch\nx = self.decoder(x)\n")
     trainer.train(30)
     tried = (Tried(Measure.MODULE_IN_FLOAT32, "decoder", 27, cures=True),)
-    trainer.write(finding("forward_overflow", "decoder", last_step=29, tried=tried))
+    trainer.write(
+        finding("forward_overflow", "decoder", source=f"{file}:2", last_step=29, tried=tried)
+    )
 
     page.says("#run-advice", "Run module decoder in float32 (tried on the batch of step 27")
     assert page.text("#run-tried") == "✓ tried"
     page.click("#findings summary")
     assert page.text("#findings .tried") == "✓ tried"
+    assert f"The change, in {file}:2:\n- x = self.decoder(x)\n+ with" in page.text(".change")
 
 
 def test_an_empty_section_says_what_would_stand_in_it(trainer: Trainer, page: Page) -> None:
@@ -195,7 +202,7 @@ def test_skips_are_marked_by_class_and_a_scale_below_one_is_named(
     drawn = page.run(f"{chart} return c.querySelector('[data-sign=cross]').getAttribute('d')")
     assert drawn.count("M") == 20
     assert page.text("#chart-scale").count("2") > 3  # powers of two
-    assert "shrunk" in page.text("#chart-scale")
+    assert "reduces the loss" in page.text("#chart-scale")
     signs = f"{chart} return [...c.querySelectorAll('[data-sign]')].map((e) => e.dataset.sign)"
     assert len(set(page.run(signs))) == 4
 

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ampwatch.errors import DaemonError
-from ampwatch.host.daemon.site import SERVICE, Response, sentence
+from ampwatch.host.daemon.site import HTML, SERVICE, Response, sentence
 from ampwatch.wire.rendezvous.token import TOKEN_FIELD, TOKEN_FILE, ensure_token
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ it, and a probe that watches over the daemon; of runs it says nothing."""
 
 COOKIE_SECONDS = 30 * 24 * 3600
 """How long a browser need not send the token again. Unit: s."""
-
-HTML = "text/html; charset=utf-8"
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">

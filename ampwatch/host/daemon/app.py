@@ -25,6 +25,7 @@ from ampwatch.host.daemon import web_config
 from ampwatch.host.daemon.access import Access
 from ampwatch.host.daemon.detach import detach
 from ampwatch.host.daemon.discovery import MachineDirectories, check_may_tidy_all
+from ampwatch.host.daemon.ended import MACHINE, OPEN_TO_ALL, EndedRuns
 from ampwatch.host.daemon.handler import parse_address
 from ampwatch.host.daemon.known_names import KnownNames
 from ampwatch.host.daemon.push import open_pusher
@@ -151,6 +152,7 @@ class Daemon:
             is_stuck=self._is_stuck,
             https=web.tls is not None,
             external_url=settings.external_url,
+            ended=EndedRuns(self.fleet, settings.report_dir, refusal=self._why_no_reports),
         )
         self._access = Access(site.scope, settings.readers, directory)
         self._server = self._listening(site, web)
@@ -220,6 +222,12 @@ class Daemon:
         is_private = self._server.is_loopback or self._server.is_tls
         is_proxied = self._settings.external_url.startswith("http://")
         return self.wants_token and (is_proxied or not is_private)
+
+    def _why_no_reports(self) -> str:
+        """Return why readers see no reports, which the files let their user alone read; empty if they do."""
+        if self._options.machine:
+            return MACHINE
+        return "" if self.wants_token or self._server.asks_who else OPEN_TO_ALL
 
     def run(self, lock: DaemonLock) -> None:
         """Serve until a signal ends it, or until idle; then let go of everything.

@@ -16,17 +16,21 @@ from urllib.parse import urlsplit
 from ampwatch import __version__, laboratory
 from ampwatch.errors import did_you_mean
 from ampwatch.host.daemon.assets import find_assets, find_pages
+from ampwatch.host.daemon.ended import DAYS, EndedRuns
 from ampwatch.host.daemon.lanes import Precedence
 from ampwatch.host.metrics.prometheus import PrometheusExporter
 from ampwatch.host.metrics.scopes import ROOT_MODULE
 from ampwatch.host.page.as_json import encoded
 from ampwatch.host.page.broadcast import GZIP_HEAD, Broadcast
+from ampwatch.host.page.ended_page import PICKED, list_html, refused_html
 from ampwatch.host.page.lines import Shown
 from ampwatch.host.page.map_state import Maps
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.precision_state import kernel_names
 from ampwatch.host.page.rank_lists import RankLists
+from ampwatch.host.page.reading import ENDED
 from ampwatch.host.page.whatif_state import FARTHEST, Asked, WhatIfs
+from ampwatch.report.html_report import POLICY, render_html
 from ampwatch.wire.ring.layout import LAYOUT
 
 if TYPE_CHECKING:
@@ -37,7 +41,10 @@ if TYPE_CHECKING:
 
 SERVICE = "ampwatch"
 
-LANES = {"metrics": 512, "health": 512, "login": 32, "page": 512, "rest": 512, "rare": 512}
+LANES = dict.fromkeys(("metrics", "health", "page", "rest", "rare"), 512) | {
+    "login": 32,
+    "reports": 32,
+}
 """The kinds of answers, each with a thread: what floods one of them delays no other. By each, how
 many may wait. Of guessed passwords few: whoever logs in for the first time waits behind them, each
 for up to a quarter of a second."""
@@ -59,6 +66,17 @@ EVENT_SECONDS = 1.0
 PLAIN = "text/plain; charset=utf-8"
 JSON = "application/json; charset=utf-8"
 EVENTS = "text/event-stream; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+
+REPORT = f"{ENDED.route}report"
+"""The path of the report of a run that has ended."""
+
+REPORT_HEADERS = {
+    # A report has its style in it, loads nothing and runs nothing.
+    "Content-Security-Policy": f"{POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
+
+NO_REPORTS = "This daemon shows no reports."
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +147,7 @@ class Site:
         is_stuck: Returns whether the daemon has stopped reading rings.
         https: The connections are TLS.
         external_url: Address by which others open the page; empty if nobody gave one.
+        ended: The runs that have ended, ``None`` to show none.
 
     Attributes:
         prefix: Path of that address, below which a reverse proxy may send requests on.
@@ -145,12 +164,18 @@ class Site:
         is_stuck: Callable[[], bool] = lambda: False,
         https: bool = False,
         external_url: str = "",
+        ended: EndedRuns | None = None,
     ) -> None:
         self.scope = "machine" if machine else "user"
         self._fleet = fleet
         self._exporter = PrometheusExporter(fleet, passes)
         self._precedence = Precedence()
-        self._feed = Feed(fleet, step_aside=self._precedence.step_aside)
+        self._ended = ended or EndedRuns(fleet, "", refusal=lambda: NO_REPORTS)
+        self._feed = Feed(
+            fleet,
+            step_aside=self._precedence.step_aside,
+            lists_ended=lambda: not self._ended.refusal(),
+        )
         self._broadcast = Broadcast(self._feed)
         self._rank_lists = RankLists(fleet, step_aside=self._feed.step_aside)
         self._maps = Maps(fleet, self._feed.step_aside)
@@ -178,9 +203,12 @@ class Site:
             "/blocks.json": self._block_losses,
             "/whatif.json": self._what_if,
             "/debug/kernels.json": self._kernels,
+            ENDED.route: self._ended_runs,
+            REPORT: self._report,
         } | dict.fromkeys(self._assets, self._asset)
         # Of pages to read their lists are enough: there are a hundred.
-        self._listed = sorted(self._routes.keys() - {path for path in pages if path[-1] != "/"})
+        listed = self._routes.keys() - {REPORT} - {path for path in pages if path[-1] != "/"}
+        self._listed = sorted(listed)
 
     def has(self, path: str) -> bool:
         """Return whether there is anything at ``path``, whatever is asked for in its query."""
@@ -216,6 +244,8 @@ class Site:
             "/debug/kernels.json",
         }:
             return "page", None
+        if request.path in {ENDED.route, REPORT}:
+            return "reports", None
         return ("health" if request.path == "/healthz" else "rest"), None
 
     def _metrics(self, request: Request) -> Response:
@@ -314,6 +344,37 @@ class Site:
         """Answer whoever checks how the names of kernels were taken."""
         return json_response(kernel_names(self._fleet))
 
+    def _ended_runs(self, request: Request) -> Response:
+        """Answer with the list of runs that have ended, and with two of them compared if two are named."""
+        if why := self._ended.refusal():
+            return Response(refused_html(why).encode(), HTML, HTTPStatus.FORBIDDEN)
+        picked = _all_asked(request.query, PICKED)
+        wait = self._precedence.step_aside
+        found = [self._ended.boxes(key, wait) for key in picked] if len(picked) == 2 else []
+        listing = self._ended.listing(wait)
+        page = list_html(
+            listing.rows,
+            directory=self._ended.directory,
+            days=DAYS,
+            num_left_out=listing.num_left_out,
+            problems=listing.problems,
+            picked=picked,
+            compared=found if all(found) else (),
+        )
+        return Response(page.encode(), HTML)
+
+    def _report(self, request: Request) -> Response:
+        """Answer with the report of a run of that list."""
+        if why := self._ended.refusal():
+            return Response(refused_html(why).encode(), HTML, HTTPStatus.FORBIDDEN)
+        boxes = self._ended.boxes(
+            "".join(_all_asked(request.query, PICKED)), self._precedence.step_aside
+        )
+        if not boxes:
+            text = "The list of ended runs, /ended/, has no such run, or has it no more."
+            return sentence(HTTPStatus.NOT_FOUND, text)
+        return Response(render_html(boxes).encode(), HTML, headers=REPORT_HEADERS)
+
     def _asset(self, request: Request) -> Response:
         asset = self._assets[request.path]
         headers = {"ETag": asset.etag, "Cache-Control": "no-cache"}
@@ -369,6 +430,11 @@ def _shown(query: Mapping[str, list[str]]) -> Shown:
         return Shown(run, rank)
     other, _, index = beside.rpartition(":")
     return Shown(run, rank, (other, index))
+
+
+def _all_asked(query: Mapping[str, list[str]], name: str) -> list[str]:
+    """Return all values of a name that are asked for, each as far as ``_asked`` does."""
+    return [value[:MAX_ASKED] for value in query.get(name, [])]
 
 
 def _asked(query: Mapping[str, list[str]], name: str) -> str | None:

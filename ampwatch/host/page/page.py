@@ -9,6 +9,7 @@ Reads the aggregate and puts it into words; nothing is measured here. No torch, 
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,7 @@ from ampwatch.host.page.rows import COLUMNS, Row, State, bucket_row, finding_row
 from ampwatch.report.accounts import sentence
 from ampwatch.report.glossary import TERMS
 from ampwatch.report.headline import headline
+from ampwatch.report.line_change import change_of
 from ampwatch.report.links import Links
 from ampwatch.report.words import percent, step_time
 from ampwatch.wire.records import StepPhase
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from ampwatch.host.fleet import Cursor as HistoryCursor
     from ampwatch.host.fleet import Fleet, RankView
     from ampwatch.report.verdict import RunVerdict
+    from ampwatch.wire.records import Finding
 
 
 PHASES = tuple((phase.label, phase.words) for phase in StepPhase)
@@ -83,6 +86,7 @@ class Feed:
         clock: Returns the Unix time in seconds.
         step_aside: Called between small pieces of work, with the longest time that it may wait
             for something urgent; returns what is left of that. Unit: s.
+        lists_ended: Returns whether the daemon lists runs that have ended.
 
     Cost:
         A full state of one rank is at most about 100 kB of JSON, a change some hundred bytes;
@@ -95,8 +99,10 @@ class Feed:
         fleet: Fleet,
         clock: Callable[[], float] = time.time,
         step_aside: Callable[[float], float] = lambda seconds: seconds,
+        lists_ended: Callable[[], bool] = lambda: False,
     ) -> None:
         self._fleet = fleet
+        self._lists_ended = lists_ended
         self._clock = clock
         self._step_aside = step_aside
         self._patience = 0.0
@@ -106,6 +112,7 @@ class Feed:
         self._series: dict[RankView, tuple[HistoryCursor | None, bool, dict[str, Row]]] = {}
         self._ranges: dict[RankView, RangeState] = {}
         self._precision: dict[RankView, PrecisionState] = {}
+        self._changes: dict[RankView, dict[tuple[object, ...], tuple[str, ...]]] = {}
         self._formats = formats()
         self._links = Links.of(fleet.settings)
         self._glossary = {term.name: sentence(term.meaning) for term in TERMS}
@@ -181,7 +188,7 @@ class Feed:
         with self._fleet.lock:
             runs = self._fleet.judge()
         ranks = {rank for members, _ in runs.values() for rank in members}
-        for kept in (self._series, self._ranges, self._precision):
+        for kept in (self._series, self._ranges, self._precision, self._changes):
             for gone in kept.keys() - ranks:
                 del kept[gone]
         self.step_aside()
@@ -221,6 +228,7 @@ class Feed:
             "runs": {run: {**of, "links": self._links.of_run(run)} for run, of in told.items()},
             "gpus": gpus,
             "problems": problems,
+            "lists_ended": self._lists_ended(),
         }
 
     def _run(self, ranks: Sequence[RankView], verdict: RunVerdict, now: float) -> State:
@@ -228,13 +236,29 @@ class Feed:
         return {**of_run(ranks, verdict, now), "ranks": whole}
 
     def _rank(self, rank: RankView, of_run: RunVerdict, now: float) -> State:
+        stories = of_run.by_rank[rank.identity.rank].stories
+        # Without the lock: files are read for them.
+        changes = [self._change_of(rank, m.finding) for story in stories for m in story.members]
         # One rank at a time: of all together a scrape would have to wait for seconds.
         with self._fleet.lock:
-            state = self._rank_now(rank, of_run, now)
+            state = self._rank_now(rank, of_run, changes, now)
         self.step_aside()
         return state
 
-    def _rank_now(self, rank: RankView, of_run: RunVerdict, now: float) -> State:
+    def _change_of(self, rank: RankView, finding: Finding) -> tuple[str, ...]:
+        """Return the remedy as a difference, as it was when the finding first had it."""
+        # A ring names the file: that of another user must not make the daemon show a line of any file.
+        if finding.cure is None or rank.uid != os.geteuid():
+            return ()
+        known = self._changes.setdefault(rank, {})
+        key = (finding.key, finding.source, finding.cure)
+        if key not in known:
+            known[key] = change_of(finding)
+        return known[key]
+
+    def _rank_now(
+        self, rank: RankView, of_run: RunVerdict, changes: Sequence[Sequence[str]], now: float
+    ) -> State:
         verdict = of_run.by_rank[rank.identity.rank]
         members = [member for story in verdict.stories for member in story.members]
         return {
@@ -249,7 +273,8 @@ class Feed:
             "phases": phase_state(rank),
             "facts": dict(rank.facts),
             "findings": {
-                m.finding.key: finding_row(m.finding, current=m.is_current) for m in members
+                m.finding.key: finding_row(m.finding, current=m.is_current, change=change)
+                for m, change in zip(members, changes, strict=True)
             },
             "stories": [row for story in verdict.stories for row in order(story)],
             "series": self._series_of(rank),

@@ -7,7 +7,7 @@ loaded from elsewhere.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ampwatch.report.markup import Markup, element, joined
 from ampwatch.report.pages import INDEX, REPOSITORY, Page, Shelf, resolved
@@ -23,6 +23,21 @@ ICON = (
 )
 
 
+class Link(NamedTuple):
+    """A page that others link to.
+
+    Attributes:
+        title: Its heading.
+        route: Path under which the daemon serves it.
+    """
+
+    title: str
+    route: str
+
+
+ENDED = Link("Ended runs", "/ended/")
+
+
 def page_html(page: Page, known: Mapping[str, Page]) -> str:
     """Return a page as HTML.
 
@@ -36,7 +51,7 @@ def page_html(page: Page, known: Mapping[str, Page]) -> str:
     Cost:
         5 ms, and 30 ms more for the first one.
     """
-    return _framed(page.title, page.shelf, _body(page, page.text, known))
+    return framed(page.title, page.shelf.route, _body(page, page.text, known))
 
 
 def list_html(shelf: Shelf, known: Mapping[str, Page]) -> str:
@@ -52,7 +67,9 @@ def list_html(shelf: Shelf, known: Mapping[str, Page]) -> str:
         element("li", element("a", page.title, href=_from_page(page.route)))
         for page in pages.values()
     ]
-    return _framed(shelf.title, shelf, joined(element("h1", shelf.title), element("ul", *lines)))
+    return framed(
+        shelf.title, shelf.route, joined(element("h1", shelf.title), element("ul", *lines))
+    )
 
 
 def anchor(heading: str) -> str:
@@ -115,15 +132,22 @@ def _from_page(route: str) -> str:
     return f"..{route}"
 
 
-def _framed(title: str, shelf: Shelf, body: Markup) -> str:
-    shelves: Sequence[Markup] = [
+def framed(title: str, route: str, body: Markup) -> str:
+    """Return a page one directory below that of runs, with links to all others.
+
+    Args:
+        title: What it is called.
+        route: The list that it is of, or it itself.
+        body: What is in it.
+    """
+    lists: Sequence[Markup] = [
         element(
             "a",
             each.title,
             href=_from_page(each.route),
-            aria_current="true" if each is shelf else None,
+            aria_current="true" if each.route == route else None,
         )
-        for each in Shelf
+        for each in (*Shelf, ENDED)
     ]
     head = element(
         "head",
@@ -139,7 +163,7 @@ def _framed(title: str, shelf: Shelf, body: Markup) -> str:
     bar = element(
         "header",
         element("p", element("a", "ampwatch", href=_from_page("/")), class_="wordmark"),
-        element("nav", *shelves, aria_label="Pages"),
+        element("nav", *lists, aria_label="Pages"),
         class_="bar",
     )
     content = element("body", bar, element("main", body, class_="prose"))

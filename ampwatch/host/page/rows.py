@@ -13,6 +13,8 @@ from ampwatch.report.words import quantity, scale
 from ampwatch.wire.records import SKIP_CLASSES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ampwatch.host.fleet import Bucket
     from ampwatch.report.stories import Story
     from ampwatch.report.verdict import RunVerdict
@@ -64,12 +66,13 @@ def order(story: Story) -> list[list[str | int]]:
     return [[member.finding.key, int(member is not story)] for member in story.members]
 
 
-def finding_row(finding: Finding, *, current: bool) -> State:
+def finding_row(finding: Finding, *, current: bool, change: Sequence[str] = ()) -> State:
     """Return a finding with its words.
 
     Args:
         finding: The finding.
         current: Whether it still holds.
+        change: The remedy as a difference of its line (``line_change.py``).
     """
     return {
         "kind": finding.kind,
@@ -87,6 +90,7 @@ def finding_row(finding: Finding, *, current: bool) -> State:
         "evidence_words": {label(n): _written(n, v) for n, v in finding.evidence.items()},
         "summary": finding.summary,
         "advice": finding.advice,
+        "change": list(change),
         "tried": [tried._asdict() for tried in finding.tried],
         "terms": _terms(finding.summary, finding.advice),
         "root": finding.root,

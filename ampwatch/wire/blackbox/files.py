@@ -127,8 +127,12 @@ def remove(directory: Path, identity: RunIdentity) -> None:
         path.parent.rmdir()
 
 
-def read(path: Path) -> list[Box]:
+def read(path: Path, max_bytes: int = MAX_BYTES) -> list[Box]:
     """Return the boxes in a file.
+
+    Args:
+        path: The file.
+        max_bytes: Size from which on it is refused.
 
     Raises:
         ReportError: If it cannot be read, or is no report.
@@ -142,7 +146,7 @@ def read(path: Path) -> list[Box]:
             if not stat.S_ISREG(status.st_mode):
                 msg = f"expected a file at {str(path)!r}, got {stat.filemode(status.st_mode)}"
                 raise ReportError(msg)
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(max_bytes + 1)
     except (OSError, ValueError) as error:
         if isinstance(error, ReportError):
             raise
@@ -150,8 +154,8 @@ def read(path: Path) -> list[Box]:
             f"expected a report at {str(path)!r}, got: {getattr(error, 'strerror', None) or error}"
         )
         raise ReportError(msg) from None
-    if len(data) > MAX_BYTES:
-        msg = f"expected a report of at most {MAX_BYTES} bytes at {str(path)!r}, got more"
+    if len(data) > max_bytes:
+        msg = f"expected a report of at most {max_bytes} bytes at {str(path)!r}, got more"
         raise ReportError(msg)
     return from_json(data, repr(str(path)))
 

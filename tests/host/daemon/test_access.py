@@ -45,6 +45,8 @@ ROUTES = (
         "/blocks.json?run=gpt&rank=0",
         "/whatif.json?run=gpt&rank=0",
         "/debug/kernels.json",
+        "/ended/",
+        "/ended/report?run=0-gpt",
         "/static/app.js",
     ),
     *("/explain/", "/docs/settings", "/runbooks/", "/absent", "/healthz/", "/healthz/../"),

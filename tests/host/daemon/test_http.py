@@ -21,6 +21,7 @@ import pytest
 from ampwatch import __version__, shipped
 from ampwatch.host.daemon import server as server_module
 from ampwatch.host.daemon import site as site_module
+from ampwatch.host.daemon.ended import EndedRuns
 from ampwatch.host.daemon.server import Server
 from ampwatch.host.daemon.site import Request, Response, Site
 from ampwatch.host.daemon.web_config import WebConfig
@@ -76,6 +77,7 @@ def serving(
     **options: object,
 ) -> Iterator[Served]:
     fleet = made_up_fleet()
+    options.setdefault("ended", EndedRuns(fleet, "/nowhere"))
     site = Site(fleet, {"rings": CollectorPass(success=True, duration_seconds=0.0)}, **options)
     server = Server(host, 0, site, web or WebConfig(), names, access)
     with answering(server):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import math
-from typing import Any
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from ampwatch.host.page.broadcast import merge_patch
 from ampwatch.host.page.lines import Shown
 from ampwatch.host.page.page import Feed
 from ampwatch.host.page.rows import COLUMNS
+from ampwatch.report.line_change import change_of
 from ampwatch.settings import Settings
 from ampwatch.wire.records import ALL_MODULES, FindingRecord, Measure, RunState, Severity, Tried
 from tests.workshop.clocks import SECOND, START, Clock
@@ -32,6 +34,9 @@ from tests.workshop.records import (
     skipped_step,
     step,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NOW = Clock(START + 20)
 
@@ -156,6 +161,35 @@ def test_the_words_of_a_finding_are_explained_and_what_was_tried_is_marked() -> 
     assert tried["terms"] == ["overflow", "bfloat16"]
     assert (other["tried"], other["terms"]) == ([], [])
     assert state["glossary"]["overflow"].startswith("a result larger than the largest number")
+
+
+def test_the_remedy_is_a_difference_of_the_line_where_its_file_is_the_users_own(
+    tmp_path: Path,
+) -> None:
+    """As in reports, and as it was when it was found. Of a ring of somebody else no file is read."""
+    file = tmp_path / "model.py"
+    file.write_text("import torch\ndef forward(self, x):\n    x = self.up(x)\n")
+    made = finding("forward_overflow", "net.up", source=f"{file}:3", op="addmm").finding
+    made.tried = (Tried(Measure.MODULE_IN_FLOAT32, "net.up", 7, cures=True),)
+    fleet = Fleet(Settings(), Clock(START + 20))
+    for run, uid in (("own", os.geteuid()), ("other", os.geteuid() + 1)):
+        put(fleet, f"/{run}.ring", identity(run=run), [FindingRecord(made)], uid=uid)
+    feed = Feed(fleet, NOW)
+
+    def changes() -> list[list[str]]:
+        runs = sent(feed.full())["runs"]
+        return [runs[run]["ranks"]["0"]["findings"][made.key]["change"] for run in ("own", "other")]
+
+    assert changes() == [list(change_of(made)), []]
+    file.unlink()
+    assert changes() == [
+        [
+            "- x = self.up(x)",
+            "+ with torch.autocast(x.device.type, enabled=False):",
+            "+     x = self.up(x.float())",
+        ],
+        [],
+    ]
 
 
 def test_when_nothing_has_changed_only_the_time_is_sent() -> None:

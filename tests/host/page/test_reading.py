@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ampwatch.host.page.reading import list_html, page_html
+from ampwatch.host.page.reading import ENDED, list_html, page_html
 from ampwatch.report.pages import INDEX, REPOSITORY, Page, Shelf, by_path
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_every_link_leads_to_a_page_and_a_heading_that_are_served(
     dead = []
     for route, reader in served.items():
         for link in reader.links:
-            if "://" in link or link == "/":
+            if "://" in link or link in ("/", ENDED.route):
                 continue
             target, _, fragment = link.partition("#")
             page = served.get(target or route)

@@ -38,6 +38,7 @@ function show() {
   const isEmpty = !Object.keys(state.runs).length;
   view.showEmpty(isEmpty);
   view.showProblems(state.problems);
+  for (const id of ["ended", "ended-too"]) byId(id).hidden = !state.lists_ended;
   document.getElementById("version").textContent = `ampwatch ${state.version}.`;
   if (isEmpty) {
     view.showAmiss(asked.run === null ? [] : [notHere(asked.run)]);

@@ -134,6 +134,7 @@ function findingDetails(key, findings, glossary) {
   if (f.tried.some((tried) => tried.cures)) advice.append(make("span", { class: "tried" }, TRIED), " ");
   advice.append(f.advice);
   if (f.advice) box.append(advice);
+  if (f.change.length) box.append(difference(f));
   if (Object.keys(f.evidence_words).length) box.append(pairs("evidence", Object.entries(f.evidence_words).map(([name, words]) => [name, words])));
   if (f.terms.length) box.append(pairs("terms", f.terms.map((term) => [term, glossary[term]])));
   const about = f.page ? [make("a", { href: `.${f.page}` }, `More about ${f.kind}`), " · "] : [];
@@ -143,12 +144,18 @@ function findingDetails(key, findings, glossary) {
   return box;
 }
 
+/** The remedy as a difference of the line of the program at which it helps. */
+function difference({ change, source }) {
+  const lines = change.map((line) => make(line.startsWith("-") ? "del" : "ins", {}, `${line}\n`));
+  return make("div", { class: "change" }, make("p", { class: "place" }, `The change, in ${source}:`), make("pre", { tabindex: "0" }, ...lines));
+}
+
 /** A button that copies a finding as text, to be pasted into a message. */
 function copyButton(f, key) {
   const button = make("button", { type: "button", class: "small", "aria-label": `copy ${f.kind} in ${f.place}` }, "copy");
   button.addEventListener("click", async () => {
     const link = document.getElementById(key).querySelector("a.permalink")?.href ?? location.href;
-    const text = [`${f.severity}: ${f.kind} in ${f.place}, since step ${f.first_step}`, f.summary, f.advice && `What to change: ${f.advice}`, link];
+    const text = [`${f.severity}: ${f.kind} in ${f.place}, since step ${f.first_step}`, f.summary, f.advice && `What to change: ${f.advice}`, ...f.change, link];
     try {
       await navigator.clipboard.writeText(text.filter(Boolean).join("\n"));
     } catch {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
-from ampwatch.training.kernels.dtypes import MEASURED
+from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
 from ampwatch.training.kernels.pending import PENDING
 from ampwatch.training.kernels.rows import MAX_NUMEL
 from ampwatch.training.private import (
@@ -16,6 +16,7 @@ from ampwatch.training.private import (
     LOCAL_TENSOR,
     NoFunctionSubclass,
     is_functorch_wrapped,
+    is_zero_tensor,
     sparse_values,
     unwrap,
 )
@@ -355,3 +356,25 @@ def is_gapless(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has elements that can be read, each at a place of its own in memory."""
+    has_places = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    # Zeros of forward-mode AD have no memory: to read them ends the process.
+    return has_places and not is_zero_tensor(tensor)
+
+
+def is_plain(value: object) -> bool:
+    """Whether ``value`` is an ordinary tensor that ``has_values``."""
+    return is_ordinary(value) and has_values(value)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor that lies in memory is dense, holds something, and holds it already."""
+    return is_dense(tensor) and tensor.numel() > 0 and is_there(tensor)
+
+
+def is_of_floats(value: Any) -> TypeGuard[Tensor]:
+    """Whether ``value`` is an ordinary dense tensor of a dtype in ``FLOATS``, of which norms can be taken."""
+    return is_plain(value) and value.dtype in FLOATS

@@ -12,8 +12,8 @@ from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFI
 from ampwatch.diagnosis.forward.origins import diagnose
 from ampwatch.training.devices import HOST
 from ampwatch.training.kernels.choice import finite_checks
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.memory import HeldBytes
-from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.names import canonical
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
 from ampwatch.training.replay.replay import replay_of

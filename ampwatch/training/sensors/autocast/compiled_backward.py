@@ -12,7 +12,7 @@ from torch import nn
 
 from ampwatch.diagnosis.evidence.scaler import CompiledGradients
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.model.living import alive
 from ampwatch.training.private import BACKWARD_AUTOCAST, ConvNd, is_in_autocast
 from ampwatch.training.transfer.readback import host_scalar

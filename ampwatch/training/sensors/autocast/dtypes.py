@@ -8,6 +8,7 @@ import torch
 
 from ampwatch.training.hooks.events import FactsChanged
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.private import is_enabled_region
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class AutocastSensor(Sensor):
         if dtype is self._last or not is_enabled_region(region) or not torch.is_grad_enabled():
             return
         self._last = dtype
-        name = str(dtype).removeprefix("torch.")
+        name = name_of(dtype)
         if name not in self._dtypes:
             self._dtypes.append(name)
             self._bus.emit(FactsChanged())

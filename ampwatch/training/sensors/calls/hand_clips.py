@@ -12,13 +12,14 @@ from torch.nn.utils import clip_grad
 from ampwatch.diagnosis.evidence.calls import RescaledGradients, ScaledClip
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import is_in_file, is_in_optimizer, user_source
+from ampwatch.training.kernels.admission import is_of_floats, is_plain
 from ampwatch.training.kernels.norms import norms_of
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
+from ampwatch.training.ops.operands import shapes_by_address
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.ops.values import is_of_floats, is_plain, shapes_by_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,9 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import FlushedGradients
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.model.scaler import READY, stage_of
-from ampwatch.training.ops.values import is_plain, thinned
+from ampwatch.training.ops.operands import thinned
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:

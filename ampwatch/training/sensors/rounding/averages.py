@@ -13,11 +13,11 @@ from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import HOST
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.memory import bytes_held
-from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.operands import has_grad, thinned
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.ops.values import has_grad, is_plain, thinned
 from ampwatch.training.sensors.rounding.shadow import (
     Shadow,
     Shadows,

@@ -13,9 +13,10 @@ from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import FP8_DTYPES
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.model.dtypes import NAMES
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import NAMES
 from ampwatch.training.ops.events import OpSensor
-from ampwatch.training.ops.values import is_plain, place_name
+from ampwatch.training.ops.operands import place_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

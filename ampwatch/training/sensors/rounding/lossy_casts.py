@@ -12,13 +12,12 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import FLOATS, HALF, MEASURED, name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
-from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.operands import has_grad, head, place_name, thinned
 from ampwatch.training.ops.storage import WeakStorage
-from ampwatch.training.ops.values import has_grad, head, is_plain, place_name, thinned
 from ampwatch.training.sensors.rounding.shadow import VainChecks
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import Stuck, What
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import is_plain
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.sensors.rounding.shadow import TINY, ShadowSensor, VainChecks
 
 if TYPE_CHECKING:

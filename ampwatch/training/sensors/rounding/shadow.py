@@ -9,9 +9,10 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import OpSite
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.ops.events import OpSensor
+from ampwatch.training.ops.operands import names_by_address, place_name, thinned
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.ops.values import is_plain, names_by_address, place_name, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

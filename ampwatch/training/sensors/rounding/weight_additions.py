@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, OpSite, Stuck, What
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.ops.call import tensors_among
-from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import is_plain, names_by_address
+from ampwatch.training.ops.operands import names_by_address
 from ampwatch.training.sensors.rounding.shadow import (
     Shadow,
     ShadowSensor,

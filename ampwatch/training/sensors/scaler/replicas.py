@@ -19,8 +19,8 @@ import torch
 
 from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.model.names import parameters_of
-from ampwatch.training.ops.values import is_plain
 from ampwatch.training.private import scale_tensor, states_of_optimizers
 from ampwatch.training.transfer.readback import host_scalar
 

@@ -17,8 +17,7 @@ import torch
 from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
 from ampwatch.numerics.formats import PLAIN, SCALES
 from ampwatch.numerics.units.ops import ALIGNMENT, TENSOR_DTYPES, Fallback, OpKind, Phase
-from ampwatch.training.kernels.dtypes import dtypes_of
-from ampwatch.training.model.dtypes import NAMES, promoted
+from ampwatch.training.kernels.dtypes import NAMES, dtypes_of, promoted
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.private import OpOverloadPacket, has_kernel
 from ampwatch.wire.records import CensusSource

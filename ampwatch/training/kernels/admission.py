@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
@@ -45,6 +46,9 @@ be kept, since it means nothing once the transform is over.
 
 _PARTS = "__tensor_flatten__"
 """Method by which a class says which tensors one of it is made of (``torch/utils/_python_dispatch.py``)."""
+
+MAX_ZERO_BYTES, FIRST_BYTES = 4096, 64
+"""Bytes that are read to see that a tensor is zero; and first of all, as nearly every other one is not zero there."""
 
 MAX_COPIED = 2**26
 """Largest copy of a view with gaps. Gradients and outputs have none; a copy at the peak of
@@ -378,3 +382,14 @@ def has_values(tensor: Tensor) -> bool:
 def is_of_floats(value: Any) -> TypeGuard[Tensor]:
     """Whether ``value`` is an ordinary dense tensor of a dtype in ``FLOATS``, of which norms can be taken."""
     return is_plain(value) and value.dtype in FLOATS
+
+
+def is_zero_on_host(tensor: Tensor) -> bool:
+    """Whether a contiguous tensor in host memory is zero in the bytes that are read. No op, no sync."""
+    if not is_plain(tensor) or not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
+        return False
+    # Read where it lies: an op would show up in the user's profiles and dispatch modes.
+    address, count = tensor.data_ptr(), min(tensor.numel() * tensor.element_size(), MAX_ZERO_BYTES)
+    if ctypes.string_at(address, min(count, FIRST_BYTES)).strip(b"\0"):
+        return False
+    return not ctypes.string_at(address, count).strip(b"\0")

@@ -90,9 +90,6 @@ class HandClips(OpSensor):
     By norm: the program multiplies gradients, or copies what it has made of them into them. Their norm before and
     after is reported; what it is from one iteration to the next shows whether there is a limit.
 
-    Args:
-        context: Shared parts of the training, with an enabled scaler.
-
     Cost:
         Nothing in iterations whose ops are not observed. Less than 1 us for an op that is none of these. In a program
         that changes gradients itself, on a CPU for each of them 20 to 100 us an op that does, and some 50 us when they

@@ -50,9 +50,6 @@ class FlushedGradientSensor(Sensor):
     A program may exchange, store or project gradients in between. Unscaled they are often smaller than float16 holds:
     those and no others are zero afterwards. A mask, a clip or a gradient that is set to zero asks for no magnitude.
 
-    Args:
-        context: Shared parts of the training, with an enabled scaler.
-
     Cost:
         Nothing but in iterations that sample gradients, in programs that call ``unscale_``: a copy of up to
         ``MAX_GRADIENTS`` times ``SAMPLED`` elements, some 10 us a gradient on a CPU, and one transfer.

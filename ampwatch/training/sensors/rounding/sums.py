@@ -15,9 +15,9 @@ from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.ops.operands import has_grad, names_by_address, thinned
 from ampwatch.training.private import current_node, sequence_number
 from ampwatch.training.sensors.rounding.shadow import (
+    RoundingSensor,
     Shadow,
     Shadows,
-    ShadowSensor,
     added_of,
     is_stuck,
     now_of,
@@ -58,7 +58,7 @@ COSINE = 0.99
 """Cosine of the angle between a gradient and what was made of it, by a cast or a factor, at least."""
 
 
-class Sums(ShadowSensor):
+class Sums(RoundingSensor):
     """Follows what is added up in half precision by ``a + b``, ``a += b`` and autograd.
 
     ===========  ========================================  ==============  ==============================

@@ -98,9 +98,6 @@ class ReplicaSensor(Sensor):
     same scale before it, after steps that have changed the weights of both alike. Models that
     only began alike, or are alike by chance, differ after the first step. CPU only: elsewhere
     comparing would be a sync.
-
-    Args:
-        context: Shared parts of the training, with a scaler: it is compared with all others.
     """
 
     name = "replicas"

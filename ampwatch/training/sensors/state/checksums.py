@@ -91,9 +91,6 @@ class ChecksumSensor(Sensor):
 
     Weights that are spread over the ranks (DTensor, FSDP) are left out. Where weights lie on several
     devices none are summed: to bring the sums together would wait for one.
-
-    Args:
-        context: Shared parts of a training of several ranks.
     """
 
     name = "checksums"

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from msgspec import Struct, field
 
 from ampwatch.numerics.blocks import BlockHistogram
 from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.numerics.written import Labelled
 from ampwatch.wire.records.fields import Count
 
 
-class Operand(IntEnum):
+class Operand(Labelled):
     """Tensors that the products of a linear or convolutional layer multiply."""
 
     INPUT = 0
     WEIGHT = 1
     GRAD_OUTPUT = 2
-
-    @property
-    def label(self) -> str:
-        """The operand as users read it."""
-        return self.name.lower()
 
 
 LINEAR, CONVOLUTION = "linear", "convolution"

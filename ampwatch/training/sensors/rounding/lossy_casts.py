@@ -143,7 +143,6 @@ class LossyCasts(RoundingSensor):
             "to": self._cast,
             "copy_": self._copy,
             "arange": self._range,
-            "cumsum": self._count_up,
             **dict.fromkeys(("mul", "div", "add", "sub", "pow"), self._promote),
         }
 
@@ -236,39 +235,6 @@ class LossyCasts(RoundingSensor):
                 self._report(cast, result, place)
 
         self._deferred.read((values[1:] != values[:-1]).sum(), judge)
-
-    def _count_up(self, call: OpCall, place: OpPlace) -> None:
-        """Check a running count in half precision: it stands still where adding a one rounds away."""
-        given = call.args[0]
-        out = call.out
-        if not (is_plain(given) and is_plain(out)) or out.dtype not in HALF:
-            return
-        limit = LARGEST_INTEGER[out.dtype]
-        dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
-        if not given.ndim or given.shape[dim] <= limit or has_grad(given):
-            return
-        one = head(given.detach().movedim(dim, -1), MAX_COMPARED)
-        counted = head(out.detach().movedim(dim, -1), MAX_COMPARED)
-        columns = (
-            (one == one.round()).all() if one.is_floating_point() else one.new_ones(()),
-            counted.abs().max(),
-            (one[1:] != 0).sum() + 1,
-            # Where a zero is added the count stands still rightly.
-            ((counted[1:] != counted[:-1]) & (one[1:] != 0)).sum() + 1,
-        )
-        count = len(one)
-        site = self._place(call, place)
-        dtype = name_of(out.dtype)
-        result = WeakStorage(out.untyped_storage()), _address(out)
-
-        def judge(read: list[float]) -> None:
-            whole, largest, distinct, kept = read
-            if whole and largest >= limit and distinct - kept >= LOST_SHARE * count:
-                numbers = int(distinct), int(kept), int(distinct - kept)
-                cast = LossyCast(site, dtype, count, *numbers, largest, is_ordered=True)
-                self._report(cast, result, place)
-
-        self._read(judge, *columns)
 
     def _compare(
         self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor

@@ -1,4 +1,4 @@
-"""The monitor that a callback of a framework makes, lends from its user, and ends."""
+"""The monitor that a callback of a framework makes, lends from its user, and ends; and what such callbacks share."""
 
 from __future__ import annotations
 
@@ -141,6 +141,58 @@ class Attached:
             least = chosen["min_severity"] or type(actions.stop()).min_severity
             callback, chosen = self.stops, chosen | {"min_severity": least}
         self.watch.on_finding(callback, **chosen)
+
+
+class Callback:
+    """What the callbacks of frameworks share: a class of their framework is the other base of each.
+
+    Args:
+        name: Name of the module, for the log.
+        keys: The keys to log; all that are known with ``None``.
+        serve: As of ``ampwatch.monitor``.
+        settings: Settings of the monitors.
+    """
+
+    def __init__(
+        self, name: str, keys: Iterable[str] | None, settings: dict[str, Any], *, serve: bool
+    ) -> None:
+        super().__init__()
+        self._keys = None if keys is None else frozenset(keys)
+        self._attached = Attached(name, serve=serve, settings=settings)
+        self._stop = False
+
+    @property
+    def watch(self) -> ampwatch.Monitor | None:
+        """The monitor of the training that runs, or of the last one."""
+        return self._attached.watch
+
+    def on_finding(
+        self,
+        callback: Callable[[Finding], None],
+        *,
+        min_severity: Severity | str | None = None,
+        kinds: Iterable[str] | None = None,
+    ) -> None:
+        """Have the monitor of each training call ``callback``: as ``on_finding`` of a monitor."""
+        self._attached.on_finding(callback, min_severity, kinds)
+
+    def _chosen(self, numbers: dict[str, float]) -> dict[str, float]:
+        """Return the numbers that are to be logged."""
+        if self._keys is None:
+            return numbers
+        return {key: value for key, value in numbers.items() if key in self._keys}
+
+    def _say_what_is_not_seen(self, where: str, *, is_half: bool) -> None:
+        """Say of a training whose loss nothing scales what that means; ``where`` a scaler is expected in float16."""
+        if is_half:
+            self._attached.say(
+                f"expected a GradScaler in {where}, got none: steps are watched, the loss scale is not"
+            )
+        else:
+            self._attached.say("no loss is scaled here: steps are watched", level=logging.INFO)
+
+    def _note_stop(self, _: Finding) -> None:
+        self._stop = True
 
 
 def _is_stop(callback: object) -> bool:

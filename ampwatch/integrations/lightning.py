@@ -11,7 +11,6 @@ Fabric has no loop of its own that a callback could follow; there it is one line
 
 from __future__ import annotations
 
-import logging
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.guard import Guard
-from ampwatch.integrations.attached import Attached
+from ampwatch.integrations.attached import Callback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ampwatch import Finding, Monitor, Severity
+    from collections.abc import Iterable
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """One code under two names, each with a ``Callback`` of its own."""
@@ -45,13 +42,16 @@ def _base() -> Any:
 _Callback = _base()
 
 
-class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of what is installed
+class AmpwatchCallback(Callback, _Callback):  # type: ignore[misc, valid-type] # made of what is installed
     """Watches each ``fit()`` of a Trainer, and logs the numbers with those of the LightningModule.
 
     The GradScaler is that of the Trainer's precision plugin. Each ``log_every_n_steps`` steps
     ``amp/loss_scale``, ``amp/grad_norm`` and the others of docs/logged-metrics.md go to the Trainer's loggers,
     and stand in ``trainer.logged_metrics`` and ``trainer.callback_metrics``. A training that ends by
     an exception ends as failed. Automatic and manual optimization.
+
+    ``on_finding(actions.stop())`` sets ``trainer.should_stop``, so that ``fit()`` ends as by early stopping. Of
+    several processes all end in the same step, the next one that is logged.
 
     Args:
         keys: The keys to log; all that are known by default.
@@ -65,30 +65,9 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
     def __init__(
         self, *, keys: Iterable[str] | None = None, serve: bool = True, **settings: Any
     ) -> None:
-        super().__init__()
-        self._keys = None if keys is None else frozenset(keys)
-        self._attached = Attached("ampwatch.integrations.lightning", serve=serve, settings=settings)
+        super().__init__("ampwatch.integrations.lightning", keys, settings, serve=serve)
         self._attached.stops = self._note_stop
         self._begin_anew()
-
-    @property
-    def watch(self) -> Monitor | None:
-        """The monitor of the training that runs, or of the last one."""
-        return self._attached.watch
-
-    def on_finding(
-        self,
-        callback: Callable[[Finding], None],
-        *,
-        min_severity: Severity | str | None = None,
-        kinds: Iterable[str] | None = None,
-    ) -> None:
-        """Have the monitor of each training call ``callback``: as ``on_finding`` of a monitor.
-
-        ``actions.stop()`` sets ``trainer.should_stop``, so that ``fit()`` ends as by early stopping. Of
-        several processes all end in the same step, the next one that is logged.
-        """
-        self._attached.on_finding(callback, min_severity, kinds)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin to watch."""
@@ -133,15 +112,10 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
         self._stop, self._logged_at = False, -1
         plugin = trainer.precision_plugin
         self._attached.begin(pl_module, getattr(plugin, "scaler", None), trainer.global_step)
-        if not self._attached.is_unscaled:
-            return
-        if getattr(plugin, "precision", "").startswith("16"):
-            self._attached.say(
-                f"expected a GradScaler in {type(plugin).__name__}, as with precision 16-mixed, got"
-                " none: steps are watched, the loss scale is not"
-            )
-        else:
-            self._attached.say("no loss is scaled here: steps are watched", level=logging.INFO)
+        if self._attached.is_unscaled:
+            where = f"{type(plugin).__name__}, as with precision 16-mixed"
+            is_half = getattr(plugin, "precision", "").startswith("16")
+            self._say_what_is_not_seen(where, is_half=is_half)
 
     def _after_batch(self, trainer: Any) -> None:
         loop = trainer.fit_loop.epoch_loop
@@ -172,8 +146,7 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
         Not by ``log_dict`` of the LightningModule, which puts each number into a tensor on the device
         and then waits for the device to have it back.
         """
-        if self._keys is not None:
-            numbers = {key: value for key, value in numbers.items() if key in self._keys}
+        numbers = self._chosen(numbers)
         if not numbers:
             return
         on_host = {key: torch.tensor(value) for key, value in numbers.items()}
@@ -181,6 +154,3 @@ class AmpwatchCallback(_Callback):  # type: ignore[misc, valid-type] # made of w
         trainer.logged_metrics.update(on_host)
         for logger in trainer.loggers:
             logger.log_metrics(metrics=numbers, step=step)
-
-    def _note_stop(self, _: Finding) -> None:
-        self._stop = True

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -15,25 +14,26 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import CallbackHandler
 
 from ampwatch.guard import Guard
-from ampwatch.integrations.attached import Attached
+from ampwatch.integrations.attached import Callback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from types import FrameType
-
-    from ampwatch import Finding, Monitor, Severity
 
 MAX_FRAMES = 8
 """Callers among which the Trainer is looked for; it is the second or the third."""
 
 
-class AmpwatchCallback(TrainerCallback):  # type: ignore[misc] # its base may not be installed
+class AmpwatchCallback(Callback, TrainerCallback):  # type: ignore[misc] # its base may not be installed
     """Watches each ``train()`` of a Trainer, and adds the numbers to what it logs.
 
     The model and the GradScaler are those that the Trainer has prepared. ``amp/loss_scale``,
     ``amp/grad_norm`` and the others of docs/logged-metrics.md stand in each log of the training, so that
     everything in ``report_to`` gets them, and in ``trainer.state.log_history``. A training that ends
     by an exception ends as failed.
+
+    ``on_finding(actions.stop())`` sets ``control.should_training_stop``, so that ``train()`` ends as after
+    its last step. Of several processes each would stop alone: there it raises, as it does without a callback.
 
     Args:
         keys: The keys to log; all that are known by default.
@@ -47,33 +47,9 @@ class AmpwatchCallback(TrainerCallback):  # type: ignore[misc] # its base may no
     def __init__(
         self, *, keys: Iterable[str] | None = None, serve: bool = True, **settings: Any
     ) -> None:
-        self._keys = None if keys is None else frozenset(keys)
-        self._attached = Attached(
-            "ampwatch.integrations.transformers", serve=serve, settings=settings
-        )
+        super().__init__("ampwatch.integrations.transformers", keys, settings, serve=serve)
         self._guard = Guard("the callback of transformers")
         self._wrapped: _Ending | None = None
-        self._stop = False
-
-    @property
-    def watch(self) -> Monitor | None:
-        """The monitor of the training that runs, or of the last one."""
-        return self._attached.watch
-
-    def on_finding(
-        self,
-        callback: Callable[[Finding], None],
-        *,
-        min_severity: Severity | str | None = None,
-        kinds: Iterable[str] | None = None,
-    ) -> None:
-        """Have the monitor of each training call ``callback``: as ``on_finding`` of a monitor.
-
-        ``actions.stop()`` sets ``control.should_training_stop``, so that ``train()`` ends as after
-        its last step. Of several processes each would stop alone: there it raises, as it does
-        without a callback.
-        """
-        self._attached.on_finding(callback, min_severity, kinds)
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its names are the Trainer's
         """Take the first place among the callbacks, before those that report."""
@@ -120,19 +96,11 @@ class AmpwatchCallback(TrainerCallback):  # type: ignore[misc] # its base may no
         scaler = getattr(given.get("optimizer"), "scaler", None)
         self._attached.begin(given.get("model"), scaler, state.global_step)
         if self._attached.is_unscaled:
-            self._say_what_is_not_seen(args)
+            where = "the Trainer's optimizer, as with fp16=True"
+            self._say_what_is_not_seen(where, is_half=getattr(args, "fp16", False))
         trainer = self._go_first()
         if trainer is not None and self._attached.is_open:
             self._wrapped = _Ending(trainer, self)
-
-    def _say_what_is_not_seen(self, args: Any) -> None:
-        if getattr(args, "fp16", False):
-            self._attached.say(
-                "expected a GradScaler in the Trainer's optimizer, as with fp16=True, got none:"
-                " steps are watched, the loss scale is not"
-            )
-        else:
-            self._attached.say("no loss is scaled here: steps are watched", level=logging.INFO)
 
     def _go_first(self) -> Any:
         """Move to the front of the callbacks, and return the Trainer; ``None`` if it is not found.
@@ -159,16 +127,12 @@ class AmpwatchCallback(TrainerCallback):  # type: ignore[misc] # its base may no
         if not logs or not (is_last or "loss" in logs):
             return
         numbers = self._attached.summary() if is_last else self._attached.metrics()
-        if self._keys is not None:
-            numbers = {key: value for key, value in numbers.items() if key in self._keys}
+        numbers = self._chosen(numbers)
         # What the Trainer keeps is a copy, made just before.
         kept = state.log_history[-1] if state.log_history else {}
         if all(kept.get(key) is value for key, value in logs.items()):
             kept.update(numbers)
         logs.update(numbers)
-
-    def _note_stop(self, _: Finding) -> None:
-        self._stop = True
 
 
 class _Ending:

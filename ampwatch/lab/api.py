@@ -11,7 +11,7 @@ from ampwatch.lab.precision import LIMIT_DB, MAX_FLUSHED
 from ampwatch.lab.precision.planner import plan_of, records_of
 from ampwatch.lab.training.budgets import checked
 from ampwatch.lab.training.part import Lab
-from ampwatch.training.model.dtypes import unknown_formats
+from ampwatch.training.kernels.dtypes import unknown_formats
 from ampwatch.wire.ring.requests import NO_LAB
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from ampwatch.numerics.written import without_nonfinite
 from ampwatch.wire.records import BY_PLAN, MAX_BUDGETED, BudgetRecord
 
 MAX_BITS = 53.0
@@ -139,7 +140,7 @@ class ErrorBudget:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold: what is not finite is a word, ``"infinity"`` or ``"NaN"``."""
-        content: dict[str, Any] = _plain(asdict(self))
+        content: dict[str, Any] = without_nonfinite(asdict(self))
         for rows, listed in ((self.rows, "rows"), (self.modules, "modules")):
             for row, made in zip(rows, content[listed], strict=True):
                 made["bits"] = row.bits
@@ -245,16 +246,6 @@ def _number(value: object, name: str) -> float | None:
 
 
 _WORDS = {"infinity": math.inf, "-infinity": -math.inf, "NaN": math.nan}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
-    return value
 
 
 def _head(budget: ErrorBudget) -> list[str]:

@@ -19,7 +19,6 @@ Source:
 from __future__ import annotations
 
 import math
-from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -367,87 +366,6 @@ def nearest(value: float, fmt: FloatFormat) -> float:
     _, exponent = math.frexp(max(value, fmt.min_normal))
     step = math.ldexp(fmt.eps, exponent - 1)
     return min(round(value / step) * step, fmt.max)
-
-
-class ScaleFit(str, Enum):
-    """Answers to whether the scales of blocks fit their own format.
-
-    ``FITS``: all of them. ``SOME_MAY_BE_LOST``: blocks of small values may have a scale of zero, or
-    the smallest there is. ``TOO_LARGE``: the largest scale is beyond the format.
-    """
-
-    FITS = "fits"
-    SOME_MAY_BE_LOST = "some_may_be_lost"
-    TOO_LARGE = "too_large"
-
-
-class ScaleOutcome(Struct, frozen=True):
-    """Scales of the blocks of a measured tensor, in the format of scales.
-
-    Attributes:
-        fit: Whether they fit.
-        in_lost: Elements that lie in blocks whose scale is too small for its format, at most.
-        in_subnormal: Elements that lie in blocks whose scale is subnormal or too small, at most.
-        nonzero: Elements that are not zero.
-        tensor_scale: What all values are divided by first; 1 for formats without such a scale.
-    """
-
-    fit: ScaleFit
-    in_lost: int
-    in_subnormal: int
-    nonzero: int
-    tensor_scale: float
-
-
-def scales_of(
-    histogram: ExponentHistogram, fmt: FloatFormat, *, with_tensor_scale: bool = True
-) -> ScaleOutcome:
-    """Judge whether the scales of a tensor's blocks fit their own format, from its exponents.
-
-    A block whose largest element is small holds small elements only: how many elements are that
-    small is an upper bound for those whose scale is lost.
-
-    Args:
-        histogram: Of one tensor, scaled as it will be cast.
-        fmt: A block-scaled format.
-        with_tensor_scale: Whether a format with scales of few exponents has a scale of the whole
-            tensor in float32 as well, as NVFP4 is used.
-
-    Raises:
-        ValueError: If the format has no scales.
-    """
-    if fmt.block is None:
-        msg = f"expected a block-scaled format, got {fmt.name}; its elements have no scale"
-        raise ValueError(msg)
-    scale = fmt.block.scale
-    if _is_power_of_two(fmt):
-        tensor_scale = 1.0
-        per_scale = math.ldexp(1.0, _emax(fmt))
-        smallest = subnormal = scale.min_normal * per_scale
-    else:
-        whole = fmt.max * scale.max
-        tensor_scale = histogram.amax / whole if with_tensor_scale and histogram.amax else 1.0
-        per_scale = fmt.max * tensor_scale
-        smallest = scale.flush_at * per_scale
-        subnormal = scale.min_normal * per_scale
-    is_too_large = histogram.amax / per_scale >= scale.overflow_from
-    in_lost = _below(histogram, smallest)
-    fit = ScaleFit.SOME_MAY_BE_LOST if in_lost else ScaleFit.FITS
-    return ScaleOutcome(
-        ScaleFit.TOO_LARGE if is_too_large else fit,
-        in_lost,
-        _below(histogram, subnormal),
-        histogram.nonzero,
-        tensor_scale,
-    )
-
-
-def _below(histogram: ExponentHistogram, limit: float) -> int:
-    """Return how many elements are smaller than a limit, at most."""
-    if histogram.amin >= limit:
-        return 0
-    fraction, exponent = math.frexp(limit)
-    return histogram.at_most(exponent - (fraction == 0.5))
 
 
 def _is_power_of_two(fmt: FloatFormat) -> bool:

@@ -1,4 +1,4 @@
-"""Loss scales, times of steps and counts as they are read: digits where digits are read at a glance.
+"""Loss scales, times of steps, counts and names as they are read: digits where digits are read at a glance.
 
 ASCII only, for logs and terminals.
 """
@@ -6,6 +6,8 @@ ASCII only, for logs and terminals.
 from __future__ import annotations
 
 import math
+from enum import IntEnum
+from typing import Any
 
 MAX_IN_DIGITS = 1e6
 """Scale from which on nobody counts the digits: a power of two is written as one from there on."""
@@ -60,3 +62,23 @@ def ordinal(number: int) -> str:
     """Return an ordinal number in figures: ``1st``, ``12th``, ``23rd``."""
     is_teen = 10 <= number % 100 <= 20
     return f"{number}{'th' if is_teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+def without_nonfinite(value: Any) -> Any:
+    """Return a value for JSON, which has no numbers that are not finite: they become words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
+    if isinstance(value, dict):
+        return {name: without_nonfinite(part) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nonfinite(part) for part in value]
+    return value
+
+
+class Labelled(IntEnum):
+    """An enumeration whose members have names for users."""
+
+    @property
+    def label(self) -> str:
+        """The member as a Prometheus label value, and as findings and users read it."""
+        return self.name.lower()

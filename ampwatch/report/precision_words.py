@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ampwatch.numerics.units.ops import Fallback
+from ampwatch.numerics.written import counted
 from ampwatch.report.op_shares import (
     Absence,
     casts_per_op,
@@ -82,11 +83,11 @@ def census_sentence(census: CensusRecord | None) -> str:
     """Say what was counted, or why nothing was."""
     if census is None:
         return NO_CENSUS
-    iterations = _plural(census.iterations, "iteration")
+    iterations = counted(census.iterations, "iteration")
     how = _SOURCES[census.source]
     text = f"{iterations} counted so far, the newest, step {census.step}, {how}"
     if census.rows_left_out:
-        text += f"; {_plural(census.rows_left_out, 'row')} with less to say left out"
+        text += f"; {counted(census.rows_left_out, 'row')} with less to say left out"
     return f"{text}."
 
 
@@ -96,7 +97,7 @@ def kernels_sentence(window: WindowRecord | None, absence: Absence) -> str:
     if share is None or window is None:
         return _NO_KERNELS.get(absence, _NO_KERNELS[Absence.WAITING])
     text = f"Tensor cores had {band(share)} of the time of matmul kernels"
-    return f"{text}, in {_plural(window.iterations, 'profiled iteration')}."
+    return f"{text}, in {counted(window.iterations, 'profiled iteration')}."
 
 
 def matmul_remarks(window: WindowRecord) -> list[str]:
@@ -138,7 +139,3 @@ def report_lines(census: CensusRecord | None, window: WindowRecord | None) -> li
     if window is not None and tensor_share(window) is not None:
         lines.append(kernels_sentence(window, Absence.OK).rstrip("."))
     return lines
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

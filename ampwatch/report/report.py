@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampwatch.diagnosis.kinds.registry import certainty
-from ampwatch.numerics.written import scale_text
+from ampwatch.numerics.written import counted, scale_text
 from ampwatch.report import accounts
 from ampwatch.report.endings import Failure, num_led_to
 from ampwatch.report.glossary import terms_in
@@ -137,9 +137,9 @@ def one_line(box: Box, cause: Failure | None = None) -> str:
     """
     summary = summary_of(box)
     is_known = bool(box.steps) or box.reason != DIED
-    parts = [_plural(summary.iterations, "iteration") if is_known else "no iteration is known"]
+    parts = [counted(summary.iterations, "iteration") if is_known else "no iteration is known"]
     if not math.isnan(summary.loss_scale):
-        parts.append(f"{_plural(sum(summary.skipped), 'step')} skipped")
+        parts.append(f"{counted(sum(summary.skipped), 'step')} skipped")
         parts.append(f"loss scale {scale_text(summary.loss_scale)}")
     ended = f". {summary.ending}" if summary.ending else f"; {box.state.value}"
     failure = Failure(box.identity.rank, box.reason, box.last_ns / 1e9)
@@ -194,28 +194,23 @@ def _traceback(boxes: Sequence[Box], verdict: RunVerdict) -> list[str]:
 
 
 def _numbers(summary: Summary, width: int) -> list[str]:
-    iterations = _plural(summary.iterations, "iteration")
-    lines = [f"  {iterations}, {_plural(summary.steps, 'optimizer step')} attempted"]
+    iterations = counted(summary.iterations, "iteration")
+    lines = [f"  {iterations}, {counted(summary.steps, 'optimizer step')} attempted"]
     total = sum(summary.skipped)
     if total:
         parts = [f"{n} {c.label}" for c, n in zip(SKIP_CLASSES, summary.skipped, strict=True) if n]
-        lines.append(f"  {_plural(total, 'step')} skipped: {', '.join(parts)}")
+        lines.append(f"  {counted(total, 'step')} skipped: {', '.join(parts)}")
     elif not math.isnan(summary.loss_scale):
         lines.append("  no step skipped")
     if not math.isnan(summary.loss_scale):
-        moves = f"{_plural(summary.growths, 'growth')}, {_plural(summary.backoffs, 'backoff')}"
+        moves = f"{counted(summary.growths, 'growth')}, {counted(summary.backoffs, 'backoff')}"
         lines.append(f"  loss scale {scale_text(summary.loss_scale)}, {moves}")
     if summary.nonfinite_losses:
-        bad = _plural(summary.nonfinite_losses, "iteration")
+        bad = counted(summary.nonfinite_losses, "iteration")
         lines.append(f"  {bad} with a NaN or infinite loss")
     for text in (*summary.not_seen, *filter(None, [summary.ending])):
         lines += _wrapped(text, width, 2)
     return lines
-
-
-def _plural(count: int, noun: str) -> str:
-    # Not words.plural: its narrow spaces cannot be printed where the locale is plain ASCII.
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _story(story: Story, width: int) -> list[str]:

@@ -11,13 +11,12 @@ from ampwatch.training.iteration.samples import DeferredReads, Planner, RangeSam
 from ampwatch.training.replay.sensor import ReplaySensor
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.autocast.compiled_backward import CompiledBackwardSensor
-from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
 from ampwatch.training.sensors.autocast.stale_casts import StaleCastSensor
 from ampwatch.training.sensors.calls.autocast_backward import AutocastBackwardSensor
 from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from ampwatch.training.sensors.calls.gradient_use import GradientUseSensor
 from ampwatch.training.sensors.calls.hand_clips import HandClips
-from ampwatch.training.sensors.facts import Failures, Notices, Whereabouts
+from ampwatch.training.sensors.facts import AutocastSensor, Failures, Notices, Whereabouts
 from ampwatch.training.sensors.memory.growth import MemorySensor
 from ampwatch.training.sensors.ops.census import OpCensusSensor
 from ampwatch.training.sensors.ops.inputs import InputSensor
@@ -37,8 +36,7 @@ from ampwatch.training.sensors.rounding.lossy_casts import LossyCasts
 from ampwatch.training.sensors.rounding.scattered_sums import ScatteredSums
 from ampwatch.training.sensors.rounding.sums import Sums
 from ampwatch.training.sensors.rounding.weight_additions import WeightAdditions
-from ampwatch.training.sensors.scaler.losses import RootLosses
-from ampwatch.training.sensors.scaler.missed_steps import MissedSteps
+from ampwatch.training.sensors.scaler.missed_steps import MissedSteps, RootLosses
 from ampwatch.training.sensors.scaler.no_iteration import NoIteration
 from ampwatch.training.sensors.scaler.replicas import ReplicaSensor
 from ampwatch.training.sensors.scaler.schedulers import SchedulerSensor

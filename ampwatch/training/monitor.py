@@ -33,6 +33,7 @@ from ampwatch.training.arguments import check_count, check_flag
 from ampwatch.training.hooks import probe_op
 from ampwatch.training.loggers.logging_action import LoggingAction, Source
 from ampwatch.training.model.facts import ranks
+from ampwatch.training.model.living import alive
 from ampwatch.training.outlet import Outlet
 from ampwatch.training.session import Session
 from ampwatch.training.targets import Targets, check_targets
@@ -257,7 +258,7 @@ class Monitor:
     @property
     def models(self) -> list[nn.Module]:
         """The watched models that still live."""
-        return [model for model in (reference() for reference in self._models) if model is not None]
+        return alive(self._models)
 
     @property
     def is_scaled(self) -> bool:

@@ -151,10 +151,6 @@ version_of: Callable[[Any], int] = attrgetter(
     )
 )
 
-is_view: Callable[[Any], bool] = methodcaller(
-    _on_instances("Tensor._is_view", "Whether a tensor is a view of another one.")
-)
-
 tensor_hooks: Callable[[Any], dict[int, Any] | None] = attrgetter(
     _on_instances(
         "Tensor._backward_hooks", "Shows whether the program may change a gradient as it comes."

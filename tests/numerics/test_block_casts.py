@@ -11,10 +11,8 @@ import torch
 from ampwatch.numerics.block_casts import (
     MIN_BLOCKS,
     SQNR_ERROR_DB,
-    ScaleFit,
     cast_blocks,
     nearest,
-    scales_of,
 )
 from ampwatch.numerics.blocks import BLOCK_SIZES, PART, BlockHistogram, stretch_of
 from ampwatch.numerics.formats import FORMATS
@@ -200,37 +198,6 @@ def test_rounding_is_that_of_a_cast(name: str) -> None:
     assert nearest(2 * fmt.max, fmt) == fmt.max
 
 
-def test_scales_of_mx_fit_but_for_blocks_beyond_the_range_of_float32() -> None:
-    """The smallest scale is 2**-127: blocks of MXFP8 below 2**-119 have none that is theirs."""
-    ordinary = histogram_of([1e-20, 3.0, 1e20])
-    tiny = histogram_of([2.0**-125] * 32 + [1.0] * 32)
-
-    assert scales_of(ordinary, FORMATS["mxfp8_e4m3"]).fit is ScaleFit.FITS
-    outcome = scales_of(tiny, FORMATS["mxfp8_e4m3"])
-    assert (outcome.fit, outcome.in_lost) == (ScaleFit.SOME_MAY_BE_LOST, 32)
-
-
-def test_scales_of_nvfp4_are_lost_of_blocks_that_a_cast_makes_zero() -> None:
-    """A scale that E4M3 rounds to zero; with the scale of the tensor it depends on the largest."""
-    fmt = FORMATS["nvfp4"]
-    for quiet, is_lost in ((2.0**-17, False), (2.0**-20, True)):
-        values = torch.tensor([1.0] * 16 + [quiet] * 16).double()
-        largest = 1.0 / (6 * 448)
-        encoded = (values.abs() / 6 / largest).float().to(torch.float8_e4m3fn)
-        outcome = scales_of(histogram_of(values.tolist()), fmt)
-        assert bool((encoded == 0).any()) is is_lost
-        assert outcome.in_lost == (16 if is_lost else 0)
-        assert outcome.tensor_scale == pytest.approx(largest)
-
-
-def test_scales_of_nvfp4_without_one_of_the_tensor_are_too_large_from_2784_on() -> None:
-    """6 * 464: the largest scale is 448, and 464 is a tie that goes to it."""
-    fmt = FORMATS["nvfp4"]
-    for largest, fit in ((2784.0, ScaleFit.FITS), (2785.0, ScaleFit.TOO_LARGE)):
-        outcome = scales_of(histogram_of([largest] * 16), fmt, with_tensor_scale=False)
-        assert outcome.fit is fit
-
-
 def test_nothing_and_zeros_lose_nothing() -> None:
     """There is no ratio without a signal, and no noise where all values are numbers of the format."""
     empty = cast_blocks(BlockHistogram(32), FORMATS["mxfp4"])
@@ -243,9 +210,3 @@ def test_blocks_of_another_size_are_refused(name: str, size: int) -> None:
     """Sizes are no detail: with blocks of 16 fewer elements are lost."""
     with pytest.raises(ValueError, match="expected blocks as"):
         cast_blocks(BlockHistogram(size), FORMATS[name])
-
-
-def test_a_format_without_scales_has_none_that_could_fit() -> None:
-    """Float16 is compared with the exponents themselves."""
-    with pytest.raises(ValueError, match="expected a block-scaled format, got float16"):
-        scales_of(histogram_of([1.0]), FORMATS["float16"])

@@ -324,7 +324,7 @@ class _Judge:
     """Judges step after step; remembers how far gradients and weights were apart before."""
 
     def __init__(self, a: Tape, b: Tape, *, is_split: bool) -> None:
-        self._a, self._b = a, b
+        self._b = b
         self._is_split = is_split
         profiles = profile_of(a), profile_of(b)
         self._is_alike = profiles[0] == profiles[1]

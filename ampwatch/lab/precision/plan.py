@@ -6,11 +6,11 @@ Plain values only: ``planner.py`` makes a plan, ``plan_code.py`` writes it as co
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.written import without_nonfinite
 from ampwatch.wire.records import formats_in_words
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold: what is not finite is a word, ``"infinity"`` or ``"-infinity"``."""
-        content: dict[str, Any] = _plain(asdict(self))
+        content: dict[str, Any] = without_nonfinite(asdict(self))
         content |= {
             "bytes_saved": self.bytes_saved,
             "speedup": self.speedup,
@@ -236,16 +236,6 @@ def _total(numbers: Iterable[float | None]) -> float | None:
             return None
         total += number
     return total
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "infinity" if value > 0 else "-infinity"
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _head(plan: Plan) -> list[str]:

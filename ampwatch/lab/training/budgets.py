@@ -23,8 +23,7 @@ from ampwatch.lab.training.exact_ops import Apart
 from ampwatch.report.words import plural
 from ampwatch.training.hooks.roots import unwrapped
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.kernels.dtypes import HALF
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.private import graph_task
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
 from ampwatch.training.replay.replay import Replay, prefix_of

@@ -10,8 +10,8 @@ from torch import nn
 
 from ampwatch.numerics.formats import FORMATS, FloatFormat, FormatFamily, ScaleBlock
 from ampwatch.numerics.units.ops import Phase
+from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.model.names import canonical
-from ampwatch.training.ops.operands import is_dense
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import ConvNd, storage_key
 from ampwatch.wire.records import FORWARD, GRAD_INPUT, GRAD_WEIGHT, PRODUCTS

@@ -23,9 +23,9 @@ from ampwatch.lab.training.exact_ops import (
     writes,
 )
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_dense
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.model.tensors import tensors_in
-from ampwatch.training.ops.operands import is_dense
 from ampwatch.training.replay.replay import loss_in
 
 if TYPE_CHECKING:

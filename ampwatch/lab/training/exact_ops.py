@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.training.devices import autocast_key, autocast_types
-from ampwatch.training.ops.operands import is_dense
+from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import (
     DispatchKey,

@@ -19,8 +19,8 @@ from ampwatch.lab.precision.evidence import OperandsMeasured, plan_made
 from ampwatch.numerics.blocks import BLOCK_SIZES, merged_blocks
 from ampwatch.numerics.exponents import merged
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.memory import HeldBytes
-from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.names import own_parameters
 from ampwatch.training.private import ConvNd, version_of
 from ampwatch.wire.blackbox import Box

@@ -16,8 +16,8 @@ from ampwatch.lab.tape.rows import NUM_BUCKETS, RowKind, TapeRow, pack_sums
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.kernels.admission import admit, local_part
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS, decode
-from ampwatch.training.model.dtypes import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

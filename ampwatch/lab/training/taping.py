@@ -25,7 +25,7 @@ from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.place import before_node
 from ampwatch.training.kernels.admission import is_ordinary
 from ampwatch.training.kernels.choice import KernelSelector
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.scaler import READY, stage_of
 from ampwatch.training.model.tensors import tensors_in

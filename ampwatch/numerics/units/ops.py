@@ -7,12 +7,11 @@ precision), or what it is otherwise.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from ampwatch.numerics.formats import HALF, PLAIN, FormatFamily
+from ampwatch.numerics.written import Labelled
 
 
-class OpKind(IntEnum):
+class OpKind(Labelled):
     """A kind of op, as far as precision is concerned.
 
     ``MATMUL``, ``CONVOLUTION``, ``ATTENTION``: what tensor cores are for. ``CAST``: to another
@@ -31,17 +30,12 @@ class OpKind(IntEnum):
     OTHER = 9
 
     @property
-    def label(self) -> str:
-        """The kind as a Prometheus label value and as users read it."""
-        return self.name.lower()
-
-    @property
     def has_flops(self) -> bool:
         """Whether tensor cores can run it; only of these the FLOPs are counted."""
         return self <= OpKind.ATTENTION
 
 
-class Fallback(IntEnum):
+class Fallback(Labelled):
     """A reason for which an op of the forward pass ran in float32 although autocast is used.
 
     ``NONE``: it did not. ``FP32_LIST``: autocast runs this op in float32. ``NOT_LISTED``:
@@ -63,24 +57,14 @@ class Fallback(IntEnum):
     DEVICE_TYPE = 7
     CUSTOM_FUNCTION = 8
 
-    @property
-    def label(self) -> str:
-        """The reason as a Prometheus label value and as users read it."""
-        return self.name.lower()
 
-
-class Phase(IntEnum):
+class Phase(Labelled):
     """A part of an iteration. What is computed again in backward is ``BACKWARD``."""
 
     FORWARD = 0
     BACKWARD = 1
     OPTIMIZER = 2
     EVAL = 3
-
-    @property
-    def label(self) -> str:
-        """The phase as findings and users read it."""
-        return self.name.lower()
 
 
 HALF_DTYPES = frozenset(HALF)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ampwatch.training.kernels.admission import is_dtensor
+from ampwatch.training.model.names import parameters_of
 from ampwatch.training.private import FLAT_SHARDS
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Ownership:
             self._known.clear()
         known = self._known.get(id(owner))
         if known is None or known[0]() is not owner:
-            ids = [id(p) for group in owner.param_groups for p in group["params"]]
+            ids = map(id, parameters_of(owner))
             known = self._known[id(owner)] = weakref.ref(owner), self._is_of_another(ids)
         return known[1]
 
@@ -123,7 +124,7 @@ class Ownership:
         if not ours:
             return False
         for optimizer in self.optimizers():
-            ours += [p for group in optimizer.param_groups for p in group["params"]]
+            ours += parameters_of(optimizer)
         self._ours = set(map(id, ours))
         if any(id(leaf) in self._ours or hasattr(leaf, FLAT_SHARDS) for leaf in leaves):
             return False

@@ -10,7 +10,7 @@ import torch
 
 from ampwatch.training.devices import autocast_types
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.model.dtypes import NAMES, OTHER, name_of
+from ampwatch.training.kernels.dtypes import NAMES, OTHER, name_of
 from ampwatch.training.private import is_enabled_region
 
 if TYPE_CHECKING:

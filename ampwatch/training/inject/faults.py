@@ -17,6 +17,7 @@ from ampwatch.training.hooks.place import (
     before_node,
 )
 from ampwatch.training.hooks.taps import listen
+from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.private import sparse_values
 
 if TYPE_CHECKING:
@@ -133,19 +134,7 @@ def _made_by_ops(like: Tensor, value: float) -> Tensor:
 
 
 def _first_floating(output: Any) -> Tensor | None:
-    if isinstance(output, torch.Tensor):
-        return output if output.is_floating_point() else None
-    return next((t for part in _parts(output) if (t := _first_floating(part)) is not None), None)
-
-
-def _parts(output: Any) -> list[Any]:
-    if isinstance(output, (tuple, list)):
-        return list(output)
-    if isinstance(output, dict):
-        return list(output.values())
-    if is_dataclass(output) and not isinstance(output, type):
-        return [getattr(output, f.name) for f in fields(output)]
-    return []
+    return next((t for t in tensors_in(output) if t.is_floating_point()), None)
 
 
 def _with(output: Any, old: Tensor, new: Tensor) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 
-from ampwatch.training.kernels.dtypes import MEASURED
+from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
 from ampwatch.training.kernels.pending import PENDING
 from ampwatch.training.kernels.rows import MAX_NUMEL
 from ampwatch.training.private import (
@@ -16,6 +17,7 @@ from ampwatch.training.private import (
     LOCAL_TENSOR,
     NoFunctionSubclass,
     is_functorch_wrapped,
+    is_zero_tensor,
     sparse_values,
     unwrap,
 )
@@ -44,6 +46,9 @@ be kept, since it means nothing once the transform is over.
 
 _PARTS = "__tensor_flatten__"
 """Method by which a class says which tensors one of it is made of (``torch/utils/_python_dispatch.py``)."""
+
+MAX_ZERO_BYTES, FIRST_BYTES = 4096, 64
+"""Bytes that are read to see that a tensor is zero; and first of all, as nearly every other one is not zero there."""
 
 MAX_COPIED = 2**26
 """Largest copy of a view with gaps. Gradients and outputs have none; a copy at the peak of
@@ -355,3 +360,36 @@ def is_gapless(tensor: Tensor) -> bool:
             return False
         expected *= size
     return True
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has elements that can be read, each at a place of its own in memory."""
+    has_places = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
+    # Zeros of forward-mode AD have no memory: to read them ends the process.
+    return has_places and not is_zero_tensor(tensor)
+
+
+def is_plain(value: object) -> bool:
+    """Whether ``value`` is an ordinary tensor that ``has_values``."""
+    return is_ordinary(value) and has_values(value)
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor that lies in memory is dense, holds something, and holds it already."""
+    return is_dense(tensor) and tensor.numel() > 0 and is_there(tensor)
+
+
+def is_of_floats(value: Any) -> TypeGuard[Tensor]:
+    """Whether ``value`` is an ordinary dense tensor of a dtype in ``FLOATS``, of which norms can be taken."""
+    return is_plain(value) and value.dtype in FLOATS
+
+
+def is_zero_on_host(tensor: Tensor) -> bool:
+    """Whether a contiguous tensor in host memory is zero in the bytes that are read. No op, no sync."""
+    if not is_plain(tensor) or not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_neg():
+        return False
+    # Read where it lies: an op would show up in the user's profiles and dispatch modes.
+    address, count = tensor.data_ptr(), min(tensor.numel() * tensor.element_size(), MAX_ZERO_BYTES)
+    if ctypes.string_at(address, min(count, FIRST_BYTES)).strip(b"\0"):
+        return False
+    return not ctypes.string_at(address, count).strip(b"\0")

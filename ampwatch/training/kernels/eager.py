@@ -27,6 +27,7 @@ from ampwatch.numerics.blocks import (
 from ampwatch.numerics.encodings import ENCODINGS
 from ampwatch.numerics.exponents import MAX_EXPONENT, MIN_EXPONENT
 from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.kernels.norms import fill_norms
 from ampwatch.training.kernels.rows import (
     AMAX_KEY,
@@ -320,7 +321,7 @@ class EagerKernel:
 
     def _measure_8(self, flat: Tensor, every: int, row: _Row) -> None:
         if flat.dtype not in self._words:
-            name = str(flat.dtype).removeprefix("torch.")
+            name = name_of(flat.dtype)
             numbers = [word(name, p) for p in range(256)]
             self._words[flat.dtype] = torch.tensor(numbers, device="cpu")
         words = self._words[flat.dtype].to(flat.device)

@@ -8,6 +8,7 @@ import torch
 
 from ampwatch.numerics.blocks import PART, stretch_of
 from ampwatch.training.devices import HOST, current_stream, processors
+from ampwatch.training.kernels.dtypes import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -95,7 +96,7 @@ class WorkUnits:
                 groups.setdefault(dtype, []).append((address, numel, row))
         return [
             LaunchTable(
-                str(dtype).removeprefix("torch."),
+                name_of(dtype),
                 _upload(self._rows(pieces, dtype.itemsize, device), device),
             )
             for dtype, pieces in groups.items()

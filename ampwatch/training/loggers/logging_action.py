@@ -119,7 +119,6 @@ class LoggingAction(Action):
         self._courier: Courier[Parcel] = Courier("ampwatch-log-to", self._hand_over, QUEUE_SIZE)
         self._pid = os.getpid()
         self._run = ""
-        self._points = 0
         self._settled = 0
         self._newest = -1
         self._measured = -1

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ampwatch.diagnosis.evidence.ops import LayerShape
 from ampwatch.numerics.units.ops import OpKind
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.model.machine import gpu_facts
 from ampwatch.training.model.names import own_parameters
 from ampwatch.training.private import ConvNd, initial_scale

@@ -6,6 +6,7 @@ import re
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch import nn
 from torch.jit import ScriptModule
 from torch.nn.parameter import is_lazy
 
@@ -15,7 +16,7 @@ from ampwatch.wire.blackbox.exception import words_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
 T = TypeVar("T")
@@ -201,9 +202,11 @@ def _is_parallel(owner: nn.Module | None) -> bool:
     return any(kind.__name__ in PARALLEL for kind in type(owner).__mro__)
 
 
-def parameters_of(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters of an optimizer."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
+def parameters_of(owner: Optimizer | nn.Module) -> list[Any]:
+    """Return the parameters of an optimizer, or of a module."""
+    if isinstance(owner, nn.Module):
+        return list(owner.parameters())
+    return [p for group in owner.param_groups for p in group["params"]]
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -87,10 +87,8 @@ class OptimizerRegistry:
 
     def _owns(self, optimizer: Optimizer) -> bool:
         # Asked once per optimizer, and not before it is first seen: sharding replaces parameters.
-        models = [m for m in (reference() for reference in self._models) if m is not None]
-        ours = {id(p) for m in models for p in m.parameters()}
-        theirs = (p for group in optimizer.param_groups for p in group["params"])
-        return not self._models or any(id(p) in ours for p in theirs)
+        ours = {id(p) for m in alive(self._models) for p in m.parameters()}
+        return not self._models or any(id(p) in ours for p in parameters_of(optimizer))
 
     def _number(self, optimizer: Optimizer) -> int:
         index = self._count if self._count < MAX_OPTIMIZERS else OTHER_OPTIMIZERS

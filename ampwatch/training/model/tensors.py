@@ -1,4 +1,4 @@
-"""Tensors in the inputs and outputs of modules, and parameters in the flat ones of FSDP."""
+"""Tensors in the inputs and outputs of modules, parameters in the flat ones of FSDP, and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ampwatch.training.devices import HOST
 from ampwatch.training.model.names import canonical
 from ampwatch.training.private import FLAT_NAMES, FLAT_SHARDS, FLAT_SIZE, IS_FLATTENED
+from ampwatch.training.transfer.readback import host_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,3 +92,12 @@ def _parts(output: Any) -> Iterator[Any]:
         yield from output.values()
     elif is_dataclass(output):
         yield from (getattr(output, field.name, None) for field in fields(output))
+
+
+def num_nonfinite(gradient: Tensor | None) -> int:
+    """Return how many elements of a gradient in host memory are not finite; 0 of any other. No sync."""
+    if gradient is None or gradient.device.type != HOST:
+        return 0
+    with torch.no_grad():
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
+        return int(host_scalar((~torch.isfinite(values)).sum()))

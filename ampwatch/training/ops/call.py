@@ -19,8 +19,7 @@ from ampwatch.numerics.units.ops import (
     Phase,
 )
 from ampwatch.training.kernels.admission import is_ordinary
-from ampwatch.training.kernels.dtypes import HALF
-from ampwatch.training.model.dtypes import name_of, promoted
+from ampwatch.training.kernels.dtypes import HALF, name_of, promoted
 from ampwatch.training.model.machine import allows_tf32
 from ampwatch.training.ops.dequantized import Dequantized
 from ampwatch.training.ops.flops import flops_of

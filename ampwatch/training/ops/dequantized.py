@@ -8,7 +8,7 @@ import torch
 
 from ampwatch.numerics.units.ops import FP8_DTYPES, OpKind
 from ampwatch.training.kernels.admission import is_ordinary
-from ampwatch.training.model.dtypes import NAMES
+from ampwatch.training.kernels.dtypes import NAMES
 from ampwatch.training.ops.info import operands_of
 from ampwatch.training.ops.storage import WeakStorage
 

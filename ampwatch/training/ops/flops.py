@@ -67,21 +67,33 @@ def _grouped_backward(given: dict[str, Any]) -> int:
 
 
 def _attention(info: OpInfo, given: dict[str, Any]) -> int:
-    query = given["query"]
-    key = given["key"]
-    value = given["value"]
-    # (B, H, T, D), or (B, T, H, D) in the ops below; several sequences in a row (T, H, D).
-    time = -2 if info.name.startswith("_scaled_dot_product") else -3
-    keys = int(key.shape[time])
-    pairs: int = query.numel() // max(int(query.shape[-1]), 1) * keys
     offsets = next((given[name] for name in _SEQUENCES if given.get(name) is not None), None)
-    if offsets is not None:
-        # The lengths are on the device. As if all were equal, which is a lower bound of the truth:
-        # the sum of squares is least then.
-        pairs //= max(len(offsets) - 1, 1)
-    # Scores, and what they make of the values; backward computes the scores once more.
-    features, outputs = int(query.shape[-1]), int(value.shape[-1])
-    is_backward = info.name.endswith("backward")
+    # The lengths are on the device. As if all were equal, which is a lower bound of the truth:
+    # the sum of squares is least then.
+    sequences = 1 if offsets is None else max(len(offsets) - 1, 1)
+    shapes = (given[name].shape for name in ("query", "key", "value"))
+    return attention_flops(info.name, *shapes, sequences=sequences)
+
+
+def attention_flops(
+    name: str,
+    query: Sequence[int],
+    key: Sequence[int],
+    value: Sequence[int],
+    *,
+    sequences: int = 1,
+) -> int:
+    """Return the floating-point operations of attention, by the name of the op and the shapes of its inputs.
+
+    Of several sequences in a row their number: no query of one reads a key of another.
+    """
+    # (B, H, T, D), or (B, T, H, D) in the ops below; several sequences in a row (T, H, D).
+    time = -2 if name.startswith("_scaled_dot_product") else -3
+    pairs = prod(query[:-1]) * int(key[time]) // sequences
+    # Scores, and what they make of the values. Backward computes the scores once more, and has a product
+    # for each of four gradients: of queries, keys, values and their weights.
+    features, outputs = int(query[-1]), int(value[-1])
+    is_backward = name.endswith("backward")
     return 2 * pairs * (3 * features + 2 * outputs if is_backward else features + outputs)
 
 

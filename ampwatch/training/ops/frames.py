@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ampwatch.training.hooks.sources import GENERATED
+from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.model.module_stack import ACCUMULATES, MAX_MARKS
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.graphs import (
@@ -23,7 +24,6 @@ from ampwatch.training.ops.graphs import (
     generated_line,
     nodes_of,
 )
-from ampwatch.training.ops.operands import is_dense
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import (
     ENGINE,

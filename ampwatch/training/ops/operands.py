@@ -1,18 +1,17 @@
-"""The tensors and numbers that an op has read and written, for the origins of non-finite values."""
+"""The tensors and numbers that an op has read and written, and parts of them."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import is_in_optimizer, is_in_users_hook
-from ampwatch.training.kernels import dtypes
-from ampwatch.training.kernels.admission import local_part
+from ampwatch.training.kernels.admission import is_plain, local_part
 from ampwatch.training.ops.call import tensors_among, written_by
-from ampwatch.training.private import StateOfCaller, current_node, is_zero_tensor
+from ampwatch.training.private import StateOfCaller, current_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
 
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
-
-HALF = dtypes.HALF
-FLOATS = dtypes.FLOATS
-"""The dtypes whose values are checked. float8 holds codes that mean nothing without a scale."""
 
 AVERAGES = ("running_mean", "running_var")
 
@@ -118,13 +113,6 @@ def has_autocast(device_type: str) -> bool | None:
             return None
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor has elements that can be read, each at a place of its own in memory."""
-    has_places = tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
-    # Zeros of forward-mode AD have no memory: to read them ends the process.
-    return has_places and not is_zero_tensor(tensor)
-
-
 def is_in_node() -> bool:
     """Whether a node of the graph computes, and not a hook beside it, where gradients are sent."""
     # AccumulateGrad computes nothing of the model, and runs the hooks of parameters: DDP and FSDP
@@ -145,3 +133,61 @@ def is_beside_graph(phase: Phase, *, is_inside: bool) -> bool:
     node = current_node()
     is_custom = isinstance(node, torch.autograd.function.BackwardCFunction)
     return not is_custom and is_in_users_hook()
+
+
+def has_grad(*values: Any) -> bool:
+    """Whether autograd records an op on these: then it is a part of the computation."""
+    return torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in values)
+
+
+def names_by_address(named: Iterable[tuple[str, torch.Tensor]]) -> dict[int, str]:
+    """Return the names of tensors by where they lie, of those that lie anywhere."""
+    return {tensor.data_ptr(): name for name, tensor in named if is_plain(tensor)}
+
+
+def shapes_by_address(tensors: Iterable[torch.Tensor | None]) -> dict[int, torch.Size]:
+    """Return the shapes of tensors by where they lie, of those that lie anywhere."""
+    return {t.data_ptr(): t.shape for t in tensors if t is not None and is_plain(t)}
+
+
+def place_name(place: OpPlace, buffer: str | None = None) -> str:
+    """Return what a finding calls the place of an op.
+
+    Args:
+        place: The place.
+        buffer: Name of the buffer that the op writes to, if it is one.
+
+    Returns:
+        The buffer, else the module, or ``loss`` outside of all.
+    """
+    if buffer:
+        return f"buffer:{buffer}"
+    if place.is_inside or place.module or place.phase is Phase.BACKWARD:
+        return place.module
+    return "loss"
+
+
+def head(values: torch.Tensor, most: int) -> torch.Tensor:
+    """Return the first elements in their order, up to ``most``, in one dimension.
+
+    Cost: a copy of what is returned at most, unless the last dimension alone is longer.
+    """
+    while values.numel() > most and values.ndim > 1:
+        values = values[0]
+    return values.reshape(-1)[:most]
+
+
+def thinned(values: torch.Tensor, most: int) -> torch.Tensor:
+    """Return elements spread over a tensor, about ``most`` at most, in one dimension.
+
+    Two tensors of one shape are thinned alike, however they are laid out.
+
+    Cost: a copy of what is returned.
+    """
+    for dim in range(values.ndim):
+        excess = values.numel() / most
+        if excess <= 1.0:
+            break
+        step = min(values.shape[dim], math.ceil(excess))
+        values = values[(slice(None),) * dim + (slice(None, None, step),)]
+    return values.reshape(-1)

@@ -12,12 +12,12 @@ from ampwatch.diagnosis.forward.kinds import BACKWARD_NONFINITE_ANY_SCALE, NONFI
 from ampwatch.diagnosis.forward.origins import diagnose
 from ampwatch.training.devices import HOST
 from ampwatch.training.kernels.choice import finite_checks
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.memory import HeldBytes
-from ampwatch.training.model.dtypes import name_of
 from ampwatch.training.model.names import canonical
 from ampwatch.training.replay.kept_calls import ReplayRefusedError
 from ampwatch.training.replay.replay import replay_of
-from ampwatch.training.sensors.origins.follower import OriginFollower
+from ampwatch.training.sensors.origins.follower import OriginFollower, Surroundings
 from ampwatch.training.sensors.origins.sensor import is_host
 from ampwatch.training.transfer.readback import host_scalar
 from ampwatch.wire.records import Tried
@@ -61,8 +61,8 @@ class Pace:
         self._next = step + (REST if explained else self._wait)
 
 
-class ReplicaSurroundings:
-    """Facts of a replay besides its ops, and the trace of it; the ``Around`` of an ``OriginFollower``.
+class ReplicaSurroundings(Surroundings):
+    """Facts of a replay besides its ops, and the trace of it.
 
     Attributes:
         replay: The replay that runs; ``None`` without one.
@@ -72,6 +72,7 @@ class ReplicaSurroundings:
     """
 
     is_stepping = False
+    scale: Tensor | None = None
 
     def __init__(self) -> None:
         self.let_go()
@@ -80,7 +81,7 @@ class ReplicaSurroundings:
         """Forget the replica."""
         self.replay: Replay | None = None
         self.trace: OpTrace | None = None
-        self.scale: Tensor | None = None
+        self.scale = None
         self._largest: Tensor | None = None
 
     def begin(self, replay: Replay, scale: float) -> None:
@@ -88,11 +89,6 @@ class ReplicaSurroundings:
         self.let_go()
         self.replay = replay
         self.scale = None if math.isnan(scale) else torch.tensor(scale)
-
-    @property
-    def names(self) -> ReplicaSurroundings:
-        """Names of the replica's parameters and buffers."""
-        return self
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each parameter."""

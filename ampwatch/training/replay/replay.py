@@ -16,13 +16,14 @@ from ampwatch.training.devices import HOST, Replaying, autocast_types
 from ampwatch.training.hooks.compiling import ForcedEager, has_compiled
 from ampwatch.training.hooks.place import before_any_forward
 from ampwatch.training.hooks.roots import unwrapped
+from ampwatch.training.kernels.admission import is_dense
 from ampwatch.training.model.module_stack import ModuleStack
 from ampwatch.training.model.tensors import tensors_in
 from ampwatch.training.ops.call import OpCall
 from ampwatch.training.ops.events import OpPlace
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.ops.mode import OpMode, has_modes_of_user
-from ampwatch.training.ops.operands import is_dense, overwritten_by
+from ampwatch.training.ops.operands import overwritten_by
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import (
     MAX_NODES_SEEN,

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from ampwatch.training.kernels.admission import admit, is_ordinary
+from ampwatch.training.kernels.admission import is_ordinary, is_zero_on_host
+from ampwatch.training.model.names import parameters_of
 from ampwatch.training.transfer.readback import Readback
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
-
-MAX_BYTES = 256
-"""Bytes of a gradient that are read to see that it is zero."""
 
 
 class Gradients:
@@ -50,7 +46,9 @@ class Gradients:
         self._parameter = None if known is None else weakref.ref(known)
         self._identity = 0 if known is None else id(known.grad)
         # What a small scale has flushed to zero was not set to it.
-        self._was_zero = known is not None and known.grad is not None and _is_zero(known.grad)
+        self._was_zero = (
+            known is not None and known.grad is not None and is_zero_on_host(known.grad)
+        )
         return known is not None
 
     def zeroed(self, owner: Optimizer | nn.Module) -> None:
@@ -58,11 +56,7 @@ class Gradients:
         followed = None if self._parameter is None else self._parameter()
         if followed is None or self._is_zeroed:
             return
-        if isinstance(owner, nn.Module):
-            owned: Iterable[Tensor] = owner.parameters()
-        else:
-            owned = (p for group in owner.param_groups for p in group["params"])
-        self._is_zeroed = any(p is followed for p in owned)
+        self._is_zeroed = any(p is followed for p in parameters_of(owner))
 
     def are_gone(self) -> bool:
         """Whether what backward had left is not there any more."""
@@ -74,7 +68,7 @@ class Gradients:
             self._is_zeroed
             or gradient is None
             or id(gradient) != self._identity
-            or (not self._was_zero and _is_zero(gradient))
+            or (not self._was_zero and is_zero_on_host(gradient))
         )
 
 
@@ -117,23 +111,3 @@ class Contents:
         for (first,), names in self._readback.arrived():
             answer = names[int(first)] if first >= 0.0 else ""
         return answer
-
-
-def _is_zero(gradient: Tensor) -> bool:
-    """Whether a gradient in host memory is zero in the bytes that are read."""
-    # Read where it lies: an op would show up in the user's profiles and dispatch modes.
-    if (
-        not is_ordinary(gradient)
-        or gradient.device.type != "cpu"
-        or gradient.layout is not torch.strided
-        or not gradient.is_contiguous()
-        or gradient.is_neg()
-    ):
-        return False
-    # What was freed has no memory to read, and what a collective is to write is not there yet.
-    pieces, _ = admit(gradient)
-    if not pieces:
-        return False
-    piece = pieces[0]
-    count = min(piece.numel() * piece.element_size(), MAX_BYTES)
-    return not ctypes.string_at(piece.data_ptr(), count).strip(b"\0")

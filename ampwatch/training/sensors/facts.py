@@ -1,17 +1,21 @@
-"""Sensors of what does not change from step to step: facts, failures of sensors, and where the training is."""
+"""Sensors of what does not change from step to step: facts, dtypes of autocast, failures of sensors, and where the training is."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import torch
 
 from ampwatch.diagnosis.evidence.ops import TrainingMoved
 from ampwatch.guard import Log
 from ampwatch.training.devices import HOST, is_readable
 from ampwatch.training.hooks import events as on
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.model.facts import layer_shapes, ranks, run_facts
 from ampwatch.training.model.machine import machine_of
 from ampwatch.training.native import core
+from ampwatch.training.private import is_enabled_region
 from ampwatch.wire.records import WITHOUT_C, FactsRecord, SensorFailureRecord
 
 if TYPE_CHECKING:
@@ -24,11 +28,7 @@ MAX_MESSAGE = 400
 
 
 class Notices(Sensor):
-    """Records what does not change from step to step, when it changes.
-
-    Args:
-        context: What is shared.
-    """
+    """Records what does not change from step to step, when it changes."""
 
     name = "notices"
     is_thread_safe = True
@@ -73,12 +73,36 @@ class Notices(Sensor):
         context.out.put(FactsRecord(facts))
 
 
-class Failures(Sensor):
-    """Records sensors that fail, at once: the records of steps may be what has ended.
+class AutocastSensor(Sensor):
+    """Notes the dtype of every enabled ``torch.autocast`` region that gradients are recorded in.
 
-    Args:
-        context: What is shared.
+    A region inside a compiled function is not entered by Python and is not seen.
     """
+
+    name = "autocast"
+    rests = True
+
+    def __init__(self, context: Context) -> None:
+        self._bus = context.bus
+        self._dtypes = context.autocast_dtypes
+        self._last: torch.dtype | None = None
+
+    def autocast_entering(self, event: on.AutocastEntering) -> None:
+        """Note the dtype of the region that begins."""
+        region = event.region
+        dtype = region.fast_dtype
+        # Evaluation and teachers may run in another dtype than the training does.
+        if dtype is self._last or not is_enabled_region(region) or not torch.is_grad_enabled():
+            return
+        self._last = dtype
+        name = name_of(dtype)
+        if name not in self._dtypes:
+            self._dtypes.append(name)
+            self._bus.emit(on.FactsChanged())
+
+
+class Failures(Sensor):
+    """Records sensors that fail, at once: the records of steps may be what has ended."""
 
     name = "failures"
     is_thread_safe = True
@@ -95,11 +119,7 @@ class Failures(Sensor):
 
 
 class Whereabouts(Sensor):
-    """Notices at the end of the first iteration that a training is not where it was at set-up.
-
-    Args:
-        context: What is shared.
-    """
+    """Notices at the end of the first iteration that a training is not where it was at set-up."""
 
     name = "device"
 

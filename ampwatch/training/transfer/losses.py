@@ -6,6 +6,7 @@ import torch
 
 from ampwatch.training.devices import is_readable
 from ampwatch.training.kernels.admission import whole_part
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.transfer.readback import host_scalar, is_plain_scalar
 
 
@@ -64,7 +65,7 @@ class LossSum:
             return
         self.num_losses += 1
         if self.dtype != "float16":
-            self.dtype = str(outputs.dtype).removeprefix("torch.")
+            self.dtype = name_of(outputs.dtype)
 
     def _add_on_device(self, loss: torch.Tensor, divisor: float) -> None:
         with torch.no_grad():

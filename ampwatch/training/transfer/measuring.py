@@ -19,6 +19,7 @@ from ampwatch.guard import Log, is_of_a_signal
 from ampwatch.training.devices import Link, is_capturing
 from ampwatch.training.kernels.admission import admit
 from ampwatch.training.kernels.choice import KernelSelector
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.kernels.rows import BLOCK_ROW_BYTES, BLOCK_ROW_WORDS, ROW_BYTES, ROW_WORDS
 from ampwatch.training.memory import MIN_LIMIT, HeldBytes, MemoryBudget, pinned
 from ampwatch.training.transfer.slabs import NORM_BYTES, Landing, RowLabel, Slab
@@ -312,7 +313,7 @@ class Measuring:
             for piece in pieces:
                 if how.gate is not None and piece.device != how.gate.device:
                     continue
-                dtype = str(piece.dtype).removeprefix("torch.")
+                dtype = name_of(piece.dtype)
                 by_device.setdefault(piece.device, []).append(_Piece(number, item, piece, dtype))
         return by_device
 

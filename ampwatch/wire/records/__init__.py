@@ -9,17 +9,27 @@ came late, or was lapped by the writer, still knows the truth.
 
 from __future__ import annotations
 
-from ampwatch.wire.records.budgets import BY_PLAN, MAX_BUDGETED, BudgetRecord
 from ampwatch.wire.records.fields import KERNEL_UNITS
 from ampwatch.wire.records.findings import GONE_STEP, OUTSIDE, Finding, FindingRecord, Severity
 from ampwatch.wire.records.kernels import KernelRow, KernelTotal, WindowRecord, WindowSkip
-from ampwatch.wire.records.layers import (
+from ampwatch.wire.records.laboratory import (
+    BY_PLAN,
     CONVOLUTION,
+    FORWARD,
+    GRAD_INPUT,
+    GRAD_WEIGHT,
     LINEAR,
+    MAX_BUDGETED,
+    MAX_PLANNED,
     PHASE_BEGINS,
+    PRODUCTS,
+    BudgetRecord,
     LayerRecord,
     Operand,
     OperandRecord,
+    PlanRecord,
+    formats_in_words,
+    formats_of_words,
 )
 from ampwatch.wire.records.ops import (
     CastTotal,
@@ -30,16 +40,6 @@ from ampwatch.wire.records.ops import (
     OpTotal,
 )
 from ampwatch.wire.records.places import in_words
-from ampwatch.wire.records.plans import (
-    FORWARD,
-    GRAD_INPUT,
-    GRAD_WEIGHT,
-    MAX_PLANNED,
-    PRODUCTS,
-    PlanRecord,
-    formats_in_words,
-    formats_of_words,
-)
 from ampwatch.wire.records.ranges import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from ampwatch.wire.records.remedies import Measure, Remedy, Tried
 from ampwatch.wire.records.run import (

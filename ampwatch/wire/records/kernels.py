@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from ampwatch.numerics.written import Labelled
 from ampwatch.wire.records.fields import Count, KernelUnit, Name
 
 
-class WindowSkip(IntEnum):
+class WindowSkip(Labelled):
     """Reason why a profiler window that was due was not opened.
 
     ``PROFILER``: somebody else profiles. ``CAPTURE``: a CUDA graph is being captured.
@@ -23,11 +23,6 @@ class WindowSkip(IntEnum):
     BUDGET = 2
     DRAG = 3
     MEMORY = 4
-
-    @property
-    def label(self) -> str:
-        """The reason as a Prometheus label value and as users read it."""
-        return self.name.lower()
 
 
 class KernelTotal(NamedTuple):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from ampwatch.numerics.units.ops import FP8_DTYPES, Fallback, OpKind, Phase
+from ampwatch.numerics.written import Labelled
 from ampwatch.wire.records.fields import Count, LargeCount, Name
 
 
-class CensusSource(IntEnum):
+class CensusSource(Labelled):
     """Way in which ops were counted.
 
     ``DISPATCH``: one by one as they ran. ``PROFILER``: from the events of a profiler window.
@@ -21,11 +21,6 @@ class CensusSource(IntEnum):
     DISPATCH = 0
     PROFILER = 1
     FORCED_EAGER = 2
-
-    @property
-    def label(self) -> str:
-        """The source as a Prometheus label value and as users read it."""
-        return self.name.lower()
 
 
 class OpTotal(NamedTuple):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from msgspec import Struct
 
 from ampwatch.numerics.blocks import BlockHistogram
 from ampwatch.numerics.exponents import ExponentHistogram
+from ampwatch.numerics.written import Labelled
 from ampwatch.wire.records.fields import Count, CountOrUnknown
 
 
-class Topic(IntEnum):
+class Topic(Labelled):
     """Tensors whose values a measurement is of.
 
     ``GRADIENT``: of parameters, before they are unscaled. ``ACTIVATION``: outputs of leaf
@@ -25,11 +24,6 @@ class Topic(IntEnum):
     WEIGHT = 3
     UPDATE = 4
     BUFFER = 5
-
-    @property
-    def label(self) -> str:
-        """The topic as a Prometheus label value and as users read it."""
-        return self.name.lower()
 
 
 ALL_MODULES = "*"

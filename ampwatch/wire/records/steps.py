@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from msgspec import Struct
 
+from ampwatch.numerics.written import Labelled
 from ampwatch.wire.records.fields import Count, CountOrUnknown, OptimizerIndex
 
 
-class SkipClass(IntEnum):
+class SkipClass(Labelled):
     """Reason why a scaled optimizer step was skipped; ``NONE`` for a step that was not.
 
     ``CALIBRATING``: before the first unskipped run of steps, the search for a
@@ -24,17 +23,12 @@ class SkipClass(IntEnum):
     UNPROVOKED = 3
     STORM = 4
 
-    @property
-    def label(self) -> str:
-        """The class as a Prometheus label value and as users read it."""
-        return self.name.lower()
-
 
 SKIP_CLASSES = tuple(c for c in SkipClass if c is not SkipClass.NONE)
 """The classes of skipped steps, in the order in which totals per class are stored."""
 
 
-class StepPhase(IntEnum):
+class StepPhase(Labelled):
     """Part of an iteration that its time goes to, by its place in ``StepRecord.phases``.
 
     ``DATA``: the program waits for the next batch of a DataLoader. ``FORWARD``: from the call of
@@ -58,11 +52,6 @@ class StepPhase(IntEnum):
     EVALUATION = 7
     REST = 8
     STEP = 9
-
-    @property
-    def label(self) -> str:
-        """The phase as a Prometheus label value."""
-        return self.name.lower()
 
     @property
     def words(self) -> str:

@@ -19,7 +19,7 @@ from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.lab.precision.planner import plan_of
 from ampwatch.lab.training.layers import LayerSensor
 from ampwatch.training.hooks.events import Requested
-from ampwatch.training.model.dtypes import unknown_formats
+from ampwatch.training.kernels.dtypes import unknown_formats
 from ampwatch.wire.records import Operand, Topic
 from ampwatch.wire.ring.requests import FOLLOW, Request
 from tests.numerics.oracle import histogram_of

@@ -47,7 +47,6 @@ class NameClassifier:
         return kernel._replace(
             arch=name_fields.read_arch(symbol) or kernel.arch,
             align=name_fields.read_align(symbol),
-            split_k=name_fields.read_split_k(symbol),
         )
 
     def _of_the_user(self, name: str) -> KernelName | None:

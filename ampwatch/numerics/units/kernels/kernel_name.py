@@ -31,7 +31,6 @@ class KernelName(NamedTuple):
             ``float8`` for all of its formats, ``mx`` for block-scaled ones; empty if not said.
         arch: NVIDIA architecture the kernel was written for, 80 for sm80; ``None`` if not said.
         align: What its matrices are aligned to. Unit: elements. ``None`` if not said.
-        split_k: Whether it splits the inner dimension among blocks.
         gemv: Whether one of the matrices is a vector, or nearly so.
         likely: Of ``UNKNOWN`` only, judged by the inputs of the op: ``probable`` if they have a
             dtype of tensor cores, ``possible`` if TF32 is allowed; else empty.
@@ -43,6 +42,5 @@ class KernelName(NamedTuple):
     dtype: str = ""
     arch: int | None = None
     align: int | None = None
-    split_k: bool = False
     gemv: bool = False
     likely: str = ""

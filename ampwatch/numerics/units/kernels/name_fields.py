@@ -214,11 +214,3 @@ def read_align(symbol: Symbol) -> int | None:
     """Return the alignment of the matrices, in elements."""
     match = _ALIGN.search(symbol.function)
     return int(match[1] or match[2] or match[3]) if match else None
-
-
-_SPLIT_K = re.compile(r"split_?k(?!v)|stream_?k|segment_k(?!_off)", re.IGNORECASE | re.ASCII)
-
-
-def read_split_k(symbol: Symbol) -> bool:
-    """Return whether the inner dimension is split among blocks."""
-    return _SPLIT_K.search(symbol.function) is not None

@@ -9,12 +9,11 @@ import torch
 
 from ampwatch.diagnosis.evidence.scaler import StaleCast
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
-from ampwatch.training.ops.operands import HALF
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.ops.values import is_plain
 from ampwatch.training.private import version_of
 
 if TYPE_CHECKING:

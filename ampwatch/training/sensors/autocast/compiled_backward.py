@@ -12,8 +12,9 @@ from torch import nn
 
 from ampwatch.diagnosis.evidence.scaler import CompiledGradients
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.model.living import alive
+from ampwatch.training.model.tensors import num_nonfinite
 from ampwatch.training.private import BACKWARD_AUTOCAST, ConvNd, is_in_autocast
 from ampwatch.training.transfer.readback import host_scalar
 
@@ -115,13 +116,15 @@ class CompiledBackwardSensor(Sensor):
 
     def _check(self, region: _ProtectedRegion) -> None:
         protected = alive(region.protected)
-        bad = {id(p): n for p in protected if (n := _nonfinite(p.grad))}
+        bad = {id(p): n for p in protected if (n := num_nonfinite(p.grad))}
         if not bad or not math.isfinite(self._losses.on_host):
             return
         # A gradient that comes in broken, from the loss or from behind, breaks every element here.
         # One that breaks here overflows in float16, and so becomes infinite before it becomes NaN.
         elements = sum(p.grad.numel() for p in protected if p.grad is not None)
-        if sum(bad.values()) >= elements or any(_nonfinite(p.grad) for p in alive(region.behind)):
+        if sum(bad.values()) >= elements or any(
+            num_nonfinite(p.grad) for p in alive(region.behind)
+        ):
             return
         if not any(_infinite(p.grad) for p in protected if id(p) in bad):
             return
@@ -205,13 +208,6 @@ def _protected(graph: Any, inputs: Any, dtype: str) -> _ProtectedRegion:
         dtype,
         {id(leaves[node]()): op for node, op in products.items() if node in leaves},
     )
-
-
-def _nonfinite(gradient: torch.Tensor | None) -> int:
-    if gradient is None or gradient.device.type != "cpu" or gradient.layout is not torch.strided:
-        return 0
-    with torch.no_grad():
-        return int(host_scalar(gradient.isfinite().logical_not_().sum()))
 
 
 def _infinite(gradient: torch.Tensor | None) -> bool:

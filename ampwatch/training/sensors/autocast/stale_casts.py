@@ -10,7 +10,7 @@ import torch
 from ampwatch.diagnosis.evidence.scaler import StaleCast
 from ampwatch.training.hooks.compiling import is_traced
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.private import is_in_autocast, next_sequence_number, sequence_number
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from ampwatch.diagnosis.evidence.calls import AutocastBackward
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.dtypes import name_of
 from ampwatch.training.private import is_in_autocast
 from ampwatch.training.sensors.calls.gradient_contents import GradContents, GradientBefore
 

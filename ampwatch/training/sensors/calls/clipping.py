@@ -17,6 +17,7 @@ from ampwatch.training.hooks.sources import user_source
 from ampwatch.training.model.living import alive
 from ampwatch.training.model.names import module_of, parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of, stages
+from ampwatch.training.model.tensors import num_nonfinite
 from ampwatch.training.private import DECIDES_ON_DEVICE, version_of
 from ampwatch.training.transfer.readback import Readback, host_scalar, is_plain_scalar
 
@@ -102,15 +103,6 @@ def witnesses(gradients: Sequence[Tensor]) -> dict[int, tuple[weakref.ref[Tensor
     # Rounded up, so that no more than MAX_WITNESSES are left; 1 for an empty list.
     some = gradients[:: -(-len(gradients) // MAX_WITNESSES) or 1]
     return {id(g): (weakref.ref(g), version_of(g)) for g in some}
-
-
-def num_nonfinite(gradient: Tensor) -> int:
-    """Return how many elements of a gradient in host memory are not finite. No sync."""
-    if gradient.device.type != "cpu":
-        return 0
-    with torch.no_grad():
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
-        return int(host_scalar((~torch.isfinite(values)).sum()))
 
 
 SLOTS = 16

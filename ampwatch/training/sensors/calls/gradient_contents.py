@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
+from ampwatch.training.kernels.admission import is_zero_on_host
 from ampwatch.training.private import version_of
 from ampwatch.training.sensors.calls.scaled_roots import UNKNOWN
 
@@ -17,14 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Kinds = frozenset[int]
-
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-
-MAX_BYTES = 4096
-"""Bytes of a gradient that are read to see whether it was set to zero."""
-
-FIRST_BYTES = 64
-"""Bytes that are read first: nearly every gradient that is not zero is not zero there."""
 
 NOTHING: Kinds = frozenset()
 _UNKNOWN: Kinds = frozenset({UNKNOWN})
@@ -101,7 +91,7 @@ class GradContents:
             return NOTHING
         # Checked also where it seems unchanged: ``grad.data.zero_()`` does not raise the version,
         # since ``.data`` is a tensor with a counter of its own.
-        if _is_zero_on_host(gradient):
+        if is_zero_on_host(gradient):
             return NOTHING
         return content.kinds if content is not None and known else _UNKNOWN
 
@@ -174,21 +164,3 @@ def _version(tensor: Tensor) -> int:
         return version_of(tensor)
     except RuntimeError:  # made under torch.inference_mode, which counts no versions
         return 0
-
-
-def _is_zero_on_host(gradient: Tensor) -> bool:
-    """Whether a gradient in host memory is zero in the bytes that are read. No op, no sync."""
-    if (
-        type(gradient) not in _PLAIN_TYPES
-        or gradient.device.type != "cpu"
-        or gradient.layout is not torch.strided
-        or not gradient.is_contiguous()
-        or not gradient.numel()
-    ):
-        return False
-    # Read where it lies: an op would show up in the user's profiles and dispatch modes.
-    count = min(gradient.numel() * gradient.element_size(), MAX_BYTES)
-    address = gradient.data_ptr()
-    if ctypes.string_at(address, min(count, FIRST_BYTES)).strip(b"\0"):
-        return False
-    return not ctypes.string_at(address, count).strip(b"\0")

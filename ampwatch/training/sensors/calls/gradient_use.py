@@ -9,7 +9,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
-from torch import nn
 
 from ampwatch.diagnosis.evidence.calls import MixedGradients, MixedScales, ScaledStep
 from ampwatch.training.hooks.compiling import is_traced
@@ -86,9 +85,6 @@ class GradientUseSensor(Sensor):
     Where the program may have divided gradients itself, unseen, that they are what backward has left is
     proved by their norms: in the steps of a scaler that has unscaled nothing, in steps after the scale
     was asked for, and in those in the middle of backward.
-
-    Args:
-        context: Shared parts of the training, with an enabled scaler.
     """
 
     name = "gradient_use"
@@ -506,9 +502,7 @@ class GradientUseSensor(Sensor):
         """Take note that gradients were set to zero or to ``None``."""
         # While no gradient is followed, its content is not asked for.
         if self._waits or self._follows or self._contents.known:
-            owner = event.owner
-            owned = owner.parameters() if isinstance(owner, nn.Module) else parameters_of(owner)
-            self._contents.set(owned, frozenset())
+            self._contents.set(parameters_of(event.owner), frozenset())
 
     def clipping_by_norm(self, event: on.ClippingByNorm) -> None:
         """Take note that gradients are about to be changed by an operation in place."""

@@ -12,13 +12,14 @@ from torch.nn.utils import clip_grad
 from ampwatch.diagnosis.evidence.calls import RescaledGradients, ScaledClip
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import is_in_file, is_in_optimizer, user_source
+from ampwatch.training.kernels.admission import is_of_floats, is_plain
 from ampwatch.training.kernels.norms import norms_of
 from ampwatch.training.model.names import parameters_of
 from ampwatch.training.model.scaler import READY, scale_on_host, stage_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
+from ampwatch.training.ops.operands import shapes_by_address
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.ops.values import is_of_floats, is_plain, shapes_by_address
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,9 +89,6 @@ class HandClips(OpSensor):
 
     By norm: the program multiplies gradients, or copies what it has made of them into them. Their norm before and
     after is reported; what it is from one iteration to the next shows whether there is a limit.
-
-    Args:
-        context: Shared parts of the training, with an enabled scaler.
 
     Cost:
         Nothing in iterations whose ops are not observed. Less than 1 us for an op that is none of these. In a program

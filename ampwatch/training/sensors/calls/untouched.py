@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.training.hooks.place import before_node
+from ampwatch.training.kernels.admission import is_of_floats
 from ampwatch.training.kernels.norms import norms_of
-from ampwatch.training.ops.values import is_of_floats
 from ampwatch.training.private import (
     DECIDES_ON_DEVICE,
     accumulate_hooks,

@@ -193,7 +193,6 @@ class MemorySensor(Sensor):
         self._home = context.home
         self._clock = context.clock
         self._observe = context.observe
-        self._bus = context.bus
         self._graphs = KeptGraphs()
         self._due = 0
         self._marked = -1

@@ -12,12 +12,12 @@ from ampwatch.diagnosis.evidence.origins import BadInput
 from ampwatch.training.hooks.events import ForwardBegan
 from ampwatch.training.hooks.sensor import Sensor
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.admission import is_pending, is_wrapped, local_part
+from ampwatch.training.kernels.admission import has_values, local_part
+from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.model.tensors import tensors_in
-from ampwatch.training.ops.operands import FLOATS, is_dense
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from ampwatch.training.hooks.events import CompiledEntering, IterationPlanned
     from ampwatch.training.iteration.context import Context
@@ -85,7 +85,7 @@ class InputSensor(Sensor):
         args = event.args
         # A tensor with a node was computed by a model, maybe by another one that is watched.
         given = [t for t in tensors_in(args) if t.dtype in FLOATS and t.is_leaf]
-        tensors = [part for t in given if (part := local_part(t)) is not None and _is_plain(part)]
+        tensors = [part for t in given if (part := local_part(t)) is not None and has_values(part)]
         if not tensors or not torch.is_grad_enabled():
             return
         step = self._step
@@ -103,14 +103,3 @@ class InputSensor(Sensor):
                 each = [t.detach().amax().float() for t in tensors if t.device == device]
                 largest = torch.stack(each).amax()
             self._deferred.read(largest.reshape(1), judge)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has values that can be read, unlike fake tensors and those of ``vmap``."""
-    return (
-        is_dense(tensor)
-        and tensor.numel() > 0
-        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
-        and not is_pending(tensor)
-        and not is_wrapped(tensor)
-    )

@@ -9,10 +9,10 @@ import torch
 from ampwatch.diagnosis.evidence.calls import RefusedOp
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.ops.events import OpSensor
-from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import is_plain, place_name
+from ampwatch.training.ops.operands import place_name
 
 if TYPE_CHECKING:
     from ampwatch.training.iteration.context import Context

@@ -15,8 +15,10 @@ import torch
 
 from ampwatch.diagnosis.evidence.origins import NOT_ASKED, Answer, Fault
 from ampwatch.guard import is_of_a_signal
+from ampwatch.training.kernels.admission import is_dense
+from ampwatch.training.kernels.dtypes import FLOATS
 from ampwatch.training.ops.call import tensors_among
-from ampwatch.training.ops.operands import FLOATS, is_dense, made_by, read_by
+from ampwatch.training.ops.operands import made_by, read_by
 from ampwatch.training.private import NoFunctionModes, OpOverload, schema_of
 from ampwatch.training.transfer.readback import host_scalar
 

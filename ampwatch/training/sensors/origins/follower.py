@@ -12,7 +12,7 @@ import sys
 from collections import deque
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -45,55 +45,24 @@ if TYPE_CHECKING:
     from ampwatch.diagnosis.evidence.origins import OpTrace
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.kernels.native import FiniteCheck
-    from ampwatch.training.model.names import Names
     from ampwatch.training.ops.call import OpCall
     from ampwatch.training.ops.events import OpPlace
     from ampwatch.training.transfer.extremes import Flight
 
 
-class Named(Protocol):
-    """Names of parameters and buffers."""
+class Surroundings:
+    """What those who follow non-finite values have to know besides the ops, and whoever takes their traces."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each parameter."""
+        return self._context.names.parameters()
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor of each buffer."""
-
-
-class Around(Protocol):
-    """What those who follow non-finite values have to know besides the ops; see ``Surroundings``."""
-
-    @property
-    def names(self) -> Named:
-        """Names of parameters and buffers."""
-
-    @property
-    def is_stepping(self) -> bool:
-        """Whether an optimizer is stepping."""
-
-    @property
-    def scale(self) -> Tensor | None:
-        """The scaler's scale."""
-
-    @property
-    def loss_parts(self) -> tuple[float | None, Tensor | None]:
-        """The loss: on the host, and on a device."""
-
-    def deliver(self, trace: OpTrace) -> None:
-        """Take the trace of an iteration."""
-
-
-class Surroundings:
-    """Gives the scale, the losses and the steps around the ops, and takes traces.
-
-    Attributes:
-        names: Names of parameters and buffers.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.names: Names = context.names
-        self._context = context
+        return self._context.names.buffers()
 
     @property
     def is_stepping(self) -> bool:
@@ -198,14 +167,13 @@ class OriginFollower:
 
     def __init__(
         self,
-        around: Around,
+        around: Surroundings,
         find_checks: Callable[[], Mapping[torch.dtype, FiniteCheck]] = dict,
         measures: Measures | None = None,
     ) -> None:
         self.dropped = 0
         self.meets_device = False
         self._around = around
-        self._names = around.names
         self._at_once = AtOnce(find_checks)
         self._later = Later(measures or Measures())
         self.held_bytes = self._later.measures.held_bytes
@@ -231,7 +199,7 @@ class OriginFollower:
     def _clear(self, step: int, reading: AtOnce | Later) -> None:
         reading.clear()
         self._reading = reading
-        self._lineage = Lineage(step, _Owners(self._names, reading.key))
+        self._lineage = Lineage(step, _Owners(self._around, reading.key))
         self._log: list[Callable[[], None]] = []
         self._unfinished: Unfinished[_Noted] = Unfinished(
             reading.key, reading.is_harmless, self._is_foreign
@@ -321,7 +289,7 @@ class OriginFollower:
         reading = self._reading
         made = ops.received_by(call) if call.info.is_collective else ops.made_by(call)
         written = set(map(reading.key, made + ops.overwritten_by(call)))
-        for _, buffer in self._names.buffers():
+        for _, buffer in self._around.buffers():
             if reading.key(buffer) not in written and reading.doubtful([buffer]):
                 self._do(self._lineage.suspect, reading.operand(buffer))
 
@@ -421,7 +389,7 @@ class OriginFollower:
         # Where each op asks, once per backward: clipping has an op for every gradient.
         if self._gradients is None or not self._reading.is_late:
             at, of_shape = self._gradients = {}, {}
-            for name, parameter in self._names.parameters():
+            for name, parameter in self._around.parameters():
                 if parameter.grad is not None:
                     at.setdefault(self._reading.hold(parameter.grad), name)
                     of_shape.setdefault(parameter.grad.shape, name)
@@ -469,7 +437,7 @@ class OriginFollower:
     def _last_gradients(
         self, reading: AtOnce | Later, unfinished: Unfinished[_Noted]
     ) -> Iterator[tuple[str, ReadOperand]]:
-        for name, parameter in self._names.parameters():
+        for name, parameter in self._around.parameters():
             gradient = None if parameter.grad is None else local_part(parameter.grad)
             if gradient is not None and reading.key(gradient) not in unfinished:
                 for part, values in parts_of(name, parameter, gradient):
@@ -487,18 +455,18 @@ class OriginFollower:
 class _Owners:
     """Says whose values lie at a key, in the models of when it is asked first."""
 
-    def __init__(self, names: Named, key: Callable[[Tensor], int]) -> None:
-        self._names = names
+    def __init__(self, around: Surroundings, key: Callable[[Tensor], int]) -> None:
+        self._around = around
         self._key = key
         self._known: dict[int, tuple[OriginKind, str]] | None = None
 
     def __call__(self, key: int) -> tuple[OriginKind, str]:
         if self._known is None:
             self._known = {
-                **{self._key(b): (OriginKind.BUFFER, name) for name, b in self._names.buffers()},
+                **{self._key(b): (OriginKind.BUFFER, name) for name, b in self._around.buffers()},
                 **{
                     self._key(p): (OriginKind.PARAMETER, name)
-                    for name, p in self._names.parameters()
+                    for name, p in self._around.parameters()
                 },
             }
         return self._known.get(key, (OriginKind.INPUT, ""))

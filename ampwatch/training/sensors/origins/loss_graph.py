@@ -14,9 +14,8 @@ import torch
 
 from ampwatch.diagnosis.evidence.origins import OpTrace, Origin, OriginKind
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.kernels.admission import is_there
+from ampwatch.training.kernels.admission import is_of_floats
 from ampwatch.training.model.module_stack import ACCUMULATES
-from ampwatch.training.ops.operands import FLOATS
 from ampwatch.training.private import schema_of, sequence_number
 from ampwatch.training.sensors.origins.reading import values_of
 
@@ -117,13 +116,7 @@ def _saved_by(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_readable(value: Any) -> bool:
-    return (
-        type(value) in (torch.Tensor, torch.nn.Parameter)
-        and value.is_cpu
-        and value.dtype in FLOATS
-        and 0 < value.numel() <= MAX_NUMEL
-        and is_there(value)
-    )
+    return bool(is_of_floats(value) and value.is_cpu and value.numel() <= MAX_NUMEL)
 
 
 def _asked_again(op: str, saved: dict[str, Any]) -> Tensor | None:

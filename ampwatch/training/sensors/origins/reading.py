@@ -14,16 +14,16 @@ import torch
 from ampwatch.diagnosis.evidence.origins import NOT_ASKED, Answer, Values
 from ampwatch.diagnosis.forward.faults import DIVISIONS, RECIPROCALS
 from ampwatch.training.kernels.admission import (
+    has_values,
+    is_dense,
     is_gapless,
     is_pending,
-    is_there,
     is_wrapped,
     local_part,
     stored,
 )
+from ampwatch.training.kernels.dtypes import FLOATS, name_of
 from ampwatch.training.kernels.pending import PENDING
-from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.ops.operands import FLOATS, is_dense
 from ampwatch.training.ops.storage import WeakStorage
 from ampwatch.training.private import is_zero_tensor, storage_key
 from ampwatch.training.sensors.origins.asking import ask, ask_for_ends, emptied
@@ -392,7 +392,7 @@ def values_of(tensor: Tensor) -> Values:
     """Describe the values of a tensor. Cost: some passes over it."""
     dtype = name_of(tensor.dtype)
     numel = tensor.numel()
-    if not _is_readable(tensor):
+    if not (tensor.is_cpu and has_values(tensor)):
         return Values(dtype, numel)
     if numel == 1 and not tensor.is_neg():
         return _value_of(host_scalar(tensor), dtype)
@@ -428,15 +428,11 @@ def _any(mask: Tensor) -> bool:
 
 def adds_up(tensor: Tensor) -> bool:
     """Whether the elements add up to a finite number: then all of them are finite."""
-    if not _is_readable(tensor):
+    if not (tensor.is_cpu and has_values(tensor)):
         return True
     total = host_scalar(tensor.sum() if tensor.ndim else tensor)
     # x - x is zero for finite x alone.
     return bool(total - total == 0.0)
-
-
-def _is_readable(tensor: Tensor) -> bool:
-    return is_dense(tensor) and tensor.is_cpu and tensor.numel() > 0 and is_there(tensor)
 
 
 def _view(tensor: Tensor) -> Hashable:

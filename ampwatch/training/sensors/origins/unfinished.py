@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.training.ops.operands import (
-    FLOATS,
-    made_by,
-    nonfinite_number,
-    overwritten_by,
-    read_by,
-)
+from ampwatch.training.kernels.dtypes import FLOATS
+from ampwatch.training.ops.operands import made_by, nonfinite_number, overwritten_by, read_by
 from ampwatch.training.ops.storage import WeakStorage
 
 if TYPE_CHECKING:

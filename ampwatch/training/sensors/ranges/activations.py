@@ -10,8 +10,8 @@ import torch
 from ampwatch.training.hooks.events import ForwardReturned
 from ampwatch.training.hooks.place import before_node
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.model.tensors import tensors_in
-from ampwatch.training.ops.values import is_plain
 from ampwatch.training.private import graph_task
 from ampwatch.training.transfer.measuring import INPUT, MAX_ELEMENTS, OUTPUT, How, Item
 from ampwatch.wire.records import Topic

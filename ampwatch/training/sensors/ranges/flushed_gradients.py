@@ -9,8 +9,9 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import FlushedGradients
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.model.scaler import READY, stage_of
-from ampwatch.training.ops.values import is_plain, thinned
+from ampwatch.training.ops.operands import thinned
 from ampwatch.wire.records import Topic
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ class FlushedGradientSensor(Sensor):
 
     A program may exchange, store or project gradients in between. Unscaled they are often smaller than float16 holds:
     those and no others are zero afterwards. A mask, a clip or a gradient that is set to zero asks for no magnitude.
-
-    Args:
-        context: Shared parts of the training, with an enabled scaler.
 
     Cost:
         Nothing but in iterations that sample gradients, in programs that call ``unscale_``: a copy of up to

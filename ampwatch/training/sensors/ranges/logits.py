@@ -11,12 +11,12 @@ import torch
 from ampwatch.diagnosis.evidence.ops import LogitsRead
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.dtypes import FLOATS
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import FLOATS, name_of
 from ampwatch.training.ops.call import tensors_among
 from ampwatch.training.ops.events import OpSensor
+from ampwatch.training.ops.operands import place_name
 from ampwatch.training.ops.storage import WeakStorage
-from ampwatch.training.ops.values import is_plain, place_name
 from ampwatch.training.transfer.deferred import WIDTH
 
 if TYPE_CHECKING:

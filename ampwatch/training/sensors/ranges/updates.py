@@ -12,13 +12,12 @@ from ampwatch.diagnosis.evidence.rounding import MIN_RATIO, UPDATE_SPAN, LostSqu
 from ampwatch.numerics.formats import FORMATS, HALF
 from ampwatch.training.devices import HOST
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.kernels.admission import admit
-from ampwatch.training.kernels.dtypes import FLOATS
+from ampwatch.training.kernels.admission import admit, is_plain
+from ampwatch.training.kernels.dtypes import FLOATS, name_of
 from ampwatch.training.memory import bytes_held
-from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.model.names import module_of
+from ampwatch.training.model.names import module_of, parameters_of
 from ampwatch.training.model.tensors import parts_of
-from ampwatch.training.ops.values import is_plain, thinned
+from ampwatch.training.ops.operands import thinned
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
 
@@ -214,7 +213,7 @@ class UpdateSensor(Sensor):
 
     def _room_for(self, optimizer: Optimizer) -> int:
         """Return how many elements of an optimizer's parameters the memory has room for."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         size = max((p.dtype.itemsize for p in parameters), default=0)
         left = self._memory.left()
         room = left.host if all(p.device.type == HOST for p in parameters) else left.device
@@ -326,7 +325,7 @@ class UpdateSensor(Sensor):
             eps = group.get("eps")
             for _ in group["params"]:
                 name, parameter = next(named)
-                dtype = str(parameter.dtype).removeprefix("torch.")
+                dtype = name_of(parameter.dtype)
                 if (
                     isinstance(eps, float)
                     and dtype in HALF

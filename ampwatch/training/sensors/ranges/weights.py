@@ -11,11 +11,10 @@ import torch
 
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.kernels.dtypes import FLOATS
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import FLOATS, name_of
 from ampwatch.training.model.names import module_of
 from ampwatch.training.model.tensors import parts_of
-from ampwatch.training.ops.values import is_plain
 from ampwatch.training.transfer.measuring import How, Item
 from ampwatch.wire.records import Topic
 

@@ -13,15 +13,15 @@ from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.devices import HOST
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.memory import bytes_held
-from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.operands import has_grad, thinned
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.ops.values import has_grad, is_plain, thinned
 from ampwatch.training.sensors.rounding.shadow import (
+    RoundingSensor,
     Shadow,
     Shadows,
-    ShadowSensor,
     distance_of,
     listed,
     now_of,
@@ -93,7 +93,7 @@ class _Term(NamedTuple):
         return LARGEST_WEIGHT < self.factor < 1.0 and not self.minus
 
 
-class Averages(ShadowSensor):
+class Averages(RoundingSensor):
     """Follows averages that no optimizer updates: of watched parameters, and of what is computed.
 
     An update may be a ``lerp_``, a ``mul_`` and an ``add_``, a difference that is added, a new

@@ -12,10 +12,9 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import BrokenScale, Fp8Cast, OpSite
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.numerics.units.ops import FP8_DTYPES
-from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.model.dtypes import NAMES
-from ampwatch.training.ops.events import OpSensor
-from ampwatch.training.ops.values import is_plain, place_name
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import NAMES
+from ampwatch.training.sensors.rounding.shadow import RoundingSensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ampwatch.numerics.formats import FloatFormat
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.events import Op, OpPlace
     from ampwatch.training.ops.info import OpInfo
 
 FP8 = {dtype: FORMATS[name] for dtype, name in NAMES.items() if name in FP8_DTYPES}
@@ -84,7 +83,7 @@ class _Clamped(NamedTuple):
     largest: torch.Tensor
 
 
-class Fp8Casts(OpSensor):
+class Fp8Casts(RoundingSensor):
     """Checks every cast of a tensor to an FP8 format.
 
     Elements that are clamped to the limits of a format before they are cast count as clipped
@@ -97,12 +96,9 @@ class Fp8Casts(OpSensor):
     """
 
     name = "fp8_casts"
-    is_thread_safe = True
 
     def __init__(self, context: Context) -> None:
-        self._deferred = context.deferred
-        self._observe = context.observe
-        self._step = 0
+        super().__init__(context)
         self._has_cast = False
         self._num_iterations = 0
         self._casts: set[tuple[str, str]] = set()
@@ -116,12 +112,13 @@ class Fp8Casts(OpSensor):
             **dict.fromkeys(DIVISIONS, self._divide),
         }
 
-    def ops_began(self, event: OpsBegan) -> None:
-        """Begin an iteration; scales of the one before may be used in this one."""
-        self._step = event.step
+    def _begin(self) -> None:
+        """Count the iteration; scales of the one before may be used in this one."""
         self._num_iterations += 1
+
+    def _forget(self) -> None:
+        """Forget what was clipped in the iteration."""
         self._clamped.clear()
-        self._deferred.poll()
 
     def wants_op(self, info: OpInfo, *, in_backward: bool) -> bool:  # noqa: ARG002 - of all
         """Whether an op casts, clips or divides."""
@@ -142,11 +139,6 @@ class Fp8Casts(OpSensor):
         handler = self._handlers.get(call.info.name)
         if handler is not None:
             handler(call, place)
-
-    def ops_ended(self, _event: OpsEnded) -> None:
-        """Forget what was clipped in the iteration."""
-        self._clamped.clear()
-        self._deferred.poll()
 
     def _cast(self, call: OpCall, place: OpPlace) -> None:
         self._measure(call, place, call.args[0], call.out)
@@ -189,8 +181,7 @@ class Fp8Casts(OpSensor):
         divisions = [d for d in list(self._divisions) if d.is_broken.device == values.device]
         # One number for both flags: as many values may be read at once as divisions are remembered.
         flags = [d.is_broken + EXCUSED * d.is_excused for d in divisions]
-        read = torch.stack([column.to(torch.float32) for column in columns])
-        site = self._site(call, place)
+        site = self._place(call, place)
         sites = [d.site for d in divisions]
         broken: list[OpSite] = []
         place_of = site.where, site.source
@@ -198,9 +189,8 @@ class Fp8Casts(OpSensor):
         if len(self._casts) < MAX_PLACES:
             self._casts.add(place_of)
         if sites:
-            stacked = torch.stack(flags).to(torch.float32)
-            self._deferred.read(stacked, partial(_pick, sites, broken))
-        self._deferred.read(read, partial(self._judge, site, fmt.name, broken, is_first))
+            self._read(partial(_pick, sites, broken), *flags)
+        self._read(partial(self._judge, site, fmt.name, broken, is_first), *columns)
 
     def _judge(
         self,
@@ -251,11 +241,7 @@ class Fp8Casts(OpSensor):
         flags = _flags(out, divisor)
         on_host = out.device.type == "cpu"
         if flags is not None and not (on_host and not (flags[0] | flags[1]).tolist()):
-            self._divisions.append(_Division(self._site(call, place), *flags))
-
-    def _site(self, call: OpCall, place: OpPlace) -> OpSite:
-        name = call.info.name
-        return OpSite(self._step, place_name(place), name, place.phase.label, user_source())
+            self._divisions.append(_Division(self._place(call, place), *flags))
 
 
 def _is_scale(divisor: torch.Tensor, quotient: torch.Tensor) -> bool:

@@ -11,22 +11,19 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import LossyCast, OpSite
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.hooks.sources import user_source
-from ampwatch.training.kernels.dtypes import FLOATS, MEASURED
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import FLOATS, HALF, MEASURED, name_of
 from ampwatch.training.ops.call import tensors_among
-from ampwatch.training.ops.events import OpSensor
-from ampwatch.training.ops.operands import HALF
+from ampwatch.training.ops.operands import has_grad, head, thinned
 from ampwatch.training.ops.storage import WeakStorage
-from ampwatch.training.ops.values import has_grad, head, is_plain, place_name, thinned
-from ampwatch.training.sensors.rounding.shadow import VainChecks
+from ampwatch.training.sensors.rounding.shadow import RoundingSensor, VainChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
+    from ampwatch.training.ops.events import Op, OpPlace
     from ampwatch.training.ops.info import OpInfo
 
 MANTISSA_BITS = {dtype: MEASURED[dtype].mantissa_bits for dtype in FLOATS}
@@ -121,7 +118,7 @@ class _Angle(NamedTuple):
     signature: Hashable
 
 
-class LossyCasts(OpSensor):
+class LossyCasts(RoundingSensor):
     """Checks casts to formats with few bits, in the forward pass.
 
     A cast of integers outside of the model counts once an op of the model, or one that gradients flow
@@ -134,12 +131,9 @@ class LossyCasts(OpSensor):
     """
 
     name = "lossy_casts"
-    is_thread_safe = True
 
     def __init__(self, context: Context) -> None:
-        self._deferred = context.deferred
-        self._observe = context.observe
-        self._step = 0
+        super().__init__(context)
         self._vain = VainChecks()
         self._held: list[_Held] = []
         self._angles: list[_Angle] = []
@@ -149,14 +143,8 @@ class LossyCasts(OpSensor):
             "to": self._cast,
             "copy_": self._copy,
             "arange": self._range,
-            "cumsum": self._count_up,
             **dict.fromkeys(("mul", "div", "add", "sub", "pow"), self._promote),
         }
-
-    def ops_began(self, event: OpsBegan) -> None:
-        """Begin an iteration."""
-        self._step = event.step
-        self._deferred.poll()
 
     @property
     def follows_all(self) -> bool:
@@ -192,12 +180,11 @@ class LossyCasts(OpSensor):
         if handler is not None and place.phase in (Phase.FORWARD, Phase.EVAL):
             handler(call, place)
 
-    def ops_ended(self, _event: OpsEnded) -> None:
-        """Take in the values that have reached the host; what has become no angle by now is none."""
+    def _forget(self) -> None:
+        """Forget the casts of times: what has become no angle by now is none."""
         for signature in {angle.signature for angle in self._angles}:
             self._vain.add(signature)
         self._angles.clear()
-        self._deferred.poll()
 
     def _cast(self, call: OpCall, place: OpPlace) -> None:
         self._check(call, place, call.args[0], call.out)
@@ -235,7 +222,7 @@ class LossyCasts(OpSensor):
         if largest <= LARGEST_INTEGER[out.dtype] or len(values) < MIN_VALUES:
             return
         count = len(values)
-        site = self._site(call, place)
+        site = self._place(call, place)
         dtype = name_of(out.dtype)
         result = WeakStorage(out.untyped_storage()), _address(out)
 
@@ -248,39 +235,6 @@ class LossyCasts(OpSensor):
                 self._report(cast, result, place)
 
         self._deferred.read((values[1:] != values[:-1]).sum(), judge)
-
-    def _count_up(self, call: OpCall, place: OpPlace) -> None:
-        """Check a running count in half precision: it stands still where adding a one rounds away."""
-        given = call.args[0]
-        out = call.out
-        if not (is_plain(given) and is_plain(out)) or out.dtype not in HALF:
-            return
-        limit = LARGEST_INTEGER[out.dtype]
-        dim = call.args[1] if len(call.args) > 1 else call.kwargs.get("dim", 0)
-        if not given.ndim or given.shape[dim] <= limit or has_grad(given):
-            return
-        one = head(given.detach().movedim(dim, -1), MAX_COMPARED)
-        counted = head(out.detach().movedim(dim, -1), MAX_COMPARED)
-        columns = (
-            (one == one.round()).all() if one.is_floating_point() else one.new_ones(()),
-            counted.abs().max(),
-            (one[1:] != 0).sum() + 1,
-            # Where a zero is added the count stands still rightly.
-            ((counted[1:] != counted[:-1]) & (one[1:] != 0)).sum() + 1,
-        )
-        count = len(one)
-        site = self._site(call, place)
-        dtype = name_of(out.dtype)
-        result = WeakStorage(out.untyped_storage()), _address(out)
-
-        def judge(read: list[float]) -> None:
-            whole, largest, distinct, kept = read
-            if whole and largest >= limit and distinct - kept >= LOST_SHARE * count:
-                numbers = int(distinct), int(kept), int(distinct - kept)
-                cast = LossyCast(site, dtype, count, *numbers, largest, is_ordered=True)
-                self._report(cast, result, place)
-
-        self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
 
     def _compare(
         self, call: OpCall, place: OpPlace, source: torch.Tensor, out: torch.Tensor
@@ -316,7 +270,7 @@ class LossyCasts(OpSensor):
                 return
         judge = partial(
             self._judge,
-            self._site(call, place),
+            self._place(call, place),
             place,
             out.dtype,
             is_integer,
@@ -326,7 +280,7 @@ class LossyCasts(OpSensor):
         )
         # What is left of a device's memory is the training's. The next cast may fit.
         with contextlib.suppress(torch.OutOfMemoryError):
-            self._deferred.read(_compared(values, out.dtype, bits), judge)
+            self._read(judge, *_compared(values, out.dtype, bits))
 
     @staticmethod
     def _may_be_times(source: torch.Tensor, out: torch.Tensor) -> bool:
@@ -347,7 +301,7 @@ class LossyCasts(OpSensor):
         lost = (out.detach().reshape(-1) - given).abs().max()
         count = len(given)
         cast = LossyCast(
-            self._site(call, place),
+            self._place(call, place),
             name_of(out.dtype),
             *(count, count, count, count),
             largest=math.nan,
@@ -405,7 +359,7 @@ class LossyCasts(OpSensor):
         signature = place.module, source.dtype, out.dtype, source.shape
         if self._vain.are_enough(signature, self._step):
             return
-        site = self._site(call, place)
+        site = self._place(call, place)
         dtype = out.dtype
         result = WeakStorage(out.untyped_storage()), _address(out)
 
@@ -441,7 +395,7 @@ class LossyCasts(OpSensor):
         if self._vain.are_enough(signature, self._step):
             return
         magnitude = head(source.detach(), MAX_COMPARED).abs()
-        site = self._site(call, place)
+        site = self._place(call, place)
         dtype = name_of(source.dtype)
         count = len(magnitude)
         result = WeakStorage(out.untyped_storage()), _address(out)
@@ -466,7 +420,7 @@ class LossyCasts(OpSensor):
             self._report(cast, result, place)
 
         columns = magnitude.max(), (magnitude > limit).sum()
-        self._deferred.read(torch.stack([c.to(torch.float32) for c in columns]), judge)
+        self._read(judge, *columns)
 
     def _judge(
         self,
@@ -542,12 +496,8 @@ class LossyCasts(OpSensor):
                     _Held(WeakStorage(out.untyped_storage()), _address(out), held.cast)
                 )
 
-    def _site(self, call: OpCall, place: OpPlace) -> OpSite:
-        name = call.info.name
-        return OpSite(self._step, place_name(place), name, place.phase.label, user_source())
 
-
-def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tensor:
+def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:
     """Return the columns that ``_judge`` reads. Cost: one pass each, and a sort; no sync."""
     in_order = values.sort().values
     cast = in_order.to(dtype)
@@ -558,7 +508,7 @@ def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tens
         evidence = ((magnitude > 0) & (magnitude < 2 ** (bits - EVIDENCE_BITS))).sum()
     else:
         whole = evidence = values.new_zeros(())
-    columns = (
+    return (
         whole,
         magnitude.max(),
         # In order, distinct numbers are as many as neighbours that differ, and one.
@@ -569,7 +519,6 @@ def _compared(values: torch.Tensor, dtype: torch.dtype, bits: int) -> torch.Tens
         (steps > 0).sum(),
         (steps < 0).sum(),
     )
-    return torch.stack([column.to(torch.float32) for column in columns])
 
 
 def _address(tensor: torch.Tensor) -> int:

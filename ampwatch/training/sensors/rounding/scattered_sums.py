@@ -10,10 +10,9 @@ import torch
 
 from ampwatch.diagnosis.evidence.rounding import Stuck, What
 from ampwatch.numerics.units.ops import Phase
-from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import is_plain
-from ampwatch.training.sensors.rounding.shadow import TINY, ShadowSensor, VainChecks
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
+from ampwatch.training.sensors.rounding.shadow import TINY, RoundingSensor, VainChecks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -59,7 +58,7 @@ class _Terms(NamedTuple):
     terms: Tensor
 
 
-class ScatteredSums(ShadowSensor):
+class ScatteredSums(RoundingSensor):
     """Adds the terms of an op up once more in float32, some columns of them, and compares the row that has most.
 
     In half precision a sum stands still where a term is less than half of the distance to the next number: of numbers

@@ -1,4 +1,4 @@
-"""The float32 shadow of a tensor in half precision that is added to, and what sensors of such tensors share."""
+"""What sensors of rounding share: their base, and the float32 shadow of a tensor in half precision that is added to."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import torch
 from ampwatch.diagnosis.evidence.rounding import OpSite
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import user_source
+from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.ops.events import OpSensor
+from ampwatch.training.ops.operands import names_by_address, place_name, thinned
 from ampwatch.training.ops.storage import Memory
-from ampwatch.training.ops.values import is_plain, names_by_address, place_name, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from ampwatch.training.iteration.context import Context
     from ampwatch.training.ops.call import OpCall
-    from ampwatch.training.ops.events import Op, OpsBegan, OpsEnded
+    from ampwatch.training.ops.events import Op, OpPlace, OpsBegan, OpsEnded
 
 
 MAX_VAIN = 3
@@ -215,8 +216,8 @@ class Shadows:
         return has_room
 
 
-class ShadowSensor(OpSensor):
-    """A sensor of what is added to tensors in half precision."""
+class RoundingSensor(OpSensor):
+    """A sensor of single ops that round. What it knows of an iteration ends with that."""
 
     is_thread_safe = True
 
@@ -228,7 +229,7 @@ class ShadowSensor(OpSensor):
         self._buffers: dict[int, str] | None = None
 
     def ops_began(self, event: OpsBegan) -> None:
-        """Begin an iteration; some shadows live longer than that."""
+        """Begin an iteration."""
         self._step = event.step
         self._deferred.poll()
         self._buffers = None
@@ -253,6 +254,11 @@ class ShadowSensor(OpSensor):
     def _read(self, judge: Callable[[list[float]], None], *numbers: Tensor) -> None:
         """Have numbers judged once they are on the host."""
         self._deferred.read(torch.stack([number.to(torch.float32) for number in numbers]), judge)
+
+    def _place(self, call: OpCall, place: OpPlace) -> OpSite:
+        """Return the place of an op that casts."""
+        name, phase = call.info.name, place.phase.label
+        return OpSite(self._step, place_name(place), name, phase, user_source())
 
     def _site(self, op: Op, out: Tensor, where: str = "", source: str = "") -> OpSite:
         """Return the place of an op that has made ``out``, which may be a buffer; and what else is not given of it."""

@@ -10,14 +10,14 @@ from torch.autograd.function import BackwardCFunction
 from ampwatch.diagnosis.evidence.rounding import Stuck, SumSeen, What
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.training.hooks.sources import is_in_optimizer, is_in_users_hook, user_source
-from ampwatch.training.model.dtypes import name_of
-from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import has_grad, is_plain, names_by_address, thinned
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
+from ampwatch.training.ops.operands import has_grad, names_by_address, thinned
 from ampwatch.training.private import current_node, sequence_number
 from ampwatch.training.sensors.rounding.shadow import (
+    RoundingSensor,
     Shadow,
     Shadows,
-    ShadowSensor,
     added_of,
     is_stuck,
     now_of,
@@ -58,7 +58,7 @@ COSINE = 0.99
 """Cosine of the angle between a gradient and what was made of it, by a cast or a factor, at least."""
 
 
-class Sums(ShadowSensor):
+class Sums(RoundingSensor):
     """Follows what is added up in half precision by ``a + b``, ``a += b`` and autograd.
 
     ===========  ========================================  ==============  ==============================

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ampwatch.diagnosis.evidence.rounding import UPDATE_SPAN, OpSite, Stuck, What
 from ampwatch.training.hooks.sources import is_in_optimizer, user_source
-from ampwatch.training.model.dtypes import name_of
+from ampwatch.training.kernels.admission import is_plain
+from ampwatch.training.kernels.dtypes import HALF, name_of
 from ampwatch.training.ops.call import tensors_among
-from ampwatch.training.ops.operands import HALF
-from ampwatch.training.ops.values import is_plain, names_by_address
+from ampwatch.training.ops.operands import names_by_address
 from ampwatch.training.sensors.rounding.shadow import (
+    RoundingSensor,
     Shadow,
-    ShadowSensor,
     added_of,
     is_stuck,
     now_of,
@@ -65,7 +65,7 @@ class _Addition(NamedTuple):
     is_by_optimizer: bool
 
 
-class WeightAdditions(ShadowSensor):
+class WeightAdditions(RoundingSensor):
     """Checks what is added to weights in float16 or bfloat16, whoever adds it.
 
     An optimizer of any package, a hook that updates a weight while backward runs, a loop over parameters: all of them

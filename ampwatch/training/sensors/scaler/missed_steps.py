@@ -1,9 +1,11 @@
-"""Steps that a scaler which nobody has handed in has skipped, seen by what becomes of gradients."""
+"""Trainings without a watched scaler: their losses, and the steps that an unknown scaler has skipped."""
 
 from __future__ import annotations
 
 from threading import get_ident
 from typing import TYPE_CHECKING
+
+import torch
 
 from ampwatch.training.hooks.events import FactsChanged, ScaleSeen, StepMissed
 from ampwatch.training.hooks.sensor import Sensor
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ampwatch.guard import Guard
-    from ampwatch.training.hooks.events import BackwardBegan, OptimizerStepped, Zeroed
+    from ampwatch.training.hooks.events import BackwardBegan, OptimizerStepped, Scaled, Zeroed
     from ampwatch.training.iteration.context import Context
 
 FLOOR = 2
@@ -37,9 +39,6 @@ class MissedSteps(Sensor):
     with a guard, of a scaler with a hysteresis. Gradients that were thrown away for another reason
     (a saliency map, an adversarial example, a discriminator's backward through the generator) move
     no scale and are finite.
-
-    Args:
-        context: Shared parts of the training, without a scaler.
 
     Cost: 2 us a backward; a pass over the gradients of some that follow others thrown away, and of all
     while those are not finite.
@@ -155,3 +154,40 @@ class MissedSteps(Sensor):
         if goes_on and self._scale is not None and self._gradients.are_gone():
             self._is_open = False
             self._bus.emit(StepMissed(self._scale, self._scale))
+
+
+class RootLosses(Sensor):
+    """Takes the roots of backward for losses, where no scaler multiplies them.
+
+    With a watched scaler, enabled or not, the ledger takes the losses that are handed to
+    ``scaler.scale``. A root that autograd knows to be a loss times a likely scale is divided by it,
+    if the scale is known to be one; once a scaler of torch's that is not watched is used, roots are
+    multiples of losses, and what it is handed is taken.
+    """
+
+    name = "losses"
+    any_scaler = True
+    waking = frozenset({"scaled"})
+
+    def __init__(self, context: Context) -> None:
+        self._losses = context.losses
+        self._bus = context.bus
+
+    def scaled(self, event: Scaled) -> None:
+        """Take the loss that is handed to a scaler that is not watched."""
+        if event.scaler.is_enabled():
+            # For good: the scaler may be used in any later iteration.
+            self.is_dormant = True
+            self._losses.add(event.outputs)
+
+    def backward_began(self, event: BackwardBegan) -> None:
+        """Take the losses."""
+        bus = self._bus
+        scale = None
+        if bus.infers_scale or bus.loss_scaler is not None:
+            scale = factor_at_root(event.tensors, ())
+        if scale is None:
+            self._losses.add(event.tensors)
+        # What is infinite in float16 need not have been so before it was scaled.
+        elif all(getattr(t, "dtype", None) is not torch.float16 for t in event.tensors):
+            self._losses.add(event.tensors, divisor=scale)

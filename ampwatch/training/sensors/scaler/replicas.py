@@ -19,8 +19,8 @@ import torch
 
 from ampwatch.diagnosis.evidence.scaler import ReplicaVerdicts
 from ampwatch.training.hooks.sensor import Sensor
+from ampwatch.training.kernels.admission import is_plain
 from ampwatch.training.model.names import parameters_of
-from ampwatch.training.ops.values import is_plain
 from ampwatch.training.private import scale_tensor, states_of_optimizers
 from ampwatch.training.transfer.readback import host_scalar
 
@@ -98,9 +98,6 @@ class ReplicaSensor(Sensor):
     same scale before it, after steps that have changed the weights of both alike. Models that
     only began alike, or are alike by chance, differ after the first step. CPU only: elsewhere
     comparing would be a sync.
-
-    Args:
-        context: Shared parts of the training, with a scaler: it is compared with all others.
     """
 
     name = "replicas"

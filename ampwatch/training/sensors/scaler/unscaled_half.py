@@ -31,9 +31,6 @@ class UnscaledHalf(Sensor):
     for an evaluation. A loss that is multiplied by a constant which is large, or which only a device
     knows, may be scaled by a scaler of the program's own, and nothing is claimed.
 
-    Args:
-        context: Shared parts of the training, without an enabled scaler.
-
     Cost:
         Nothing before float16 autocast is seen; then 0.5 us a node, in one step as a rule.
     """

@@ -22,9 +22,8 @@ from msgspec.structs import replace
 from ampwatch.diagnosis.evidence.scaler import GROUPS, KEPT_CHECKS, CheckedWeights
 from ampwatch.training.devices import HOST, is_capturing
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.kernels.admission import admit
+from ampwatch.training.kernels.admission import admit, is_plain
 from ampwatch.training.model.tensors import is_in_flat
-from ampwatch.training.ops.values import is_plain
 from ampwatch.wire.records import ChecksumRecord
 from ampwatch.wire.records.fields import MAX_NAME
 from ampwatch.wire.ring.text import cut_name
@@ -92,9 +91,6 @@ class ChecksumSensor(Sensor):
 
     Weights that are spread over the ranks (DTensor, FSDP) are left out. Where weights lie on several
     devices none are summed: to bring the sums together would wait for one.
-
-    Args:
-        context: Shared parts of a training of several ranks.
     """
 
     name = "checksums"

@@ -17,8 +17,8 @@ import torch
 from ampwatch.diagnosis.evidence.ops import OpCensus, OpKey, OpTally
 from ampwatch.numerics.formats import PLAIN, SCALES
 from ampwatch.numerics.units.ops import ALIGNMENT, TENSOR_DTYPES, Fallback, OpKind, Phase
-from ampwatch.training.kernels.dtypes import dtypes_of
-from ampwatch.training.model.dtypes import NAMES, promoted
+from ampwatch.training.kernels.dtypes import NAMES, dtypes_of, promoted
+from ampwatch.training.ops.flops import attention_flops
 from ampwatch.training.ops.info import op_info
 from ampwatch.training.private import OpOverloadPacket, has_kernel
 from ampwatch.wire.records import CensusSource
@@ -176,26 +176,13 @@ def flops_of_shapes(name: str, kind: OpKind, shapes: Sequence[Shape]) -> int:
     is_backward = name.endswith("backward")
     tensors = [shape for shape in shapes if shape]
     if kind is OpKind.ATTENTION and len(tensors) > 2 + is_backward:
-        return _attention(name, tensors[is_backward:], is_backward=is_backward)
+        operands = tensors[is_backward:][:3]
+        return attention_flops(name, *operands) if min(map(len, operands)) > 2 else 0
     if kind is OpKind.CONVOLUTION and is_backward and len(tensors) > 2:
         gradient, _, weight = tensors[:3]
         # One product for the gradient of the image, one for that of the weight.
         return 2 * 2 * prod(gradient) * prod(weight[1:])
     return 0
-
-
-def _attention(name: str, tensors: Sequence[Shape], *, is_backward: bool) -> int:
-    query, key, value = tensors[:3]
-    if min(map(len, (query, key, value))) < 3:
-        return 0
-    # (B, H, T, D), or (B, T, H, D) in the ops below.
-    time = -2 if name.startswith("_scaled_dot_product") else -3
-    pairs = prod(query[:-1]) * key[time]
-    features = query[-1]
-    outputs = value[-1]
-    # Forward: queries by keys, and their result by values. Backward does the first again, and has
-    # a product for each of four gradients: of queries, keys, values and their weights.
-    return 2 * pairs * (3 * features + 2 * outputs if is_backward else features + outputs)
 
 
 def _matmul(op: _NamedOp, shapes: Sequence[Any]) -> tuple[int, int, int, int] | None:

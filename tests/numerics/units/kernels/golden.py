@@ -45,14 +45,13 @@ class Golden(NamedTuple):
     arch: int | None = None
     align: int | None = None
     gemv: bool = False
-    split_k: bool = False
 
 
 VOLTA_AND_TURING = [
     Golden("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", PYPROF, TENSOR, "float16", 70, 8),
     Golden("turing_h1688gemm_128x128_ldg8_nn", PYPROF, TENSOR, "float16", 75, 8),
     Golden("volta_sgemm_64x64_nt", KINETO, CUDA, "float32", 70),
-    Golden("volta_scudnn_128x128_stridedB_splitK_small_nn_v1", KINETO, CUDA, "float32", 70, split_k=True),
+    Golden("volta_scudnn_128x128_stridedB_splitK_small_nn_v1", KINETO, CUDA, "float32", 70),
     Golden("volta_scudnn_winograd_128x128_ldg1_ldg4_relu_tile148t_nt_v1", KINETO, CUDA, "float32", 70, 1),
     Golden("volta_dgemm_64x64_nn", CUBLAS, CUDA, "float64", 70),
 ]  # fmt: skip
@@ -140,7 +139,7 @@ NVJET = [
     Golden("nvjet_sm90_hss_320x128_64x3_2x1_v_bz_coopB_TNN", NSYS_AI_582, TENSOR, "float16", 90),
     Golden("nvjet_hsh_256x128_64x4_2x1_v_bz_coopA_TNN", CUBLAS, TENSOR, "float16"),
     Golden("nvjet_tst_192x128_64x5_2x1_v_bz_coopB_NNT", CUBLAS, TENSOR, "bfloat16"),
-    Golden("nvjet_sm100_tst_64x8_64x16_2x4_h_bz_splitK_TNT", CUBLAS, TENSOR, "bfloat16", 100, split_k=True),
+    Golden("nvjet_sm100_tst_64x8_64x16_2x4_h_bz_splitK_TNT", CUBLAS, TENSOR, "bfloat16", 100),
     Golden("nvjet_sm103_tst_256x128_64x5_2x2_2cta_h_bz_TNT", CUBLAS, TENSOR, "bfloat16", 103),
     Golden("nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT", CUBLAS, TENSOR, "float8"),
     Golden("nvjet_qqtst_128x256_128x6_2x2_2cta_h_bz_Avec32UE8M0_Bvec32UE8M0_TNT", CUBLAS, TENSOR, "mx"),

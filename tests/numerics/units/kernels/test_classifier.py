@@ -34,7 +34,6 @@ def test_published_names_are_reported_in_full(golden: Golden) -> None:
             kernel.arch,
             kernel.align,
             kernel.gemv,
-            kernel.split_k,
         )
         == golden
     )

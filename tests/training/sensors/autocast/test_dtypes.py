@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from typing_extensions import Self
 
-from ampwatch.training.sensors.autocast.dtypes import AutocastSensor
+from ampwatch.training.sensors.facts import AutocastSensor
 from tests.training.bench import Bench, Heard
 
 

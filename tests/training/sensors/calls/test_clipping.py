@@ -12,8 +12,9 @@ from torch.nn.utils import clip_grad_norm_
 
 import ampwatch
 from ampwatch.diagnosis.evidence.calls import NonfiniteClip, ScaledClip
+from ampwatch.training.model.tensors import num_nonfinite
 from ampwatch.training.sensors.calls import clipping
-from ampwatch.training.sensors.calls.clipping import ClippingSensor, num_nonfinite
+from ampwatch.training.sensors.calls.clipping import ClippingSensor
 from tests.training.bench import Bench
 from tests.training.sensors.late import FakeDevice
 

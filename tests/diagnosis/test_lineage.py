@@ -34,6 +34,7 @@ class Tensor:
     is_float: bool = True
     dtype_name: str = "float16"
     numel: int = 4
+    is_part: bool = False
 
     def is_finite(self) -> bool:
         return self.known.is_finite
@@ -167,3 +168,15 @@ def test_through_fp8_it_comes_of_what_was_cast_to_it(
 
     found = followed.finish([], 1.0).origins
     assert [(origin.op, origin.spread_to) for origin in found] == origins
+
+
+def test_a_gradient_in_one_buffer_with_others_stays_bad_when_theirs_are_written() -> None:
+    """DeepSpeed copies gradients one by one into a bucket, and divides the whole of it."""
+    followed = lineage()
+    run(followed, op("mm", Phase.BACKWARD), Tensor(1, FINE), Tensor(2, INF))
+    run(followed, op("copy_", Phase.BACKWARD), Tensor(2, INF), Tensor(7, INF, is_part=True))
+    followed.settle(op("copy_", Phase.BACKWARD), [Tensor(7, FINE, is_part=True)], [Tensor(3, FINE)])
+    run(followed, op("div_", Phase.OPTIMIZER), Tensor(7, INF), Tensor(7, INF))
+
+    (origin,) = followed.finish([], 1.0).origins
+    assert origin.op == "mm"

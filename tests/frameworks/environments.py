@@ -90,6 +90,16 @@ ENVIRONMENTS = (
         ranks=2,
         by_torchrun=True,
     ),
+    Environment(
+        "torchtitan",
+        "FSDP2 in bfloat16 as torchtitan has it: blocks checkpointed and compiled, gloo, 2 ranks",
+        ("torchtitan_loop.py",),
+        "`ampwatch.monitor(model)` before the loop",
+        where=Where.HAND,
+        ranks=2,
+        by_torchrun=True,
+        dtypes=("bfloat16",),
+    ),
     Environment("compile", "torch.compile of the model, `aot_eager`", ("compiled.py",)),
     Environment("checkpoint", "torch.utils.checkpoint", ("checkpointing.py",), where=Where.HAND),
     Environment("func", "torch.func.grad_and_value", ("functional.py",), where=Where.HAND),
@@ -126,6 +136,14 @@ ENVIRONMENTS = (
         needs=("lightning",),
     ),
     Environment(
+        "lightning-gan",
+        "Lightning, manual optimisation of two optimizers (GAN)",
+        ("lightning_manual.py", "gan"),
+        CALLBACK.format("lightning"),
+        where=Where.HAND,
+        needs=("lightning",),
+    ),
+    Environment(
         "fabric",
         "Lightning Fabric",
         ("fabric.py",),
@@ -139,6 +157,37 @@ ENVIRONMENTS = (
         ("hf_trainer.py",),
         CALLBACK.format("transformers"),
         needs=("transformers",),
+    ),
+    Environment(
+        "hf-trainer-resume",
+        "transformers Trainer, from a checkpoint",
+        ("hf_trainer.py", "resume"),
+        CALLBACK.format("transformers"),
+        needs=("transformers",),
+    ),
+    Environment(
+        "peft",
+        "PEFT, LoRA in the Trainer",
+        ("hf_trainer.py", "lora"),
+        CALLBACK.format("transformers"),
+        where=Where.HAND,
+        needs=("transformers", "peft"),
+    ),
+    Environment(
+        "trl",
+        "TRL, SFTTrainer",
+        ("hf_trainer.py", "sft"),
+        CALLBACK.format("transformers"),
+        where=Where.HAND,
+        needs=("trl", "datasets", "pyarrow"),
+    ),
+    Environment(
+        "diffusers",
+        "diffusers (UNet2DModel, EMAModel), accelerate",
+        ("diffusers_unet.py",),
+        "`ampwatch.monitor(accelerator)` after `prepare`",
+        where=Where.HAND,
+        needs=("diffusers", "accelerate"),
     ),
     Environment(
         "accelerate",
@@ -185,13 +234,18 @@ ENVIRONMENTS = (
         where=Where.HAND,
         needs=("fastai",),
     ),
-    Environment(
-        "deepspeed",
-        "DeepSpeed engine, fp16, ZeRO 0",
-        ("deepspeed_engine.py",),
-        "`ampwatch.monitor(engine)` after `initialize`",
-        where=Where.HAND,
-        needs=("deepspeed",),
+    *(
+        Environment(
+            f"deepspeed{stage or ''}",
+            f"DeepSpeed engine, fp16, ZeRO {stage}" + (", gloo, 2 ranks" if stage else ""),
+            ("deepspeed_engine.py", str(stage)),
+            "`ampwatch.monitor(engine)` after `initialize`",
+            where=Where.HAND,
+            ranks=2 if stage else 1,
+            by_torchrun=bool(stage),
+            needs=("deepspeed",),
+        )
+        for stage in range(3)
     ),
 )
 
@@ -199,7 +253,7 @@ FOUND_BY_ITSELF = "found by `ampwatch run`: [scalers](using.md#frameworks)"
 
 RECIPES = (
     Recipe(
-        "DeepSpeed, ZeRO 1 to 3",
+        "DeepSpeed, ZeRO 3",
         f"`ampwatch.monitor(engine)`, or {FOUND_BY_ITSELF}; scale and skips are known, gradients are not",
     ),
     Recipe("apex.amp", f"`ampwatch.monitor(model)` after `amp.initialize`, or {FOUND_BY_ITSELF}"),

@@ -47,7 +47,7 @@ def judge(
     watched: Outcomes,
     leftovers: list[str],
     truths: tuple[tuple[str, str], ...] = (),
-    dtypes: tuple[str, ...] = (),
+    dtypes: tuple[str, ...] = ("float16",),
 ) -> dict[str, Cell]:
     """Return the cells of one environment, watched in one way.
 
@@ -56,7 +56,7 @@ def judge(
         watched: The program, watched.
         leftovers: Rings that nobody has removed.
         truths: Kinds of findings that are made of the healthy training and are true, and why.
-        dtypes: Dtypes in which the program multiplies matrices, besides float16.
+        dtypes: Dtypes in which the program multiplies matrices.
     """
     true = dict(truths)
     for outcome in watched.values():
@@ -90,10 +90,14 @@ def scale(_: Outcomes, watched: Outcomes, __: list[str]) -> Cell:
     for fault, outcome in watched.items():
         for rank, told in enumerate(outcome.ranks):
             scales, skips = told["scales"], len(told["skipped"])
-            if list(outcome.values("ampwatch_loss_scale", rank)) != scales[-1:]:
+            last = [scale for scale in scales[-1:] if scale is not None]
+            if list(outcome.values("ampwatch_loss_scale", rank)) != last:
                 return Cell(NO, "the loss scale is not seen")
             seen = {
-                "iterations": (outcome.total("ampwatch_steps_total", rank), len(scales)),
+                "iterations": (
+                    outcome.total("ampwatch_steps_total", rank),
+                    told["first"] + len(scales),
+                ),
                 "skips": (outcome.total("ampwatch_optimizer_steps_skipped_total", rank), skips),
                 "growths": (
                     outcome.total("ampwatch_loss_scale_growths_total", rank),
@@ -110,13 +114,11 @@ def scale(_: Outcomes, watched: Outcomes, __: list[str]) -> Cell:
 
 
 def ops(_: Outcomes, watched: Outcomes, __: list[str]) -> Cell:
-    """Ops that were counted in iterations beyond the first, float16 matmuls among them."""
+    """Ops that were counted in iterations beyond the first; which of them, ``_products`` asks."""
     healthy = watched[Fault.NONE]
     for rank, _told in enumerate(healthy.ranks):
         if healthy.total("ampwatch_census_iterations_total", rank) < 2:
             return Cell(NO, "no ops are counted")
-        if not healthy.total("ampwatch_op_calls_total", rank, op_kind="matmul", dtype="float16"):
-            return Cell(PARTLY, "no float16 matmuls among the ops counted")
     return Cell(YES)
 
 
@@ -138,7 +140,7 @@ def ranges(_: Outcomes, watched: Outcomes, __: list[str]) -> Cell:
             if healthy.total("ampwatch_samples_total", rank, topic=topic) < 2:
                 return Cell(PARTLY if topic == "activation" else NO, f"no {topic}s are measured")
         of_modules |= healthy.labels("module", rank, "ampwatch_module_gradient_amax")
-    owners = {name.rpartition(".")[0] for name in healthy.ranks[0]["names"]["parameters"]}
+    owners = {name.rpartition(".")[0] for name in healthy.ranks[0]["names"]["trained"]}
     missing = sorted(owners - of_modules - {""})
     return Cell(PARTLY, f"no gradients of `{missing[0]}`") if missing else Cell(YES)
 
@@ -275,9 +277,13 @@ def _wrong_steps(report: dict[str, Any], told: dict[str, Any]) -> str:
     """Return what differs first between the iterations of a report and those of the program."""
     columns = report["steps"]["columns"]
     step, after = columns.index("step"), columns.index("loss_scale")
+    scales = dict(enumerate(told["scales"], told["first"]))
     for row in report["steps"]["rows"]:
-        if row[after] != told["scales"][row[step]]:
-            return f"loss scale {row[after]:g} in iteration {row[step]} instead of {told['scales'][row[step]]:g}"
+        if row[step] not in scales:
+            return f"iterations are not counted from {told['first']}"
+        true = scales[row[step]]
+        if true is not None and row[after] != true:
+            return f"loss scale {row[after]:g} in iteration {row[step]} instead of {true:g}"
     return ""
 
 

@@ -192,6 +192,7 @@ class Runner:
 
     def daemon(self, **environment: str) -> AbstractContextManager[Daemon]:
         """Return the daemon that the programs report to."""
+        environment.setdefault("AMPWATCH_MODULE_SERIES", "256")  # each module is to have its own
         return self._place.daemon("--no-gpu", **environment)
 
     def run(

@@ -8,7 +8,9 @@ writes down what was found.
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,12 +18,14 @@ import pytest
 from tests.frameworks.environments import ENVIRONMENTS, Environment, Where
 from tests.frameworks.judging import NO, PARTLY, YES, Cell, judge
 from tests.frameworks.results import Result, read, write
-from tests.frameworks.running import Fault, Outcome, Runner, Way, has
+from tests.frameworks.running import Fault, Outcome, Runner, Start, Way, has, run_forks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RANKS = {NO: 0, PARTLY: 1, YES: 2}
+STEPS = 44
+"""As in programs/shared.py."""
 
 
 @pytest.mark.nightly
@@ -42,7 +46,9 @@ def test_what_the_support_matrix_says_of(
         for fault, outcome in bare.items():
             assert outcome.code == 0, f"bare, {fault}: {outcome.stderr}"
             assert len(outcome.ranks) == environment.ranks
-            assert bool(outcome.ranks[0]["skipped"]) is bool(fault.value), "the fault was planted"
+            assert all(len(rank["scales"]) >= STEPS for rank in outcome.ranks), outcome.stdout
+            differs = outcome.ranks[0]["weights"] != bare[Fault.NONE].ranks[0]["weights"]
+            assert differs is bool(fault.value), "the fault was planted"
         watched = {
             Way.EDIT: {fault: outcomes[Way.EDIT, fault] for fault in Fault},
             Way.ZERO: {fault: runner.run(environment, Way.ZERO, fault, daemon) for fault in Fault},
@@ -57,6 +63,15 @@ def test_what_the_support_matrix_says_of(
         write(environment.name, Result(today, _versions(bare[Fault.NONE]), found))
     worse = _worse(environment, found)
     assert not worse, "\n".join([*worse, *_words(watched)])
+
+
+def test_a_program_that_cannot_import_its_framework_fails(tmp_path: Path) -> None:
+    """A framework that is found and broken, or gone since, is no row of the matrix and nothing to skip."""
+    program = tmp_path / "program.py"
+    program.write_text("import no_framework_of_this_name")
+
+    with pytest.raises(AssertionError, match="no_framework_of_this_name"):
+        run_forks([sys.executable, str(program)], [Start((), dict(os.environ))])
 
 
 def _versions(outcome: Outcome) -> dict[str, str]:

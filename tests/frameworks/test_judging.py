@@ -48,7 +48,12 @@ def outcome(
         "scales": [4.0, 2.0],
         "skipped": [1],
         "growths": 0,
-        "names": {"modules": ["", "layer"], "parameters": ["layer.weight"]},
+        "first": 0,
+        "names": {
+            "modules": ["", "layer"],
+            "parameters": ["layer.weight"],
+            "trained": ["layer.weight"],
+        },
         "expected": {"overflow": "layer", "gradient": "layer.weight"},
     }
     found = FOUND[fault] if findings is None else findings

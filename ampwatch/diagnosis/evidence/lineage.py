@@ -55,6 +55,10 @@ class Operand(Protocol):
     def numel(self) -> int:
         """Number of its elements."""
 
+    @property
+    def is_part(self) -> bool:
+        """Whether more elements lie at its key: what is known of those holds when these are written."""
+
     def is_finite(self) -> bool:
         """Whether all of its values are finite."""
 
@@ -173,7 +177,8 @@ class Lineage:
         for index, output in enumerate(outputs):
             self._suspects.pop(output.key, None)
             if index not in bad:
-                self._tainted.pop(output.key, None)
+                if not output.is_part:
+                    self._tainted.pop(output.key, None)
                 continue
             out = bad[index]
             origins = parents
@@ -254,8 +259,9 @@ class Lineage:
             self._hide_gradients(op, {output.key for output in outputs}, inputs)
         carried = self._carried(outputs, inputs)
         for output in outputs:
-            self._tainted.pop(output.key, None)
             self._suspects.pop(output.key, None)
+            if not output.is_part:
+                self._tainted.pop(output.key, None)
             if carried and output.dtype_name in FP8_DTYPES:
                 self._tainted[output.key] = self._count, carried
 

@@ -88,6 +88,7 @@ class PeriodicSkips(Detector):
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self._skips: dict[tuple[int, bool], deque[_Skip]] = {}
+        self._taken: dict[int, int] = {}
         self._losses: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
         self._growths = 0
         self._since_growth = math.inf
@@ -99,6 +100,7 @@ class PeriodicSkips(Detector):
             return
         if verdict.set_by_hand:
             self._skips.clear()
+        self._note_taken(iteration)
         if verdict.skipped:
             stands_out = self._stands_out(iteration)
             for index, found_inf in iteration.found_inf.items():
@@ -125,6 +127,13 @@ class PeriodicSkips(Detector):
         if scaler is not None and scaler.knows_growth:
             self._losses.extend([(abs(i.loss), i.num_losses) for i in plain])
             self._since_growth += len(plain)
+            self._note_taken(plain[-1])
+
+    def _note_taken(self, iteration: Iteration) -> None:
+        """Note whose steps were taken: of a GAN each optimizer steps in some iterations only."""
+        for index, found_inf in iteration.found_inf.items():
+            if not found_inf:
+                self._taken[index] = iteration.step
 
     def _stands_out(self, iteration: Iteration) -> bool:
         """Whether the loss is unlike those since the last skip."""
@@ -148,7 +157,9 @@ class PeriodicSkips(Detector):
         """
         skips = self._skips.setdefault((index, every), deque(maxlen=NEWEST + 1))
         # Skips in a row are one search that needs several halvings; its last one stands for all.
-        if skips and skip.step - skips[-1].step == 1:
+        if skips and (
+            skip.step - skips[-1].step == 1 or self._taken.get(index, -1) < skips[-1].step
+        ):
             skips.pop()
         skips.append(skip)
         period = _period(list(skips))

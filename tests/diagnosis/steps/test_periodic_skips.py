@@ -108,3 +108,11 @@ def test_varying_gradients_are_not_periodic(interval: int) -> None:
         largest = 0.01 * draw.lognormvariate(0.0, 0.7)
         run.run([run.scale * largest > 65504.0], loss=largest)
     assert "periodic_skip" not in run.kinds
+
+
+def test_an_optimizer_that_steps_every_second_time_is_skipped_in_a_row() -> None:
+    """Those of a GAN take turns: that no step is taken is no period of two."""
+    run = Simulation(scale=4.0)
+    for index in range(60):
+        run.take(run.iteration({index % 2: INF}))
+    assert "periodic_skip" not in run.kinds

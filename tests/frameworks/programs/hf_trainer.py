@@ -1,8 +1,12 @@
-"""transformers' Trainer on a tiny GPT-2 made from a config; fp16 on a CPU by a scaler put in by hand."""
+"""transformers' Trainer on a tiny GPT-2 made from a config; fp16 on a CPU by a scaler put in by hand.
+
+With ``resume`` it goes on from a checkpoint, with ``lora`` it trains adapters of PEFT, with ``sft`` it is TRL's.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 import warnings
 from typing import Any
@@ -20,6 +24,14 @@ from transformers import (
     TrainingArguments,
 )
 
+HOW = sys.argv[1] if len(sys.argv) > 1 else ""
+if HOW == "lora":
+    import peft
+elif HOW == "sft":
+    import datasets
+    import tokenizers
+    import trl
+
 from shared import (
     BATCH,
     BESIDE,
@@ -34,6 +46,9 @@ from shared import (
     settle,
     watch,
 )
+
+SAVED_AT = 12 if HOW == "resume" else 0
+"""Steps that were taken before this training."""
 
 warnings.filterwarnings("ignore")
 transformers.utils.logging.set_verbosity_error()
@@ -64,41 +79,80 @@ class Followed(TrainerCallback):
         course.log(logs, state.global_step)
 
 
-settle()
-config = GPT2Config(
-    vocab_size=64, n_positions=8, n_embd=32, n_layer=2, n_head=2, attn_pdrop=0.0, resid_pdrop=0.0
-)
-model = GPT2LMHeadModel(config)
-model.transformer.h[1].mlp.dropout = Boost()
-course = Course(model, "transformer.h.1.mlp.dropout", "transformer.h.1.mlp.c_proj.weight")
-with tempfile.TemporaryDirectory() as directory:
-    arguments = TrainingArguments(
+def new_trainer(model: Any, steps: int, callbacks: list[Any]) -> Any:
+    """Return a Trainer, or what derives from it, that saves after its last step where a test is to go on from it."""
+    kind, of_arguments, data, more = Trainer, TrainingArguments, Tokens(), {}
+    if HOW == "sft":
+        kind, of_arguments = trl.SFTTrainer, trl.SFTConfig
+        words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0}, "<eos>"))
+        more["processing_class"] = transformers.PreTrainedTokenizerFast(
+            tokenizer_object=words, eos_token="<eos>", pad_token="<eos>"
+        )
+        data = datasets.Dataset.from_dict({"input_ids": data.tokens.tolist()})
+    arguments = of_arguments(
         output_dir=directory,
         use_cpu=True,
         bf16=MODE == BFLOAT16,
-        max_steps=STEPS,
+        max_steps=steps,
         per_device_train_batch_size=BATCH // 4,
         max_grad_norm=0.0,
         report_to="none",
-        save_strategy="no",
+        save_strategy="steps" if steps == SAVED_AT else "no",
+        save_steps=SAVED_AT or STEPS,
         logging_steps=LOG_EVERY,
         disable_tqdm=True,
     )
-    trainer = Trainer(
-        model=model,
-        args=arguments,
-        train_dataset=Tokens(),
-        callbacks=[Followed(), *callbacks("transformers")],
-    )
-    trainer.remove_callback(PrinterCallback)  # it prints how long it took
+    made = kind(model=model, args=arguments, train_dataset=data, callbacks=callbacks, **more)
+    made.remove_callback(PrinterCallback)  # it prints how long it took
     if MODE != BFLOAT16:
-        trainer.accelerator.state._mixed_precision = "fp16"
-        trainer.accelerator.native_amp = True
-        trainer.accelerator.scaler = new_scaler()
+        made.accelerator.state._mixed_precision = "fp16"
+        made.accelerator.native_amp = True
+        made.accelerator.scaler = new_scaler()
+    return made
+
+
+def new_model() -> Any:
+    config = GPT2Config(
+        vocab_size=64,
+        n_positions=8,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+    )
+    made = GPT2LMHeadModel(config)
+    made.transformer.h[1].mlp.dropout = Boost()
+    return made
+
+
+def save() -> None:
+    """Train up to the checkpoint as an earlier process would have, which ends there."""
+    fork = os.fork()
+    if fork == 0:
+        os.environ["AMPWATCH_LEVEL"] = "off"
+        new_trainer(new_model(), SAVED_AT, []).train()
+        os._exit(0)
+    assert os.waitpid(fork, 0)[1] == 0
+
+
+settle()
+with tempfile.TemporaryDirectory() as directory:
+    if SAVED_AT:
+        save()
+    model = new_model()
+    mlp, weight = "transformer.h.1.mlp", "c_proj.weight"
+    if HOW == "lora":
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
+        )
+        mlp, weight = f"base_model.model.{mlp}", "c_proj.lora_B.default.weight"
+    course = Course(model, f"{mlp}.dropout", f"{mlp}.{weight}", first=SAVED_AT)
+    trainer = new_trainer(model, SAVED_AT + STEPS, [Followed(), *callbacks("transformers")])
     if MODE == BESIDE:
         watch(model, trainer.accelerator.scaler)
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=bool(SAVED_AT))
     except RuntimeError as error:
         print(f"caught: {error}")
-course.write(model, "transformers", "accelerate")
+course.write(model, *{"lora": ["peft"], "sft": ["trl"]}.get(HOW, []), "transformers", "accelerate")

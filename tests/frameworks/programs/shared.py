@@ -54,6 +54,7 @@ class Boost(nn.Module):
     """Multiplies by a gain, twice: 1, until an overflow is planted here."""
 
     gain: torch.Tensor
+    planted = 3e4
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,6 +155,7 @@ class Course:
         model: The bare model, before any framework has wrapped it.
         overflows_in: Name of its ``Boost``.
         infinite: Name of the parameter whose gradient becomes infinite.
+        first: Index of the first iteration, where earlier ones were trained before.
         at_forward: Whether to place the hook in forward, on the tensor that the module has for its
             parameter then: where parameters are shards, the sharded ones receive no gradient
             from autograd.
@@ -165,19 +167,21 @@ class Course:
         overflows_in: str = Net.overflows_in,
         infinite: str = Net.infinite,
         *,
+        first: int = 0,
         at_forward: bool = False,
     ) -> None:
         self.names = {
             "modules": [name for name, _ in model.named_modules()],
             "parameters": [name for name, _ in model.named_parameters()],
+            "trained": [name for name, p in model.named_parameters() if p.requires_grad],
         }
         self.expected = {OVERFLOW: overflows_in, GRADIENT: infinite}
-        self.step = 0
-        self.scales: list[float] = []
+        self.first = self.step = first
+        self.scales: list[float | None] = []
         self.skipped: list[int] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
         self._growths = 0
-        self._scale = INIT_SCALE
+        self._scale: float | None = None
         self._boost = model.get_submodule(overflows_in)
         if FAULT == GRADIENT and at_forward:
             owner, name = infinite.rpartition(".")[::2]
@@ -194,13 +198,13 @@ class Course:
             parameter.register_hook(self._poison)
 
     def _poison(self, gradient: torch.Tensor) -> torch.Tensor | None:
-        if self.step < FAULT_AT:
+        if self.step < self.first + FAULT_AT:
             return None
         poisoned = gradient.clone()
         if not hasattr(poisoned, "to_local"):
-            poisoned.view(-1)[:1].fill_(float("inf"))
+            poisoned[(0,) * poisoned.dim()].fill_(float("inf"))
         elif rank() == 0:  # of a DTensor one shard
-            poisoned.to_local().view(-1)[:1].fill_(float("inf"))
+            poisoned.to_local()[(0,) * poisoned.dim()].fill_(float("inf"))
         return poisoned
 
     def begins(self) -> None:
@@ -208,21 +212,22 @@ class Course:
         if MODE == FAILS and self.step == FAILS_AT:
             msg = "planted"
             raise RuntimeError(msg)
-        if FAULT == OVERFLOW and self.step >= FAULT_AT:
+        if FAULT == OVERFLOW and self.step >= self.first + FAULT_AT:
             with torch.no_grad():
-                self._boost.gain.fill_(3e4)
+                self._boost.gain.fill_(Boost.planted)
 
-    def ended(self, scale: float, *, skipped: bool | None = None) -> None:
+    def ended(self, scale: float | None, *, skipped: bool | None = None) -> None:
         """Write down the iteration that has ended.
 
         Args:
-            scale: The loss scale after it.
+            scale: The loss scale after it; ``None`` where nothing scales the loss.
             skipped: Whether its step was skipped; where the framework does not tell, a scale that
                 falls does.
         """
-        if skipped or (skipped is None and scale < self._scale):
+        change = 0.0 if scale is None or self._scale is None else scale - self._scale
+        if skipped or (skipped is None and change < 0):
             self.skipped.append(self.step)
-        self._growths += scale > self._scale
+        self._growths += change > 0
         self._scale = scale
         self.scales.append(scale)
         self.step += 1
@@ -242,6 +247,7 @@ class Course:
                 digest.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
         told = {
             "weights": digest.hexdigest(),
+            "first": self.first,
             "scales": self.scales,
             "skipped": self.skipped,
             "growths": self._growths,

@@ -67,12 +67,14 @@ class ReadOperand(NamedTuple):
         dtype: Its dtype.
         numel: Number of its elements.
         values: Returns what is known of its values, once that is there.
+        is_part: Whether its storage holds more elements, as the one buffer of many gradients does.
     """
 
     key: int
     dtype: torch.dtype
     numel: int
     values: Callable[[], Values]
+    is_part: bool
 
     @property
     def is_float(self) -> bool:
@@ -164,9 +166,9 @@ class AtOnce:
 
     def operand(self, tensor: Tensor) -> ReadOperand:
         """Return a tensor that is read when its values are asked for."""
-        return ReadOperand(
-            self.key(tensor), tensor.dtype, tensor.numel(), partial(values_of, tensor)
-        )
+        key = self.key(tensor)
+        values = partial(values_of, tensor)
+        return ReadOperand(key, tensor.dtype, tensor.numel(), values, _is_part(tensor, key))
 
     def inputs(
         self, call: OpCall, read: Sequence[Tensor], _out: Sequence[Tensor], written: frozenset[int]
@@ -256,7 +258,8 @@ class Later:
         key = self.hold(tensor)
         row = None if is_gone else self._row(tensor, key, least=least)
         numel = tensor.numel()
-        return ReadOperand(key, tensor.dtype, numel, _Measured(tensor.dtype, numel, row))
+        values = _Measured(tensor.dtype, numel, row)
+        return ReadOperand(key, tensor.dtype, numel, values, _is_part(tensor, key))
 
     def inputs(
         self, call: OpCall, read: Sequence[Tensor], out: Sequence[Tensor], written: frozenset[int]
@@ -374,6 +377,12 @@ class _Measured:
         # Without a measured one, zero stands for what is closest to it.
         least = row.least if row.has_least else 0.0
         return tuple({low: None, high: None, least: None, -least: None})
+
+
+def _is_part(tensor: Tensor, key: int) -> bool:
+    """Whether the storage at a tensor's key holds more elements than it has."""
+    part = local_part(tensor)
+    return bool(key) and part is not None and part.untyped_storage().nbytes() > part.nbytes
 
 
 def _kept(operand: ReadOperand, *, is_gone: bool) -> ReadOperand:

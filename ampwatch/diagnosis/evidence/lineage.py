@@ -167,7 +167,7 @@ class Lineage:
         before = {
             o.key: self._tainted[o.key] for o in outputs if o.key in read and o.key in self._tainted
         }
-        given, parents, has_nans = self._read(op, inputs, written)
+        given, parents, has_nans, has_posinf = self._read(op, inputs, written)
         if op.name == CHECKS:
             self._checked |= parents
         for index, output in enumerate(outputs):
@@ -178,7 +178,9 @@ class Lineage:
             out = bad[index]
             origins = parents
             if (out.nans and not has_nans) or not parents:
-                origins = frozenset({self._originate(op, out, index, given, parents)})
+                made = self._originate(op, out, index, given, parents)
+                self._origins[made].reads_posinf = has_posinf
+                origins = frozenset({made})
             else:
                 self._spread(origins, op)
             # Unscaling and clipping write into all gradients at once: what was not finite there has
@@ -197,11 +199,11 @@ class Lineage:
 
     def _read(
         self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
-    ) -> tuple[list[Values], frozenset[int], bool]:
-        """Return the finite inputs, the origins that the others are made of, and if any is NaN."""
+    ) -> tuple[list[Values], frozenset[int], bool, bool]:
+        """Return the finite inputs, the origins that the others are made of, and if any is NaN, or +inf."""
         given: list[Values] = []
         parents: frozenset[int] = frozenset()
-        has_nans = False
+        has_nans = has_posinf = False
         for operand in inputs:
             known = self._tainted.get(operand.key)
             if operand.key in written:
@@ -227,6 +229,7 @@ class Lineage:
                 given.append(values)
                 continue
             has_nans = has_nans or values.nans
+            has_posinf = has_posinf or values.posinf
             if known is not None:
                 parents |= known[1]
             else:
@@ -234,7 +237,7 @@ class Lineage:
         if op.nonfinite is not None:
             has_nans = has_nans or math.isnan(op.nonfinite)
             parents |= {self._constant(op, op.nonfinite)}
-        return given, parents, has_nans
+        return given, parents, has_nans, has_posinf
 
     def settle(self, op: SeenOp, outputs: Sequence[Operand], inputs: Iterable[Operand]) -> None:
         """All outputs of an op are finite: what was not among the inputs has been absorbed.

@@ -130,6 +130,7 @@ class Lineage:
         self._unseen: set[int] = set()
         self._has_unseen = False
         self._other: int | None = None
+        self._received: int | None = None
         self._count = 0
 
     @property
@@ -195,7 +196,14 @@ class Lineage:
     def received(self, op: SeenOp, output: Operand, values: Values) -> None:
         """Values that come from another process are not finite: it knows which op made them."""
         self._count += 1
-        self._tainted[output.key] = self._count, frozenset({self._another(op, values)})
+        if self._received is None:
+            # What was made without ops may have been bad before it was sent.
+            self._received = (
+                self._another(op, values)
+                if self._has_unseen
+                else self._add(OriginKind.SENT, op, values)
+            )
+        self._tainted[output.key] = self._count, frozenset({self._received})
 
     def _read(
         self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
@@ -387,7 +395,7 @@ class Lineage:
             origin.index
             for origin in self._origins
             if self._has_unseen
-            and origin.kind is not OriginKind.OTHER
+            and origin.kind not in (OriginKind.OTHER, OriginKind.SENT)
             and not origin.out.is_negative_only
         ][:1]
 

@@ -51,7 +51,7 @@ class Descent:
     @property
     def began_earlier(self) -> bool:
         """Whether values were not finite before the first op, in weights, buffers or elsewhere."""
-        before = (OriginKind.PARAMETER, OriginKind.BUFFER, OriginKind.OTHER)
+        before = (OriginKind.PARAMETER, OriginKind.BUFFER, OriginKind.SENT, OriginKind.OTHER)
         return any(origin.kind in before for origin in self.trace.origins)
 
     def children(self, origin: Origin) -> Sequence[Origin]:
@@ -242,6 +242,8 @@ def _judge_given(origin: Origin, descent: Descent) -> Diagnosed | None:
     """Judge what came in from outside: a batch, or a mask."""
     if origin.kind is not OriginKind.INPUT or origin.phase not in (Phase.FORWARD, Phase.EVAL):
         return None
+    if origin.is_inside and _is_collective(origin):
+        return None  # what FSDP gathers are shards of weights
     used_by_model = _is_used_by_model(origin)
     if origin.out.numel == 1 and not (used_by_model or _is_missing(origin)):
         return None
@@ -440,7 +442,7 @@ def _is_preparation(origin: Origin) -> bool:
 
 def _judge_reduced(origin: Origin, descent: Descent) -> Diagnosed | None:
     """Judge what was made of gradients after backward, where they are summed or measured."""
-    is_collective = origin.overload.startswith(("c10d", "_c10d"))
+    is_collective = _is_collective(origin)
     if not (is_collective or origin.out.dtype in HALF) or not _is_beside(origin):
         return None
     parameters = descent.parameters(origin)
@@ -453,6 +455,10 @@ def _judge_reduced(origin: Origin, descent: Descent) -> Diagnosed | None:
     if is_collective:
         return Diagnosed(REDUCE_OVERFLOW, origin, "loss", "backward")
     return None
+
+
+def _is_collective(origin: Origin) -> bool:
+    return origin.overload.startswith(("c10d", "_c10d"))
 
 
 def _is_beside(origin: Origin) -> bool:

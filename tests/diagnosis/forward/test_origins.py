@@ -390,6 +390,13 @@ def test_a_bad_batch_is_named_as_what_the_model_was_given() -> None:
         assert (found.kind.slug, found.where) == ("nonfinite_input", "")
 
 
+def test_weights_that_a_model_gathers_are_no_batch() -> None:
+    """FSDP does so in its forward, from shards that no name leads to."""
+    shard = {"kind": OriginKind.INPUT, "out": Values("float32", 64, nans=True), **OVER}
+    gathers = inside("allgather_", overload="c10d.allgather_.default", **shard)
+    assert _kind(gathers, loss_nonfinite=True) == ""
+
+
 def test_a_bad_target_is_named_at_the_loss() -> None:
     """The model never sees it."""
     target = Values("float32", 64, nans=True)

@@ -134,6 +134,7 @@ class Lineage:
         self._unseen: set[int] = set()
         self._has_unseen = False
         self._other: int | None = None
+        self._received: int | None = None
         self._count = 0
 
     @property
@@ -171,7 +172,7 @@ class Lineage:
         before = {
             o.key: self._tainted[o.key] for o in outputs if o.key in read and o.key in self._tainted
         }
-        given, parents, has_nans = self._read(op, inputs, written)
+        given, parents, has_nans, has_posinf = self._read(op, inputs, written)
         if op.name == CHECKS:
             self._checked |= parents
         for index, output in enumerate(outputs):
@@ -183,7 +184,9 @@ class Lineage:
             out = bad[index]
             origins = parents
             if (out.nans and not has_nans) or not parents:
-                origins = frozenset({self._originate(op, out, index, given, parents)})
+                made = self._originate(op, out, index, given, parents)
+                self._origins[made].reads_posinf = has_posinf
+                origins = frozenset({made})
             else:
                 self._spread(origins, op)
             # Unscaling and clipping write into all gradients at once: what was not finite there has
@@ -198,15 +201,22 @@ class Lineage:
     def received(self, op: SeenOp, output: Operand, values: Values) -> None:
         """Values that come from another process are not finite: it knows which op made them."""
         self._count += 1
-        self._tainted[output.key] = self._count, frozenset({self._another(op, values)})
+        if self._received is None:
+            # What was made without ops may have been bad before it was sent.
+            self._received = (
+                self._another(op, values)
+                if self._has_unseen
+                else self._add(OriginKind.SENT, op, values)
+            )
+        self._tainted[output.key] = self._count, frozenset({self._received})
 
     def _read(
         self, op: SeenOp, inputs: Iterable[Operand], written: AbstractSet[int]
-    ) -> tuple[list[Values], frozenset[int], bool]:
-        """Return the finite inputs, the origins that the others are made of, and if any is NaN."""
+    ) -> tuple[list[Values], frozenset[int], bool, bool]:
+        """Return the finite inputs, the origins that the others are made of, and if any is NaN, or +inf."""
         given: list[Values] = []
         parents: frozenset[int] = frozenset()
-        has_nans = False
+        has_nans = has_posinf = False
         for operand in inputs:
             known = self._tainted.get(operand.key)
             if operand.key in written:
@@ -232,6 +242,7 @@ class Lineage:
                 given.append(values)
                 continue
             has_nans = has_nans or values.nans
+            has_posinf = has_posinf or values.posinf
             if known is not None:
                 parents |= known[1]
             else:
@@ -239,7 +250,7 @@ class Lineage:
         if op.nonfinite is not None:
             has_nans = has_nans or math.isnan(op.nonfinite)
             parents |= {self._constant(op, op.nonfinite)}
-        return given, parents, has_nans
+        return given, parents, has_nans, has_posinf
 
     def settle(self, op: SeenOp, outputs: Sequence[Operand], inputs: Iterable[Operand]) -> None:
         """All outputs of an op are finite: what was not among the inputs has been absorbed.
@@ -390,7 +401,7 @@ class Lineage:
             origin.index
             for origin in self._origins
             if self._has_unseen
-            and origin.kind is not OriginKind.OTHER
+            and origin.kind not in (OriginKind.OTHER, OriginKind.SENT)
             and not origin.out.is_negative_only
         ][:1]
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, field
 
+from ampwatch.wire.records import in_words
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -21,8 +23,9 @@ class OriginKind(Enum):
 
     ``OP``: an op whose inputs were finite, or infinite where the values are NaN. ``CONSTANT``: a
     non-finite Python number. ``INPUT``: a tensor that no op that was seen has made.
-    ``PARAMETER``, ``BUFFER``: one of the watched models. ``OTHER``: the loss scale, more
-    origins than are kept apart, or another process that has sent them.
+    ``PARAMETER``, ``BUFFER``: one of the watched models. ``SENT``: another process, by a collective
+    that was given nothing but finite values here. ``OTHER``: the loss scale, or more origins than are
+    kept apart.
     """
 
     OP = "op"
@@ -30,6 +33,7 @@ class OriginKind(Enum):
     INPUT = "input"
     PARAMETER = "parameter"
     BUFFER = "buffer"
+    SENT = "sent"
     OTHER = "other"
 
 
@@ -111,6 +115,7 @@ class Origin(Struct):
         out_index: Which of the op's outputs it is.
         inputs: The floating-point inputs of the op, as far as their values are known.
         parents: Origins of the infinities that NaN were made of.
+        reads_posinf: Whether one of these was positive when the op read it, whatever its sign was at first.
         needs_grad: Whether an input of the op requires a gradient.
         number: The Python number given as second argument, an exponent or a divisor; NaN without.
         is_stepping: Whether an optimizer was stepping.
@@ -142,6 +147,7 @@ class Origin(Struct):
     out_index: int = 0
     inputs: Sequence[Values] = ()
     parents: frozenset[int] = frozenset()
+    reads_posinf: bool = False
     needs_grad: bool = False
     number: float = math.nan
     is_stepping: bool = False
@@ -201,6 +207,22 @@ class OpTrace(Struct):
     of_compiled: bool = False
     tried: Sequence[Tried] = ()
     is_refused: bool = False
+
+    @property
+    def gradient_origins(self) -> list[Origin]:
+        """Origins that the gradients which are not finite at the end are made of."""
+        return [self.origins[i] for i in sorted(frozenset().union(*self.bad_gradients.values()))]
+
+    def sent(self) -> str:
+        """Return, as a sentence, which gradient another rank has made non-finite; empty if one is made here."""
+        made = self.gradient_origins
+        if not made or any(origin.kind is not OriginKind.SENT for origin in made):
+            return ""
+        where = in_words(f"param:{next(iter(self.bad_gradients))}")
+        return (
+            f"no op of this rank made the gradient of {where} non-finite: {made[0].op} brought it"
+            f" from another rank at step {self.step}, whose findings name the op"
+        )
 
 
 class BadInput(NamedTuple):

@@ -51,7 +51,7 @@ class Descent:
     @property
     def began_earlier(self) -> bool:
         """Whether values were not finite before the first op, in weights, buffers or elsewhere."""
-        before = (OriginKind.PARAMETER, OriginKind.BUFFER, OriginKind.OTHER)
+        before = (OriginKind.PARAMETER, OriginKind.BUFFER, OriginKind.SENT, OriginKind.OTHER)
         return any(origin.kind in before for origin in self.trace.origins)
 
     def children(self, origin: Origin) -> Sequence[Origin]:
@@ -82,6 +82,10 @@ class Descent:
     def in_backward(self, origin: Origin) -> bool:
         """Whether values made of an origin were not finite in backward."""
         return origin.in_backward or any(self.in_backward(c) for c in self.children(origin))
+
+    def is_met(self, origin: Origin) -> bool:
+        """Whether values made of an origin were not finite in backward, or are none in a gradient."""
+        return self.in_backward(origin) or bool(self.parameters(origin))
 
     def spread(self, origin: Origin) -> set[str]:
         """Return the places in which values made of an origin were not finite."""
@@ -216,7 +220,8 @@ def _judge(origin: Origin, descent: Descent) -> Diagnosed | None:
         # A hook of the user's that divides by the norm of a gradient of zeros. What is added up there is no
         # hook's: it may be left over from the step before.
         return _judge_backward(origin, descent) if descent.parameters(origin) else None
-    is_metric = origin.phase is Phase.EVAL and not origin.is_inside
+    # A target that is computed without gradients, as by Sinkhorn's iteration, is no metric: backward meets it.
+    is_metric = origin.phase is Phase.EVAL and not (origin.is_inside or descent.is_met(origin))
     if found is None and origin.phase in (Phase.FORWARD, Phase.EVAL) and not is_metric:
         found = _judge_made(origin, descent) if origin.parents else _judge_forward(origin, descent)
     return found
@@ -237,6 +242,8 @@ def _judge_given(origin: Origin, descent: Descent) -> Diagnosed | None:
     """Judge what came in from outside: a batch, or a mask."""
     if origin.kind is not OriginKind.INPUT or origin.phase not in (Phase.FORWARD, Phase.EVAL):
         return None
+    if origin.is_inside and _is_collective(origin):
+        return None  # what FSDP gathers are shards of weights
     used_by_model = _is_used_by_model(origin)
     if origin.out.numel == 1 and not (used_by_model or _is_missing(origin)):
         return None
@@ -285,7 +292,12 @@ def _is_missing(origin: Origin) -> bool:
 def _is_mask(origin: Origin, descent: Descent) -> bool:
     """Whether only rows that are masked as a whole make it a failure, or nothing does."""
     children = descent.children(origin)
-    return not children or all(child.op in SOFTMAX for child in children)
+    return not children or all(map(_is_of_row, children))
+
+
+def _is_of_row(origin: Origin) -> bool:
+    """Whether NaN are those of a row of negative infinities, and of no score that is +inf."""
+    return origin.op in SOFTMAX and not origin.reads_posinf
 
 
 def _spoils(origin: Origin, descent: Descent) -> bool:
@@ -293,7 +305,7 @@ def _spoils(origin: Origin, descent: Descent) -> bool:
 
     A loss that is not finite says nothing of what else was observed in its iteration.
     """
-    if descent.in_backward(origin) or descent.parameters(origin):
+    if descent.is_met(origin):
         return True
     spread = not origin.absorbed_by and bool(descent.spread(origin))
     trace = descent.trace
@@ -316,7 +328,7 @@ def _judge_made(origin: Origin, descent: Descent) -> Diagnosed | None:
     if _is_handled(origin, descent.trace):
         return None
     parents = descent.parents(origin)
-    is_empty_row = origin.op in SOFTMAX and all(p.out.is_negative_only for p in parents)
+    is_empty_row = _is_of_row(origin) and all(p.out.is_negative_only for p in parents)
     if is_empty_row and (_spoils(origin, descent) or not origin.absorbed_by):
         return Diagnosed(MASKED_ROW_NAN, origin, origin.place, _phase(origin))
     if not (_spoils(origin, descent) or _is_in_loss(origin, descent)):
@@ -354,7 +366,9 @@ def _judge_forward(origin: Origin, descent: Descent) -> Diagnosed | None:
         kind = SILENT_OVERFLOW
     elif _is_preparation(origin):
         kind, where = NONFINITE_INPUT, ""
-    return Diagnosed(kind, origin, where, _phase(origin))
+    # What backward has met was computed for the training, though without gradients.
+    phase = Phase.FORWARD.label if descent.is_met(origin) else _phase(origin)
+    return Diagnosed(kind, origin, where, phase)
 
 
 _KINDS = {
@@ -367,7 +381,7 @@ _KINDS = {
 def _matters(origin: Origin, descent: Descent, spread: set[str], *, small: bool) -> bool:
     """Whether values do harm, and are not a mask or a sentinel, or what nobody has asked for."""
     children = descent.children(origin)
-    if origin.out.is_negative_only and children and all(c.op in SOFTMAX for c in children):
+    if origin.out.is_negative_only and children and all(map(_is_of_row, children)):
         return False  # the row that it masked is what failed
     if origin.absorbed_by and not _escapes(origin, descent, spread):
         return not _is_meant(origin, small=small)
@@ -379,7 +393,7 @@ def _matters(origin: Origin, descent: Descent, spread: set[str], *, small: bool)
 
 def _escapes(origin: Origin, descent: Descent, spread: set[str]) -> bool:
     """Whether values made of an origin are not finite outside of where it was, or in backward."""
-    if spread - {origin.place} or descent.in_backward(origin) or descent.parameters(origin):
+    if spread - {origin.place} or descent.is_met(origin):
         return True
     return origin.place == "loss" and bool(descent.trace.loss_nonfinite)
 
@@ -394,8 +408,7 @@ def _is_silent(origin: Origin, spread: set[str], descent: Descent) -> bool:
         return False
     if origin.is_inside:
         return True
-    is_met = descent.in_backward(origin) or bool(descent.parameters(origin))
-    return descent.trace.loss_nonfinite is False and not is_met
+    return descent.trace.loss_nonfinite is False and not descent.is_met(origin)
 
 
 def _is_meant(origin: Origin, *, small: bool) -> bool:
@@ -429,7 +442,7 @@ def _is_preparation(origin: Origin) -> bool:
 
 def _judge_reduced(origin: Origin, descent: Descent) -> Diagnosed | None:
     """Judge what was made of gradients after backward, where they are summed or measured."""
-    is_collective = origin.overload.startswith(("c10d", "_c10d"))
+    is_collective = _is_collective(origin)
     if not (is_collective or origin.out.dtype in HALF) or not _is_beside(origin):
         return None
     parameters = descent.parameters(origin)
@@ -442,6 +455,10 @@ def _judge_reduced(origin: Origin, descent: Descent) -> Diagnosed | None:
     if is_collective:
         return Diagnosed(REDUCE_OVERFLOW, origin, "loss", "backward")
     return None
+
+
+def _is_collective(origin: Origin) -> bool:
+    return origin.overload.startswith(("c10d", "_c10d"))
 
 
 def _is_beside(origin: Origin) -> bool:

@@ -76,6 +76,7 @@ class Culprits(Detector):
         self.worst = ""
         self.newest: list[TensorRange] = []
         self.left_over = ""
+        self._sent = ""
         others = shared.known.other_ranks
         self._others = others if others is not None and others.are_there else None
         self._skips = shared.skips
@@ -90,11 +91,11 @@ class Culprits(Detector):
 
     @takes(OpTrace)
     def observe_trace(self, trace: OpTrace) -> None:
-        """Take in an iteration that was traced op by op: are its gradients those of an earlier one?"""
+        """Take in a traced iteration: are its gradients those of an earlier one, or of another rank?"""
         if trace.is_replay or not trace.bad_gradients:
             return
-        indices = frozenset().union(*trace.bad_gradients.values())
-        made = [origin for origin in trace.origins if origin.index in indices]
+        made = trace.gradient_origins
+        self._sent = trace.sent()
         is_left = bool(made) and all(map(_is_left_over, made))
         self.left_over = next(iter(trace.bad_gradients)) if is_left else ""
 
@@ -107,7 +108,7 @@ class Culprits(Detector):
         if verdict.set_by_hand:
             self._fitted.clear()
         if verdict.applied and not verdict.skipped:
-            self.left_over = ""
+            self.left_over = self._sent = ""
         if verdict.applied and not verdict.skipped and verdict.scale_before > 0.0:
             self._note_fitted(gradients, verdict.scale_before)
         bad = [r for r in gradients if r.histogram.nonfinite]
@@ -148,6 +149,8 @@ class Culprits(Detector):
                 f"; the gradient of {in_words(f'param:{self.left_over}')} was not finite before backward"
                 " began: it was not set to zero since an earlier step"
             )
+        if self._sent:
+            return f"; {self._sent}"
         parameter = in_words(f"param:{self.worst}") if self.worst else ""
         if not self._is_elsewhere:
             return f"; most non-finite gradients are those of {parameter}" if parameter else ""

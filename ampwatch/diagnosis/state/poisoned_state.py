@@ -47,6 +47,12 @@ MOVED_BY_HAND = (
 )
 """Advice where weights were moved outside of an optimizer's step, as the ascent of SAM does."""
 
+BROUGHT_BY_RANK = (
+    "Stop, and restore the last good checkpoint. Then look at the findings of the other ranks. Where gradients are"
+    " reduced by hand, skip the step in all ranks if any of them is not finite after the reduction."
+)
+"""Advice where another rank has sent the gradients that were not finite."""
+
 OPTION_NOT_FINITE = (
     "Stop, and restore the last good checkpoint. Then look at what sets {name}: a scheduler that divides by zero steps"
     " of warm-up, a power of a negative number, a value out of a file."
@@ -126,6 +132,7 @@ class PoisonedState(Detector):
         self._suspects: set[str] = set()
         self._poisoned: set[str] = set()
         self._moved: tuple[int, Origin] | None = None
+        self._sent: tuple[int, str] | None = None
         self._cause = ""
         self._were_broken = 0
         self._is_contained = False
@@ -163,7 +170,12 @@ class PoisonedState(Detector):
 
     @takes(OpTrace)
     def observe_trace(self, trace: OpTrace) -> None:
-        """Take in an iteration that was traced op by op: was the model run with what was made of a gradient?"""
+        """Take in a traced iteration: was the model run with what was made of a gradient? Whose are its gradients?"""
+        sent = "" if trace.is_scaled else trace.sent()
+        if sent:
+            self._sent = trace.step, sent
+        elif trace.has_trained and not trace.bad_gradients:
+            self._sent = None  # the program has left out that step
         for origin in trace.origins:
             is_by_hand = origin.phase is Phase.OPTIMIZER and not origin.is_stepping
             if is_by_hand and origin.gradient and origin.spread_to - {"loss"}:
@@ -255,6 +267,9 @@ class PoisonedState(Detector):
                 f" {in_words(f'param:{by.gradient}')}, which was not finite"
             )
         advice = PARAM_NONFINITE.advice if by is None else MOVED_BY_HAND
+        if by is None and self._sent is not None and not self._held_since(self._sent[0]):
+            self._cause = f"; {self._sent[1]}"
+            advice = BROUGHT_BY_RANK
         option = self._bad_option
         # Looked at in the same iteration: one that was mended since is none.
         is_current = option is not None and option.step == iteration.step
@@ -282,7 +297,11 @@ class PoisonedState(Detector):
         if self._moved is None:
             return None
         step, origin = self._moved
-        return origin if self._weights_held is None or self._weights_held < step else None
+        return None if self._held_since(step) else origin
+
+    def _held_since(self, step: int) -> bool:
+        """Whether weights were seen to be finite at the end of an iteration, or later."""
+        return self._weights_held is not None and self._weights_held >= step
 
     def _say_lost_eps(self, iteration: Iteration, bad: Sequence[TensorRange]) -> None:
         """Say that ``eps`` is zero in the dtype, if finite gradients have broken the weights."""

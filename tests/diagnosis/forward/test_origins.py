@@ -43,6 +43,17 @@ def test_an_overflow_of_an_evaluation_is_one_of_an_evaluation() -> None:
     assert (found.phase, unread.phase) == ("eval", "eval")
 
 
+def test_a_target_that_is_computed_without_gradients_is_no_metric() -> None:
+    """Backward meets what was made of it; a metric it does not."""
+    target = outside("exp", phase=Phase.EVAL, spread_to={"loss"})
+    assert diagnose(traced(target, loss_nonfinite=True)) is None
+
+    target.in_backward = True
+    found = diagnose(traced(target, loss_nonfinite=True))
+    assert found is not None
+    assert (found.kind.slug, found.where, found.phase) == ("forward_overflow", "loss", "forward")
+
+
 @pytest.mark.parametrize("op", ["pow", "_foreach_pow"])
 def test_a_power_is_an_overflow_or_a_small_number_by_its_exponent(op: str) -> None:
     """A negative exponent divides."""
@@ -311,6 +322,13 @@ def test_a_row_that_is_masked_as_a_whole_is_named_at_the_softmax(softmax: str) -
         )
 
 
+def test_a_score_of_positive_infinity_is_no_masked_row() -> None:
+    """``-log(-log(u))``: what was -inf at first is +inf where softmax reads it, and no mask."""
+    noise = inside("log", out=MASK, inputs=(TINY,), spread_to={"block"}, in_backward=True)
+    row = inside("_softmax", out=NAN, parents=frozenset({0}), reads_posinf=True, **OVER)
+    assert _kind(noise, row, loss_nonfinite=True) == "forward_nan_underflow"
+
+
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
@@ -370,6 +388,13 @@ def test_a_bad_batch_is_named_as_what_the_model_was_given() -> None:
         found = diagnose(traced(origin, loss_nonfinite=True))
         assert found is not None
         assert (found.kind.slug, found.where) == ("nonfinite_input", "")
+
+
+def test_weights_that_a_model_gathers_are_no_batch() -> None:
+    """FSDP does so in its forward, from shards that no name leads to."""
+    shard = {"kind": OriginKind.INPUT, "out": Values("float32", 64, nans=True), **OVER}
+    gathers = inside("allgather_", overload="c10d.allgather_.default", **shard)
+    assert _kind(gathers, loss_nonfinite=True) == ""
 
 
 def test_a_bad_target_is_named_at_the_loss() -> None:

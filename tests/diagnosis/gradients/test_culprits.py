@@ -8,7 +8,7 @@ import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Known, Shared
-from ampwatch.diagnosis.evidence.origins import Values
+from ampwatch.diagnosis.evidence.origins import OriginKind, Values
 from ampwatch.diagnosis.gradients.culprits import Culprits
 from ampwatch.diagnosis.steps.steps import StepVerdict
 from ampwatch.wire.records import SkipClass, Topic
@@ -190,3 +190,15 @@ def test_a_gradient_that_was_left_is_forgotten_when_another_reason_is_seen_or_a_
         else:
             culprits.observe_trace(traced(left, backward("mm"), bad={"w": {0, 1}}))
         assert not culprits.left_over
+
+
+def test_a_gradient_that_another_rank_has_sent_is_said_to_be_until_a_step_is_taken() -> None:
+    """Whichever parameter has the most of it here."""
+    culprits = culprits_among()
+    take(culprits, math.inf)
+    sent = backward("allreduce_", kind=OriginKind.SENT)
+    culprits.observe_trace(traced(sent, bad={"head.weight": {0}}, step=7))
+    assert "allreduce_ brought it from another rank at step 7" in culprits.in_words()
+
+    take(culprits, 1.0, verdict=GREW)
+    assert culprits.in_words() == ""

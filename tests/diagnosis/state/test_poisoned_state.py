@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from math import inf, nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Severity, Topic
-from tests.workshop.origins import outside, traced
+from tests.workshop.origins import backward, outside, traced
 from tests.workshop.replay import Replay, measured
 
 if TYPE_CHECKING:
@@ -55,6 +56,33 @@ def test_what_moves_weights_by_hand_is_named_unless_they_were_finite_after_it(
     assert (finding.op, finding.source) == (("mul", "train.py:7") if is_named else ("", ""))
     assert ("mul outside of any optimizer's step made them" in finding.summary) is is_named
     assert ("scaler.unscale_(optimizer)" in finding.advice) is is_named
+
+
+@pytest.mark.parametrize(
+    ("sent_at", "more", "is_named"),
+    [
+        (2, {}, True),
+        (1, {}, False),  # the weights were finite after it
+        (2, {"is_scaled": True}, False),  # the scaler skips such a step
+        (2, {"bad": {"a.weight": {0, 1}}}, False),  # something was made here as well
+    ],
+)
+def test_weights_that_the_gradient_of_another_rank_has_broken_are_said_to_be(
+    sent_at: int, more: dict[str, Any], *, is_named: bool
+) -> None:
+    """It came by a collective, and no op of this rank made it."""
+    replay = Replay(scaled=False, dtypes=())
+    sound, broken = (measured(Topic.WEIGHT, "a.weight", [value]) for value in (1.0, nan))
+    sent = outside("allreduce_", kind=OriginKind.SENT, phase=Phase.OPTIMIZER)
+    for step, ranges in enumerate(([], [sound], [broken], [broken])):
+        if step == sent_at:
+            given = {"bad": {"a.weight": {0}}, "step": step, **more}
+            replay.diagnosis.observe(traced(sent, backward(), **given))
+        replay.take(*ranges)
+
+    finding = replay.only("param_nonfinite")
+    assert ("allreduce_ brought it from another rank at step 2" in finding.summary) is is_named
+    assert ("the findings of the other ranks" in finding.advice) is is_named
 
 
 @pytest.mark.parametrize("topic", [Topic.WEIGHT, Topic.BUFFER])

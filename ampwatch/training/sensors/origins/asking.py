@@ -70,7 +70,7 @@ def ask(call: OpCall, index: int) -> Answer:
         call: The op, which has returned.
         index: Place of the result in question among the tensors that it has returned.
 
-    Cost: up to four times the op in float64, and some passes over its operands.
+    Cost: up to four times the op in float64 or as it was, and some passes over its operands.
     """
     if not _is_repeatable(call.func):
         return NOT_ASKED
@@ -162,7 +162,7 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 class _Result(NamedTuple):
-    """A result in float64.
+    """A result, computed again.
 
     Attributes:
         amax: Largest magnitude; NaN if any element is.
@@ -203,7 +203,7 @@ class _Question:
             return NOT_ASKED
         if exact.is_finite:
             # A quotient overflows where what it is divided by is small, or the other large.
-            is_small = self._fits(_at_least_small)
+            is_small = self._fits(_at_least_small) and not self._is_too_large_inside(exact)
             return Answer(Fault.POINT if is_small else Fault.OVERFLOW, exact.amax)
         # The exponential of a thousand is beyond float64 as well; that of one is not.
         if exact.amax == math.inf and self._is_finite(_at_most_one):
@@ -211,25 +211,35 @@ class _Question:
         is_point = self._is_finite(_beside)
         return Answer(Fault.POINT if is_point else Fault.INVALID, exact.amax)
 
-    def _is_finite(self, change: Callable[[Tensor], Tensor]) -> bool:
-        found = self._compute(change)
+    def _is_too_large_inside(self, exact: _Result) -> bool:
+        """Whether a result that fits is one of numbers on the way that do not: of a sum, or of squares."""
+        return (
+            exact.amax <= self._limit
+            and self._is_finite(_at_most_one, widens=False)
+            and not self._is_finite(_at_least_small, widens=False)
+        )
+
+    def _is_finite(self, change: Callable[[Tensor], Tensor], *, widens: bool = True) -> bool:
+        found = self._compute(change, widens=widens)
         return found is not None and found.is_finite
 
     def _fits(self, change: Callable[[Tensor], Tensor]) -> bool:
         found = self._compute(change)
         return found is not None and found.amax <= self._limit
 
-    def _compute(self, change: Callable[[Tensor], Tensor]) -> _Result | None:
-        """Compute the op in float64 with changed operands; ``None`` if it cannot be."""
+    def _compute(
+        self, change: Callable[[Tensor], Tensor], *, widens: bool = True
+    ) -> _Result | None:
+        """Compute the op with changed operands, in float64 or as it was; ``None`` if it cannot be."""
 
         def changed(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 # Copied in any case: some ops write more than their schema says.
-                wide = torch.float64 if value.dtype in FLOATS else value.dtype
+                wide = torch.float64 if widens and value.dtype in FLOATS else value.dtype
                 copied = value.detach().to(wide, copy=True)
                 return change(copied) if value.dtype in FLOATS else copied
             if isinstance(value, torch.dtype):
-                return torch.float64 if value in FLOATS else value
+                return torch.float64 if widens and value in FLOATS else value
             if isinstance(value, float) or (self._is_elementwise and type(value) is int):
                 return _number(change, value)
             return value

@@ -156,10 +156,19 @@ def arrived(
     values = output.values()
     if values.is_finite:
         lineage.settle(op, [output], inputs)
-    elif lineage.knows(i.key for i in inputs) or _may_overflow(op, values, inputs, written):
+    elif _has_sent(lineage, inputs, written) or _may_overflow(op, values, inputs, written):
         lineage.failed(op, [output], {0: values}, inputs, written)
     else:
         lineage.received(op, output, values)
+
+
+def _has_sent(lineage: Lineage, inputs: Sequence[Operand], written: AbstractSet[int]) -> bool:
+    """Whether this process has sent values that are known not to be finite.
+
+    Memory that was sent and freed meanwhile may hold others by now: its values of then decide, but for
+    what the collective has overwritten.
+    """
+    return lineage.knows(i.key for i in inputs if i.key in written or not i.is_finite())
 
 
 def _may_overflow(

@@ -78,6 +78,10 @@ OVERFLOWS = {
     "power": lambda: numbers(1e20).pow(2.0),
     "power of a tensor": lambda: numbers(1e20).pow(numbers(2.0)),
     "sum": lambda: torch.full((70000,), 1.0, dtype=HALF).sum(),
+    "squares of a norm that fits": lambda: torch.linalg.vector_norm(numbers(1e20, 1e-3)),
+    "sum of a mean that fits": lambda: functional.mse_loss(
+        torch.full((32,), 1e19), torch.zeros(32)
+    ),
 }
 
 POINTS = {

@@ -281,11 +281,13 @@ def test_nan_of_infinities_is_their_child() -> None:
     with Traced() as traced:
         x = full(100.0).exp() * 2.0
         x - x
+        (-x).softmax(0)
 
-    parent, child = traced.origins
-    assert (parent.op, child.op) == ("exp", "sub")
-    assert child.parents == {parent.index}
+    parent, child, masked = traced.origins
+    assert (parent.op, child.op, masked.op) == ("exp", "sub", "_softmax")
+    assert child.parents == masked.parents == {parent.index}
     assert child.out.nans
+    assert (child.reads_posinf, masked.reads_posinf) == (True, False)
 
 
 def test_gradients_that_are_not_finite_at_the_end_name_their_origins() -> None:

@@ -182,7 +182,7 @@ def test_what_another_rank_has_sent_is_not_the_collectives_doing(
         _ = pair.run(begin, torch.ones(4), theirs) * 2.0
 
     (origin,) = follow(work).origins
-    assert origin.kind is OriginKind.OTHER
+    assert origin.kind is OriginKind.SENT
 
 
 @followed
@@ -198,6 +198,23 @@ def test_what_this_rank_has_sent_keeps_its_history(
     (origin,) = follow(work).origins
     assert (origin.kind, origin.op) == (OriginKind.OP, "log")
     assert "loss" in origin.spread_to
+
+
+@followed
+def test_memory_that_was_sent_and_holds_other_values_by_now_has_not_sent_those(
+    pair: Pair, follow: Callable[[Callable[[], Any]], OpTrace]
+) -> None:
+    """As FSDP's buckets do, which are freed before their sums are there: NaN came from the other rank."""
+    theirs = torch.full((4,), math.nan)
+
+    def work() -> None:
+        mine = torch.ones(4)
+        result = pair.run(_all_gather, mine, theirs)
+        mine.copy_(torch.zeros(4).log())
+        _ = result * 2.0
+
+    made, sent = follow(work).origins
+    assert (made.op, sent.kind) == ("log", OriginKind.SENT)
 
 
 @followed

@@ -283,16 +283,19 @@ class FindingBook:
         finding.evidence.pop(GONE_STEP, None)
         self._unreported[finding.key] = finding
 
-    def last(self, finding: Finding, plain: Sequence[Iteration], **evidence: float) -> None:
-        """Count iterations in a row, of which none was counted, each as ``again`` does."""
+    def again_each(self, finding: Finding, plain: Sequence[Iteration], **evidence: float) -> None:
+        """Count iterations as ``again`` does each: of one kind, in a row, none of them counted before.
+
+        Their times rise: the newest says whether it is time to report the finding again.
+        """
         num, newest = len(plain), plain[-1]
         self.now_ns = newest.time_ns
         if num == 1:
             self.again(finding, newest.step, **evidence)
         elif finding.count < REPORTED_EACH_TIME or self._is_due(finding, num, newest.step):
             # It is reported again after one of them.
-            self.last(finding, plain[: num // 2], **evidence)
-            self.last(finding, plain[num // 2 :], **evidence)
+            self.again_each(finding, plain[: num // 2], **evidence)
+            self.again_each(finding, plain[num // 2 :], **evidence)
         else:
             finding.evidence.update(evidence)
             self._count(finding, num, newest.step)

@@ -62,7 +62,8 @@ class PlainForm:
     def takes_all(self, iterations: Sequence[Iteration]) -> bool:
         """Whether iterations that differ in times, losses and tracker alone are of this form, all of them."""
         losses = [iteration.loss for iteration in iterations]
-        is_calm = min(losses) > -CALM_LOSS and max(losses) < CALM_LOSS
+        # Neither min nor max shows a NaN.
+        is_calm = math.isfinite(sum(losses)) and max(map(abs, losses)) < CALM_LOSS
         return is_calm and self.takes(iterations[0]) and self.takes(iterations[-1])
 
     def takes(self, iteration: Iteration) -> bool:

@@ -97,7 +97,7 @@ def test_a_new_kind_takes_three_places_and_the_generator(copied: Path) -> None:
     assert _changed(copied) - by_hand == {"README.md", "docs/diagnoses/README.md"}
     index = (copied / "docs/diagnoses/README.md").read_text()
     assert "| [`loss_is_zero`](loss_is_zero.md) | there is nothing left to learn from |" in index
-    line = "- [It looks like mixed precision, and is not](docs/diagnoses/README.md#not-amp): "
+    line = "- [Not caused by mixed precision](docs/diagnoses/README.md#not-amp): "
     lines = {
         place: (place / "README.md").read_text().split(line)[1] for place in (REPOSITORY, copied)
     }

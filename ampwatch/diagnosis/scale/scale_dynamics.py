@@ -122,7 +122,7 @@ class ScaleDynamics(Detector):
         """Take in plain iterations in a row: a scaler that is of no use stays that."""
         useless = self._book.get(SCALER_WITH_BF16.slug, "api") if self._is_useless else None
         if useless is not None:
-            self._book.last(useless, plain, loss_scale=plain[-1].loss_scale)
+            self._book.again_each(useless, plain, loss_scale=plain[-1].loss_scale)
 
     def _note_movement(self, iteration: Iteration, verdict: StepVerdict) -> None:
         # The test compares with the scale it began at, which is no longer the scaler's own doing.

@@ -106,12 +106,12 @@ class Divergence(Detector):
         """Take in plain iterations in a row: their losses, none of which says anything by itself."""
         if plain[-1].num_losses:
             losses = [abs(iteration.loss) for iteration in plain]
-            if not self._has_followed(losses):
+            if not self._follow_all(losses):
                 for iteration, loss in zip(plain, losses, strict=True):
                     self._follow(loss, iteration.step)
                     self._updated = True
 
-    def _has_followed(self, losses: Sequence[float]) -> bool:
+    def _follow_all(self, losses: Sequence[float]) -> bool:
         """Follow losses at once, as ``_follow`` does each; return whether that was possible.
 
         It is while none sets a record, and there is none that a loss on its way back would end.

@@ -191,7 +191,8 @@ class StepTimes(Detector):
                 self._take([step], [times])
             return
         self._seen += len(steps)
-        if not are_judged or self._is_of_evaluation(phases[0]):
+        # Evaluations count from the beginning on.
+        if self._is_of_evaluation(phases[0]) or not are_judged:
             return
         for span in self._spans.take(steps, phases):
             self._input_bound.take(span, on_device=self._is_on_device)

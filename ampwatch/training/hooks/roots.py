@@ -153,11 +153,11 @@ class RootCalls:
         try:
             self._bus.note_call(root, args, kwargs)
         except Exception as error:
-            if not self._is_switched_off(error):
+            if not self._switch_off(error):
                 raise
 
-    def _is_switched_off(self, error: Exception) -> bool:
-        """Switch off what notes calls, unless an error is the program's; return whether that was done."""
+    def _switch_off(self, error: Exception) -> bool:
+        """Switch off what notes calls, unless an error is the program's. Return whether that was done."""
         timing = self._bus.timing
         if timing is None or is_of_a_signal(error):
             return False
@@ -170,7 +170,7 @@ class RootCalls:
             return None
         inherits = None if "__call__" in vars(kind) else kind
         events = self._called, self._returned, RootCalled, RootReturned
-        given = self._bus, *events, self._roots, inherits, self._is_switched_off
+        given = self._bus, *events, self._roots, inherits, self._switch_off
         call: Callable[..., Any] = timed.TimedRoot(given).call
         return call
 

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ampwatch.training.devices import captures, is_unheard
-from ampwatch.training.hooks.compiling import is_compiling, never_compiled, set_compiler
+from ampwatch.training.hooks.compiling import is_exporting, never_compiled, set_compiler
 from ampwatch.training.native import core
-from ampwatch.training.private import IS_COMPILING, SEES_COMPILED
+from ampwatch.training.private import (
+    IS_COMPILING,
+    SEES_COMPILED,
+    graph_task,
+    num_function_modes,
+    tracing_state,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +68,7 @@ class PythonTappedCall:
             BaseException: What the original raises.
         """
         *of, args, kwargs = given
-        if not self.always_heard and is_compiling():
+        if not self.always_heard and is_exporting():
             return original(*of, *args, **kwargs)
         # What is captured into a graph of an accelerator is not done now: whatever a listener
         # computed would be done again at each replay.
@@ -125,6 +131,7 @@ else:
         vars(torch.compiler),
         IS_COMPILING,
     )
+    core.prepare_timed(graph_task, tracing_state, num_function_modes, torch.Tensor, NOT_TAKEN)
     TappedCall = core.TappedCall
 
 

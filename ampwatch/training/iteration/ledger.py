@@ -642,6 +642,7 @@ class IterationLedger(Sensor):
     def _tell_times(self, iterations: Sequence[Iteration]) -> None:
         times, num = self._times, len(iterations)
         first, last = iterations[0].step, iterations[-1].step
+        # Indices rise by one: where both ends are the same, so is what lies between.
         if len(times) >= num and (times[0][0], times[num - 1][0]) == (first, last):
             for iteration in iterations:
                 iteration.time = times.popleft()[1]

@@ -66,7 +66,7 @@ NOT_YET, BEGAN, WITHIN, CALLED, ENDED, UPDATING = range(6)
 """What has happened to the optimizer in the open iteration, as in steps.c."""
 
 
-def _is_ours(error: BaseException) -> bool:
+def _is_own(error: BaseException) -> bool:
     return not is_of_a_signal(error)
 
 
@@ -131,7 +131,7 @@ class PlainSteps:
         timed.prepare_steps((IS_ENABLED, *SCALER_STATE), of_torch)
         self._channels = tuple(bus.channel(kind) for kind in (*HEARD, *ENDS))
         moved = schedulers.has_moved, schedulers.seen
-        given = resume, turn, bus, iteration, *moved, _is_ours, NOTED
+        given = resume, turn, bus, iteration, *moved, _is_own, NOTED
         self._steps = timed.Steps(given, self._channels, batch_ns)
         self.replace_listener: Callable[[str, Callable[..., Any]], Callable[..., Any]] = (
             self._steps.listener

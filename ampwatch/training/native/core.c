@@ -1,5 +1,6 @@
-/* The extension module: what Python calls of the C part. No function of this file keeps a reference,
- * and none leaves an error behind but one about its arguments, which are never a user's.
+/* The extension module: what Python calls of the C part, and what its files share. No function that Python
+ * calls of this file keeps a reference, and none leaves an error behind but one about its arguments, which are
+ * never a user's.
  *
  * Addresses are those that Tensor.data_ptr() and array.buffer_info() return. Limited API, so that
  * one library serves every Python from 3.10 on. */
@@ -159,7 +160,6 @@ int is_same(PyObject *owner, PyObject *name, PyObject *expected)
     return value ? value == expected : -1;
 }
 
-/* Hold the items of a tuple in place of what was held; -1 with an error set if they are not as many. */
 int hold(PyObject **into, PyObject *from, Py_ssize_t num)
 {
     if (PyTuple_Size(from) != num) {
@@ -175,7 +175,7 @@ int hold(PyObject **into, PyObject *from, Py_ssize_t num)
     return 0;
 }
 
-int ends_at(PyObject *asked)
+int drop_error_if(PyObject *asked)
 {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) return 0;
     PyObject *kind, *error, *traceback;

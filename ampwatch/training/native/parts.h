@@ -45,9 +45,14 @@ int is_same(PyObject *owner, PyObject *name, PyObject *expected);
 /* Hold the items of a tuple in place of what was held; -1 with an error set if they are not as many. */
 int hold(PyObject **into, PyObject *from, Py_ssize_t num);
 
-/* Have Python say of the error that is set, if it is an Exception, whether it ends here: 1; 0 with an error set
- * if not. */
-int ends_at(PyObject *asked);
+/* Drop the error that is set, if it is an Exception and a function of it says so, or cannot be asked as the stack
+ * is full: 1; 0 with an error set if not. */
+int drop_error_if(PyObject *asked);
+
+/* Have none of the Python functions that are called from now on be compiled. Return what compiles them otherwise,
+ * to be set again with `set_compiler_to`; NULL if nothing does, or with an error set. */
+PyObject *stop_compiler(void);
+void set_compiler_to(PyObject *compiler);
 
 /* The clock of time.perf_counter_ns(). */
 long long now_ns(void);

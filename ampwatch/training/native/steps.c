@@ -48,7 +48,7 @@ typedef struct {
     /* The form; with the subscribers of each channel and those of them that are dormant. */
     PyObject *form[NUM_OF_FORM];
     PyObject *subscribers[NUM_CHANNELS], *dormant[NUM_CHANNELS];
-    PyObject *seen; /* of its schedule while it had not moved: learning rates, counts of schedulers; or NULL */
+    PyObject *seen; /* the rates and the counts of a schedule that has not moved since, or NULL */
     double scale;
     int num_losses, is_moved;
     unsigned long thread;
@@ -72,7 +72,7 @@ static const char *const heard_names[NUM_HEARD] = {
 };
 
 static PyObject *s_numel, *s_dtype, *s_layout, *s_is_cpu, *s_note, *s_step, *s_stage, *s_found_inf,
-    *s_is_dormant, *s_param_groups, *s_lr, *s_last_epoch, *s_is_stepping, *s_is_optimizer_stepping, *s_scaler, *s_at_boundary, *s_settle;
+    *s_param_groups, *s_lr, *s_last_epoch, *s_is_dormant, *s_is_stepping, *s_is_optimizer_stepping, *s_scaler, *s_at_boundary, *s_settle;
 static PyObject *s_enabled, *s_scale, *s_tracker, *s_states, *settings_names[3];
 static PyObject *tensor_type, *strided, *is_wrapped, *tracing_state;
 
@@ -193,20 +193,23 @@ static int has_counts(PyObject *counts)
 /* Whether its schedule has moved since the optimizer stepped last; -1 with an error set. */
 static int has_moved(Steps *self, PyObject *optimizer)
 {
-    if (self->seen) {
-        int is = has_rates(optimizer, PyTuple_GetItem(self->seen, 0));
-        if (is > 0) is = has_counts(PyTuple_GetItem(self->seen, 1));
+    PyObject *seen = self->seen;
+    if (seen) {
+        Py_INCREF(seen); /* a property of the user's may let another thread come here */
+        int is = has_rates(optimizer, PyTuple_GetItem(seen, 0));
+        if (is > 0) is = has_counts(PyTuple_GetItem(seen, 1));
+        Py_DECREF(seen);
         if (is) return is < 0 ? -1 : 0;
-        Py_CLEAR(self->seen);
     }
     PyObject *moved = PyObject_CallFunctionObjArgs(self->given[HAS_MOVED], optimizer, NULL);
     Py_XDECREF(moved);
-    if (!moved || moved == Py_True) return moved ? 1 : -1;
-    PyObject *seen = PyObject_CallFunctionObjArgs(self->given[SEEN], optimizer, NULL);
+    if (!moved) return -1;
+    int is_moved = moved == Py_True;
+    seen = is_moved ? NULL : PyObject_CallFunctionObjArgs(self->given[SEEN], optimizer, NULL);
     PyObject *before = self->seen;
     self->seen = seen;
     Py_XDECREF(before);
-    return seen ? 0 : -1;
+    return seen || is_moved ? is_moved : -1;
 }
 
 static int take_step_before(Steps *self, PyObject *const *args)
@@ -413,7 +416,7 @@ static void forget(Steps *self)
  * raised. Whether it was dropped. */
 static int drop_error(Steps *self)
 {
-    return ends_at(self->given[IS_OURS]);
+    return drop_error_if(self->given[IS_OURS]);
 }
 
 /* Call the ledger; what it raises of itself ends behind its guard, and what is raised before ends here. */

@@ -89,7 +89,7 @@ static int tell_all(PyObject *plan, int kind, const Call *call, PyObject *result
 }
 
 /* Have Python functions be compiled as they were before, or none; an error that is set stays. */
-static void set_to(PyObject *compiler)
+void set_compiler_to(PyObject *compiler)
 {
     PyObject *kind, *error, *traceback;
     PyErr_Fetch(&kind, &error, &traceback);
@@ -102,9 +102,9 @@ static void set_to(PyObject *compiler)
 static PyObject *call_between(PyObject *plan, const Call *call, PyObject *compiler)
 {
     if (tell_all(plan, BEGINS, call, NULL) < 0) return NULL;
-    if (compiler) set_to(compiler);
+    if (compiler) set_compiler_to(compiler);
     PyObject *result = call_original(call);
-    if (compiler) set_to(Py_None);
+    if (compiler) set_compiler_to(Py_None);
     if (result) {
         if (tell_all(plan, AFTERS, call, result) < 0) Py_CLEAR(result);
         return result;
@@ -131,9 +131,7 @@ static int is_compiling(void)
     return PyDict_GetItemWithError(of_compiler, flag) == Py_True;
 }
 
-/* Have none of the Python functions that are called from now on be compiled; return what compiles them
- * otherwise, NULL if nothing does or with an error set. */
-static PyObject *stop_compiler(void)
+PyObject *stop_compiler(void)
 {
     PyObject *compiler =
         set_compiler ? PyObject_CallFunctionObjArgs(set_compiler, Py_None, NULL) : NULL;
@@ -151,7 +149,7 @@ PyObject *call_uncompiled(PyObject *module, PyObject *const *args, Py_ssize_t gi
     PyObject *compiler = stop_compiler();
     if (PyErr_Occurred()) return NULL;
     PyObject *result = PyObject_Call(args[0], args[1], NULL);
-    if (compiler) set_to(compiler);
+    if (compiler) set_compiler_to(compiler);
     Py_XDECREF(compiler);
     return result;
 }
@@ -192,7 +190,7 @@ static PyObject *make_call(PyObject *self, PyObject *const *given, Py_ssize_t nu
     Py_INCREF(plan);
     PyObject *result = call_between(plan, &call, compiler);
     Py_DECREF(plan);
-    if (compiler) set_to(compiler);
+    if (compiler) set_compiler_to(compiler);
     Py_XDECREF(compiler);
     return result;
 }

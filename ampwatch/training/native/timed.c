@@ -1,7 +1,8 @@
-/* What makes a call as in most steps: of a watched model, or of backward.
+/* What is done in most steps at the calls of watched models and of backward.
  *
- * In the middle of a step the caches have forgotten our code: it is what is run that costs. Each looks
- * whether all is as in most steps; where it is not, it has done nothing, and the tap tells its listeners. */
+ * In the middle of a step the caches have forgotten our code: it is what is run that costs. TimedBackward and
+ * TimedRoot make such a call in place of a tap, CallNotes takes one down. Each looks whether all is as in most
+ * steps; where it is not, it has done nothing, and leaves it to the tap or to Python. */
 
 #include "parts.h"
 
@@ -61,7 +62,7 @@ static int is_outermost_and_alone(Timed *self)
 static PyObject *call_backward(PyObject *object, PyObject *const *args, Py_ssize_t given)
 {
     Timed *self = (Timed *)object;
-    int is = given == 3 ? is_outermost_and_alone(self) : 0;
+    int is = given == 3 && self->given[BUS] ? is_outermost_and_alone(self) : 0;
     if (PyErr_Occurred()) return NULL;
     if (!is) return leave_it();
     if (note(self->given[BUS], self->given[BEGAN], NULL) < 0) return NULL;
@@ -76,6 +77,11 @@ enum { CALLED = 1, RETURNED, CALL_EVENT, RETURN_EVENT, ROOTS, INHERITS, FAILED, 
 
 static int is_root(Timed *self, PyObject *called)
 {
+    /* Between two graphs of compiled code whatever is called is compiled: the tap knows what to do. */
+    PyObject *compiler = stop_compiler();
+    if (compiler) set_compiler_to(compiler);
+    Py_XDECREF(compiler);
+    if (compiler || PyErr_Occurred()) return compiler ? 0 : -1;
     PyObject *key = PyLong_FromVoidPtr(called);
     PyObject *known = key ? PyDict_GetItemWithError(self->given[ROOTS], key) : NULL;
     Py_XDECREF(key);
@@ -99,7 +105,7 @@ static int note_call(Timed *self, PyObject *const *args)
     Py_XDECREF(function);
     Py_XDECREF(done);
     if (done) return 0;
-    return ends_at(self->given[FAILED]) ? 0 : -1;
+    return drop_error_if(self->given[FAILED]) ? 0 : -1;
 }
 
 /* Tell the subscribers of a channel, if there are any, of an event made with up to three values. */
@@ -130,7 +136,7 @@ static PyObject *call_root(PyObject *object, PyObject *const *args, Py_ssize_t g
 {
     Timed *self = (Timed *)object;
     PyObject *const *parts = self->given;
-    int is = given == 4 ? is_root(self, args[1]) : 0;
+    int is = given == 4 && parts[BUS] ? is_root(self, args[1]) : 0;
     if (is < 0) return NULL;
     if (!is) return leave_it();
     if (note_call(self, args) < 0) return NULL;
@@ -169,6 +175,7 @@ static PyObject *note_ordinary(PyObject *object, PyObject *const *args, Py_ssize
         PyErr_Format(PyExc_TypeError, "expected 3 arguments, got %zd", given);
         return NULL;
     }
+    if (!self->given[BUS]) Py_RETURN_NONE; /* tp_clear has been called */
     PyObject *numel = elements(self, args);
     if (PyErr_Occurred()) return NULL;
     if (!numel || !PyObject_IsTrue(numel)) {

@@ -244,6 +244,7 @@ def test_where_each_step_has_a_call_without_gradients_it_is_part_of_a_step() -> 
     course = Course().go(30.0, lambda _: phases(data=3 * STEP, **with_teacher))
 
     assert [kind for kind, _ in course.kinds()] == ["input_bound"]
+    assert course.times._evaluations == course.step  # those of the warm-up as well
 
 
 def test_of_a_device_minutes_are_those_that_have_passed() -> None:

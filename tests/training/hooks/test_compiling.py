@@ -81,6 +81,11 @@ def train(when, watched):
         model.a.compile(backend=backend)
     if when in ("after", "breaks"):
         run = torch.compile(model, backend=backend)
+    if when == "unheard":
+        def broken(x):
+            torch._dynamo.graph_break()
+            return model(x)
+        run = torch._dynamo.optimize(backend)(broken)
     if when == "optimizer":
         optimizer.step = torch.compile(optimizer.step, backend=backend)
     losses = []
@@ -133,11 +138,12 @@ for what, when in json.loads(sys.argv[1]):
 """
 
 MODELS = ("before", "after", "middle", "breaks", "inside", "unused")
-WHEN = (*MODELS, "whole", "optimizer")
+WHEN = (*MODELS, "whole", "optimizer", "unheard")
 WATCHED = [
     *((level, when) for level in ("standard", "deep") for when in MODELS),
     *((level, "whole") for level in ("light", "standard", "deep")),
     ("standard", "optimizer"),
+    ("standard", "unheard"),
 ]
 EARLY = [("standard", "after"), ("deep", "middle")]
 RUNS = [
@@ -163,7 +169,7 @@ def trained() -> dict[tuple[str, str], Any]:
 def test_a_compiled_model_is_compiled_and_run_as_without_ampwatch(
     when: str, level: str, trained: dict[tuple[str, str], Any]
 ) -> None:
-    """Compiled before ``monitor``, after it, in the middle of a counted iteration, with a graph break.
+    """Compiled before ``monitor``, after it, in the middle of a counted iteration, with a graph break, unheard.
 
     The frames that were captured, the graphs and the breaks are as many; of a step of the optimizer
     a frame less is told: what is left of it after its graph does nothing, unless hooks are called. Each iteration

@@ -66,7 +66,7 @@ class SchedulerSensor(Sensor):
 
     Cost:
         Nothing at set-up. A step through the scaler: one attribute read per scheduler and parameter
-        group; in the first of an optimizer, and when a rate moves that no known scheduler has moved, a
+        group, in C where nothing has moved (``seen``); in the first of an optimizer, and when a rate moves that no known scheduler has moved, a
         search among the collector's objects (``referring_to``).
     """
 

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, is_grad_enabled
 from torch.nn.parallel import DistributedDataParallel
 
-from ampwatch.training.hooks.tapped_call import NOT_TAKEN
 from ampwatch.training.native import timed
 from ampwatch.training.private import (
     ACTIVE_REPLICA,
     NoFunctionModes,
     graph_task,
     num_function_modes,
-    tracing_state,
 )
 from ampwatch.training.sensors.time.splitting import (
     EVALUATES,
@@ -32,10 +30,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ampwatch.training.iteration.context import Context
-
-
-if timed is not None:
-    timed.prepare_timed(graph_task, tracing_state, num_function_modes, Tensor, NOT_TAKEN)
 
 
 class PythonNotes:

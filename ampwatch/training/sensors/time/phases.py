@@ -289,8 +289,10 @@ class PhaseSensor(Sensor):
         for phase, first, last in known.runs:
             begins, stops = times[begin + first : stop : width], times[begin + last : stop : width]
             spent = list(map(sub, stops, begins))
-            if min(spent) < 0:
-                return 0  # no time goes backwards; a clock of a virtual machine that is moved may
+            if (
+                min(spent) < 0
+            ):  # no time goes backwards; a clock of a virtual machine that is moved may
+                spent = [max(nanoseconds, 0) for nanoseconds in spent]
             taken = list(map(truediv, spent, repeat(1e9)))
             columns[phase], rest = taken, list(map(sub, rest, taken))
         columns[known.rest] = [max(seconds, 0.0) for seconds in rest]

@@ -40,7 +40,7 @@ def test_a_finding_appears_with_its_advice_and_its_symptom_below(
     """Severity in words, where, since when, what to change; and names are text, never markup."""
     hostile = "model.<img src=x onerror=window.broken=1>"
     trainer.train(30)
-    page.says("#no-findings", "None")
+    page.says("#no-findings", "No findings")
 
     root = finding("forward_overflow", hostile, first_step=27, last_step=29, count=3).finding
     root.summary, root.kind_advice = f"{hostile}: mm overflowed.", "Keep this layer in float32."
@@ -91,7 +91,7 @@ def test_an_empty_section_says_what_would_stand_in_it(trainer: Trainer, page: Pa
     trainer.train(30)
     page.says("#run h1", "at step 29")
     assert page.run(would) == [True, True, True, True, True]
-    assert "A finding would stand here" in page.text("#no-findings")
+    assert "Each finding is one line here" in page.text("#no-findings")
 
     trainer.write(FACTS)
     for record in (*RANGES, *PRECISION):

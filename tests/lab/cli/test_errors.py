@@ -59,7 +59,7 @@ def training(
 
 
 @pytest.mark.nightly
-def test_a_running_training_says_where_its_error_is_born(
+def test_a_running_training_says_where_its_error_begins(
     training: Program, own_places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a table and as JSON, with the training going on and nothing left beside its ring."""
@@ -67,7 +67,7 @@ def test_a_running_training_says_where_its_error_is_born(
     table = capsys.readouterr().out
     assert "autocast to float16" in table
     assert "Errors of ops in forward, the largest effect first (4 of" in table
-    assert "Born in backward" in table
+    assert "Errors of ops in backward" in table
 
     assert main(["errors", "--json"]) == 0
     budget = json.loads(capsys.readouterr().out)

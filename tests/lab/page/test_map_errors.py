@@ -36,7 +36,7 @@ def test_a_column_is_a_budget() -> None:
         "head": ["fewer than 2 bits are right", none, none],
     }
     assert errors["details"]["decoder.up"] == [
-        "8.1 in bfloat16; what is born in it adds -1.9e-05 to the error of the loss",
+        "8.1 in bfloat16; its own error adds -1.9e-05 to the error of the loss",
         "3.3 in bfloat16",
         None,
     ]

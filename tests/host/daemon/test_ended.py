@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,12 @@ import pytest
 
 from ampwatch.host.daemon import ended
 from ampwatch.host.daemon.app import Daemon, DaemonOptions
+from ampwatch.host.daemon.assets import STATIC
 from ampwatch.host.daemon.ended import EndedRuns
 from ampwatch.host.daemon.site import Request, Site
 from ampwatch.host.fleet import Fleet
+from ampwatch.host.page.ended_page import SYMBOLS
+from ampwatch.report.verdict import Level
 from ampwatch.settings import Settings
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import RunState
@@ -208,3 +212,11 @@ def test_reports_are_for_their_user_alone(
         assert answer.status is (HTTPStatus.FORBIDDEN if why else HTTPStatus.OK)
         assert (b"gpt" in answer.body) is not bool(why)
         assert why.partition("`")[0] in answer.body.decode()
+
+
+def test_a_state_has_the_symbol_that_it_has_on_the_page_of_a_run() -> None:
+    """This page has no script, and so cannot ask the one of that page."""
+    script = (STATIC / "words.js").read_text(encoding="utf-8").partition("};")[0]
+    there = dict(re.findall(r'"?([a-z][a-z ]*)"?: "(.)"', script))
+
+    assert {level.value: there[level.value] for level in Level} == SYMBOLS

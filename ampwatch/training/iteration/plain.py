@@ -24,11 +24,10 @@ from ampwatch.training.private import (
     SCALER_STATE,
     growth_settings,
     growth_tracker,
-    is_functorch_wrapped,
     scale_tensor,
     tracing_state,
 )
-from ampwatch.training.transfer.readback import is_plain_scalar
+from ampwatch.training.transfer.readback import CODES, is_plain_scalar
 
 if TYPE_CHECKING:
     import weakref
@@ -127,8 +126,7 @@ class PlainSteps:
         schedulers: Schedulers,
         batch_ns: int,
     ) -> None:
-        of_torch = torch.Tensor, torch.strided, is_functorch_wrapped, tracing_state
-        timed.prepare_steps((IS_ENABLED, *SCALER_STATE), of_torch)
+        timed.prepare_steps((IS_ENABLED, *SCALER_STATE), (torch.Tensor, tracing_state))
         self._channels = tuple(bus.channel(kind) for kind in (*HEARD, *ENDS))
         moved = schedulers.has_moved, schedulers.seen
         given = resume, turn, bus, iteration, *moved, _is_own, NOTED
@@ -205,7 +203,7 @@ class PlainSteps:
         is_plain = (
             type(scaler) is torch.amp.GradScaler
             and all(
-                type(t) is torch.Tensor and is_plain_scalar(t) and t.is_cpu
+                type(t) is torch.Tensor and is_plain_scalar(t) and t.is_cpu and t.dtype in CODES
                 for t in (scale, tracker)
             )
             and like.scaler is not None
@@ -214,12 +212,13 @@ class PlainSteps:
             and list(like.found_inf.values()) == [False]
             and not (like.other_found_inf or like.applied_directly or like.scale_given)
         )
-        if not is_plain or not isinstance(dtype, torch.dtype):
+        if not is_plain or dtype not in CODES:
             self.wait()
             return
         is_fused = getattr(optimizer(), DECIDES_ON_DEVICE, False)
         self.form = Form(like, next(iter(like.found_inf)), key, is_fused)
-        objects = scaler, optimizer, key, dtype, stage, scale, tracker, growth_settings(scaler)
+        storages = scale.untyped_storage(), tracker.untyped_storage()
+        objects = scaler, optimizer, key, dtype, stage, scale, tracker, growth_settings(scaler), storages
         dormant = tuple(
             tuple(s.sensor for s in channel.subscribers if s.sensor.is_dormant and not s.guard.off)
             for channel in self._channels

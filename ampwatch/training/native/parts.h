@@ -30,6 +30,13 @@ PyObject *call_uncompiled(PyObject *module, PyObject *const *args, Py_ssize_t gi
 PyObject *prepare_scalars(PyObject *module, PyObject *const *args, Py_ssize_t given);
 PyObject *host_scalar(PyObject *module, PyObject *tensor);
 
+/* The code of a dtype, or of that of a tensor, -1 without one or with an error set; where a tensor lies, NULL
+ * where that is hidden (of a transform of torch.func, of another layout) or with an error set; the value there. */
+long code_of(PyObject *dtype);
+long code_in(PyObject *tensor);
+void *address_of(PyObject *tensor);
+double read_value(const void *address, long code);
+
 /* The tuple of the subscribers of a channel, borrowed. */
 PyObject *subscribers_of(PyObject *channel);
 

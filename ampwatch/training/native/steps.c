@@ -27,9 +27,10 @@ enum { CLOSING = NUM_HEARD, CLOSED, OPENED, NUM_CHANNELS };
 enum { MAX_STEPS = 256 };
 #define MAX_COUNT 0x1p53 /* above it a double leaves out some whole numbers */
 
-/* Objects that are given when it is made, and those of a form. */
+/* Objects that are given when it is made, and those of a form. The storages are held, so that nothing else is
+ * put where the scale and the tracker lie. */
 enum { RESUME, TURN, BUS, ITERATION, HAS_MOVED, SEEN, IS_OURS, NOTES, NUM_GIVEN };
-enum { SCALER, OPTIMIZER, NUMBER, DTYPE, STAGE, SCALE, TRACKER, SETTINGS, NUM_OF_FORM };
+enum { SCALER, OPTIMIZER, NUMBER, DTYPE, STAGE, SCALE, TRACKER, SETTINGS, STORAGES, NUM_OF_FORM };
 
 /* What has happened to the optimizer in the open iteration, in that order. */
 enum { NOT_YET, BEGAN, WITHIN, CALLED, ENDED, UPDATING };
@@ -49,7 +50,10 @@ typedef struct {
     PyObject *form[NUM_OF_FORM];
     PyObject *subscribers[NUM_CHANNELS], *dormant[NUM_CHANNELS];
     PyObject *seen; /* the rates and the counts of a schedule that has not moved since, or NULL */
+    PyObject *verdict; /* that was found to be an ordinary tensor in the open iteration, or NULL */
     double scale;
+    void *address[2]; /* of the scale and of the tracker, and the codes of their dtypes */
+    long code[2], loss_code, verdict_code;
     int num_losses, is_moved;
     unsigned long thread;
     long long batch_ns;
@@ -71,10 +75,10 @@ static const char *const heard_names[NUM_HEARD] = {
     "optimizer_after", "update_before", "update_after",
 };
 
-static PyObject *s_numel, *s_dtype, *s_layout, *s_is_cpu, *s_note, *s_step, *s_stage, *s_found_inf,
+static PyObject *s_numel, *s_is_cpu, *s_note, *s_step, *s_stage, *s_found_inf,
     *s_param_groups, *s_lr, *s_last_epoch, *s_is_dormant, *s_is_stepping, *s_is_optimizer_stepping, *s_scaler, *s_at_boundary, *s_settle;
 static PyObject *s_enabled, *s_scale, *s_tracker, *s_states, *settings_names[3];
-static PyObject *tensor_type, *strided, *is_wrapped, *tracing_state;
+static PyObject *tensor_type, *tracing_state;
 
 /* Call a function and let go of what it returns. */
 static int run(PyObject *function, PyObject *argument)
@@ -84,24 +88,28 @@ static int run(PyObject *function, PyObject *argument)
     return done ? 1 : -1;
 }
 
-/* Read any object, if it is an ordinary tensor of one element in host memory: 1, else 0. */
-static int read_plain(PyObject *tensor, double *value)
+/* Read any object, if it is an ordinary tensor of one element in host memory: 1 with the code of its dtype, else
+ * 0. One of another layout or of a transform has no address. */
+static int read_plain(PyObject *tensor, double *value, long *code)
 {
     if ((PyObject *)Py_TYPE(tensor) != tensor_type) return 0;
     int is = is_same(tensor, s_is_cpu, Py_True);
-    if (is > 0) is = is_same(tensor, s_layout, strided);
     if (is <= 0) return is;
     PyObject *numel = PyObject_CallMethodObjArgs(tensor, s_numel, NULL);
     long count = numel ? PyLong_AsLong(numel) : -1;
     Py_XDECREF(numel);
-    if (PyErr_Occurred()) return -1;
-    PyObject *wrapped = PyObject_CallFunctionObjArgs(is_wrapped, tensor, NULL);
-    Py_XDECREF(wrapped);
-    if (!wrapped || count != 1 || wrapped != Py_False) return wrapped ? 0 : -1;
-    PyObject *read = host_scalar(NULL, tensor);
-    *value = read ? PyFloat_AsDouble(read) : 0.0;
-    Py_XDECREF(read);
-    return PyErr_Occurred() ? -1 : 1;
+    void *address = count == 1 && (*code = code_in(tensor)) >= 0 ? address_of(tensor) : NULL;
+    if (address) *value = read_value(address, *code);
+    return PyErr_Occurred() ? -1 : address != NULL;
+}
+
+/* Read the scale or the tracker of the form, if it is where it was: `.data` of a tensor may be set. */
+static int read_known(Steps *self, int which, double *value)
+{
+    void *address = address_of(self->form[which]);
+    if (address != self->address[which - SCALE]) return PyErr_Occurred() ? -1 : 0;
+    *value = read_value(address, self->code[which - SCALE]);
+    return 1;
 }
 
 /* Whether nobody else is to be told of an event who was not when the form was given. */
@@ -140,14 +148,13 @@ static int has_nothing(PyObject *args, PyObject *kwargs, Py_ssize_t given)
 static int take_scaled(Steps *self, PyObject *const *args)
 {
     double value;
+    long code;
     if (!has_nothing(args[2], args[3], 1) || self->open.num_losses == self->num_losses) return 0;
     PyObject *tracing = PyObject_CallFunctionObjArgs(tracing_state, NULL);
     Py_XDECREF(tracing);
     if (tracing != Py_None) return tracing ? 0 : -1;
-    PyObject *loss = PyTuple_GetItem(args[2], 0);
-    int is = read_plain(loss, &value);
-    if (is > 0) is = is_same(loss, s_dtype, self->form[DTYPE]);
-    if (is <= 0 || !isfinite(value)) return is < 0 ? -1 : 0;
+    int is = read_plain(PyTuple_GetItem(args[2], 0), &value, &code);
+    if (is <= 0 || code != self->loss_code || !isfinite(value)) return is < 0 ? -1 : 0;
     self->open.loss += value;
     self->open.num_losses++;
     return 1;
@@ -252,9 +259,15 @@ static int is_finite_verdict(Steps *self, PyObject *states)
     Py_ssize_t place = 0;
     double value = 1.0;
     if (PyDict_Size(found) != 1 || !PyDict_Next(found, &place, &device, &verdict)) return 0;
+    if (verdict == self->verdict) {
+        void *address = address_of(verdict);
+        return address ? read_value(address, self->verdict_code) == 0.0 : PyErr_Occurred() ? -1 : 0;
+    }
     Py_INCREF(verdict);
-    int is = read_plain(verdict, &value);
-    Py_DECREF(verdict);
+    int is = read_plain(verdict, &value, &self->verdict_code);
+    PyObject *before = self->verdict;
+    self->verdict = is > 0 ? verdict : NULL;
+    Py_XDECREF(is > 0 ? before : verdict);
     return is > 0 ? value == 0.0 : is;
 }
 
@@ -282,7 +295,7 @@ static int has_scale(Steps *self)
 {
     double scale;
     int is = is_same(self->form[SCALER], s_scale, self->form[SCALE]);
-    if (is > 0) is = read_plain(self->form[SCALE], &scale);
+    if (is > 0) is = read_known(self, SCALE, &scale);
     return is > 0 ? scale == self->scale : is;
 }
 
@@ -354,7 +367,7 @@ static int take_update_after(Steps *self, PyObject *const *args)
         is = setting && expected ? PyObject_RichCompareBool(setting, expected, Py_EQ) : -1;
         Py_XDECREF(setting);
     }
-    if (is > 0) is = read_plain(self->form[TRACKER], &tracker);
+    if (is > 0) is = read_known(self, TRACKER, &tracker);
     if (is <= 0 || !(fabs(tracker) < MAX_COUNT)) return is < 0 ? -1 : 0;
     long long now = now_ns();
     Step step = {unix_ns(), (now - self->ended_ns) / 1e9, self->open.loss / self->num_losses,
@@ -364,6 +377,7 @@ static int take_update_after(Steps *self, PyObject *const *args)
     self->steps[self->num++] = step;
     self->ended_ns = now;
     self->step++;
+    Py_CLEAR(self->verdict);
     memset(&self->open, 0, sizeof self->open);
     return set_step(self);
 }
@@ -406,6 +420,7 @@ static void forget(Steps *self)
     if (self->num_taking) return;
     for (int i = 0; i < NUM_OF_FORM; i++) Py_CLEAR(self->form[i]);
     Py_CLEAR(self->seen);
+    Py_CLEAR(self->verdict);
     for (int i = 0; i < NUM_CHANNELS; i++) {
         Py_CLEAR(self->subscribers[i]);
         Py_CLEAR(self->dormant[i]);
@@ -515,6 +530,12 @@ static PyObject *begin(PyObject *object, PyObject *args)
         Py_INCREF(self->subscribers[i] = subscribers_of(self->channels[i]));
         Py_XDECREF(before);
     }
+    self->loss_code = code_of(self->form[DTYPE]);
+    for (int i = 0; i < 2; i++) {
+        self->address[i] = address_of(self->form[SCALE + i]);
+        self->code[i] = code_in(self->form[SCALE + i]);
+    }
+    if (PyErr_Occurred()) return NULL;
     self->scale = scale;
     self->num_losses = num_losses;
     self->is_moved = is_moved;
@@ -574,6 +595,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     for (int i = 0; i < NUM_GIVEN; i++) Py_VISIT(self->given[i]);
     Py_VISIT(self->seen);
+    Py_VISIT(self->verdict);
     for (int i = 0; i < NUM_HEARD; i++) Py_VISIT(self->fallback[i]);
     for (int i = 0; i < NUM_OF_FORM; i++) Py_VISIT(self->form[i]);
     for (int i = 0; i < NUM_CHANNELS; i++) {
@@ -643,8 +665,6 @@ PyObject *make_steps(void)
         const char *text;
     } names[] = {
         {&s_numel, "numel"},
-        {&s_dtype, "dtype"},
-        {&s_layout, "layout"},
         {&s_is_cpu, "is_cpu"},
         {&s_note, "note"},
         {&s_step, "step"},
@@ -666,21 +686,19 @@ PyObject *make_steps(void)
 }
 
 /* prepare_steps(names, of_torch): what is PyTorch's. The names are those of a scaler's attributes: enabled,
- * scale, growth tracker, states of optimizers, and three settings; then Tensor, strided, what tells a
- * tensor of a transform, and what is traced. */
+ * scale, growth tracker, states of optimizers, and three settings; then Tensor, and what is traced. */
 PyObject *prepare_steps(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    PyObject *names[7] = {NULL}, *others[4] = {NULL};
+    PyObject *names[7] = {NULL}, *others[2] = {NULL};
     if (given != 2) {
         PyErr_Format(PyExc_TypeError, "expected 2 arguments, got %zd", given);
         return NULL;
     }
-    if (hold(names, args[0], 7) < 0 || hold(others, args[1], 4) < 0) return NULL;
+    if (hold(names, args[0], 7) < 0 || hold(others, args[1], 2) < 0) return NULL;
     PyObject **into[] = {&s_enabled,         &s_scale,           &s_tracker,
                          &s_states,          &settings_names[0], &settings_names[1],
-                         &settings_names[2], &tensor_type,       &strided,
-                         &is_wrapped,        &tracing_state};
-    for (int i = 0; i < 11; i++) {
+                         &settings_names[2], &tensor_type,       &tracing_state};
+    for (int i = 0; i < 9; i++) {
         PyObject *before = *into[i];
         *into[i] = i < 7 ? names[i] : others[i - 7];
         Py_XDECREF(before);

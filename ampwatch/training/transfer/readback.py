@@ -93,9 +93,11 @@ _READERS: dict[torch.dtype, Callable[[int], float]] = {
 }
 
 
+CODES = {dtype: code for code, dtype in enumerate((*_TYPES, *_READERS))}
+"""The order of native/scalars.c."""
+
 if core is not None:
-    # As in native/scalars.c, whose order this is.
-    core.prepare_scalars({dtype: code for code, dtype in enumerate(_TYPES)}, _host_scalar)
+    core.prepare_scalars(CODES, _host_scalar)
     host_scalar = core.host_scalar
 
 

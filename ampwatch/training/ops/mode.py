@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from threading import get_ident
@@ -13,6 +12,7 @@ import torch
 from ampwatch.guard import Account, Modes, is_of_a_signal, leave_out_own_frames, unbroken
 from ampwatch.training.devices import autocast_key
 from ampwatch.training.hooks.compiling import is_in_compiled, never_compiled, set_compiler
+from ampwatch.training.hooks.fork import process
 from ampwatch.training.hooks.place import before_any_forward
 from ampwatch.training.kernels.admission import has_parts, is_bare, is_fake_class
 from ampwatch.training.ops.call import tensors_among
@@ -108,7 +108,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
         self._inside: set[int] = set()
         self._farewell: Handle | None = None
         self._may_hook = True
-        self._pid = os.getpid()
+        self._pid = process()
         self.threads: set[int] = set()
         self.closed: set[str] = set() if closed is None else closed
 
@@ -210,7 +210,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call] # PyTorch's is
     @property
     def is_inherited(self) -> bool:
         """Whether this is a process that was forked while the mode was on."""
-        return self._pid != os.getpid()
+        return self._pid != process()
 
     def put_on(self) -> None:
         """See the ops of the calling thread from now on, below the modes that it is in.

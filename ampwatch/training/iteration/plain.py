@@ -218,7 +218,17 @@ class PlainSteps:
         is_fused = getattr(optimizer(), DECIDES_ON_DEVICE, False)
         self.form = Form(like, next(iter(like.found_inf)), key, is_fused)
         storages = scale.untyped_storage(), tracker.untyped_storage()
-        objects = scaler, optimizer, key, dtype, stage, scale, tracker, growth_settings(scaler), storages
+        objects = (
+            scaler,
+            optimizer,
+            key,
+            dtype,
+            stage,
+            scale,
+            tracker,
+            growth_settings(scaler),
+            storages,
+        )
         dormant = tuple(
             tuple(s.sensor for s in channel.subscribers if s.sensor.is_dormant and not s.guard.off)
             for channel in self._channels

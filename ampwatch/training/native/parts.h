@@ -52,6 +52,9 @@ int is_same(PyObject *owner, PyObject *name, PyObject *expected);
 /* Hold the items of a tuple in place of what was held; -1 with an error set if they are not as many. */
 int hold(PyObject **into, PyObject *from, Py_ssize_t num);
 
+/* Have something noted by a function like Notes.note; given may be NULL, and the time: now. */
+int note_by(PyObject *function, PyObject *kind, PyObject *given, const long long *at);
+
 /* Drop the error that is set, if it is an Exception and a function of it says so, or cannot be asked as the stack
  * is full: 1; 0 with an error set if not. */
 int drop_error_if(PyObject *asked);

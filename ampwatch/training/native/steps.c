@@ -123,10 +123,12 @@ static int is_quiet(Steps *self, int channel)
     return is;
 }
 
-static int note(Steps *self, PyObject *kind)
+/* Have something noted that is heard. */
+static int note(Steps *self, int heard, PyObject *given, const long long *at)
 {
     PyObject *function = PyObject_GetAttr(self->given[BUS], s_note);
-    int noted = function ? run(function, kind) : -1;
+    PyObject *kind = PyTuple_GetItem(self->given[NOTES], heard);
+    int noted = function && kind ? note_by(function, kind, given, at) : -1;
     Py_XDECREF(function);
     return noted;
 }
@@ -134,8 +136,7 @@ static int note(Steps *self, PyObject *kind)
 /* Note what happens, and that a step of the scaler or of the optimizer has begun or ended. */
 static int note_and_set(Steps *self, int heard, PyObject *flag, PyObject *value)
 {
-    PyObject *kind = PyTuple_GetItem(self->given[NOTES], heard);
-    if (!kind || note(self, kind) < 0) return -1;
+    if (note(self, heard, NULL, NULL) < 0) return -1;
     return PyObject_SetAttr(self->given[BUS], flag, value) < 0 ? -1 : 1;
 }
 
@@ -317,18 +318,12 @@ static long long unix_ns(void)
 }
 
 /* Have it noted that the iteration has ended, as the ledger does. */
-static int note_end(Steps *self, double duration_s, long long now)
+static int note_end(Steps *self, double duration_s, const long long *now)
 {
-    PyObject *function = PyObject_GetAttr(self->given[BUS], s_note);
-    PyObject *told = function ? Py_BuildValue("Ld", self->step, duration_s) : NULL;
-    PyObject *at = told ? PyLong_FromLongLong(now) : NULL;
-    PyObject *kind = PyTuple_GetItem(self->given[NOTES], UPDATE_AFTER);
-    PyObject *done = at ? PyObject_CallFunctionObjArgs(function, kind, told, at, NULL) : NULL;
-    Py_XDECREF(function);
+    PyObject *told = Py_BuildValue("Ld", self->step, duration_s);
+    int noted = told ? note(self, UPDATE_AFTER, told, now) : -1;
     Py_XDECREF(told);
-    Py_XDECREF(at);
-    Py_XDECREF(done);
-    return done ? 1 : -1;
+    return noted;
 }
 
 static int set_step(Steps *self)
@@ -372,7 +367,7 @@ static int take_update_after(Steps *self, PyObject *const *args)
     long long now = now_ns();
     Step step = {unix_ns(), (now - self->ended_ns) / 1e9, self->open.loss / self->num_losses,
                  (long long)tracker};
-    if (note_end(self, step.duration_s, now) < 0) return -1;
+    if (note_end(self, step.duration_s, &now) < 0) return -1;
     if (!self->is_on) return 0; /* what took the note has ended this */
     self->steps[self->num++] = step;
     self->ended_ns = now;

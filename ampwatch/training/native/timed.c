@@ -34,10 +34,9 @@ static long number_from(PyObject *function)
 static int note(PyObject *bus, PyObject *kind, PyObject *given)
 {
     PyObject *function = PyObject_GetAttr(bus, s_note);
-    PyObject *done = function ? PyObject_CallFunctionObjArgs(function, kind, given, NULL) : NULL;
+    int noted = function ? note_by(function, kind, given, NULL) : -1;
     Py_XDECREF(function);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
+    return noted;
 }
 
 static PyObject *leave_it(void)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from threading import get_ident
 from time import perf_counter_ns
@@ -36,15 +37,12 @@ class PythonNotes:
     """Takes down moments, as `native/notes.c` does; for where that is not built, or the clock is not the system's.
 
     Args:
-        keep: Takes the four values of each: when (unit ns), on which thread (``threading.get_ident``), what,
-            and what is told with it.
+        limit: How many it keeps. Of more the oldest are lost.
         now: The clock. Unit: ns.
     """
 
-    def __init__(
-        self, keep: Callable[[tuple[Any, ...]], object], now: Callable[[], int] = perf_counter_ns
-    ) -> None:
-        self._keep = keep
+    def __init__(self, limit: int, now: Callable[[], int] = perf_counter_ns) -> None:
+        self._moments: deque[tuple[int, int, Any, Any]] = deque(maxlen=limit)
         self._now = now
 
     def note(self, kind: Any, given: Any = 0, at: int | None = None) -> None:
@@ -56,14 +54,28 @@ class PythonNotes:
                 ``IterationClosed`` the iteration.
             at: When it happened, if not now.
         """
-        self._keep((self._now() if at is None else at, get_ident(), kind, given))
+        self._moments.append((self._now() if at is None else at, get_ident(), kind, given))
+
+    def columns(self) -> tuple[tuple[Any, ...], ...]:
+        """Return when (unit: ns), on which thread (``threading.get_ident``), what, and what was told with it."""
+        return tuple(zip(*tuple(self._moments), strict=True)) or ((), (), (), ())
+
+    def drop(self, num: int) -> None:
+        """Forget the first ones; another thread may be about to add to the others."""
+        for _ in range(num):
+            self._moments.popleft()
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._moments)
 
 
-def noted_to(keep: Callable[[tuple[Any, ...]], object], now: Callable[[], int]) -> Any:
-    """Return what takes down moments by a clock. See ``PythonNotes.note``."""
+def notes_by(now: Callable[[], int], limit: int) -> PythonNotes:
+    """Return what takes down moments by a clock: in C where that can be."""
     if timed is None or now is not perf_counter_ns:
-        return PythonNotes(keep, now).note
-    return timed.Notes(keep).note
+        return PythonNotes(limit, now)
+    notes: PythonNotes = timed.Notes(limit)
+    return notes
 
 
 MAX_DEPTH = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from itertools import repeat, starmap
+from itertools import repeat
 from operator import sub, truediv
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from ampwatch.training.devices import HOST, is_capturing
 from ampwatch.training.hooks.compiling import SETTLED
 from ampwatch.training.hooks.events import BatchAwaited, IterationClosed, RootCalled
 from ampwatch.training.hooks.sensor import Sensor
-from ampwatch.training.sensors.time.call_notes import CallNotes, noted_to
+from ampwatch.training.sensors.time.call_notes import CallNotes, notes_by
 from ampwatch.training.sensors.time.device_clock import DeviceClock
 from ampwatch.training.sensors.time.splitting import (
     BACKWARD,
@@ -93,9 +93,6 @@ MAX_MOMENTS = 8 * FOLDED
 """Moments that are kept where no call of the model is heard, at which they would be added up. Of more the
 oldest are lost, and their time is that of the phase before them."""
 
-WIDTH = 4
-"""Values that a moment consists of."""
-
 DEVICE_PERIOD = 4
 """Iterations from one that a device is timed in to the next. An event costs its thread 1 to 3 us to
 record and an iteration has about eight: in each, they would take more than the sensor may."""
@@ -135,10 +132,8 @@ class PhaseSensor(Sensor):
         self.times = TIMED if self._communicates else TIMED - COMMUNICATION
         self.guard = context.bus.guard(self.name, is_thread_safe=True, sweep=self.failed)
         self._splitter = Splitter(communicates=self._communicates)
-        # One after the other, and not as tuples: those would be as much again to keep, and to find
-        # again when the caches have forgotten them.
-        self._moments: deque[Any] = deque(maxlen=MAX_MOMENTS * WIDTH)
-        self._note = noted_to(self._moments.extend, self._now)
+        self._notes = notes_by(self._now, MAX_MOMENTS)
+        self._note = self._notes.note
         self._since = self._now()
         # Of an iteration of which a part is split already; ``None`` of others.
         self._spent: list[int] | None = None
@@ -151,7 +146,7 @@ class PhaseSensor(Sensor):
         self._is_listening = self._was_settled = self._is_unheard = False
         self._listening_since = 0
         self._calls = CallNotes(
-            context, self._moments, FOLDED * WIDTH, lambda: self.guard.run(self._fold_early)
+            context, self._notes, FOLDED, lambda: self.guard.run(self._fold_early)
         )
         self._samples = self._tokens = -1
         self._told: deque[tuple[int, int, int]] = deque()
@@ -176,13 +171,13 @@ class PhaseSensor(Sensor):
     def failed(self) -> None:
         """Have nothing noted any more."""
         self._bus.time_no_more()
-        self._moments.clear()
+        self._notes.drop(len(self._notes))
 
     def removed(self) -> None:
         """Let go of the device's events and of the file of the thread's times."""
         self._is_listening = False
         self._device = None
-        self._moments.clear()
+        self._notes.drop(len(self._notes))
         self._thread.close()
 
     def devices_known(self, event: DevicesKnown) -> None:
@@ -215,19 +210,17 @@ class PhaseSensor(Sensor):
         if clock is None or guard is None or kind is IterationClosed:
             return
         if get_ident() == self._iteration.thread:
-            guard.run(clock.mark, len(self._moments) // WIDTH - 1)
+            guard.run(clock.mark, len(self._notes) - 1)
 
     def _fold(self) -> None:
         """Say of each iteration that has ended where its time has gone."""
-        moments = tuple(self._moments)
-        times, threads, kinds, given = (moments[place::WIDTH] for place in range(WIDTH))
-        begin, stop = (
-            0,
-            len(kinds) - kinds[::-1].index(IterationClosed) if IterationClosed in kinds else 0,
-        )
+        times, threads, kinds, given = columns = self._notes.columns()
+        begin = stop = 0
+        if IterationClosed in kinds:
+            stop = len(kinds) - kinds[::-1].index(IterationClosed)
         while begin < stop:
             end = kinds.index(IterationClosed, begin)
-            folded = self._fold_alike(moments, begin, end)
+            folded = self._fold_alike(columns, begin, end)
             if folded:
                 begin += folded
                 continue
@@ -245,12 +238,7 @@ class PhaseSensor(Sensor):
             self._since = times[end]
             self._numel, self._workers = 0, None
             begin = end + 1
-        if begin == len(times):
-            self._moments.clear()
-            return
-        # One by one: another thread may be about to add to those of the open iteration.
-        taken = starmap(self._moments.popleft, repeat((), begin * WIDTH))
-        deque(taken, maxlen=0)
+        self._notes.drop(begin)
 
     def _end(self, ended: Iterable[tuple[int, Phases, int]], workers: int) -> None:
         """Say of iterations where their time has gone: of each its index, its phases and its elements."""
@@ -263,7 +251,7 @@ class PhaseSensor(Sensor):
             for step, phases, numel in ended
         ]
 
-    def _fold_alike(self, moments: tuple[Any, ...], begin: int, end: int) -> int:
+    def _fold_alike(self, columns: tuple[tuple[Any, ...], ...], begin: int, end: int) -> int:
         """Say of iterations in a row, in which the same has happened, where their time has gone.
 
         As ``_fold`` does of each, all at once.
@@ -271,7 +259,7 @@ class PhaseSensor(Sensor):
         Returns:
             How many moments they have; 0 where they are to be split one by one.
         """
-        times, threads, kinds, given = (moments[place::WIDTH] for place in range(WIDTH))
+        times, threads, kinds, given = columns
         width, form = end + 1 - begin, kinds[begin : end + 1]
         known = self._splitter.repeats(form[:-1])
         if known is None or known.runs is None or self._spent is not None or self._told:
@@ -344,11 +332,10 @@ class PhaseSensor(Sensor):
     def _fold_early(self) -> None:
         """Split a part of the open iteration: it has many moments."""
         self._fold()
-        moments = tuple(self._moments)
-        times, threads, kinds, given = (moments[place::WIDTH] for place in range(WIDTH))
+        times, threads, kinds, given = self._notes.columns()
         if len(times) < FOLDED:
             return
-        self._moments.clear()
+        self._notes.drop(len(times))
         if self._spent is None:
             self._spent, self._before = [0] * NUM_PHASES, REST
         course = of_thread(self._iteration.thread or get_ident(), threads, kinds)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
+from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -13,9 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import ampwatch
+from ampwatch.training import native
 from ampwatch.training.hooks import events as on
+from ampwatch.training.sensors.time.call_notes import PythonNotes
 from ampwatch.training.sensors.time.device_clock import DeviceClock
-from ampwatch.training.sensors.time.phases import FOLDED, WIDTH, PhaseSensor
+from ampwatch.training.sensors.time.phases import FOLDED, PhaseSensor
 from ampwatch.training.sensors.time.splitting import (
     KEEPS_GRADIENTS,
     SUMS_GRADIENTS,
@@ -274,7 +278,7 @@ def test_a_long_evaluation_is_added_up_as_it_goes(played: PlayedTime) -> None:
     for x in DataLoader(Samples(played, number=FOLDED), batch_size=1):
         with torch.no_grad():
             training.model(x)
-        kept.append(len(sensor._moments) // WIDTH)
+        kept.append(len(sensor._notes))
     training.model.train()
     training.step(next(batches))
 
@@ -389,7 +393,7 @@ def test_iterations_that_are_split_together_have_each_their_own(played: PlayedTi
         loss.backward()
         scaler.step(optimizer)
         scaler.update()
-        kept.append(len(sensor._moments))
+        kept.append(len(sensor._notes))
 
     records = watch.box().steps
     assert kept[2] < kept[5] < kept[8]  # they waited
@@ -592,3 +596,31 @@ def test_a_batch_that_is_no_number_is_a_sentence_and_no_error(
 
     assert [r.total_samples for r in training.watch.box().steps] == [-1, -1, -1]
     assert caplog.text.count("expected `samples` to be a whole number from 0 on") == 1
+
+
+@pytest.mark.parametrize(
+    "kind", [PythonNotes, *([] if native.timed is None else [native.timed.Notes])]
+)
+def test_notes_keep_moments_in_order_and_lose_the_oldest(kind: type[PythonNotes]) -> None:
+    """Compared with a list, over random notes and drops; of more than the limit the newest stay."""
+    notes, expected = kind(300), []
+    random = Random(3)
+    for step in range(2000):
+        told = (step, object()) if random.random() < 0.3 else 0
+        notes.note(on.Scaled if told else on.Updated, told, step)
+        expected.append((step, threading.get_ident(), on.Scaled if told else on.Updated, told))
+        if random.random() < 0.005:
+            num = random.randrange(len(notes) + 1)
+            expected = expected[-len(notes) :][num:]
+            notes.drop(num)
+
+        assert 200 <= len(notes) <= 300 or len(notes) == len(expected)
+
+    found = list(zip(*notes.columns(), strict=True))
+    assert found == expected[-len(found) :]
+    notes.drop(len(notes))
+    assert (len(notes), notes.columns()) == (0, ((), (), (), ()))
+    before = time.perf_counter_ns()
+    notes.note(on.Updated)
+    ((at,), _, _, (told,)) = notes.columns()
+    assert (before <= at <= time.perf_counter_ns(), told) == (True, 0)

@@ -19,6 +19,7 @@ from ampwatch.training.devices import HOST, Link, PinningError
 from ampwatch.training.kernels.admission import is_ordinary, unwrapped
 from ampwatch.training.memory import HeldBytes, pinned
 from ampwatch.training.native import core
+from ampwatch.training.private import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,7 +98,7 @@ CODES = {dtype: code for code, dtype in enumerate((*_TYPES, *_READERS))}
 """The order of native/scalars.c."""
 
 if core is not None:
-    core.prepare_scalars(CODES, _host_scalar)
+    core.prepare_scalars(CODES, _host_scalar, torch.Tensor, VERSION)
     host_scalar = core.host_scalar
 
 

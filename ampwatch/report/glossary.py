@@ -38,6 +38,15 @@ _TERMS = (
         ),
     ),
     (
+        r"\b(unprovoked|storm)\b|\d (calibrating|probe)\b",
+        Term(
+            "skip class",
+            "why a step was skipped: calibrating (the GradScaler searches for its first scale) and probe (it"
+            " has just doubled the scale) are normal; unprovoked is a skip that its search does not explain,"
+            " of which one does no harm, and storm the second and every further one in a row, a fault",
+        ),
+    ),
+    (
         r"\boverflow\w*|headroom",
         Term(
             "overflow",

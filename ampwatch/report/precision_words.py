@@ -135,7 +135,7 @@ def report_lines(census: CensusRecord | None, window: WindowRecord | None) -> li
     casts = None if census is None else casts_per_op(census)
     if casts is not None and census is not None:
         size = sum(cast.bytes for cast in census.casts) / max(1, census.iterations)
-        lines.append(f"{casts:.2g} casts to a matmul, {si(size, 'B')} an iteration")
+        lines.append(f"{casts:.2g} casts for each matrix product, {si(size, 'B')} an iteration")
     if window is not None and tensor_share(window) is not None:
         lines.append(kernels_sentence(window, Absence.OK).rstrip("."))
     return lines

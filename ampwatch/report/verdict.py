@@ -379,7 +379,7 @@ def _broken(standing: Standing, root: Story) -> Verdict:
     """Return the verdict on a rank with a critical finding that is current, or was at its end."""
     sentence, is_over = _summary(root), standing.state is RunState.FINISHED
     if is_over:
-        sentence = f"{sentence}; it ended so, after {_steps(standing)}"
+        sentence = f"{sentence}; it was still so at the end, after {_steps(standing)}"
     return Verdict(Level.BROKEN if is_over else Level.FAILING, sentence, _advice(root), root)
 
 

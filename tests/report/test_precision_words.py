@@ -118,7 +118,7 @@ def test_a_report_has_shares_casts_and_the_band() -> None:
 
     assert report_lines(counted, profiled) == [
         "FLOPs: 75 % in float16, 25 % in float32",
-        "1.5 casts to a matmul, 2.5 MB an iteration",
+        "1.5 casts for each matrix product, 2.5 MB an iteration",
         "Tensor cores had between 90 % and 100 % of the time of matmul kernels, in 2 profiled iterations",
     ]
     assert report_lines(None, None) == []

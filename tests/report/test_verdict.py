@@ -245,7 +245,7 @@ def test_a_run_that_ended_with_a_critical_finding_is_broken_and_stands_before_he
     verdict = of_run(rank_after([*calm(30), made(Severity.CRITICAL, last_step=29), end()]))
 
     assert verdict.level is Level.BROKEN
-    assert verdict.sentence == "It broke; it ended so, after 30 steps"
+    assert verdict.sentence == "It broke; it was still so at the end, after 30 steps"
     assert verdict.advice == "Mend it."
     assert Level.FAILING.badness < Level.BROKEN.badness < Level.ATTENTION.badness
 

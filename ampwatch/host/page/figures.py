@@ -176,7 +176,7 @@ def _low_precision(rank: RankView) -> Figure:
     if census is None or not flops:
         return _none_yet("share of the FLOPs in 16 bits or fewer; after the first count of ops")
     casts = casts_per_op(census) or 0.0
-    note = f"of the FLOPs in 16 bits or fewer, {casts:.2g} casts to a matmul"
+    note = f"of the FLOPs in 16 bits or fewer, {casts:.2g} casts for each matrix product"
     return Figure(percent(low_precision_share(flops) or 0.0), note)
 
 

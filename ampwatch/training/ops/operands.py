@@ -94,9 +94,11 @@ def nonfinite_number(call: OpCall) -> float | None:
 
 
 def second_number(call: OpCall) -> float:
-    """Return the Python number that an op was given as its second argument; NaN without one."""
-    number = call.args[1] if len(call.args) > 1 else None
-    return float(number) if isinstance(number, (int, float)) else math.nan
+    """Return the Python number that an op computes with as its second argument; NaN without one."""
+    names, number = call.info.arguments, call.args[1] if len(call.args) > 1 else None
+    # Of softmax it is a dimension.
+    is_operand = len(names) > 1 and names[1] in ("other", "exponent", "scalar")
+    return float(number) if is_operand and isinstance(number, (int, float)) else math.nan
 
 
 def has_autocast(device_type: str) -> bool | None:

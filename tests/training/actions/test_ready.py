@@ -362,7 +362,7 @@ def test_numbers_that_are_not_finite_are_words_in_the_body() -> None:
     assert posted["evidence"] == {"a": "NaN", "b": "Infinity", "c": "-Infinity", "d": 0.5}
     assert posted["tried"][0]["cures"] is True
     assert posted["advice"] == (
-        "Use bfloat16 instead of float16 (tried on the batch of step 7: it cures it). Also possible: Mend it"
+        "Use bfloat16 instead of float16 (tried on the batch of step 7: its forward pass is then finite). Also possible: Mend it"
     )
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 CHOSEN = 'job=~"$job", instance=~"$instance", run=~"$run", rank=~"$rank"'
 PROPER = documents.load(documents.ROOT / "dashboards" / "ampwatch-run.json")
-ROW, HEATMAP, ELEMENTS = 300, 301, 305
-"""Ids of panels: the question above, a heatmap, and a course with a link and overrides by name."""
+ROW, ELEMENTS = 300, 305
+"""Ids of panels: the question above, and a course with a link and overrides by name."""
 
 
 def changed(change: Change) -> dict[str, Any]:

@@ -118,8 +118,8 @@ RULES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
 }
 """The rules by the names that the linter gives them.
 
-The conventions keep the ten others: variables and data sources are the same everywhere, no target may ask a
-Loki, and no dashboard may be edited; that queries can be read and are there, ``test_names.py`` says.
+The one builder of all dashboards keeps the ten others: variables and data sources are the same everywhere, no
+target may ask a Loki, and no dashboard may be edited; that queries can be read and are there, ``test_names.py`` says.
 """
 
 

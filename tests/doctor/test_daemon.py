@@ -99,19 +99,6 @@ def test_a_held_lock_without_a_daemon_is_a_problem(tmp_path: Path, examined: Any
     assert "daemon.log" in held.remedy
 
 
-def test_looking_at_the_lock_does_not_take_it(tmp_path: Path, examined: Any) -> None:
-    """A daemon can start right after."""
-    first = DaemonLock.take(tmp_path)
-    assert first is not None
-    first.release()
-
-    examined(None, runtime_dir=tmp_path)
-
-    second = DaemonLock.take(tmp_path)
-    assert second is not None
-    second.release()
-
-
 @pytest.mark.parametrize("info", [None, ours(port=PORT + 1)])
 def test_a_port_that_is_taken_by_another_program_is_a_problem(
     examined: Any, info: DaemonInfo | None

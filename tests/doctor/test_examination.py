@@ -42,15 +42,6 @@ def test_a_probe_that_hangs_is_left_behind() -> None:
     assert "did not end" in check.why
 
 
-def test_only_what_blocks_makes_it_unable() -> None:
-    """A problem alone does not."""
-    problem = Check("bad", State.PROBLEM, "it does not work")
-    blocking = Check("bad", State.PROBLEM, "nothing works", blocks=True)
-
-    assert is_able({"a": [GOOD, problem]})
-    assert not is_able({"a": [GOOD], "b": [GOOD, blocking]})
-
-
 def test_every_group_is_probed() -> None:
     """In the order in which a user would ask."""
     assert list(probes(Settings.resolve())) == [

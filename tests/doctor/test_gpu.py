@@ -157,16 +157,6 @@ def test_an_instance_says_what_it_tells_and_who_sees_it(driver: Standin) -> None
     assert "device 0" not in found
 
 
-def test_a_gpu_that_does_not_answer_is_not_called_hidden_from_nvml(driver: Standin) -> None:
-    """The device of PyTorch may be that one."""
-    driver.plays(gpus=2, lost=1)
-
-    found = joined(driver, "GPU-00000001")
-
-    assert found["GPU 1"].state is State.PROBLEM
-    assert "device 0" not in found
-
-
 def test_without_nvml_the_devices_of_pytorch_are_named() -> None:
     """A container without the library, and one whose library is the problem already."""
     devices = Devices("CUDA", "12.8", (Shown(0, "H100", "GPU-1"),))

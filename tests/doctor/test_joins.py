@@ -113,23 +113,6 @@ def test_numbers_are_cudas_own_unless_the_order_is_that_of_the_bus() -> None:
     assert visible_devices({}, ALL) == []
 
 
-def test_a_gpu_is_found_in_pytorch_by_its_uuid_and_not_by_its_number() -> None:
-    """CUDA counts what it is left, in its own order."""
-    check = seen(SECOND, cuda("GPU-89aaaaaa", "GPU-8932f937"))
-
-    assert check.state is State.OK
-    assert check.why.startswith("device 0: ")
-
-
-@pytest.mark.parametrize("uuid", ["MIG-22", "GPU-22", "22"])
-def test_an_instance_is_found_on_its_gpu(uuid: str) -> None:
-    """Whatever kind of device CUDA's 16 bytes are taken for."""
-    check = seen(CUT, cuda(uuid))
-
-    assert check.state is State.OK
-    assert check.why.startswith("device 0 (instance 2): ")
-
-
 @pytest.mark.parametrize(
     ("gpu", "found", "environ", "state", "words"),
     [

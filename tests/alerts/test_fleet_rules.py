@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.alerts.promtool import promtool
 from tests.alerts.rules import ALERTS, groups, load, metrics
 from tests.alerts.rules import FLEET_RULES as RULES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TESTS = ALERTS / "ampwatch.fleet.rules.test.yml"
 REMOTE = re.compile(r"(run|instance_run):ampwatch_.*")

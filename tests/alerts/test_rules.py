@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import string
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,6 @@ from tests.alerts.rules import (
     summary,
     write,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALERTS_BY_NAME = alerts()
 EXPRESSIONS = [rule["expr"] for group in groups() for rule in group["rules"]]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from benchmarks import soak
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1024
 

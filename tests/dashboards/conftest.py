@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.dashboards.odd_runs import openmetrics_of_odd_runs
 from tests.integration.prometheus import Prometheus, prometheus
 from tests.workshop.history import openmetrics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RANKS = 24
 """More than any panel may name."""

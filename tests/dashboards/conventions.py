@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.dashboards import documents
 from tests.dashboards.names import EXPORTED, vocabulary
 from tests.dashboards.promql import PromQLError, selectors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 PROPERTIES = frozenset(
     [

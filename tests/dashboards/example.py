@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from tests.dashboards import documents
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Change = Callable[[dict[str, Any]], object]
+Change = Callable[[dict[str, Any]], object]
 
 CHOSEN = 'job=~"$job", instance=~"$instance", run=~"$run", rank=~"$rank"'
 PROPER = documents.load(documents.ROOT / "dashboards" / "ampwatch-run.json")

@@ -7,15 +7,11 @@ says (counters with matchers, overrides of a unit), this one looks at all of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from tests.dashboards import documents
-from tests.dashboards.promql import RATE_INTERVAL, selectors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.dashboards.promql import Selector
+from tests.dashboards.promql import RATE_INTERVAL, Selector, selectors
 
 UNITS = frozenset(
     [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,17 +11,13 @@ from tests.dashboards.documents import FILES, load
 from tests.dashboards.example import (
     CHOSEN,
     ROW,
+    Change,
     changed,
     defaults,
     override,
     panel,
     target,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.dashboards.example import Change
 
 BREACHES: list[tuple[str, str, Change]] = [
     (

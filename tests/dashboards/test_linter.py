@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.dashboards.documents import FILES, load
-from tests.dashboards.example import changed, defaults, listed, panel, target
+from tests.dashboards.example import Change, changed, defaults, listed, panel, target
 from tests.dashboards.linter import RULES, lint
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.dashboards.example import Change
 
 TARGET = 'job=~"$job", instance=~"$instance"'
 

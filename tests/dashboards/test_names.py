@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,10 +17,6 @@ from tests.dashboards.documents import FILES, RULE_FILES, expressions, load
 from tests.dashboards.labels import Labels
 from tests.dashboards.names import EXPORTED, FOREIGN, Names, metrics, vocabulary
 from tests.dashboards.promql import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MISTAKES = [
     ("a metric", "ampwatch_step_total", "", "ampwatch_step_total: no such metric"),

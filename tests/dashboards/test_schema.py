@@ -6,14 +6,12 @@ Grafana ignores a key that it does not know without a word; a test has to say it
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.dashboards.documents import FILES, load
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytest.importorskip(
     "grafana_foundation_sdk", reason="Grafana's types (grafana-foundation-sdk) want Python 3.11"

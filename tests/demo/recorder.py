@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ampwatch.demo.display import Status
+from ampwatch.demo.display import Status
 
 
 class Recorder:

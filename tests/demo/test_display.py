@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from ampwatch import LastStep
@@ -14,9 +14,6 @@ from ampwatch.demo.display import Status, open_display
 from ampwatch.demo.meter import Meter
 from ampwatch.demo.rich_display import RichDisplay
 from tests.demo.recorder import Recorder
-
-if TYPE_CHECKING:
-    import pytest
 
 STATUS = Status("healthy", 0.25, 12, 2.5, 65536.0, 1, 0.1)
 

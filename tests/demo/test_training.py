@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import linecache
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+import ampwatch
 from ampwatch.demo.corpus import source_text
 from ampwatch.demo.course import DemoCourse, Limit
 from ampwatch.demo.model import CPU_SIZE, Size
 from ampwatch.demo.training import FAULTY_MODULE, train
 from tests.demo.recorder import Recorder
-
-if TYPE_CHECKING:
-    import ampwatch
 
 TINY = Size(layers=3, heads=2, width=16, context=8, batch=2)
 CPU = torch.device("cpu")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import jsonschema
 import kubernetes_validate
@@ -16,9 +17,6 @@ from ampwatch.operate.deploy.options import DeployOptions
 from ampwatch.operate.deploy.tree import tree
 from tests.deploy.chart import CHART, rendered
 from tests.deploy.parts import DEPLOY, containers, kustomized, loaded, only, pod
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KUBERNETES = DEPLOY / "kubernetes"
 HELM = DEPLOY / "helm" / "ampwatch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
@@ -14,9 +14,6 @@ from ampwatch.cli import make_parser
 from ampwatch.settings import DEFAULT_PORT, Settings
 from tests.deploy.parts import DEPLOY, containers, kustomized, only, pod
 from tests.integration.prometheus import free_port
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DIRECTORIES = {
     "monitoring": DEPLOY / "kubernetes",

@@ -6,14 +6,13 @@ import argparse
 import re
 import shlex
 from itertools import takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import pytest
 
 from ampwatch.cli import make_parser
 from ampwatch.cli.run import cut
 from tests.docs.pages import ROOT, blocks, pages
-
-if TYPE_CHECKING:
-    import pytest
 
 _COMMAND = re.compile(
     r"^ *(?:\$ )?(?:AMPWATCH_\w+=\S+ )*(?:\.venv/bin/)?(?P<program>ampwatch|make) (?P<rest>.*)$"

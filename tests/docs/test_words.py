@@ -5,15 +5,12 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 import yaml
 
 from tests.docs.pages import ROOT, pages, tracked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 INSTEAD = {
     r"told|tells?": "report, show or name",

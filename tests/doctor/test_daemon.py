@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,6 @@ from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock
 from ampwatch.wire.rendezvous.machine import Found
 from ampwatch.wire.rendezvous.port_owner import PortOwner
 from ampwatch.wire.ring.layout import LAYOUT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PORT = 10917
 

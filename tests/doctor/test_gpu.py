@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +13,6 @@ from ampwatch.doctor.gpu import REMEDIES, gpus
 from ampwatch.doctor.training import Devices, Shown
 from ampwatch.host.fleet.gpus import Reason
 from tests.host.gpu.standin import Standin
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture

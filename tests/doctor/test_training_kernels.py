@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from ampwatch.doctor.check import State
 from ampwatch.doctor.training import Devices, Shown, cpu_kernel, device_kernel
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ONE_DEVICE = Devices("CUDA", "12.8", (Shown(0, "H100"),))
 

@@ -6,21 +6,16 @@ What goes wrong in a fleet: a daemon that is killed and started again.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import ROOT, Daemon, Place, eventually
 from tests.integration.browsing import Trainer
 from tests.integration.prometheus import free_port
 from tests.integration.prometheus import prometheus as run_prometheus
 from tests.services import require
 from tests.workshop.records import ranges, sampling
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.host.daemon.parts import Daemon
 
 pytestmark = [pytest.mark.nightly, pytest.mark.services]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from ampwatch.numerics.block_casts import (
     MIN_BLOCKS,
@@ -15,19 +16,13 @@ from ampwatch.numerics.block_casts import (
     nearest,
 )
 from ampwatch.numerics.blocks import BLOCK_SIZES, PART, BlockHistogram, stretch_of
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.formats import FORMATS
 from ampwatch.training.kernels.eager import EagerKernel
 from ampwatch.training.kernels.rows import BLOCK_ROW_WORDS, ROW_WORDS, decode, decode_blocks
 from tests.numerics import trainings
 from tests.numerics.block_oracle import counted, quantised, sqnr_db
 from tests.numerics.oracle import NUMBERS, cast_by_table, cast_by_torch, histogram_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from ampwatch.numerics.exponents import ExponentHistogram
 
 NAMES = [name for name, fmt in FORMATS.items() if fmt.block]
 OF_MX = [name for name in NAMES if name != "nvfp4"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from torch import Tensor
 
 from ampwatch.numerics.exponents import ExponentHistogram
-from ampwatch.numerics.formats import FORMATS
+from ampwatch.numerics.formats import FORMATS, FloatFormat
 from ampwatch.numerics.whatif import (
     Fit,
     ScaleWindow,
@@ -33,11 +33,6 @@ from tests.numerics.oracle import (
     overflows_by_torch,
     rounded,
 )
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ampwatch.numerics.formats import FloatFormat
 
 FLOAT16 = FORMATS["float16"]
 BELOW_FLOAT64 = [name for name in FORMATS if name != "float64"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place
 from tests.workshop.boxes import box
 from tests.workshop.records import IDENTITY, alarm, end, identity, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -16,29 +16,25 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageFont
 from PIL.PngImagePlugin import PngInfo
 from selenium import webdriver
+from selenium.webdriver.chrome.webdriver import WebDriver
 
 from tests.alerts.rules import ROOT
 from tests.integration.browsing import FLAGS
 from tests.services import require
+from tests.states.played import Played
 from tests.states.score import play
 from tests.states.serving import address_of, served
 from tests.states.table import TABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from selenium.webdriver.chrome.webdriver import WebDriver
-
-    from tests.states.played import Played
 
 KEPT = ROOT / "tests" / "golden" / "pages"
 

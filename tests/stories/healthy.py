@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,9 +21,6 @@ from tests.stories.stage import (
     loop,
     update,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CONTROLS = Controls()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,9 +24,6 @@ from tests.stories.stage import (
     loop,
     update,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CONTROLS = Controls()
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from ampwatch.training import announcement
 from ampwatch.training.announcement import announce
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 WORDS = "watching run gpt: http://127.0.0.1:10917/#run=gpt"
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 from _thread import start_new_thread
-from typing import TYPE_CHECKING
+
+import pytest
 
 from ampwatch.training import courier
 from ampwatch.training.courier import Courier
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_a_thread_that_has_no_memory_to_begin_is_not_waited_for(

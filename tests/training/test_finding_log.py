@@ -6,8 +6,9 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -18,10 +19,6 @@ from ampwatch.wire.records import Finding, FindingRecord, Severity
 from ampwatch.wire.ring.layout import RecordKind
 from tests.workshop.ranks import Rank
 from tests.workshop.records import identity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 RANKS = 8
 

@@ -9,7 +9,9 @@ import logging
 import math
 import re
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,12 +37,7 @@ from ampwatch.wire.records import (
 from ampwatch.wire.ring import RingReader
 from tests.promises.conftest import ahead, serving
 from tests.trainings import Net, Run, adamw, build, scaler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.workshop.nursery import Nursery
+from tests.workshop.nursery import Nursery
 
 pytestmark = ahead
 __all__ = ["serving"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,6 @@ from torch._dynamo.testing import CompileCounter
 import ampwatch
 from ampwatch.training.session import MAX_PROBES
 from ampwatch.wire.records import RangeRecord, Topic
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STEPS = 16
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,6 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.calls.api_errors import report_error
 from ampwatch.diagnosis.evidence.calls import Raised
 from ampwatch.wire.records import Finding, Severity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def raised(type_name: str, message: str, **more: Any) -> Raised:

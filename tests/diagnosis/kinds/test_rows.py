@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.diagnosis.kinds import tables
-from ampwatch.diagnosis.kinds.kind import When
+from ampwatch.diagnosis.kinds.kind import Kind, When
 from ampwatch.diagnosis.kinds.registry import KINDS, ROWS, row_of
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.kinds.kind import Kind
 
 REPOSITORY = Path(__file__).parents[3]
 

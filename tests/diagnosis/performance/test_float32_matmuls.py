@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
+from ampwatch.diagnosis.evidence.ops import Machine
 from ampwatch.numerics.units.ops import Fallback, Phase
 from ampwatch.wire.records import CensusSource, Severity
 from tests.workshop.censuses import CPU, HOPPER, Watched, matmul
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.ops import Machine
 
 REGION = Fallback.DISABLED_REGION
 

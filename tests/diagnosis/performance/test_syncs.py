@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
@@ -10,13 +11,9 @@ from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
 from ampwatch.diagnosis.evidence.ops import HostWaits, WaitingLine, Window
 from ampwatch.diagnosis.performance.syncs import WINDOW, SyncsInStep
+from ampwatch.wire.records import Finding
 from tests.diagnosis.words import Known, complaints_of
 from tests.workshop.iterations import TAKEN, iteration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.wire.records import Finding
 
 LOSS = WaitingLine("/home/me/train.py:20", "item")
 MASK = WaitingLine("/home/me/model.py:7", "index by a mask")

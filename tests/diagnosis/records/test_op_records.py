@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pytest
 
 from ampwatch.diagnosis.book import FindingBook
 from ampwatch.diagnosis.detector import Shared
@@ -19,12 +19,7 @@ from ampwatch.wire.records import (
     FallbackTotal,
     OpTotal,
 )
-from tests.workshop.censuses import cast, matmul, op
-
-if TYPE_CHECKING:
-    import pytest
-
-    from tests.workshop.censuses import Op
+from tests.workshop.censuses import Op, cast, matmul, op
 
 SECOND = 1_000_000_000
 

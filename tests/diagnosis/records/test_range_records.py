@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from math import inf, nan
-from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
 
+from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.diagnosis.records import range_records
 from ampwatch.wire.records import ALL_MODULES, RangeRecord, SamplingRecord, Topic
 from tests.numerics.oracle import histogram_of
 from tests.workshop.replay import Replay, measured
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.iteration import TensorRange
 
 
 def test_parameters_are_put_together_by_module_and_all_together() -> None:

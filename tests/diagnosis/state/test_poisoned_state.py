@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from math import inf, nan
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from ampwatch.diagnosis.evidence.iteration import TensorRange
 from ampwatch.diagnosis.evidence.origins import OriginKind
 from ampwatch.diagnosis.evidence.scaler import BadOption, BrokenWeights, SoundBuffers
 from ampwatch.numerics.units.ops import Phase
 from ampwatch.wire.records import Severity, Topic
 from tests.workshop.origins import backward, outside, traced
 from tests.workshop.replay import Replay, measured
-
-if TYPE_CHECKING:
-    from ampwatch.diagnosis.evidence.iteration import TensorRange
 
 
 def test_broken_weights_are_one_finding_at_the_worst_parameter() -> None:

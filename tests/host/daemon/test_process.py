@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from http import HTTPStatus
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,14 +26,9 @@ from ampwatch.settings import Settings
 from ampwatch.wire.rendezvous.lock import DaemonLock, look_at, read_info
 from ampwatch.wire.rendezvous.machine import find_daemon
 from ampwatch.wire.ring import RingWriter
-from tests.host.daemon.parts import ROOT, eventually
+from tests.host.daemon.parts import ROOT, Place, eventually
+from tests.host.daemon.parts import Daemon as Running
 from tests.workshop.records import end, identity
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.host.daemon.parts import Daemon as Running
-    from tests.host.daemon.parts import Place
 
 
 def test_the_daemon_loads_neither_torch_nor_what_reads_gpus() -> None:

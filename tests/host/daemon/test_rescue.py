@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,6 @@ from ampwatch.wire.ring import RingWriter
 from tests.host.daemon.parts import Place, eventually
 from tests.workshop.clocks import SECOND, START, Clock
 from tests.workshop.records import end, identity, step
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Watch:

@@ -2,18 +2,16 @@
 
 import math
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampwatch.host.fleet.gradients import MAX_COLUMNS, GradientHistory, unscaled
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.wire.records import RangeRecord
 from tests.workshop.records import histogram, ranges
-
-if TYPE_CHECKING:
-    from ampwatch.numerics.exponents import ExponentHistogram
 
 
 def measured(values: list[float], **changes: Any) -> RangeRecord:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ampwatch.host.gpu import pids
 from ampwatch.wire.ring import RingReader
-from tests.host.daemon.parts import eventually
+from tests.host.daemon.parts import Daemon, Place, eventually
 from tests.host.gpu.standin import directory_of_library, write
-
-if TYPE_CHECKING:
-    from tests.host.daemon.parts import Daemon, Place
 
 
 def driver(tmp_path: Path, **settings: object) -> dict[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from ampwatch.host.fleet import Fleet
 from ampwatch.host.fleet.gpus import KNOWN_XIDS, Feature, Gpu, Instance, MigDevice, Pass, Reason
@@ -19,9 +19,6 @@ from tests.services import require
 from tests.workshop.clocks import START
 from tests.workshop.fleets import PID, fleet_with_gpus, without_nvml
 from tests.workshop.records import identity
-
-if TYPE_CHECKING:
-    from prometheus_client.samples import Sample
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gpu_metrics.txt"
 NAMES = [metric.name for metric in TOPICS["GPUs"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -13,9 +13,6 @@ from ampwatch.lab.tape import RowKind
 from ampwatch.lab.tape.elements import ElementsWriter
 from ampwatch.lab.tape.files import elements_path
 from tests.workshop.tapes import HEAD, row, step, write_tape
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_two_runs_that_are_the_same_end_with_0(

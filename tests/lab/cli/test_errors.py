@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from ampwatch.cli import main
 from tests.host.daemon.parts import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.workshop.nursery import Nursery, Program
+from tests.workshop.nursery import Nursery, Program
 
 TRAINING = """
 import sys, time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,13 +10,10 @@ import torch
 from ampwatch.host.fleet.ranges import MAX_BLOCKED
 from ampwatch.lab.page.block_state import BlockStates
 from ampwatch.numerics.formats import FORMATS
-from ampwatch.wire.records import Operand
+from ampwatch.wire.records import Operand, RangeRecord
 from tests.numerics.block_oracle import operand_of, quantised, sqnr_db
 from tests.workshop.fleets import fleet_of
 from tests.workshop.records import FACTS, identity, ranges
-
-if TYPE_CHECKING:
-    from ampwatch.wire.records import RangeRecord
 
 RUN = identity().run
 

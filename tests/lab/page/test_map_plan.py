@@ -5,15 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampwatch.host.page.map_state import Maps
-from ampwatch.wire.records import MAX_PLANNED, PRODUCTS, Topic
+from ampwatch.wire.records import MAX_PLANNED, PRODUCTS, Record, Topic
 from tests.workshop.fleets import fleet_of
 from tests.workshop.records import FACTS, histogram, identity, planned, ranges, sampling
-
-if TYPE_CHECKING:
-    from ampwatch.wire.records import Record
 
 
 def map_of(*records: Record) -> dict[str, Any]:

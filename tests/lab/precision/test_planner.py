@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from ampwatch.errors import SettingsError
 from ampwatch.lab.precision.evidence import OPERANDS
-from ampwatch.lab.precision.plan import to_json
+from ampwatch.lab.precision.plan import Plan, ProductPlan, to_json
 from ampwatch.lab.precision.planner import plan_of
 from ampwatch.wire.blackbox import Box
 from ampwatch.wire.records import (
@@ -24,9 +23,6 @@ from ampwatch.wire.records import (
 )
 from tests.numerics.block_oracle import operand_of, rounded, sqnr_db
 from tests.workshop.records import IDENTITY
-
-if TYPE_CHECKING:
-    from ampwatch.lab.precision.plan import Plan, ProductPlan
 
 ROWS, INNER, COLUMNS = 128, 64, 96
 

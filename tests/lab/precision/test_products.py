@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from ampwatch.lab.precision.products import HEADROOM, CastLoss, cast_loss, product_db
+from ampwatch.numerics.blocks import BlockHistogram
+from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.numerics.formats import FORMATS
 from tests.numerics.block_oracle import counted, sqnr_db
 from tests.numerics.block_oracle import rounded as cast
 from tests.numerics.oracle import histogram_of
-
-if TYPE_CHECKING:
-    from ampwatch.numerics.blocks import BlockHistogram
-    from ampwatch.numerics.exponents import ExponentHistogram
 
 PLAIN = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 BLOCK_SCALED = ("mxfp4", "nvfp4", "mxfp8_e4m3")

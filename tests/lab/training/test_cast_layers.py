@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import ampwatch
 from ampwatch import lab
 from ampwatch.errors import SettingsError
+from ampwatch.lab.budget import ErrorBudget, ErrorRow
 from ampwatch.lab.precision.evidence import OPERANDS, PlanMade, PlannedProduct
 from ampwatch.lab.precision.plan import Plan
 from ampwatch.lab.training.budgets import Asked, by_plan
@@ -23,9 +24,6 @@ from ampwatch.wire.records import PRODUCTS
 from tests.lab.training.test_error_budget import budget_of
 from tests.numerics.block_oracle import quantised
 from tests.numerics.oracle import NUMBERS, cast_by_table, cast_by_torch
-
-if TYPE_CHECKING:
-    from ampwatch.lab.budget import ErrorBudget, ErrorRow
 
 FORMATS_OF_LAYERS = [n for n, f in FORMATS.items() if f.family is not FormatFamily.FLOAT64]
 OF_MODELS = ("float8_e4m3fn", "float8_e5m2", "mxfp8_e4m3", "nvfp4")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from ampwatch import lab
 from ampwatch.errors import SettingsError, StateError
 from ampwatch.lab.budget import ErrorBudget, from_dict
 from tests.training.replay.small_models import MODELS, batch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HALVES = (torch.float16, torch.bfloat16)
 EACH = [(name, dtype) for name in MODELS for dtype in HALVES]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -20,16 +21,11 @@ from ampwatch.lab.precision.planner import plan_of
 from ampwatch.lab.training.layers import LayerSensor
 from ampwatch.training.hooks.events import Requested
 from ampwatch.training.kernels.dtypes import unknown_formats
-from ampwatch.wire.records import Operand, Topic
+from ampwatch.wire.records import LayerRecord, Operand, PlanRecord, Topic
 from ampwatch.wire.ring.requests import FOLLOW, Request
 from tests.numerics.oracle import histogram_of
 from tests.wire.ring.samples import IDENTITY
 from tests.workshop.records import planned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ampwatch.wire.records import LayerRecord, PlanRecord
 
 
 class Model(nn.Module):

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.host.daemon.parts import ROOT
-from tests.operate.grafana.conftest import PROMETHEUS, small, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.operate.grafana.conftest import Command
-    from tests.operate.grafana.standin import Grafana
+from tests.operate.grafana.conftest import PROMETHEUS, Command, small, write
+from tests.operate.grafana.standin import Grafana
 
 
 def test_a_difference_is_shown(ampwatch: Command, grafana: Grafana, dashboards: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,10 +17,6 @@ from ampwatch.operate.grafana.server import GrafanaServer
 from ampwatch.operate.grafana.work import Wishes, plan_board
 from tests.operate.grafana.conftest import small
 from tests.operate.grafana.standin import TOKEN
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 BOARD, OLDER = small("run"), small("run", title="ampwatch / Old")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from ampwatch.training import monitor as monitoring
 from ampwatch.training.attach.auto import Attacher, models_of
 from ampwatch.training.hooks import taps
 from tests.trainings import RECIPES, Net, Run, adamw, build, scaler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture(autouse=True)

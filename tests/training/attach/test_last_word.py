@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -13,9 +13,6 @@ from ampwatch.training.attach.last_word import MAX_SECONDS, last_word
 from ampwatch.wire.blackbox import Box, files
 from ampwatch.wire.records import Finding, RunState, Severity
 from tests.workshop.records import identity
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANKS = 4
 BEGAN_NS = identity().started_ns

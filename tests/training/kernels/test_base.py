@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,16 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ampwatch.numerics.encodings import DTYPES
 from ampwatch.numerics.exponents import ExponentHistogram
 from ampwatch.training.kernels import eager, rows
-from ampwatch.training.kernels.base import BLOCK
+from ampwatch.training.kernels.base import BLOCK, Kernel
 from ampwatch.training.kernels.norms import norms_of
 from ampwatch.training.kernels.rows import ROW_BYTES, ROW_WORDS
 from tests.training.kernels import oracle, reference
 from tests.training.kernels.oracle import FLOAT8, all_patterns, exponent, values
 from tests.training.kernels.patterns import PATTERNS_32, PATTERNS_64, SMALL, small_dtypes
-
-if TYPE_CHECKING:
-    from ampwatch.training.kernels.base import Kernel
-
 
 # The kernel keeps nothing from one example to the next.
 patterns = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from ampwatch.training.kernels.work_units import MAX_KEPT_BYTES, LaunchTable, WorkUnits
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 CPU = torch.device("cpu")
 STEP = 64

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from ampwatch.training.loggers.logging_action import LoggingAction, Source
 from tests.training.loggers.fakes import WandbRun, Writer
 from tests.trainings import Net, Run, adamw, build, scaler
 from tests.workshop.records import identity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 COLLAPSING = tuple(range(8, 20))
 """Iterations in which the loss is infinite: after five of them the scale is collapsing."""

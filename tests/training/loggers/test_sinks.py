@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +21,6 @@ from ampwatch.training.loggers.sinks import (
 )
 from ampwatch.wire.records import Severity
 from tests.training.loggers.fakes import Mlflow, MlflowClient, TrackioRun, WandbRun, Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 EXPONENTS = Exponents("amp/gradient_exponents", step=96, first=-3, counts=(1, 0, 4))
 OF_HEAD = Exponents("amp/gradient_exponents/head", step=96, first=-3, counts=(1,))

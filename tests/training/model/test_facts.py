@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -15,9 +14,6 @@ from ampwatch.training.model.facts import _ask, is_first, layer_shapes, ranks, r
 from ampwatch.training.model.home import Home
 from ampwatch.training.model.names import Names
 from ampwatch.training.model.optimizers import Trained
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_ranks_come_from_torchrun_slurm_or_mpi() -> None:

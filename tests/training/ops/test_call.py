@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,6 @@ from ampwatch.training.ops.info import op_info
 from ampwatch.training.ops.storage import Finalizer, PythonFinalizer, WeakStorage
 from tests.training.sensors.counting import Counted, Log
 from tests.trainings import Net
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 aten = torch.ops.aten
 

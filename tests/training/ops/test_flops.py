@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +15,6 @@ from ampwatch.numerics.units.ops import OpKind, Phase
 from ampwatch.training.ops.flops import flops_of
 from ampwatch.training.ops.info import op_info
 from tests.training.sensors.counting import Counted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 aten = torch.ops.aten
 

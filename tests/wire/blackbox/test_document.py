@@ -6,9 +6,10 @@ import gc
 import json
 import math
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -20,10 +21,6 @@ from ampwatch.wire.blackbox.exception import MAX_CHARACTERS, MAX_WORDS, tracebac
 from ampwatch.wire.records import NO_PHASES, RunState
 from tests.workshop.boxes import box
 from tests.workshop.records import alarm, device_phases, failure, histogram, step
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 OLD = Path(__file__).with_name("version-1.json")
 

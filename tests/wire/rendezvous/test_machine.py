@@ -8,9 +8,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from msgspec.structs import replace
@@ -23,10 +23,6 @@ from ampwatch.wire.rendezvous import machine
 from ampwatch.wire.rendezvous.lock import DaemonInfo, DaemonLock, encoded
 from ampwatch.wire.rendezvous.machine import Announcement, Found, find_daemon
 from ampwatch.wire.rendezvous.port_owner import PortOwner, port_owner
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 NOBODY = 65534
 ROOT = Path(__file__).parents[3]

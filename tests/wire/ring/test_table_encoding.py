@@ -8,7 +8,8 @@ import random
 import struct
 import tracemalloc
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,10 +43,6 @@ from ampwatch.wire.ring.requests import (
 )
 from tests.wire.ring.samples import census, window
 from tests.workshop.records import op_row, planned
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 LIMIT = MAX_CHUNKS * PAYLOAD_SIZE
 SMALLEST_LIMIT = 8 * PAYLOAD_SIZE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,8 @@ from typing_extensions import Self
 import ampwatch
 from ampwatch.training.sensors.autocast.aged_casts import AgedCasts
 from ampwatch.training.sensors.facts import AutocastSensor
+from ampwatch.wire.records import Finding
 from tests.training.bench import Bench, Heard
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ampwatch.wire.records import Finding
-
 
 X = torch.ones(2, 8)
 

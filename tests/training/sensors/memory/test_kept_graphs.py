@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ampwatch
 from ampwatch.diagnosis.evidence.memory import Holding
 from ampwatch.training.devices import MemoryUse
 from ampwatch.training.sensors.memory import growth
 from ampwatch.training.sensors.memory.growth import KEY, MAX_MARKED, MIN_AGE, KeptGraphs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
 
 MODEL = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
 

@@ -1,4 +1,4 @@
-"""When the demo breaks, and when it is over."""
+"""When the demo breaks, and when it is over; the text that it learns."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from ampwatch.cli.demo import DESCRIPTION
+from ampwatch.demo.corpus import MAX_CHARACTERS, MIN_CHARACTERS, VOCABULARY, Corpus, source_text
 from ampwatch.demo.course import FAULTY_STEPS, DemoCourse, Limit, Moment, moments, usual_course
 
 
@@ -62,3 +64,28 @@ def test_a_healthy_training_goes_on_until_its_time_is_over() -> None:
 
     assert len(steps) == 240
     assert not any(m.faulty for m in steps)
+
+
+CPU = torch.device("cpu")
+
+
+def test_this_machine_has_a_text() -> None:
+    """Real Python, in bounds, all of it ASCII, the same each time."""
+    text = source_text()
+
+    assert MIN_CHARACTERS <= len(text) <= MAX_CHARACTERS
+    assert max(text) < VOCABULARY
+    assert b"import " in text
+    assert text == source_text()
+
+
+def test_the_target_of_a_character_is_the_next_one() -> None:
+    """In every passage, and every passage is in the text."""
+    text = bytes(i * 7 % VOCABULARY for i in range(1000))
+
+    inputs, targets = Corpus(text, CPU, seed=3).batch(batch=5, context=8)
+
+    assert inputs.shape == targets.shape == (5, 8)
+    for before, after in zip(inputs.tolist(), targets.tolist(), strict=True):
+        assert before[1:] == after[:-1]
+        assert bytes([*before, after[-1]]) in text

@@ -1,10 +1,17 @@
-"""Tests of the findings of one rank."""
+"""Findings of one rank, and limits that its ranges are held against."""
+
+from __future__ import annotations
 
 import math
 
+import pytest
+from msgspec.structs import replace
+
+from ampwatch.numerics.formats import FORMATS
 from ampwatch.state.findings import MAX_FINDINGS, Findings, Sort
-from ampwatch.wire.records import Severity
-from tests.workshop.records import finding
+from ampwatch.state.limits import finite_amax, headroom, limit_of, lost_share
+from ampwatch.wire.records import Severity, Topic
+from tests.workshop.records import finding, histogram, ranges
 
 
 def test_findings_are_counted_by_sort_and_by_kind() -> None:
@@ -57,3 +64,67 @@ def test_too_many_findings_are_counted_but_not_kept() -> None:
     assert len(findings.by_key) == MAX_FINDINGS
     assert findings.left_out == 3
     assert findings.by_key["scale_collapse@layer.0"].count == 9
+
+
+FLOAT16, BFLOAT16, FLOAT32 = FORMATS["float16"], FORMATS["bfloat16"], FORMATS["float32"]
+ZEROS = ranges("fc", Topic.GRADIENT, histogram(0, zeros=9))
+
+
+def test_gradients_are_held_against_autocast_and_outputs_against_their_own_dtype() -> None:
+    """A gradient in float32 says nothing about float32: it came through float16."""
+    gradient = ranges("fc", Topic.GRADIENT, dtype="float32")
+    activation = ranges("fc", Topic.ACTIVATION, dtype="bfloat16")
+    strange = ranges("fc", Topic.ACTIVATION, dtype="mixed")
+
+    assert limit_of(gradient, FLOAT16) is FLOAT16
+    assert limit_of(activation, FLOAT16) is BFLOAT16
+    assert limit_of(strange, FLOAT16) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [("float32", FLOAT32), ("float16", FLOAT16), ("mixed", None)]
+)
+def test_without_autocast_gradients_are_held_against_their_own_dtype(
+    dtype: str, limit: object
+) -> None:
+    """A model of float32 loses nothing to float16, one of float16 does."""
+    assert limit_of(ranges("fc", Topic.GRADIENT, dtype=dtype), None) is limit
+
+
+def test_headroom_is_the_factor_up_to_the_largest_number() -> None:
+    """Half of the largest number leaves room for twice the value."""
+    half = histogram(15, 1, amax=32752.0)
+
+    assert headroom(ranges("fc", Topic.ACTIVATION, half, dtype="float16"), FLOAT16) == 2.0
+    assert headroom(ranges("fc", Topic.ACTIVATION, half, dtype="mixed"), FLOAT16) is None
+    assert headroom(ranges("fc", Topic.ACTIVATION, histogram(0, zeros=3)), FLOAT16) is None
+
+
+def test_the_largest_of_nothing_finite_is_not_known() -> None:
+    """Zeros have a largest magnitude, NaN and infinities have none."""
+    assert finite_amax(ranges(exponents=histogram(3, 2, nans=1))) == 8.0
+    assert finite_amax(ZEROS) == 0.0
+    assert finite_amax(ranges(exponents=histogram(0, nans=2, positive_infs=2))) is None
+
+
+def test_the_lost_share_is_of_all_elements_the_zeros_among_them() -> None:
+    """400 flushed before, 100 by the cast, of 1000; bfloat16 would have kept those."""
+    record = ranges("fc", Topic.GRADIENT, histogram(-26, 0, 100, 500, zeros=400), flushed=400)
+
+    assert lost_share(record, FLOAT16) == 0.5
+    assert lost_share(record, BFLOAT16) == 0.4
+
+
+def test_zeros_are_lost_as_far_as_the_record_says() -> None:
+    """Only the training process knows what they were before."""
+    gradient = ranges("fc", Topic.GRADIENT, histogram(-5, 100, zeros=400))
+
+    assert lost_share(gradient, FLOAT16) == 0.0
+    assert lost_share(replace(gradient, flushed=100), FLOAT16) == 0.2
+    assert lost_share(replace(gradient, flushed=-1), FLOAT16) is None
+
+
+def test_nothing_is_known_of_nothing() -> None:
+    """Neither of a format that is not known, nor of NaN alone."""
+    assert lost_share(ranges("fc"), None) is None
+    assert lost_share(ranges("fc", exponents=histogram(0, nans=3)), FLOAT16) is None

@@ -1,15 +1,13 @@
-"""Answers of one kind come one after another, those of different kinds beside one another; who is looked at first."""
+"""Lanes: answers of one kind one after another, those of different kinds beside one another."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from ampwatch.host.daemon.lanes import Lane, LaneFullError, Precedence
-from ampwatch.host.daemon.turns import Turns
 
 
 @pytest.fixture
@@ -70,32 +68,3 @@ def test_work_steps_aside_for_what_goes_first_but_not_for_ever() -> None:
     left.append(precedence.step_aside(60.0) > 0.0)
     thread.join()
     assert left == ["urgent", True]
-
-
-async def order_of(*answered: float, leaving: tuple[int, ...] = ()) -> list[list[int]]:
-    """Clients, by number, that were let go on in each pass of the loop."""
-    turns = Turns()
-    passes: list[list[int]] = []
-
-    async def client(number: int) -> None:
-        await turns.wait(answered[number])
-        passes[-1].append(number)
-
-    clients = [asyncio.ensure_future(client(number)) for number in range(len(answered))]
-    for _ in range(len(answered) + 3):
-        passes.append([])
-        await asyncio.sleep(0)
-        for number in leaving:
-            clients[number].cancel()
-    await asyncio.gather(*clients, return_exceptions=True)
-    return [let_go for let_go in passes if let_go]
-
-
-def test_whoever_was_answered_longest_ago_is_first_and_alone_in_its_pass() -> None:
-    """A scrape comes every ten seconds; those that have just been answered can wait."""
-    assert asyncio.run(order_of(9.0, 9.5, 3.0, 0.0, 9.0)) == [[3], [2], [0], [4], [1]]
-
-
-def test_a_client_that_leaves_takes_nobodys_turn() -> None:
-    """It is cut, or its time is over."""
-    assert asyncio.run(order_of(2.0, 1.0, 3.0, leaving=(1,))) == [[0], [2]]

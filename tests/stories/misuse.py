@@ -273,36 +273,3 @@ def a_model_made_half_beside_a_scaler(*, sick: bool) -> Program:
             return model(x.to(model[0].weight.dtype)).float().square().mean()
 
     return loop([model], [optimizer], loss_of, scaler, clip=1.0, steps=4)
-
-
-def mlp(width: int = 24) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(12, width), nn.GELU(), nn.Linear(width, 4))
-
-
-def loss_of(model: nn.Module) -> torch.Tensor:
-    with half():
-        out = model(torch.randn(16, 12))
-    return (out.float() - 1.0).square().mean()
-
-
-@STORIES.tell("mixed_scaled_backward", "optimizer:0", "backward")
-def the_second_micro_batch_comes_after_unscale(*, sick: bool) -> Program:
-    """Gradients divided already get a scaled loss on top; the twin unscales in the end."""
-    first, second = mlp(), mlp()
-    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-6) for m in (first, second)]
-    scaler = gradscaler(2.0**9)
-
-    def iterate(_step: int) -> torch.Tensor:
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        scaler.scale(loss_of(first) + loss_of(second)).backward()
-        if sick:
-            scaler.unscale_(optimizers[0])
-        loss = loss_of(first)
-        scaler.scale(loss).backward()
-        for optimizer in optimizers:
-            scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    return Program([first, second], optimizers, iterate, scaler)
